@@ -1,0 +1,2 @@
+//! The benchmark suite.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Compressed clusters: zlib and zstd, one cluster at a time.
