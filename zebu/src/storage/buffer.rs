@@ -1,0 +1,370 @@
+//! Memory that I/O happens in: aligned buffers, a pool of them, and [`Iov`],
+//! the list of memory segments that one request reads into or writes from.
+//!
+//! This file is one of the few that hold `unsafe`: an [`Iov`] is made of raw
+//! pointers, and whoever makes one promises that they stay valid.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
+/// asks of memory on any device known today.
+pub const BUFFER_ALIGN: usize = 4096;
+
+/// Owned, zeroed, page-aligned memory of a fixed length.
+pub struct Buffer {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a Buffer owns its memory, as a Box<[u8]> does.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access to a Buffer only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `len` zeroed bytes.
+    pub fn new(len: usize) -> Self {
+        if len == 0 {
+            return Buffer {
+                ptr: NonNull::<u8>::dangling(),
+                len,
+            };
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout has a size above zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(ptr) {
+            Some(ptr) => Buffer { ptr, len },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, BUFFER_ALIGN).expect("a length below isize::MAX")
+    }
+
+    /// The whole buffer as an [`Iov`].
+    ///
+    /// # Safety
+    /// The buffer must outlive every copy and slice of the result, and must
+    /// not be touched by other means while a request uses them.
+    pub unsafe fn iov(&mut self) -> Iov {
+        Iov {
+            kind: Kind::One(self.ptr.as_ptr()),
+            len: self.len,
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.len != 0 {
+            // SAFETY: allocated in `new` with the same layout.
+            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: ptr is valid for len bytes that were initialised (zeroed).
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in deref, and `&mut self` makes it the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+/// The memory segments of one request, in order of guest offset.
+///
+/// Cheap to clone and to slice. It is made of raw pointers: the functions that
+/// create one are `unsafe` and their callers promise that the memory stays
+/// valid and otherwise untouched until every request that uses the `Iov`, or a
+/// slice of it, has completed. On that promise all its methods are safe.
+#[derive(Clone)]
+pub struct Iov {
+    kind: Kind,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Kind {
+    One(*mut u8),
+    /// Segments, and how many bytes of them come before the first of ours.
+    Many(Rc<[(*mut u8, usize)]>, usize),
+}
+
+impl Iov {
+    /// One segment.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes (reads alone if the
+    /// `Iov` is only written from), and nothing else touches them, until all
+    /// requests that use this value or a slice of it have completed.
+    pub unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
+        Iov {
+            kind: Kind::One(ptr),
+            len,
+        }
+    }
+
+    /// Several segments.
+    ///
+    /// # Safety
+    /// As [`Iov::from_raw`], for every segment.
+    pub unsafe fn from_segments(segments: &[(*mut u8, usize)]) -> Self {
+        if let [(ptr, len)] = segments {
+            return Iov {
+                kind: Kind::One(*ptr),
+                len: *len,
+            };
+        }
+        Iov {
+            len: segments.iter().map(|s| s.1).sum(),
+            kind: Kind::Many(segments.into(), 0),
+        }
+    }
+
+    /// Length in bytes of all segments together.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part of `len` bytes that starts `start` bytes in.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn slice(&self, start: usize, len: usize) -> Iov {
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "slice {start}+{len} of an Iov of {} bytes",
+            self.len
+        );
+        let kind = match &self.kind {
+            // SAFETY: start lies within the segment, as just checked.
+            Kind::One(ptr) => Kind::One(unsafe { ptr.add(start) }),
+            Kind::Many(segments, skip) => Kind::Many(segments.clone(), skip + start),
+        };
+        Iov { kind, len }
+    }
+
+    /// The segment, if there is exactly one.
+    pub(crate) fn single(&self) -> Option<(*mut u8, usize)> {
+        match &self.kind {
+            Kind::One(ptr) => Some((*ptr, self.len)),
+            Kind::Many(..) => None,
+        }
+    }
+
+    /// Calls `f` with each segment in order.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(*mut u8, usize)) {
+        match &self.kind {
+            Kind::One(ptr) => f(*ptr, self.len),
+            Kind::Many(segments, skip) => {
+                let (mut skip, mut left) = (*skip, self.len);
+                for &(ptr, len) in segments.iter() {
+                    if left == 0 {
+                        break;
+                    }
+                    if skip >= len {
+                        skip -= len;
+                        continue;
+                    }
+                    let n = (len - skip).min(left);
+                    // SAFETY: skip < len, so the pointer stays in its segment.
+                    f(unsafe { ptr.add(skip) }, n);
+                    left -= n;
+                    skip = 0;
+                }
+            }
+        }
+    }
+
+    /// Whether every segment starts at a multiple of `memory` and has a length
+    /// that is a multiple of `length` (both powers of two).
+    pub(crate) fn is_aligned(&self, memory: usize, length: usize) -> bool {
+        let mut aligned = true;
+        self.for_each(|ptr, len| {
+            aligned &= (ptr as usize) & (memory - 1) == 0 && len & (length - 1) == 0;
+        });
+        aligned
+    }
+
+    /// Copies `data` to the start. `data` is no longer than `self`.
+    pub fn copy_from(&self, mut data: &[u8]) {
+        assert!(data.len() <= self.len);
+        self.slice(0, data.len()).for_each(|ptr, len| {
+            // SAFETY: valid for len bytes by the promise of the constructor;
+            // `data` is another borrow, so the two do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), ptr, len) };
+            data = &data[len..];
+        });
+    }
+
+    /// Copies the first bytes out into `data`, which is no longer than `self`.
+    pub fn copy_to(&self, data: &mut [u8]) {
+        assert!(data.len() <= self.len);
+        let mut done = 0;
+        self.slice(0, data.len()).for_each(|ptr, len| {
+            // SAFETY: as in copy_from.
+            unsafe { std::ptr::copy_nonoverlapping(ptr, data[done..done + len].as_mut_ptr(), len) };
+            done += len;
+        });
+    }
+
+    /// Sets every byte to `byte`.
+    pub fn fill(&self, byte: u8) {
+        self.for_each(|ptr, len| {
+            // SAFETY: valid for writes of len bytes by the promise of the
+            // constructor.
+            unsafe { std::ptr::write_bytes(ptr, byte, len) }
+        });
+    }
+
+    /// Calls `f` with the bytes as one slice if they lie in one segment.
+    ///
+    /// The slice exists only inside `f`, when no request uses the memory.
+    pub(crate) fn with_single_mut<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        let (ptr, len) = self.single()?;
+        // SAFETY: valid and untouched by others by the promise of the
+        // constructor; the slice does not leave `f`.
+        Some(f(unsafe { std::slice::from_raw_parts_mut(ptr, len) }))
+    }
+}
+
+impl fmt::Debug for Iov {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Iov({} bytes)", self.len)
+    }
+}
+
+/// Buffers kept for reuse by one queue, in classes of powers of two.
+///
+/// Holds at most [`BufferPool::KEEP`] bytes of idle buffers.
+pub(crate) struct BufferPool {
+    free: RefCell<Free>,
+}
+
+struct Free {
+    /// `classes[i]` holds buffers of `4096 << i` bytes.
+    classes: [Vec<Buffer>; BufferPool::CLASSES],
+    bytes: usize,
+}
+
+impl BufferPool {
+    const CLASSES: usize = 12;
+    /// Idle bytes kept at most.
+    pub(crate) const KEEP: usize = 8 << 20;
+
+    pub(crate) fn new() -> Self {
+        BufferPool {
+            free: RefCell::new(Free {
+                classes: Default::default(),
+                bytes: 0,
+            }),
+        }
+    }
+
+    fn class(len: usize) -> usize {
+        len.div_ceil(BUFFER_ALIGN)
+            .next_power_of_two()
+            .trailing_zeros() as usize
+    }
+
+    /// A buffer of at least `len` bytes, its content unspecified.
+    pub(crate) fn take(&self, len: usize) -> Buffer {
+        let class = Self::class(len.max(1));
+        if class >= Self::CLASSES {
+            return Buffer::new(len);
+        }
+        let mut free = self.free.borrow_mut();
+        match free.classes[class].pop() {
+            Some(buffer) => {
+                free.bytes -= buffer.len();
+                buffer
+            }
+            None => Buffer::new(BUFFER_ALIGN << class),
+        }
+    }
+
+    /// Gives a buffer back.
+    pub(crate) fn give(&self, buffer: Buffer) {
+        let class = Self::class(buffer.len().max(1));
+        let mut free = self.free.borrow_mut();
+        if class < Self::CLASSES
+            && buffer.len() == BUFFER_ALIGN << class
+            && free.bytes + buffer.len() <= Self::KEEP
+        {
+            free.bytes += buffer.len();
+            free.classes[class].push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against bytes landing in the wrong segment: scatter and gather
+    //! are sliced at every position and compared with plain slices.
+    use super::*;
+
+    #[test]
+    fn slices_of_segments_are_the_bytes_asked_for() {
+        let mut parts: Vec<Vec<u8>> = vec![vec![0; 3], vec![], vec![0; 5], vec![0; 1], vec![0; 7]];
+        let segments: Vec<_> = parts
+            .iter_mut()
+            .map(|p| (p.as_mut_ptr(), p.len()))
+            .collect();
+        // SAFETY: `parts` outlives `iov` and is read only through it.
+        let iov = unsafe { Iov::from_segments(&segments) };
+        let data: Vec<u8> = (1..=16).collect();
+        iov.copy_from(&data);
+        for start in 0..=16 {
+            for len in 0..=16 - start {
+                let mut out = vec![0; len];
+                iov.slice(start, len).copy_to(&mut out);
+                assert_eq!(out, data[start..start + len]);
+            }
+        }
+        iov.slice(2, 9).fill(0xee);
+        let mut out = vec![0; 16];
+        iov.copy_to(&mut out);
+        assert_eq!(&out[..3], [1, 2, 0xee]);
+        assert_eq!(&out[10..12], [0xee, 12]);
+    }
+
+    #[test]
+    fn pool_reuses_and_bounds() {
+        let pool = BufferPool::new();
+        let a = pool.take(5000);
+        assert_eq!(a.len(), 8192);
+        let at = a.as_ptr();
+        pool.give(a);
+        assert_eq!(pool.take(8192).as_ptr(), at);
+        for _ in 0..64 {
+            pool.give(Buffer::new(1 << 20));
+        }
+        assert!(pool.free.borrow().bytes <= BufferPool::KEEP);
+    }
+}

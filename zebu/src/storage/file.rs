@@ -1,0 +1,314 @@
+//! A regular file or a block device.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::op::{Op, OpKind};
+use super::{Alignment, Iov, Queue, Started, Storage, StorageExtent};
+
+/// How the host's page cache takes part, by QEMU's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum CacheMode {
+    /// `O_DIRECT`; durable after a flush.
+    None,
+    /// Through the page cache; durable after a flush.
+    #[default]
+    WriteBack,
+    /// Through the page cache; durable when the write completes.
+    WriteThrough,
+    /// `O_DIRECT`; durable when the write completes.
+    DirectSync,
+    /// Through the page cache; flushes are ignored.
+    Unsafe,
+}
+
+impl CacheMode {
+    /// All of them.
+    pub const ALL: [CacheMode; 5] = [
+        Self::None,
+        Self::WriteBack,
+        Self::WriteThrough,
+        Self::DirectSync,
+        Self::Unsafe,
+    ];
+
+    /// QEMU's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheMode::None => "none",
+            CacheMode::WriteBack => "writeback",
+            CacheMode::WriteThrough => "writethrough",
+            CacheMode::DirectSync => "directsync",
+            CacheMode::Unsafe => "unsafe",
+        }
+    }
+
+    /// Whether it means `O_DIRECT`.
+    pub fn is_direct(self) -> bool {
+        matches!(self, CacheMode::None | CacheMode::DirectSync)
+    }
+
+    /// Whether a write is durable when it completes.
+    pub fn is_write_through(self) -> bool {
+        matches!(self, CacheMode::WriteThrough | CacheMode::DirectSync)
+    }
+}
+
+impl FromStr for CacheMode {
+    type Err = ();
+    /// QEMU's names, `off` for `none` among them.
+    fn from_str(name: &str) -> Result<Self, ()> {
+        let name = if name == "off" { "none" } else { name };
+        Self::ALL.into_iter().find(|m| m.name() == name).ok_or(())
+    }
+}
+
+/// How to open a [`File`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenFile {
+    /// For writing too.
+    pub write: bool,
+    /// Make it if it is not there, and empty it if it is.
+    pub create: bool,
+    /// How the page cache takes part.
+    pub cache: CacheMode,
+}
+
+/// An open regular file or block device.
+#[derive(Debug)]
+pub struct File {
+    fd: OwnedFd,
+    path: PathBuf,
+    cache: CacheMode,
+    alignment: Alignment,
+    device: bool,
+}
+
+impl File {
+    /// Opens `path`. Anything but a regular file or a block device is refused.
+    pub fn open(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<File> {
+        let path = path.into();
+        // A FIFO would block in open(2); O_NONBLOCK is ignored by files.
+        let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        if how.cache.is_direct() {
+            flags |= libc::O_DIRECT;
+        }
+        let open = |flags| {
+            fs::OpenOptions::new()
+                .read(true)
+                .write(how.write)
+                .create(how.create)
+                .truncate(how.create)
+                .mode(0o644)
+                .custom_flags(flags)
+                .open(&path)
+        };
+        let file = match open(flags) {
+            // open(2): the file system has no O_DIRECT.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && how.cache.is_direct() => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "the file system does not support O_DIRECT",
+                ));
+            }
+            other => other?,
+        };
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "'file' driver requires '{}' to be a regular file",
+                    path.display()
+                ),
+            ));
+        }
+        let device = kind.is_block_device();
+        let fd = OwnedFd::from(file);
+        let alignment = if how.cache.is_direct() {
+            direct_alignment(fd.as_raw_fd(), device)
+        } else {
+            Alignment::NONE
+        };
+        Ok(File {
+            fd,
+            path,
+            cache: how.cache,
+            alignment,
+            device,
+        })
+    }
+
+    /// The descriptor.
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn metadata(&self) -> io::Result<fs::Metadata> {
+        // fstat through a borrowed handle that does not close it.
+        std::mem::ManuallyDrop::new(self.as_std()).metadata()
+    }
+
+    fn as_std(&self) -> fs::File {
+        use std::os::fd::FromRawFd;
+        // SAFETY: the descriptor is open; callers wrap the result in
+        // ManuallyDrop, so that it is not closed.
+        unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) }
+    }
+
+    fn seek(&self, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+        // SAFETY: a system call without pointers. The file position that it
+        // moves is used by nothing.
+        let at = unsafe { libc::lseek(self.fd.as_raw_fd(), offset as libc::off_t, whence) };
+        if at >= 0 {
+            return Ok(Some(at as u64));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENXIO) => Ok(None),
+            _ => Err(error),
+        }
+    }
+}
+
+/// What `O_DIRECT` asks for on this descriptor: as `statx(2)` says
+/// (`STATX_DIOALIGN`, Linux 6.1), or the device's logical block size
+/// (`BLKSSZGET`), or a page.
+fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
+    let empty = CString::default();
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the pointers are valid for the call.
+    let result = unsafe {
+        libc::statx(
+            fd,
+            empty.as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            stat.as_mut_ptr(),
+        )
+    };
+    // SAFETY: zeroed is a valid value, and the kernel filled it if it could.
+    let stat = unsafe { stat.assume_init() };
+    let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+    if result == 0 && memory.is_power_of_two() && offset.is_power_of_two() {
+        return Alignment {
+            memory: memory as usize,
+            offset: offset as usize,
+        };
+    }
+    let mut sector: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes an int.
+    if device && unsafe { libc::ioctl(fd, libc::BLKSSZGET as _, &mut sector) } == 0 && sector > 0 {
+        return Alignment {
+            memory: sector as usize,
+            offset: sector as usize,
+        };
+    }
+    Alignment {
+        memory: 4096,
+        offset: 4096,
+    }
+}
+
+impl Storage for File {
+    fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let fd = self.fd.as_raw_fd();
+        if let Some(iov) = memory {
+            // SAFETY: the file stays open, as callers of `start` promise.
+            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };
+            return Started::in_flight(io, segments);
+        }
+        let op = Op {
+            kind,
+            fd,
+            offset,
+            length,
+            memory: std::ptr::null_mut(),
+            segments: 0,
+        };
+        // SAFETY: as above, and there is no memory.
+        Started::in_flight(unsafe { queue.submit(op) }, None)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        if self.device {
+            return Ok(self.seek(0, libc::SEEK_END)?.unwrap_or(0));
+        }
+        Ok(self.metadata()?.len())
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        if self.device {
+            return match self.len()? >= length {
+                true => Ok(()),
+                false => Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "Cannot grow device files",
+                )),
+            };
+        }
+        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.blocks() * 512)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        let end = self.len()?;
+        let all = StorageExtent {
+            data: true,
+            length: end.saturating_sub(offset),
+        };
+        if all.length == 0 || self.device {
+            return Ok(all);
+        }
+        let data = match self.seek(offset, libc::SEEK_DATA) {
+            // No data from here to the end.
+            Ok(None) => end,
+            Ok(Some(at)) => at.min(end),
+            // A file system without holes.
+            Err(_) => return Ok(all),
+        };
+        if data > offset {
+            return Ok(StorageExtent {
+                data: false,
+                length: data - offset,
+            });
+        }
+        let hole = self.seek(offset, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+        Ok(StorageExtent {
+            data: true,
+            length: hole.saturating_sub(offset).max(1).min(all.length),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.cache
+    }
+
+    fn is_device(&self) -> bool {
+        self.device
+    }
+}

@@ -1,0 +1,135 @@
+//! Bytes in memory, for tests and for images that are not files.
+
+use std::io;
+use std::path::Path;
+use std::sync::RwLock;
+
+use super::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+
+/// A growable vector of bytes. Each operation is done as it is started.
+#[derive(Debug, Default)]
+pub struct Memory {
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl Memory {
+    /// Memory with this content.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Memory {
+            bytes: RwLock::new(bytes),
+        }
+    }
+
+    /// A copy of the content.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.read().clone()
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<u8>> {
+        self.bytes.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn change(&self) -> std::sync::RwLockWriteGuard<'_, Vec<u8>> {
+        self.bytes.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn read_at(&self, offset: u64, iov: &Iov) -> usize {
+        let bytes = self.read();
+        let from = offset.min(bytes.len() as u64) as usize;
+        let count = iov.len().min(bytes.len() - from);
+        iov.copy_from(&bytes[from..from + count]);
+        count
+    }
+
+    fn write_at(&self, offset: u64, iov: &Iov) -> io::Result<usize> {
+        let mut bytes = self.change();
+        let end = end_of(offset, iov.len() as u64)?;
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        iov.copy_to(&mut bytes[offset as usize..end]);
+        Ok(iov.len())
+    }
+
+    fn zero(&self, offset: u64, length: u64) -> io::Result<usize> {
+        let mut bytes = self.change();
+        let end = end_of(offset, length)?.min(bytes.len());
+        if let Some(range) = bytes.get_mut(offset as usize..end) {
+            range.fill(0);
+        }
+        Ok(0)
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> io::Result<usize> {
+        let end = end_of(offset, length)?;
+        let mut bytes = self.change();
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        Ok(0)
+    }
+}
+
+/// `offset + length` where that is a length that memory can have.
+fn end_of(offset: u64, length: u64) -> io::Result<usize> {
+    offset
+        .checked_add(length)
+        .filter(|end| *end <= isize::MAX as u64)
+        .map(|end| end as usize)
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+impl Storage for Memory {
+    fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        Started::done(match (kind, memory) {
+            (OpKind::Read, Some(iov)) => Ok(self.read_at(offset, iov)),
+            (OpKind::Write | OpKind::WriteDurable, Some(iov)) => self.write_at(offset, iov),
+            (OpKind::ZeroRange | OpKind::PunchHole, _) => self.zero(offset, length),
+            (OpKind::Allocate, _) => self.allocate(offset, length),
+            _ => Ok(0),
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.read().len() as u64)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.change().resize(end_of(length, 0)?, 0);
+        Ok(())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.len()
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: true,
+            length: self.len()?.saturating_sub(offset),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,132 @@
+//! Bytes at offsets: files through three engines, and memory.
+//!
+//! A [`Storage`] is what bytes are stored in; a [`Queue`] is how a thread
+//! reads and writes them with many operations in flight. Everything above
+//! this room moves bytes through [`read`], [`write`] and their like.
+
+mod access;
+mod buffer;
+mod engine;
+mod file;
+mod memory;
+mod native;
+mod op;
+mod queue;
+mod threads;
+mod uring;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+pub use access::{allocate, flush, punch_hole, read, read_vec, write, zero_range};
+pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
+pub use engine::{Completion, Engine, EngineKind, Notify, Token};
+pub use file::{CacheMode, File, OpenFile};
+pub use memory::Memory;
+pub use op::{Op, OpKind};
+pub use queue::{Handle, Queue, QueueOptions};
+pub(crate) use queue::{Io, PoolBuffer};
+
+/// What the offsets, lengths and memory of direct I/O must be multiples of,
+/// in bytes (powers of two). Both are 1 where anything goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of the addresses of memory segments.
+    pub memory: usize,
+    /// Of offsets and lengths.
+    pub offset: usize,
+}
+
+impl Alignment {
+    /// No constraint.
+    pub const NONE: Alignment = Alignment {
+        memory: 1,
+        offset: 1,
+    };
+}
+
+/// What a file says of the bytes from an offset on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorageExtent {
+    /// False: a hole, which reads as zeroes.
+    pub data: bool,
+    /// How many bytes are alike.
+    pub length: u64,
+}
+
+/// Something that stores bytes. Driven from any number of threads.
+pub trait Storage: Send + Sync + fmt::Debug {
+    /// Starts an operation: on `memory` for reads and writes, on `length`
+    /// bytes for range operations. Offsets, lengths and memory fit
+    /// [`Storage::alignment`].
+    ///
+    /// `self` outlives the [`Started`]: whoever calls this keeps a reference.
+    fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started;
+
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Makes it `length` bytes long; new bytes read as zeroes. May block.
+    fn set_len(&self, length: u64) -> io::Result<()>;
+
+    /// Bytes that the storage takes up on its device.
+    fn allocated(&self) -> io::Result<u64>;
+
+    /// What operations must be multiples of.
+    fn alignment(&self) -> Alignment;
+
+    /// Whether there is data at `offset`, and how far. At or past the end the
+    /// length is 0. May block.
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent>;
+
+    /// The path that it was opened by, for messages; empty for memory.
+    fn path(&self) -> &Path;
+
+    /// How writes become durable.
+    fn cache_mode(&self) -> CacheMode;
+
+    /// Whether it is a block device: of fixed size, its old content not zero.
+    fn is_device(&self) -> bool;
+}
+
+/// An operation that was started.
+pub struct Started(StartedKind);
+
+enum StartedKind {
+    /// In the engine; with the `iovec` array that it uses. The order matters:
+    /// the Io is dropped first, which waits for the end.
+    InFlight(Io, #[allow(dead_code)] Option<Box<[libc::iovec]>>),
+    Done(io::Result<usize>),
+}
+
+impl Started {
+    /// An operation that ended as it was started.
+    pub fn done(result: io::Result<usize>) -> Self {
+        Started(StartedKind::Done(result))
+    }
+
+    pub(crate) fn in_flight(io: Io, segments: Option<Box<[libc::iovec]>>) -> Self {
+        Started(StartedKind::InFlight(io, segments))
+    }
+
+    /// The bytes moved: fewer than asked at the end of a file.
+    pub async fn wait(self) -> io::Result<usize> {
+        match self.0 {
+            StartedKind::InFlight(io, _segments) => io.await,
+            StartedKind::Done(result) => result,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The `native` engine: Linux AIO (`io_submit(2)`, `io_getevents(2)`).
+//!
+//! Completions are read from the ring that the kernel maps into the process,
+//! as fio and QEMU do, so that a system call is made only to wait. Range
+//! operations (`fallocate(2)`) do not exist in this interface and are done
+//! when they are taken.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::engine::{Completion, Engine, Notify, Token};
+use super::op::{Op, OpKind};
+use super::uring::EventFd;
+
+/// Operations in the kernel at once; the rest wait here.
+const DEPTH: usize = 256;
+/// Names the poll of the event descriptor.
+const WAKE: u64 = u64::MAX;
+
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_FDSYNC: u16 = 3;
+const IOCB_CMD_POLL: u16 = 5;
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+
+/// `struct iocb` of `linux/aio_abi.h` on little-endian machines.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: i32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buf: u64,
+    nbytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Event {
+    data: u64,
+    obj: u64,
+    res: i64,
+    res2: i64,
+}
+
+/// `struct aio_ring`, the head of the mapped ring of events.
+#[repr(C)]
+struct RingHead {
+    id: u32,
+    count: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compat: u32,
+    incompat: u32,
+    header_length: u32,
+}
+
+const RING_MAGIC: u32 = 0xa10a_10a1;
+
+/// The engine.
+pub struct Native {
+    context: libc::c_ulong,
+    event: Arc<EventFd>,
+    wake_armed: bool,
+    /// Taken and not yet in the kernel.
+    backlog: VecDeque<Iocb>,
+    in_kernel: usize,
+    /// Done when taken.
+    done_at_once: Vec<Completion>,
+}
+
+impl Native {
+    /// Sets an AIO context up (`io_setup(2)`; the limit on all of them is
+    /// `/proc/sys/fs/aio-max-nr`).
+    pub fn new() -> io::Result<Self> {
+        if cfg!(target_endian = "big") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let event = Arc::new(EventFd::new()?);
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: `context` is valid for the kernel to write.
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH + 1, &mut context) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Native {
+            context,
+            event,
+            wake_armed: false,
+            backlog: VecDeque::new(),
+            in_kernel: 0,
+            done_at_once: Vec::new(),
+        })
+    }
+
+    fn arm_wake(&mut self) {
+        if !self.wake_armed {
+            self.wake_armed = true;
+            self.backlog.push_front(Iocb {
+                data: WAKE,
+                opcode: IOCB_CMD_POLL,
+                fd: self.event.fd() as u32,
+                buf: libc::POLLIN as u64,
+                ..Iocb::default()
+            });
+        }
+    }
+
+    /// Hands the backlog to the kernel as far as there is room. An operation
+    /// that the kernel refuses ends with that error.
+    fn submit_backlog(&mut self, done: &mut Vec<Completion>) {
+        while !self.backlog.is_empty() && self.in_kernel <= DEPTH {
+            let mut pointers = [std::ptr::null::<Iocb>(); DEPTH + 1];
+            let room = DEPTH + 1 - self.in_kernel;
+            let count = room.min(self.backlog.len());
+            for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
+                *pointer = iocb;
+            }
+            // SAFETY: the pointers name iocbs that live through the call (the
+            // kernel copies them), whose memory is valid by the promise made
+            // to `submit`.
+            let result = unsafe {
+                libc::syscall(libc::SYS_io_submit, self.context, count, pointers.as_ptr())
+            };
+            if result > 0 {
+                self.backlog.drain(..result as usize);
+                self.in_kernel += result as usize;
+                continue;
+            }
+            let errno = io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO);
+            if errno == libc::EAGAIN && self.in_kernel > 0 {
+                return; // room comes with the next completion
+            }
+            let refused = self.backlog.pop_front();
+            if let Some(iocb) = refused.filter(|iocb| iocb.data != WAKE) {
+                done.push((iocb.data as Token, -errno));
+            }
+        }
+    }
+
+    /// Takes what has ended from the mapped ring. False if the ring has not
+    /// the form that we know, and `io_getevents` must be called.
+    fn reap_mapped(&mut self, done: &mut Vec<Completion>) -> bool {
+        // SAFETY: the context's value is the address of the mapped ring, which
+        // stays mapped until io_destroy.
+        let ring = unsafe { &*(self.context as *const RingHead) };
+        if ring.magic != RING_MAGIC || ring.incompat != 0 || ring.count == 0 {
+            return false;
+        }
+        let mut head = ring.head.load(Ordering::Relaxed);
+        // Acquire: the events before the tail are written.
+        let tail = ring.tail.load(Ordering::Acquire);
+        if head == tail {
+            return true;
+        }
+        let events = self.context as usize + ring.header_length as usize;
+        while head != tail {
+            // SAFETY: head < count, and the kernel wrote this event.
+            let event = unsafe { *(events as *const Event).add(head as usize) };
+            self.ended(event, done);
+            head = (head + 1) % ring.count;
+        }
+        // Release: the events are read before the kernel may overwrite them.
+        ring.head.store(head, Ordering::Release);
+        true
+    }
+
+    fn ended(&mut self, event: Event, done: &mut Vec<Completion>) {
+        self.in_kernel -= 1;
+        if event.data == WAKE {
+            self.event.clear();
+            self.wake_armed = false;
+        } else {
+            done.push((event.data as Token, event.res as i32));
+        }
+    }
+
+    /// `io_getevents` for at least `min` events.
+    fn get_events(&mut self, min: usize, done: &mut Vec<Completion>) -> io::Result<()> {
+        let mut events = [Event::default(); 64];
+        // SAFETY: `events` is valid for the kernel to write; no time-out.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                min,
+                events.len(),
+                events.as_mut_ptr(),
+                std::ptr::null::<libc::timespec>(),
+            )
+        };
+        if result < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::Interrupted => Ok(()),
+                _ => Err(error),
+            };
+        }
+        for event in &events[..result as usize] {
+            self.ended(*event, done);
+        }
+        Ok(())
+    }
+}
+
+fn iocb_for(token: Token, op: &Op) -> Option<Iocb> {
+    let single = op.segments == 1;
+    let opcode = match op.kind {
+        OpKind::Read if single => IOCB_CMD_PREAD,
+        OpKind::Read => IOCB_CMD_PREADV,
+        OpKind::Write | OpKind::WriteDurable if single => IOCB_CMD_PWRITE,
+        OpKind::Write | OpKind::WriteDurable => IOCB_CMD_PWRITEV,
+        OpKind::Flush => IOCB_CMD_FDSYNC,
+        _ => return None,
+    };
+    Some(Iocb {
+        data: u64::from(token),
+        rw_flags: if op.kind == OpKind::WriteDurable {
+            libc::RWF_DSYNC
+        } else {
+            0
+        },
+        opcode,
+        fd: op.fd as u32,
+        buf: op.memory as u64,
+        nbytes: match op.kind {
+            OpKind::Flush => 0,
+            _ if single => op.length,
+            _ => u64::from(op.segments),
+        },
+        offset: if op.kind == OpKind::Flush {
+            0
+        } else {
+            op.offset as i64
+        },
+        ..Iocb::default()
+    })
+}
+
+impl Engine for Native {
+    unsafe fn submit(&mut self, token: Token, op: Op) {
+        match iocb_for(token, &op) {
+            Some(iocb) => self.backlog.push_back(iocb),
+            None => {
+                // SAFETY: passed on.
+                let result = match unsafe { op.perform() } {
+                    Ok(n) => n as i32,
+                    Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
+                };
+                self.done_at_once.push((token, result));
+            }
+        }
+    }
+
+    fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        done.append(&mut self.done_at_once);
+        loop {
+            if wait {
+                self.arm_wake();
+            }
+            self.submit_backlog(done);
+            if !self.reap_mapped(done) && self.in_kernel > 0 {
+                self.get_events(0, done)?;
+            }
+            let woken = wait && !self.wake_armed;
+            if !wait || woken || done.len() > before {
+                return Ok(());
+            }
+            self.get_events(1, done)?;
+            if !self.wake_armed || done.len() > before {
+                // Ends of others may have come at the same time; and what was
+                // held back for want of room can start now.
+                self.submit_backlog(done);
+                return Ok(());
+            }
+        }
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        self.event.clone()
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        // SAFETY: the context is ours. The kernel waits for what is in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}

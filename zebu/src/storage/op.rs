@@ -1,0 +1,115 @@
+//! One operation on a file descriptor, as the engines see it, and how to do
+//! it with a blocking system call.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::RawFd;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpKind {
+    /// Reads into the segments.
+    Read,
+    /// Writes the segments.
+    Write,
+    /// As `Write`, and the data is durable on completion (`RWF_DSYNC`).
+    WriteDurable,
+    /// Makes all completed writes durable (`fdatasync(2)`).
+    Flush,
+    /// Turns `length` bytes into zeroes that stay allocated
+    /// (`FALLOC_FL_ZERO_RANGE`).
+    ZeroRange,
+    /// Turns `length` bytes into a hole that reads as zeroes
+    /// (`FALLOC_FL_PUNCH_HOLE`).
+    PunchHole,
+    /// Allocates `length` bytes without changing what they read as
+    /// (`fallocate(2)`, mode 0).
+    Allocate,
+}
+
+/// One operation. The memory it names is valid until the operation completes;
+/// see [`Engine::submit`](super::Engine::submit).
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// What to do.
+    pub kind: OpKind,
+    /// On which file.
+    pub fd: RawFd,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// Bytes of a range operation, or in all segments.
+    pub length: u64,
+    /// The only segment when `segments` is 1, otherwise an array of `iovec`.
+    pub memory: *mut libc::c_void,
+    /// How many segments `memory` means; 0 for operations without memory.
+    pub segments: u32,
+}
+
+// SAFETY: an Op is a description; the thread that performs it relies on the
+// promise made to `Engine::submit` that its memory is valid and unshared.
+unsafe impl Send for Op {}
+
+impl Op {
+    /// Does the operation on this thread and returns the bytes moved.
+    ///
+    /// # Safety
+    /// The promise of [`Engine::submit`](super::Engine::submit) holds.
+    pub unsafe fn perform(&self) -> io::Result<usize> {
+        loop {
+            // SAFETY: passed on to the caller.
+            let result = unsafe { self.call() };
+            if result >= 0 {
+                return Ok(result as usize);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    unsafe fn call(&self) -> libc::ssize_t {
+        let offset = self.offset as libc::off_t;
+        let iov = self.memory as *const libc::iovec;
+        let count = self.segments as libc::c_int;
+        let length = self.length as libc::off_t;
+        // SAFETY: fd is open and the memory valid, as the caller promises.
+        unsafe {
+            match (self.kind, self.segments) {
+                (OpKind::Read, 1) => {
+                    libc::pread(self.fd, self.memory, self.length as usize, offset)
+                }
+                (OpKind::Read, _) => libc::preadv(self.fd, iov, count, offset),
+                (OpKind::Write, 1) => {
+                    libc::pwrite(self.fd, self.memory, self.length as usize, offset)
+                }
+                (OpKind::Write, _) => libc::pwritev(self.fd, iov, count, offset),
+                (OpKind::WriteDurable, 1) => {
+                    let one = libc::iovec {
+                        iov_base: self.memory,
+                        iov_len: self.length as usize,
+                    };
+                    libc::pwritev2(self.fd, &one, 1, offset, libc::RWF_DSYNC)
+                }
+                (OpKind::WriteDurable, _) => {
+                    libc::pwritev2(self.fd, iov, count, offset, libc::RWF_DSYNC)
+                }
+                (OpKind::Flush, _) => libc::fdatasync(self.fd) as libc::ssize_t,
+                (kind, _) => {
+                    libc::fallocate(self.fd, kind.fallocate_mode(), offset, length) as libc::ssize_t
+                }
+            }
+        }
+    }
+}
+
+impl OpKind {
+    /// The `mode` of `fallocate(2)` for the range operations.
+    pub(super) fn fallocate_mode(self) -> libc::c_int {
+        match self {
+            OpKind::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            OpKind::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            _ => 0,
+        }
+    }
+}

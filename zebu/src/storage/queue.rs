@@ -1,0 +1,488 @@
+//! A queue: one thread's engine, and the requests that it drives.
+//!
+//! Requests are futures. The queue polls them; when all wait, it enters the
+//! engine once, which hands over everything submitted since and waits for the
+//! first end. There is no other runtime: [`Queue::block_on`] is the loop, and
+//! any number of futures run beside it with [`Queue::spawn`].
+//!
+//! A queue belongs to the thread that made it. Wakers are what crosses
+//! threads: a request may wait for something that a request on another queue
+//! is doing (loading an L2 slice, say), and is woken by it.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::marker::PhantomData;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use super::buffer::{Buffer, BufferPool, Iov};
+use super::engine::{Completion, Engine, EngineKind, Notify, Token};
+use super::op::{Op, OpKind};
+
+/// How requests of one queue are treated.
+#[derive(Clone, Debug)]
+pub struct QueueOptions {
+    /// The engine.
+    pub engine: EngineKind,
+    /// Parts of one request in flight at once, at least 1.
+    pub parts: usize,
+    /// Whether compressed clusters are inflated on this thread instead of on
+    /// the library's workers. Right when there are as many queues as cores.
+    pub inflate_here: bool,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        QueueOptions {
+            engine: EngineKind::best(),
+            parts: 8,
+            inflate_here: false,
+        }
+    }
+}
+
+/// A handle to one thread's queue. Clones mean the same queue.
+#[derive(Clone)]
+pub struct Queue(Rc<Inner>);
+
+struct Inner {
+    options: QueueOptions,
+    engine: RefCell<Box<dyn Engine>>,
+    slots: RefCell<Slots>,
+    done: RefCell<Vec<Completion>>,
+    tasks: RefCell<Tasks>,
+    shared: Arc<Shared>,
+    buffers: BufferPool,
+    thread: std::thread::ThreadId,
+}
+
+/// Operations in flight.
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<Token>,
+}
+
+enum Slot {
+    Free,
+    /// In the engine; who to wake when it ends.
+    Busy(Option<Waker>),
+    /// Ended with this result, not yet looked at.
+    Ended(i32),
+}
+
+#[derive(Default)]
+struct Tasks {
+    tasks: Vec<Task>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+struct Task {
+    /// None while it is being polled, and when the place is free.
+    future: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    waker: Arc<TaskWaker>,
+}
+
+/// What wakers on any thread touch.
+struct Shared {
+    ready: Mutex<Vec<u32>>,
+    /// Whether the queue's thread blocks in the engine, or is about to.
+    sleeps: AtomicBool,
+    notify: Arc<dyn Notify>,
+}
+
+struct TaskWaker {
+    shared: Arc<Shared>,
+    task: u32,
+    /// Whether it is in `ready` already.
+    queued: AtomicBool,
+}
+
+/// The place in `ready` of the future that `block_on` was given.
+const ROOT: u32 = u32::MAX;
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.shared.ready().push(self.task);
+        // SeqCst pairs with `enter_engine`: either we see that it sleeps, or
+        // it sees what we pushed.
+        if self.shared.sleeps.load(Ordering::SeqCst) {
+            self.shared.notify.notify();
+        }
+    }
+}
+
+impl Shared {
+    fn ready(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
+        self.ready.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Queue {
+    /// A queue on this thread.
+    pub fn new(options: QueueOptions) -> io::Result<Queue> {
+        let engine = options.engine.start()?;
+        let shared = Arc::new(Shared {
+            ready: Mutex::default(),
+            sleeps: AtomicBool::new(false),
+            notify: engine.notifier(),
+        });
+        Ok(Queue(Rc::new(Inner {
+            options,
+            engine: RefCell::new(engine),
+            slots: RefCell::default(),
+            done: RefCell::default(),
+            tasks: RefCell::default(),
+            shared,
+            buffers: BufferPool::new(),
+            thread: std::thread::current().id(),
+        })))
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &QueueOptions {
+        &self.0.options
+    }
+
+    /// Runs `future`, and all spawned ones beside it, until it is ready.
+    ///
+    /// # Panics
+    /// If called from within a future that this queue drives.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let waker = Arc::new(TaskWaker {
+            shared: self.0.shared.clone(),
+            task: ROOT,
+            queued: AtomicBool::new(true),
+        });
+        self.0.shared.ready().push(ROOT);
+        let mut future = pin!(future);
+        let std_waker = Waker::from(waker.clone());
+        let mut batch = Vec::new();
+        loop {
+            std::mem::swap(&mut *self.0.shared.ready(), &mut batch);
+            let mut root_is_ready = false;
+            for task in batch.drain(..) {
+                match task {
+                    ROOT => root_is_ready = true,
+                    task => self.0.run_task(task),
+                }
+            }
+            if root_is_ready {
+                waker.queued.store(false, Ordering::Release);
+                let mut context = Context::from_waker(&std_waker);
+                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                    return output;
+                }
+            }
+            self.0.drive();
+        }
+    }
+
+    /// Runs `future` beside the others whenever the queue is driven. The
+    /// result is awaited through the handle; dropping the handle leaves the
+    /// future running.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
+        let result = Rc::new(JoinState {
+            value: Cell::new(None),
+            waker: Cell::new(None),
+        });
+        let state = result.clone();
+        self.0.add_task(Box::pin(async move {
+            state.value.set(Some(future.await));
+            if let Some(waker) = state.waker.take() {
+                waker.wake();
+            }
+        }));
+        Handle { state: result }
+    }
+
+    /// A buffer of at least `len` bytes from the queue's pool, content
+    /// unspecified; it returns there when dropped.
+    pub(crate) fn buffer(&self, len: usize) -> PoolBuffer {
+        PoolBuffer {
+            buffer: Some(self.0.buffers.take(len)),
+            queue: self.clone(),
+        }
+    }
+
+    /// Starts one operation.
+    ///
+    /// # Safety
+    /// The descriptor stays open, and the memory (and `iovec` array) that `op`
+    /// names valid and otherwise untouched, until the [`Io`] has ended or was
+    /// dropped. The `Io` must not be forgotten while its memory goes away.
+    pub(crate) unsafe fn submit(&self, op: Op) -> Io {
+        debug_assert_eq!(self.0.thread, std::thread::current().id());
+        let token = self.0.slots.borrow_mut().take();
+        // SAFETY: passed on; `Io` waits for the end when it is dropped.
+        unsafe { self.0.engine.borrow_mut().submit(token, op) };
+        Io {
+            queue: self.clone(),
+            token,
+            ended: false,
+            _not_send: PhantomData,
+        }
+    }
+
+    /// Starts one operation on the memory of `iov`; as [`Queue::submit`], on
+    /// the promise that made the `Iov`.
+    ///
+    /// # Safety
+    /// The descriptor stays open until the result has ended or was dropped.
+    pub(crate) unsafe fn submit_iov(
+        &self,
+        kind: OpKind,
+        fd: std::os::fd::RawFd,
+        offset: u64,
+        iov: &Iov,
+    ) -> (Io, Option<Box<[libc::iovec]>>) {
+        let mut op = Op {
+            kind,
+            fd,
+            offset,
+            length: iov.len() as u64,
+            memory: std::ptr::null_mut(),
+            segments: 1,
+        };
+        if let Some((ptr, _)) = iov.single() {
+            op.memory = ptr.cast();
+            // SAFETY: on the promise of the Iov.
+            return (unsafe { self.submit(op) }, None);
+        }
+        let mut array = Vec::new();
+        iov.for_each(|ptr, len| {
+            array.push(libc::iovec {
+                iov_base: ptr.cast(),
+                iov_len: len,
+            })
+        });
+        let mut array = array.into_boxed_slice();
+        op.segments = array.len() as u32;
+        op.memory = array.as_mut_ptr().cast();
+        // SAFETY: as above; the array lives as long as the Io (the caller
+        // keeps both in one place, the Io first).
+        (unsafe { self.submit(op) }, Some(array))
+    }
+}
+
+impl Slots {
+    fn take(&mut self) -> Token {
+        match self.free.pop() {
+            Some(token) => {
+                self.slots[token as usize] = Slot::Busy(None);
+                token
+            }
+            None => {
+                self.slots.push(Slot::Busy(None));
+                (self.slots.len() - 1) as Token
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn add_task(&self, future: Pin<Box<dyn Future<Output = ()>>>) {
+        let mut tasks = self.tasks.borrow_mut();
+        let tasks = &mut *tasks;
+        tasks.live += 1;
+        let waker = match tasks.free.pop() {
+            Some(id) => {
+                let task = &mut tasks.tasks[id as usize];
+                task.future = Some(future);
+                task.waker.clone()
+            }
+            None => {
+                let waker = Arc::new(TaskWaker {
+                    shared: self.shared.clone(),
+                    task: tasks.tasks.len() as u32,
+                    queued: AtomicBool::new(false),
+                });
+                tasks.tasks.push(Task {
+                    future: Some(future),
+                    waker: waker.clone(),
+                });
+                waker
+            }
+        };
+        waker.wake();
+    }
+
+    fn run_task(&self, id: u32) {
+        let (future, waker) = {
+            let mut tasks = self.tasks.borrow_mut();
+            let task = &mut tasks.tasks[id as usize];
+            task.waker.queued.store(false, Ordering::Release);
+            // A late wake of a task that has ended finds nothing.
+            let Some(future) = task.future.take() else {
+                return;
+            };
+            (future, task.waker.clone())
+        };
+        let mut future = future;
+        let waker = Waker::from(waker);
+        let pending = future
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending();
+        let mut tasks = self.tasks.borrow_mut();
+        if pending {
+            tasks.tasks[id as usize].future = Some(future);
+        } else {
+            tasks.free.push(id);
+            tasks.live -= 1;
+            drop(tasks);
+            drop(future);
+        }
+    }
+
+    /// Enters the engine once, waiting for an end only if nothing is ready.
+    fn drive(&self) {
+        let mut done = self.done.take();
+        let result = self.enter_engine(&mut done);
+        for (token, result) in done.drain(..) {
+            let waker = {
+                let mut slots = self.slots.borrow_mut();
+                let slot = &mut slots.slots[token as usize];
+                match std::mem::replace(slot, Slot::Ended(result)) {
+                    Slot::Busy(waker) => waker,
+                    _ => unreachable!("an operation ends once"),
+                }
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        self.done.replace(done);
+        if let Err(e) = result {
+            // The ring itself is broken; what is in flight can never be
+            // accounted for, and its memory not be given back.
+            panic!("the {} I/O engine failed: {e}", self.options.engine);
+        }
+    }
+
+    fn enter_engine(&self, done: &mut Vec<Completion>) -> io::Result<()> {
+        // SeqCst pairs with `wake_by_ref`.
+        self.shared.sleeps.store(true, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let nothing_ready = self.shared.ready().is_empty();
+        let result = self.engine.borrow_mut().poll(nothing_ready, done);
+        self.shared.sleeps.store(false, Ordering::SeqCst);
+        result
+    }
+}
+
+/// One operation in flight: a future of the bytes moved.
+///
+/// Dropping it waits for the end, since the memory may go away afterwards.
+pub(crate) struct Io {
+    queue: Queue,
+    token: Token,
+    ended: bool,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Io {
+    fn take_result(&mut self) -> Option<i32> {
+        let mut slots = self.queue.0.slots.borrow_mut();
+        let slot = &mut slots.slots[self.token as usize];
+        let Slot::Ended(result) = *slot else {
+            return None;
+        };
+        *slot = Slot::Free;
+        slots.free.push(self.token);
+        self.ended = true;
+        Some(result)
+    }
+}
+
+impl Future for Io {
+    type Output = io::Result<usize>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(result) = self.take_result() {
+            return Poll::Ready(if result < 0 {
+                Err(io::Error::from_raw_os_error(-result))
+            } else {
+                Ok(result as usize)
+            });
+        }
+        let mut slots = self.queue.0.slots.borrow_mut();
+        match &mut slots.slots[self.token as usize] {
+            Slot::Busy(Some(waker)) if waker.will_wake(context.waker()) => {}
+            slot => *slot = Slot::Busy(Some(context.waker().clone())),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        while !self.ended && self.take_result().is_none() {
+            self.queue.0.drive();
+        }
+    }
+}
+
+/// A buffer that returns to its queue's pool.
+pub(crate) struct PoolBuffer {
+    buffer: Option<Buffer>,
+    queue: Queue,
+}
+
+impl std::ops::Deref for PoolBuffer {
+    type Target = Buffer;
+    fn deref(&self) -> &Buffer {
+        self.buffer.as_ref().expect("present until dropped")
+    }
+}
+
+impl std::ops::DerefMut for PoolBuffer {
+    fn deref_mut(&mut self) -> &mut Buffer {
+        self.buffer.as_mut().expect("present until dropped")
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.queue.0.buffers.give(buffer);
+        }
+    }
+}
+
+struct JoinState<T> {
+    value: Cell<Option<T>>,
+    waker: Cell<Option<Waker>>,
+}
+
+/// The result of a spawned future.
+pub struct Handle<T> {
+    state: Rc<JoinState<T>>,
+}
+
+impl<T> Future for Handle<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        match self.state.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                self.state.waker.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The `io_uring` engine: a ring per queue (`io_uring_setup(2)`).
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use super::engine::{Completion, Engine, Notify, Token};
+use super::op::{Op, OpKind};
+
+/// Submission entries; a batch larger than that takes several system calls.
+const ENTRIES: u32 = 128;
+/// Names the poll of the event descriptor by which other threads wake us.
+const WAKE: u64 = u64::MAX;
+
+/// The engine.
+pub struct Uring {
+    ring: IoUring,
+    event: Arc<EventFd>,
+    wake_armed: bool,
+    /// Whether completions are delivered only when we enter the kernel
+    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
+    deferred: bool,
+    in_flight: usize,
+}
+
+/// An `eventfd(2)`.
+pub(super) struct EventFd(File);
+
+impl EventFd {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: a system call without pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: fd is new and ours.
+        Ok(EventFd(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// Forgets the notifications so far.
+    pub(super) fn clear(&self) {
+        // EAGAIN means that there were none.
+        let _ = (&self.0).read(&mut [0; 8]);
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Notify for EventFd {
+    fn notify(&self) {
+        // EAGAIN means that the counter is full: it is readable already.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+}
+
+impl Uring {
+    /// Sets a ring up, with the flags that make completions cheapest where
+    /// the kernel has them.
+    pub fn new() -> io::Result<Self> {
+        let deferred = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(ENTRIES * 8)
+            .build(ENTRIES);
+        let (ring, deferred) = match deferred {
+            Ok(ring) => (ring, true),
+            Err(_) => (IoUring::new(ENTRIES)?, false),
+        };
+        // Before Linux 5.5 an array of iovec had to stay until completion;
+        // ours lives as long, but fallocate and the like need 5.6 anyway.
+        if !ring.params().is_feature_submit_stable() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel's io_uring is older than Linux 5.6",
+            ));
+        }
+        Ok(Uring {
+            ring,
+            event: Arc::new(EventFd::new()?),
+            wake_armed: false,
+            deferred,
+            in_flight: 0,
+        })
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        loop {
+            // SAFETY: `submit` was promised that the memory stays valid; the
+            // wake poll has none.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // A full queue is handed over to make room. An error here (EBUSY,
+            // EAGAIN: completions must be reaped first) is met by trying
+            // again: the kernel moves overflowed completions as we enter.
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        for entry in self.ring.completion() {
+            if entry.user_data() == WAKE {
+                self.event.clear();
+                self.wake_armed = false;
+            } else {
+                self.in_flight -= 1;
+                done.push(completion(&entry));
+            }
+        }
+    }
+}
+
+fn completion(entry: &cqueue::Entry) -> Completion {
+    (entry.user_data() as Token, entry.result())
+}
+
+fn entry_for(op: &Op) -> squeue::Entry {
+    let fd = types::Fd(op.fd);
+    let length = op.length.min(i32::MAX as u64) as u32;
+    let iov = op.memory as *const libc::iovec;
+    let durable = if op.kind == OpKind::WriteDurable {
+        libc::RWF_DSYNC
+    } else {
+        0
+    };
+    match (op.kind, op.segments) {
+        (OpKind::Read, 1) => opcode::Read::new(fd, op.memory.cast(), length)
+            .offset(op.offset)
+            .build(),
+        (OpKind::Read, n) => opcode::Readv::new(fd, iov, n).offset(op.offset).build(),
+        (OpKind::Write | OpKind::WriteDurable, 1) => {
+            opcode::Write::new(fd, op.memory.cast::<u8>().cast_const(), length)
+                .offset(op.offset)
+                .rw_flags(durable)
+                .build()
+        }
+        (OpKind::Write | OpKind::WriteDurable, n) => opcode::Writev::new(fd, iov, n)
+            .offset(op.offset)
+            .rw_flags(durable)
+            .build(),
+        (OpKind::Flush, _) => opcode::Fsync::new(fd)
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
+        (kind, _) => opcode::Fallocate::new(fd, op.length)
+            .offset(op.offset)
+            .mode(kind.fallocate_mode())
+            .build(),
+    }
+}
+
+impl Engine for Uring {
+    unsafe fn submit(&mut self, token: Token, op: Op) {
+        self.in_flight += 1;
+        self.push(entry_for(&op).user_data(u64::from(token)));
+    }
+
+    fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        if wait && !self.wake_armed {
+            let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
+            self.push(poll.build().user_data(WAKE));
+            self.wake_armed = true;
+        }
+        // What has ended already is taken without entering the kernel to wait.
+        self.reap(done);
+        let want = usize::from(wait && done.len() == before && self.wake_armed);
+        let pending = !self.ring.submission().is_empty();
+        if pending || want > 0 || (self.deferred && self.in_flight > 0) {
+            let entered = if want == 0 && self.deferred {
+                let queued = self.ring.submission().len() as u32;
+                // SAFETY: only flags and counts, no argument memory.
+                unsafe {
+                    self.ring
+                        .submitter()
+                        .enter::<()>(queued, 0, 1 /* GETEVENTS */, None)
+                }
+            } else {
+                self.ring.submit_and_wait(want)
+            };
+            match entered {
+                Ok(_) => {}
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
+                    ) => {}
+                Err(e) => return Err(e),
+            }
+            self.reap(done);
+        }
+        Ok(())
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        self.event.clone()
+    }
+}
