@@ -1,1 +1,44 @@
 //! Compressed clusters: zlib and zstd, one cluster at a time.
+//!
+//! A qcow2 image stores a compressed cluster as one stream whose length is
+//! known only to the sector, so a reader is handed the stream and up to 511
+//! bytes of whatever follows it; at the end of the file it may be handed less
+//! than the descriptor promised. What counts as a good cluster is what QEMU
+//! accepts: see [`Decompressor::decompress`].
+
+mod decompress;
+
+pub use decompress::Decompressor;
+
+/// How an image's compressed clusters are stored: the header's compression
+/// type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Type 0: a raw deflate stream (no zlib header), no distance above 4096.
+    Zlib,
+    /// Type 1: zstd frames.
+    Zstd,
+}
+
+/// Why a compressed cluster could not be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// The stream is not what its compression type says, or it is damaged.
+    #[error("the compressed stream is damaged")]
+    Damaged,
+    /// The stream ends before the cluster is full.
+    #[error("the compressed stream yields {got} bytes of a cluster of {expected}")]
+    Short {
+        /// Bytes that came out.
+        got: usize,
+        /// Bytes in a cluster.
+        expected: usize,
+    },
+    /// A zstd frame holds more than the cluster has room for.
+    #[error("the compressed stream yields more than a cluster of {expected} bytes")]
+    Long {
+        /// Bytes in a cluster.
+        expected: usize,
+    },
+}
