@@ -5,6 +5,12 @@
 //! below it, are described in `docs/design.md`.
 #![deny(unsafe_code)]
 
+pub mod block;
 pub mod codec;
+mod error;
 pub mod format;
+pub mod image;
+pub mod jobs;
 pub mod storage;
+
+pub use error::{Error, Result, strerror};

@@ -1,0 +1,42 @@
+//! The device that everything above speaks to: read and status over a range,
+//! whatever the image's format and however long its backing chain.
+
+mod device;
+mod raw;
+mod source;
+mod status;
+
+pub use device::{Device, Layer, LayerImage, OpenOptions, Policy};
+pub use raw::Raw;
+pub use source::Source;
+pub use status::Status;
+
+/// The image formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// The bytes of the disk, as they are.
+    Raw,
+    /// qcow2, versions 2 and 3.
+    Qcow2,
+}
+
+impl Format {
+    /// The name that `-f` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
+
+impl std::str::FromStr for Format {
+    type Err = crate::Error;
+    fn from_str(name: &str) -> Result<Self, crate::Error> {
+        match name {
+            "raw" => Ok(Format::Raw),
+            "qcow2" => Ok(Format::Qcow2),
+            other => Err(crate::Error::Refused(format!("Unknown driver '{other}'"))),
+        }
+    }
+}

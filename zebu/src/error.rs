@@ -1,0 +1,106 @@
+//! What can go wrong, in one line each.
+
+use std::fmt;
+use std::io;
+
+use crate::codec::CodecError;
+use crate::format::FormatError;
+
+/// The result of anything that touches an image.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation failed. `Display` gives one line without a final full
+/// stop, in QEMU's words where QEMU has words for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The storage failed.
+    #[error("{}", strerror(.0))]
+    Io(#[from] io::Error),
+    /// The image's metadata are wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The mapping of one guest offset is wrong: where, and what.
+    #[error("Image is corrupt: {what} (guest offset {guest:#x})")]
+    Corrupt {
+        /// Guest offset in bytes.
+        guest: u64,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A compressed cluster does not inflate.
+    #[error("Compressed cluster at guest offset {guest:#x} (host offset {host:#x}): {source}")]
+    Compressed {
+        /// Guest offset of the cluster in bytes.
+        guest: u64,
+        /// Host offset of the compressed data in bytes.
+        host: u64,
+        /// What the decompressor said.
+        source: CodecError,
+    },
+    /// A request outside the device.
+    #[error("Request of {length} bytes at offset {offset} is outside the device of {size} bytes")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Size of the device in bytes.
+        size: u64,
+    },
+    /// Another process uses the image.
+    #[error("Failed to get {lock} lock\nIs another process using the image [{path}]?")]
+    Locked {
+        /// Which lock, as QEMU words it: `"write"`, `shared "write"`, ...
+        lock: String,
+        /// The image.
+        path: String,
+    },
+    /// What was asked for does not exist here, or the caller's policy forbids
+    /// it.
+    #[error("{0}")]
+    Refused(String),
+    /// A failure, and what was being done.
+    #[error("{context}: {source}")]
+    While {
+        /// What was being done.
+        context: String,
+        /// Why it failed.
+        source: Box<Error>,
+    },
+}
+
+impl Error {
+    /// The same error with what was being done before it: `context: error`.
+    pub fn during(self, context: impl Into<String>) -> Self {
+        Error::While {
+            context: context.into(),
+            source: Box::new(self),
+        }
+    }
+
+    /// The `errno` nearest to it, for those who speak in these.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            Error::OutOfRange { .. } | Error::Format(_) => libc::EINVAL,
+            Error::Corrupt { .. } | Error::Compressed { .. } => libc::EIO,
+            Error::Locked { .. } => libc::EAGAIN,
+            Error::Refused(_) => libc::ENOTSUP,
+            Error::While { source, .. } => source.errno(),
+        }
+    }
+}
+
+/// The text of an operating-system error without Rust's "(os error N)".
+pub fn strerror(error: &io::Error) -> impl fmt::Display {
+    let text = error.to_string();
+    match error.raw_os_error() {
+        Some(_) => text
+            .split(" (os error")
+            .next()
+            .unwrap_or_default()
+            .to_string(),
+        None => text,
+    }
+}

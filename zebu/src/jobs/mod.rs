@@ -1,0 +1,1 @@
+//! What is done with whole images: convert, compare, check, measure.
