@@ -333,7 +333,7 @@ mod tests {
         Geometry::new(&Header::new(16, 1 << 31)).unwrap()
     }
 
-    /// The directory that `qemu-img bitmap --add` wrote, flag and all.
+    /// The directory that `qemu-img bitmap --add` wrote.
     const ENTRY: &[u8] = b"\0\0\0\0\0\x08\0\0\0\0\0\x01\0\0\0\x02\
         \x01\x10\0\x02\0\0\0\0bm\0\0\0\0\0\0";
 
@@ -367,7 +367,7 @@ mod tests {
             |b| b.flags = 8,
             |b| b.kind = 0,
             |b| b.name = Vec::new(),
-            |b| b.granularity_bits = 9 - 1,
+            |b| b.name = vec![b'x'; 1024],
         ];
         for change in bad {
             let mut entry = good.clone();

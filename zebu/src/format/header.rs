@@ -6,6 +6,7 @@ use super::extensions::{
     self, EXTENSION_BACKING_FORMAT, EXTENSION_CRYPTO, EXTENSION_DATA_FILE, EXTENSION_FEATURE_NAMES,
     Extension, Extensions, FeatureNames,
 };
+use super::geometry::Geometry;
 use super::offset::HostOffset;
 
 /// "QFI\xfb", the first four bytes of every image.
@@ -19,6 +20,10 @@ pub const HEADER_LENGTH_MIN: u32 = 104;
 pub const HEADER_LENGTH_V3: u32 = 112;
 /// Where the compression type is, in bytes from the start of the file.
 const COMPRESSION_AT: usize = 104;
+
+/// QEMU writes no feature name table if clusters are of this size (as a power
+/// of two) or less.
+const FEATURE_NAMES_ABOVE_BITS: u32 = 12;
 
 /// Smallest cluster size as a power of two.
 pub const MIN_CLUSTER_BITS: u32 = 9;
@@ -196,8 +201,9 @@ enum Strictness {
 
 impl Header {
     /// A version 3 header with QEMU's defaults and no tables yet: refcounts
-    /// of 16 bits, zlib, the standard feature name table (see
-    /// [`Header::fit`]). `size` is the virtual size in bytes.
+    /// of 16 bits, zlib, and the standard feature name table unless clusters
+    /// are of 4 KiB or less, where QEMU saves the room for a backing file
+    /// name. `size` is the virtual size in bytes.
     #[must_use]
     pub fn new(cluster_bits: u32, size: u64) -> Self {
         let mut header = Self {
@@ -222,9 +228,11 @@ impl Header {
             unknown_fields: vec![0; HEADER_LENGTH_V3 as usize - COMPRESSION_AT - 1],
             extensions: Extensions::new(),
         };
-        header
-            .extensions
-            .set(Extension::FeatureNames(FeatureNames::standard()));
+        if cluster_bits > FEATURE_NAMES_ABOVE_BITS {
+            header
+                .extensions
+                .set(Extension::FeatureNames(FeatureNames::standard()));
+        }
         header
     }
 
@@ -447,9 +455,9 @@ impl Header {
         Ok(need)
     }
 
-    /// Makes the header fit in its cluster as QEMU does in images of small
-    /// clusters: the feature name table, which is only a courtesy, gives way
-    /// if there is no room for it. Places the backing file name anew.
+    /// Makes the header fit in its cluster: the feature name table, which is
+    /// only a courtesy, gives way if there is no room for it. Places the
+    /// backing file name anew.
     pub fn fit(&mut self) -> Result<(), FormatError> {
         let cluster_size = self.cluster_size();
         self.backing_offset = 0;
@@ -630,6 +638,11 @@ impl Header {
     #[must_use]
     pub const fn snapshot_table(&self) -> HostOffset {
         HostOffset(self.snapshots_offset)
+    }
+
+    /// The sizes that follow from this header.
+    pub fn geometry(&self) -> Result<Geometry, FormatError> {
+        Geometry::new(self)
     }
 
     fn check_compression(&self) -> Result<(), FormatError> {

@@ -322,7 +322,7 @@ mod tests {
             from in 0usize..70,
         ) {
             let g = geometry(order);
-            let mut bytes = vec![0u8; 64];
+            let mut bytes = [0u8; 64];
             let mut block = RefcountBlock::new(&mut bytes[..], &g);
             let entries = block.entries();
             let mut model = vec![0; entries];
