@@ -244,6 +244,35 @@ impl Lab {
         self.run(program, &args, script.as_bytes(), &Limits::default())
     }
 
+    /// Whether another user can enter the folder and run the program under
+    /// test.
+    pub fn can_run_as(&self, user: u32) -> bool {
+        use std::os::unix::process::CommandExt as _;
+        Command::new(&subject().program)
+            .arg("--version")
+            .current_dir(self.dir.path())
+            .uid(user)
+            .gid(user)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok()
+    }
+
+    /// Runs the program under test at the end of a shell script that has mounts
+    /// of its own. The script prints `mounted` before it runs the program; None
+    /// where that does not work.
+    pub fn in_namespace(&self, script: &str, args: &[&str], limits: &Limits) -> Option<Answer> {
+        let program = subject().program.to_str().expect("UTF-8");
+        ["-m", "-rm"].into_iter().find_map(|flag| {
+            let mut all = vec![flag, "sh", "-c", script, program];
+            all.extend(args);
+            let unshare = Path::new("unshare");
+            let answer = self.run(unshare, &all, b"", limits);
+            answer.out.starts_with("mounted\n").then_some(answer)
+        })
+    }
+
     /// Runs any program in the folder.
     pub fn run(&self, program: &Path, args: &[&str], input: &[u8], limits: &Limits) -> Answer {
         use std::os::unix::process::CommandExt as _;
