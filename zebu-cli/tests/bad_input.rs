@@ -542,7 +542,7 @@ fn no_permission() {
     let root = unsafe { libc::geteuid() } == 0;
     let lab = sound();
     fs::set_permissions(lab.path("."), fs::Permissions::from_mode(0o777)).expect("chmod");
-    fs::set_permissions(lab.path("g.qcow2"), fs::Permissions::from_mode(0)).expect("chmod");
+    fs::set_permissions(lab.path("g.qcow2"), fs::Permissions::from_mode(0o000)).expect("chmod");
     let limits = Limits {
         user: root.then_some(65534),
         ..limits()

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Answer, Lab, compare_answers};
+use common::{Answer, Lab, compare_answers, peer};
 
 const IMAGE: &str = "create base.qcow2 3M; random base.qcow2 5 20 w; \
     create -b base.qcow2 -F qcow2 x.qcow2 10M; \
@@ -233,7 +233,6 @@ fn numbers_and_ends() {
         "read 10485759 1",
         "read 20M 1",
         "read -1 4",
-        "read -- -1 4",
         "read x 4k",
         "read 0 x",
         "read 0 4q",
@@ -249,6 +248,14 @@ fn numbers_and_ends() {
         "read 0 1K",
         "read 1e3 1",
     ]);
+}
+
+#[test]
+fn negative_numbers() {
+    // QEMU before 10 calls them no numbers.
+    if peer().is_current() {
+        same_commands(&["read -- -1 4", "read 0 -1", "alloc -- -1"]);
+    }
 }
 
 #[test]

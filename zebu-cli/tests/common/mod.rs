@@ -708,6 +708,12 @@ pub fn comparable(text: &str) -> String {
             }
             continue;
         }
+        if ["detached header: ", "\"detached-header\": "]
+            .iter()
+            .any(|key| line.trim_start().starts_with(key))
+        {
+            continue;
+        }
         let line = line
             .replace(", \"compressed\": false", "")
             .replace(", \"compressed\": true", "")
