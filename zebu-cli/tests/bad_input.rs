@@ -591,3 +591,14 @@ fn disk_full_names_the_output() {
         assert!(answer.err.contains("small/out.raw"), "{answer:#?}");
     }
 }
+
+#[test]
+fn messages_begin_with_the_name_it_is_called_by() {
+    let lab = Lab::new();
+    let called = lab.zebu_called("qemu-img", &["info", "nothing"]);
+    assert_eq!(
+        called.err,
+        "qemu-img: Could not open 'nothing': Could not open 'nothing': No such file or directory\n"
+    );
+    assert_eq!(called.status, 1);
+}

@@ -15,7 +15,7 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -45,7 +45,7 @@ pub fn peer() -> &'static Peer {
     static PEER: OnceLock<Peer> = OnceLock::new();
     PEER.get_or_init(|| {
         let named = |var, default: &str| {
-            std::env::var_os(var).map_or_else(|| PathBuf::from(default), PathBuf::from)
+            std::env::var_os(var).map_or_else(|| PathBuf::from(default), program_path)
         };
         let img = named("ZEBU_QEMU_IMG", "qemu-img");
         let io = named("ZEBU_QEMU_IO", "qemu-io");
@@ -82,6 +82,17 @@ impl Peer {
     }
 }
 
+/// A program's name is looked up on `PATH`; a path is made absolute, because
+/// programs run in another folder than the tests.
+fn program_path(named: OsString) -> PathBuf {
+    let path = PathBuf::from(named);
+    if path.components().count() > 1 {
+        std::path::absolute(&path).expect("a current folder")
+    } else {
+        path
+    }
+}
+
 /// The program under test.
 struct Subject {
     program: PathBuf,
@@ -93,7 +104,7 @@ fn subject() -> &'static Subject {
     static SUBJECT: OnceLock<Subject> = OnceLock::new();
     SUBJECT.get_or_init(|| {
         let program = std::env::var_os("ZEBU_TEST_BIN")
-            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_zebu")), PathBuf::from);
+            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_zebu")), program_path);
         let io = (program.file_name() == Some(OsStr::new("qemu-img")))
             .then(|| program.with_file_name("qemu-io"));
         Subject { program, io }
@@ -233,6 +244,16 @@ impl Lab {
         self.run(&subject().program, args, b"", limits)
     }
 
+    /// The program under test, called by another name through a symlink.
+    pub fn zebu_called(&self, name: &str, args: &[&str]) -> Answer {
+        let program = subject()
+            .program
+            .canonicalize()
+            .expect("the program under test");
+        std::os::unix::fs::symlink(program, self.path(name)).expect("symlink");
+        self.run(&self.path(name), args, b"", &Limits::default())
+    }
+
     /// The program under test as qemu-io.
     pub fn zebu_io(&self, args: &[&str]) -> Answer {
         self.zebu_io_script(args, "")
@@ -339,7 +360,10 @@ impl Lab {
     }
 
     fn hold(&self, program: &Path, args: &[&str]) -> Held {
-        let mut child = Command::new(program)
+        // A program that never prompts must not hold the tests for ever.
+        let mut child = Command::new("timeout")
+            .arg("60")
+            .arg(program)
             .args(args)
             .current_dir(self.dir.path())
             .env("LC_ALL", "C")
