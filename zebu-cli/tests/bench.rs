@@ -55,7 +55,7 @@ fn reads() {
         &["-c", "100", "-t", "none", "x.qcow2"],
         &["-c", "100", "-t", "none", "-i", "threads", "x.qcow2"],
         &["-c", "100", "-t", "none", "-i", "native", "x.qcow2"],
-        &["-c", "100", "--aio=native", "-t", "directsync", "x.qcow2"],
+        &["-c", "100", "-i", "native", "-t", "directsync", "x.qcow2"],
         &["-c", "100", "-q", "x.qcow2"],
         &["-c", "100", "-U", "x.qcow2"],
         &["-c", "100", "--no-drain", "x.qcow2"],
