@@ -40,8 +40,14 @@ const NO_DIST: usize = 30;
 const MAX_CODE_BITS: usize = 15;
 const MAX_PRECODE_BITS: usize = 7;
 
+/// With the two that only the fixed code has.
+const FIXED_SYMBOLS: usize = 288;
+const PRECODE_SYMBOLS: usize = 19;
+/// Bytes in a stored block.
+const MAX_STORED: usize = 65535;
+
 /// Tokens are cut into blocks at multiples of this many.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 2048;
 
 const LENGTH_BASE: [u16; 29] = [
     3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 23, 27, 31, 35, 43, 51, 59, 67, 83, 99, 115, 131,
@@ -58,7 +64,17 @@ const DIST_EXTRA: [u8; DIST_SYMBOLS] = [
     0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13,
     13,
 ];
-const PRECODE_ORDER: [u8; 19] = [
+const FIXED_LENS: [u8; FIXED_SYMBOLS] = {
+    let mut lens = [8; FIXED_SYMBOLS];
+    let mut symbol = 144;
+    while symbol < 280 {
+        lens[symbol] = if symbol < 256 { 9 } else { 7 };
+        symbol += 1;
+    }
+    lens
+};
+const FIXED_DIST_LENS: [u8; DIST_SYMBOLS] = [5; DIST_SYMBOLS];
+const PRECODE_ORDER: [u8; PRECODE_SYMBOLS] = [
     16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15,
 ];
 
@@ -78,12 +94,12 @@ static LENGTH_SLOT: [u8; 256] = {
 };
 
 /// From distance to its code; a literal's 0 to [`NO_DIST`].
-static DIST_SLOT: [u8; 8192] = {
-    let mut table = [0; 8192];
+static DIST_SLOT: [u8; 2 * WINDOW] = {
+    let mut table = [0; 2 * WINDOW];
     let mut slot = 0;
     while slot < 26 {
         let mut dist = DIST_BASE[slot] as usize;
-        while dist < 8192 {
+        while dist < 2 * WINDOW {
             table[dist] = slot as u8;
             dist += 1;
         }
@@ -399,7 +415,7 @@ impl<'a> Sink<'a> {
         let dist = found.dist & (2 * WINDOW - 1);
         self.counts[LENGTHS + usize::from(LENGTH_SLOT[len] & 31)] += 1;
         self.counts[DISTS + usize::from(DIST_SLOT[dist] & 31)] += 1;
-        self.tokens[self.len % SEGMENT] = (LITERALS + len | dist << 16) as Token;
+        self.tokens[self.len % SEGMENT] = ((LITERALS + len) | (dist << 16)) as Token;
         self.len += 1;
     }
 
@@ -744,19 +760,51 @@ impl BitWriter {
     }
 }
 
-/// The codes of one block.
+/// The codes of one block, ready to be written.
 struct Codes {
-    /// By token's low half: code and extra bits, and above bit 24 how many.
+    /// By a token's low half: code and extra bits, and from bit 24 how many.
     litlen: [u32; 512],
-    /// By distance code.
-    dist: [(u32, u16, u8); 32],
+    /// By distance code: the code, from bit 16 its length, from bit 24 that
+    /// and the extra bits; and the shortest distance.
+    dist: [(u32, u16); 32],
+    end_of_block: (u16, u8),
 }
 
 impl Codes {
     const EMPTY: Self = Self {
         litlen: [0; 512],
-        dist: [(0, 0, 0); 32],
+        dist: [(0, 0); 32],
+        end_of_block: (0, 0),
     };
+
+    fn set(&mut self, lens: &[u8; FIXED_SYMBOLS], dist_lens: &[u8; DIST_SYMBOLS]) {
+        let mut codes = [0; FIXED_SYMBOLS];
+        assign_codes(lens, &mut codes);
+        for ((entry, &code), &len) in self.litlen.iter_mut().zip(&codes).zip(&lens[..LITERALS]) {
+            *entry = u32::from(code) | u32::from(len) << 24;
+        }
+        for (i, (entry, &slot)) in self.litlen[LITERALS..]
+            .iter_mut()
+            .zip(&LENGTH_SLOT)
+            .enumerate()
+        {
+            let slot = usize::from(slot);
+            let len = u32::from(lens[LENGTHS + slot]);
+            let extra = (i + MIN_MATCH) as u32 - u32::from(LENGTH_BASE[slot]);
+            let bits = len + u32::from(LENGTH_EXTRA[slot]);
+            *entry = u32::from(codes[LENGTHS + slot]) | extra << len | bits << 24;
+        }
+        self.end_of_block = (codes[END_OF_BLOCK], lens[END_OF_BLOCK]);
+
+        let mut codes = [0; DIST_SYMBOLS];
+        assign_codes(dist_lens, &mut codes);
+        for (slot, &code) in codes.iter().enumerate() {
+            let len = u32::from(dist_lens[slot]);
+            let bits = len + u32::from(DIST_EXTRA[slot]);
+            self.dist[slot] = (u32::from(code) | len << 16 | bits << 24, DIST_BASE[slot]);
+        }
+        self.dist[NO_DIST] = (0, 0);
+    }
 }
 
 /// Code lengths of at most `limit` bits for symbols that occur `freq` times.
@@ -878,6 +926,104 @@ fn assign_codes(lens: &[u8], codes: &mut [u16]) {
     }
 }
 
+/// Both sets of code lengths, as a dynamic block begins with.
+struct Header {
+    litlens: usize,
+    dists: usize,
+    /// Run-length coded: a symbol of the precode and its extra bits.
+    items: [(u8, u8); LITLEN_SYMBOLS + DIST_SYMBOLS],
+    n_items: usize,
+    lens: [u8; PRECODE_SYMBOLS],
+    n_lens: usize,
+    /// Its length in bits.
+    bits: u32,
+}
+
+impl Header {
+    fn new(lens: &[u8], dist_lens: &[u8]) -> Self {
+        let used = |lens: &[u8]| {
+            lens.iter()
+                .rposition(|&l| l != 0)
+                .map_or(0, |last| last + 1)
+        };
+        let litlens = used(lens).max(LENGTHS);
+        let dists = used(dist_lens).max(1);
+        let mut both = [0; LITLEN_SYMBOLS + DIST_SYMBOLS];
+        both[..litlens].copy_from_slice(&lens[..litlens]);
+        both[litlens..litlens + dists].copy_from_slice(&dist_lens[..dists]);
+        let both = &both[..litlens + dists];
+
+        let mut items = [(0, 0); LITLEN_SYMBOLS + DIST_SYMBOLS];
+        let mut n_items = 0;
+        let mut freq = [0; PRECODE_SYMBOLS];
+        let mut at = 0;
+        while at < both.len() {
+            let len = both[at];
+            let run = both[at..].iter().take_while(|&&l| l == len).count();
+            let repeats = at > 0 && both[at - 1] == len;
+            let (item, taken) = match (len, run) {
+                (0, 11..) => ((18, (run.min(138) - 11) as u8), run.min(138)),
+                (0, 3..) => ((17, (run - 3) as u8), run),
+                (_, 3..) if repeats => ((16, (run.min(6) - 3) as u8), run.min(6)),
+                _ => ((len, 0), 1),
+            };
+            freq[usize::from(item.0)] += 1;
+            items[n_items] = item;
+            n_items += 1;
+            at += taken;
+        }
+        let mut lens = [0; PRECODE_SYMBOLS];
+        code_lengths(&freq, &mut lens, MAX_PRECODE_BITS);
+        let n_lens = PRECODE_ORDER
+            .iter()
+            .rposition(|&s| lens[usize::from(s)] != 0)
+            .map_or(4, |last| (last + 1).max(4));
+        let extra: u32 = (0..).zip(&freq).map(|(s, &n)| n * precode_extra(s)).sum();
+        Self {
+            litlens,
+            dists,
+            items,
+            n_items,
+            lens,
+            n_lens,
+            bits: 14 + 3 * n_lens as u32 + bits_of(&freq, &lens) + extra,
+        }
+    }
+
+    fn write(&self, writer: &mut BitWriter) {
+        writer.put((self.litlens - LENGTHS) as u64, 5);
+        writer.put((self.dists - 1) as u64, 5);
+        writer.put((self.n_lens - 4) as u64, 4);
+        writer.flush();
+        for &symbol in &PRECODE_ORDER[..self.n_lens] {
+            writer.put(self.lens[usize::from(symbol)].into(), 3);
+            writer.flush();
+        }
+        let mut codes = [0; PRECODE_SYMBOLS];
+        assign_codes(&self.lens, &mut codes);
+        for &(symbol, extra) in &self.items[..self.n_items] {
+            let at = usize::from(symbol);
+            writer.put(codes[at].into(), self.lens[at].into());
+            writer.put(extra.into(), precode_extra(symbol));
+            writer.flush();
+        }
+    }
+}
+
+fn precode_extra(symbol: u8) -> u32 {
+    match symbol {
+        16 => 2,
+        17 => 3,
+        18 => 7,
+        _ => 0,
+    }
+}
+
+/// How many bits the codes take.
+fn bits_of(freq: &[u32], lens: &[u8]) -> u32 {
+    freq.iter().zip(lens).map(|(n, &l)| n * u32::from(l)).sum()
+}
+
 /// Writes `block`, which stands for the first bytes of `raw`, and returns how
 /// many.
 fn write_block(
@@ -891,210 +1037,89 @@ fn write_block(
     counts[END_OF_BLOCK] = 1;
     let freq = &counts[..LITLEN_SYMBOLS];
     let dist_freq = &counts[DISTS..DISTS + DIST_SYMBOLS];
-    let covered: usize = block
-        .iter()
-        .map(|&t| {
-            let t = (t & 0x1ff) as usize;
-            if t < LITERALS {
-                1
-            } else {
-                t - LITERALS + MIN_MATCH
-            }
-        })
-        .sum();
-    let mut lens = [0u8; LITLEN_SYMBOLS + DIST_SYMBOLS];
-    let mut dist_lens = [0u8; DIST_SYMBOLS];
+    let covered = block.iter().map(|&token| {
+        let low = token as usize & 0x1ff;
+        if low < LITERALS {
+            1
+        } else {
+            low - LITERALS + MIN_MATCH
+        }
+    });
+    let covered: usize = covered.sum();
+
+    let mut lens = [0; FIXED_SYMBOLS];
+    let mut dist_lens = [0; DIST_SYMBOLS];
     code_lengths(freq, &mut lens[..LITLEN_SYMBOLS], MAX_CODE_BITS);
     code_lengths(dist_freq, &mut dist_lens, MAX_CODE_BITS);
+    let header = Header::new(&lens[..LITLEN_SYMBOLS], &dist_lens);
 
-    // The header: both sets of lengths in one run-length coded sequence.
-    let hlit = 1 + lens[..LITLEN_SYMBOLS]
-        .iter()
-        .rposition(|&l| l != 0)
-        .unwrap_or(0)
-        .max(256);
-    let hdist = 1 + dist_lens.iter().rposition(|&l| l != 0).unwrap_or(0);
-    let mut seq = [0u8; LITLEN_SYMBOLS + DIST_SYMBOLS];
-    seq[..hlit].copy_from_slice(&lens[..hlit]);
-    seq[hlit..hlit + hdist].copy_from_slice(&dist_lens[..hdist]);
-    let mut items = [(0u8, 0u8); LITLEN_SYMBOLS + DIST_SYMBOLS];
-    let mut n_items = 0;
-    let mut pre_freq = [0u32; 19];
-    let mut i = 0;
-    let seq = &seq[..hlit + hdist];
-    while i < seq.len() {
-        let l = seq[i];
-        let run = seq[i..].iter().take_while(|&&x| x == l).count();
-        let (item, taken) = match (l, run) {
-            (0, 11..) => ((18, (run.min(138) - 11) as u8), run.min(138)),
-            (0, 3..) => ((17, (run - 3) as u8), run),
-            (_, 3..) if i > 0 && seq[i - 1] == l => ((16, (run.min(6) - 3) as u8), run.min(6)),
-            _ => ((l, 0), 1),
-        };
-        pre_freq[item.0 as usize] += 1;
-        items[n_items] = item;
-        n_items += 1;
-        i += taken;
-    }
-    let mut pre_lens = [0u8; 19];
-    code_lengths(&pre_freq, &mut pre_lens, MAX_PRECODE_BITS);
-    let mut pre_codes = [0u16; 19];
-    assign_codes(&pre_lens, &mut pre_codes);
-    let hclen = PRECODE_ORDER
-        .iter()
-        .rposition(|&s| pre_lens[s as usize] != 0)
-        .unwrap_or(0)
-        .max(3)
-        + 1;
+    let extra = bits_of(&freq[LENGTHS..], &LENGTH_EXTRA) + bits_of(dist_freq, &DIST_EXTRA);
+    let dynamic = header.bits + bits_of(freq, &lens) + bits_of(dist_freq, &dist_lens) + extra;
+    let fixed = bits_of(freq, &FIXED_LENS) + bits_of(dist_freq, &FIXED_DIST_LENS) + extra;
+    let stored = (covered * 8 + 40 * covered.div_ceil(MAX_STORED).max(1)) as u32;
 
-    let mut extra = 0u32;
-    for (s, &e) in LENGTH_EXTRA.iter().enumerate() {
-        extra += freq[257 + s] * e as u32;
-    }
-    for (s, &e) in DIST_EXTRA.iter().enumerate() {
-        extra += dist_freq[s] * e as u32;
-    }
-    let dot = |f: &[u32], l: &[u8]| -> u32 { f.iter().zip(l).map(|(f, &l)| f * l as u32).sum() };
-    let dynamic = 14
-        + 3 * hclen as u32
-        + dot(&pre_freq, &pre_lens)
-        + 2 * pre_freq[16]
-        + 3 * pre_freq[17]
-        + 7 * pre_freq[18]
-        + dot(freq, &lens[..LITLEN_SYMBOLS])
-        + dot(dist_freq, &dist_lens)
-        + extra;
-    let fixed = fixed_lens();
-    let fixed_cost =
-        dot(freq, &fixed[..LITLEN_SYMBOLS]) + dot(dist_freq, &[5; DIST_SYMBOLS]) + extra;
-    let stored = (covered * 8 + 40 * covered.div_ceil(65535).max(1)) as u32;
-
-    writer.reserve(covered + covered / 2 + 512);
-    if stored <= dynamic.min(fixed_cost) {
-        let mut chunks = raw[..covered].chunks(65535).peekable();
-        while let Some(chunk) = chunks.next() {
-            writer.put((last && chunks.peek().is_none()) as u64, 3);
-            writer.align();
-            let n = chunk.len() as u64;
-            writer.put(n | (n ^ 0xffff) << 16, 32);
-            writer.flush();
-            writer.reserve(chunk.len());
-            writer.out[writer.len..writer.len + chunk.len()].copy_from_slice(chunk);
-            writer.len += chunk.len();
-        }
+    if stored <= dynamic.min(fixed) {
+        write_stored(writer, &raw[..covered], last);
         return covered;
     }
-    if fixed_cost <= dynamic {
-        writer.put(last as u64 | 1 << 1, 3);
-        lens[..LITLEN_SYMBOLS].copy_from_slice(&fixed[..LITLEN_SYMBOLS]);
-        dist_lens.fill(5);
-        let mut lit_codes = [0u16; 288];
-        assign_codes(&fixed, &mut lit_codes);
-        set_codes(codes, &lens, &lit_codes, &dist_lens);
+    writer.reserve(stored as usize / 8 + 16);
+    if fixed <= dynamic {
+        writer.put(u64::from(last) | 1 << 1, 3);
+        codes.set(&FIXED_LENS, &FIXED_DIST_LENS);
     } else {
-        writer.put(
-            last as u64
-                | 2 << 1
-                | (hlit as u64 - 257) << 3
-                | (hdist as u64 - 1) << 8
-                | (hclen as u64 - 4) << 13,
-            17,
-        );
-        writer.flush();
-        for &s in &PRECODE_ORDER[..hclen] {
-            writer.put(pre_lens[s as usize] as u64, 3);
-            writer.flush();
-        }
-        for &(s, x) in &items[..n_items] {
-            writer.put(pre_codes[s as usize] as u64, pre_lens[s as usize] as u32);
-            let bits = match s {
-                16 => 2,
-                17 => 3,
-                18 => 7,
-                _ => 0,
-            };
-            writer.put(x as u64, bits);
-            writer.flush();
-        }
-        let mut lit_codes = [0u16; 288];
-        assign_codes(&lens[..LITLEN_SYMBOLS], &mut lit_codes);
-        set_codes(codes, &lens, &lit_codes, &dist_lens);
+        writer.put(u64::from(last) | 2 << 1, 3);
+        header.write(writer);
+        codes.set(&lens, &dist_lens);
     }
-    let end = codes_end(&lens);
     write_tokens(writer, codes, block);
-    writer.put(end as u64, lens[END_OF_BLOCK] as u32);
+    let (code, len) = codes.end_of_block;
+    writer.put(code.into(), len.into());
     writer.flush();
     covered
 }
 
-fn codes_end(lens: &[u8]) -> u16 {
-    let mut codes = [0u16; LITLEN_SYMBOLS];
-    if lens[0..LITLEN_SYMBOLS] == fixed_lens()[..LITLEN_SYMBOLS] {
-        let mut c = [0u16; 288];
-        assign_codes(&fixed_lens(), &mut c);
-        return c[END_OF_BLOCK];
+fn write_stored(writer: &mut BitWriter, raw: &[u8], last: bool) {
+    let mut pieces = raw.chunks(MAX_STORED).peekable();
+    while let Some(piece) = pieces.next() {
+        writer.reserve(piece.len() + 16);
+        writer.put(u64::from(last && pieces.peek().is_none()), 3);
+        writer.align();
+        let len = piece.len() as u64;
+        writer.put(len | (len ^ 0xffff) << 16, 32);
+        writer.flush();
+        writer.out[writer.len..writer.len + piece.len()].copy_from_slice(piece);
+        writer.len += piece.len();
     }
-    assign_codes(&lens[..LITLEN_SYMBOLS], &mut codes);
-    codes[END_OF_BLOCK]
-}
-
-fn fixed_lens() -> [u8; 288] {
-    std::array::from_fn(|i| match i {
-        0..=143 => 8,
-        144..=255 => 9,
-        256..=279 => 7,
-        _ => 8,
-    })
-}
-
-fn set_codes(codes: &mut Codes, lens: &[u8], lit_codes: &[u16], dist_lens: &[u8]) {
-    for i in 0..256 {
-        codes.litlen[i] = lit_codes[i] as u32 | (lens[i] as u32) << 24;
-    }
-    for i in 0..256 {
-        let slot = LENGTH_SLOT[i] as usize;
-        let len = lens[257 + slot] as u32;
-        let extra = (i + MIN_MATCH) as u32 - LENGTH_BASE[slot] as u32;
-        codes.litlen[256 + i] =
-            lit_codes[257 + slot] as u32 | extra << len | (len + LENGTH_EXTRA[slot] as u32) << 24;
-    }
-    let mut dist_codes = [0u16; DIST_SYMBOLS];
-    assign_codes(dist_lens, &mut dist_codes);
-    for s in 0..DIST_SYMBOLS {
-        let len = dist_lens[s];
-        codes.dist[s] = (
-            dist_codes[s] as u32 | (len as u32) << 16 | ((len + DIST_EXTRA[s]) as u32) << 24,
-            DIST_BASE[s],
-            0,
-        );
-    }
-    codes.dist[NO_DIST] = (0, 0, 0);
 }
 
 #[inline(never)]
 fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
-    let mut bits = writer.bits;
-    let mut count = writer.count;
-    let mut len = writer.len;
-    let out = &mut writer.out[..];
-    for &t in block {
-        let c = codes.litlen[(t & 0x1ff) as usize];
-        let dist = t >> 16;
-        let (d, base, _) = codes.dist[(DIST_SLOT[dist as usize & 8191] & 31) as usize];
-        let v = (d & 0xffff) as u64 | ((dist - base as u32) as u64) << ((d >> 16) & 31);
-        let v = (c & 0xff_ffff) as u64 | v << (c >> 24);
-        bits |= v << count;
-        count += (c >> 24) + (d >> 24);
-        // 7 + 20 + 25 bits at most.
-        if let Some(out) = out.get_mut(len..len + 8) {
-            out.copy_from_slice(&bits.to_le_bytes());
+    let BitWriter {
+        out,
+        len,
+        bits,
+        count,
+    } = writer;
+    let (mut at, mut bits_now, mut count_now) = (*len, *bits, *count);
+    let out = &mut out[..];
+    for &token in block {
+        let low = codes.litlen[token as usize & 0x1ff];
+        let dist = token >> 16;
+        let slot = DIST_SLOT[dist as usize & (2 * WINDOW - 1)];
+        let (high, base) = codes.dist[usize::from(slot & 31)];
+        let far =
+            u64::from(high & 0xffff) | u64::from(dist - u32::from(base)) << ((high >> 16) & 31);
+        let both = u64::from(low & 0xff_ffff) | far << (low >> 24);
+        // At most 20 + 25 bits, behind at most 7.
+        bits_now |= both << count_now;
+        count_now += (low >> 24) + (high >> 24);
+        if let Some(out) = out.get_mut(at..at + 8) {
+            out.copy_from_slice(&bits_now.to_le_bytes());
         }
-        let bytes = count >> 3;
-        len += bytes as usize;
-        bits >>= bytes * 8;
-        count &= 7;
+        let bytes = count_now >> 3;
+        at += bytes as usize;
+        bits_now >>= bytes * 8;
+        count_now &= 7;
     }
-    writer.bits = bits;
-    writer.count = count;
-    writer.len = len;
+    (*len, *bits, *count) = (at, bits_now, count_now);
 }
