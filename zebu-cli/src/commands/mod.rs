@@ -1,6 +1,8 @@
 //! The commands, one file each.
 
 mod check;
+mod compare;
+mod convert;
 mod info;
 mod map;
 mod measure;
@@ -18,8 +20,18 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 4] = [
+const COMMANDS: [Command; 6] = [
     ("check", "Check basic image integrity", check::run),
+    (
+        "compare",
+        "Check if two images have the same contents",
+        compare::run,
+    ),
+    (
+        "convert",
+        "Copy one image to another with optional format conversion",
+        convert::run,
+    ),
     ("info", "Display information about image", info::run),
     ("map", "Dump image metadata", map::run),
     (

@@ -1,27 +1,22 @@
 //! Convert: the content of one or more devices, one after the other, into a
 //! raw target.
 //!
-//! The work is cut into chunks. Each thread has a queue and several *lanes* on
-//! it; a lane takes the next chunk, reads it, looks for zeroes and writes what
-//! is left, while the other lanes of the thread have their I/O in flight. So
-//! reading, inflating and writing overlap, on all cores, in nearly sequential
-//! order. Ranges that the mapping knows to be zero are leapt over.
+//! A lane reads a chunk, looks for zeroes and writes what is left. Ranges that
+//! the mapping knows to be zero are leapt over.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::lanes::{self, Cursor};
 use super::zero;
 use crate::block::Device;
-use crate::storage::{self, Buffer, EngineKind, Iov, Queue, QueueOptions, Storage};
+use crate::storage::{self, Buffer, EngineKind, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes that a lane handles at a time.
 const CHUNK: u64 = 1 << 20;
 /// Blocks in which zeroes are looked for, in bytes.
 const ZERO_BLOCK: u64 = 4096;
-/// How often progress is reported.
-const TICK: Duration = Duration::from_millis(100);
 
 /// How to convert.
 #[derive(Clone, Debug)]
@@ -114,56 +109,27 @@ pub fn convert(
     options: &ConvertOptions,
     mut tell: impl FnMut(ConvertEvent),
 ) -> Result<(), ConvertError> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let lanes = options.lanes.unwrap_or((4 * cores).min(16)).max(1);
-    let threads = cores.min(lanes);
     let total = sources.iter().map(Device::size).sum();
     let job = Arc::new(Job {
         sources,
         target,
         options: options.clone(),
-        total,
-        next: AtomicU64::new(0),
-        done: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
+        cursor: Cursor::new(total),
         failure: Mutex::new(None),
         unreadable: Mutex::new(Vec::new()),
         start: Instant::now(),
     });
-    let mut report = |job: &Job| {
+    lanes::run(&job, options.engine, options.lanes, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
             tell(ConvertEvent::Unreadable { offset, errno });
         }
-        tell(ConvertEvent::Progress(
-            job.done.load(Ordering::Relaxed).min(total),
-        ));
-    };
-    report(&job);
-    let caller = std::thread::current();
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads)
-            .map(|i| {
-                // The lanes are dealt out as evenly as it goes.
-                let lanes = lanes / threads + usize::from(i < lanes % threads);
-                let (job, caller) = (job.clone(), caller.clone());
-                scope.spawn(move || {
-                    work(&job, lanes);
-                    caller.unpark();
-                })
-            })
-            .collect();
-        while running.iter().any(|thread| !thread.is_finished()) {
-            std::thread::park_timeout(TICK);
-            report(&job);
-        }
-    });
+        tell(ConvertEvent::Progress(job.cursor.done()));
+    })
+    .map_err(ConvertError::Engine)?;
     if let Some(failure) = lock(&job.failure).take() {
         return Err(failure);
     }
-    flush(&job)?;
-    job.done.store(total, Ordering::Relaxed);
-    report(&job);
-    Ok(())
+    flush(&job)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -171,11 +137,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn flush(job: &Job) -> Result<(), ConvertError> {
-    let queue = job.queue().map_err(ConvertError::Engine)?;
+    let queue = lanes::queue(job.options.engine).map_err(ConvertError::Engine)?;
     queue
         .block_on(storage::flush(&*job.target, &queue))
         .map_err(|e| ConvertError::Write {
-            offset: job.total,
+            offset: job.cursor.total(),
             source: e.into(),
         })
 }
@@ -185,50 +151,29 @@ struct Job {
     sources: Vec<Device>,
     target: Arc<dyn Storage>,
     options: ConvertOptions,
-    total: u64,
-    /// First byte that no lane has taken.
-    next: AtomicU64,
-    /// Bytes done, or known to need nothing.
-    done: AtomicU64,
-    stop: AtomicBool,
+    cursor: Cursor,
     /// The failure with the lowest offset so far.
     failure: Mutex<Option<ConvertError>>,
     unreadable: Mutex<Vec<(u64, i32)>>,
     start: Instant,
 }
 
-/// Runs the lanes of one thread until nothing is left.
-fn work(job: &Arc<Job>, lanes: usize) {
-    let queue = match job.queue() {
-        Ok(queue) => queue,
-        Err(e) => return job.fail(ConvertError::Engine(e)),
-    };
-    let running: Vec<_> = (0..lanes)
-        .map(|_| {
-            let (job, queue2) = (job.clone(), queue.clone());
-            queue.spawn(async move {
-                if let Err(e) = lane(&job, &queue2).await {
-                    job.fail(e);
-                }
-            })
-        })
-        .collect();
-    queue.block_on(async {
-        for lane in running {
-            lane.await;
-        }
-    });
-}
-
-/// Takes chunks until there are none.
-async fn lane(job: &Job, queue: &Queue) -> Result<(), ConvertError> {
-    let mut buffer = Buffer::new(CHUNK as usize);
-    while let Some(chunk) = job.take() {
-        job.slow_down(chunk.end());
-        chunk.convert(job, queue, &mut buffer).await?;
-        job.done.fetch_add(chunk.length, Ordering::Relaxed);
+impl lanes::Job for Job {
+    fn cursor(&self) -> &Cursor {
+        &self.cursor
     }
-    Ok(())
+
+    async fn lane(&self, queue: &Queue) {
+        let mut buffer = Buffer::new(CHUNK as usize);
+        while let Some(range) = self.cursor.take(|at| self.chunk_at(at).end()) {
+            self.slow_down(range.end);
+            let chunk = self.chunk_at(range.start);
+            match chunk.convert(self, queue, &mut buffer).await {
+                Ok(()) => self.cursor.finish(&range),
+                Err(e) => self.fail(e),
+            }
+        }
+    }
 }
 
 /// A range of one source.
@@ -251,40 +196,11 @@ struct Segment {
 }
 
 impl Job {
-    fn queue(&self) -> std::io::Result<Queue> {
-        Queue::new(QueueOptions {
-            engine: self.options.engine,
-            inflate_here: true,
-            write_here: true,
-            ..QueueOptions::default()
-        })
-    }
-
     fn fail(&self, error: ConvertError) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.cursor.stop();
         let mut failure = lock(&self.failure);
         if failure.as_ref().is_none_or(|f| error.offset() < f.offset()) {
             *failure = Some(error);
-        }
-    }
-
-    /// The next chunk that nobody has taken.
-    fn take(&self) -> Option<Chunk> {
-        let mut at = self.next.load(Ordering::Relaxed);
-        loop {
-            if at >= self.total || self.stop.load(Ordering::Relaxed) {
-                return None;
-            }
-            let chunk = self.chunk_at(at);
-            match self.next.compare_exchange_weak(
-                at,
-                chunk.end(),
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return Some(chunk),
-                Err(now) => at = now,
-            }
         }
     }
 
@@ -303,17 +219,6 @@ impl Job {
             offset,
             base,
             length: end.min(self.sources[source].size()) - offset,
-        }
-    }
-
-    /// Lets the lanes pass over bytes up to `to` of the target, which need
-    /// nothing, if they have come to `from` and not farther.
-    fn leap(&self, from: u64, to: u64) {
-        let leapt = self
-            .next
-            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
-        if leapt.is_ok() {
-            self.done.fetch_add(to - from, Ordering::Relaxed);
         }
     }
 
@@ -392,7 +297,9 @@ impl Chunk {
             let length = status.length.min(self.length - at);
             if status.zero && job.skips_zeroes() && status.length > length {
                 let end = self.target() + at + status.length;
-                job.leap(self.end(), end / CHUNK * CHUNK);
+                // The cursor stays on a chunk's boundary within the source.
+                let end = self.base + (end - self.base) / CHUNK * CHUNK;
+                job.cursor.leap(self.end(), end);
             }
             match segments.last_mut() {
                 Some(last) if last.zero == status.zero => last.length += length,

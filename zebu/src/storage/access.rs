@@ -306,7 +306,7 @@ async fn write_bounced(
     }
     // The padding of the last block must not make the file longer.
     let end = offset + iov.len() as u64;
-    if !storage.is_device() && end % alignment as u64 != 0 && end > end_before {
+    if !storage.is_device() && !end.is_multiple_of(alignment as u64) && end > end_before {
         storage.set_len(end)?;
     }
     Ok(())
@@ -378,8 +378,9 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// Writes zeroes as data.
 #[allow(unsafe_code)]
-async fn write_zeroes(
+pub async fn write_zeroes(
     storage: &dyn Storage,
     queue: &Queue,
     offset: u64,

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind};
 use super::{Alignment, Iov, Queue, Started, Storage, StorageExtent};
 
@@ -74,7 +75,7 @@ impl FromStr for CacheMode {
 pub struct OpenFile {
     /// For writing too.
     pub write: bool,
-    /// Make it if it is not there, and empty it if it is.
+    /// Make it if it is not there. One that is there is not changed.
     pub create: bool,
     /// How the page cache takes part.
     pub cache: CacheMode,
@@ -104,7 +105,7 @@ impl File {
                 .read(true)
                 .write(how.write)
                 .create(how.create)
-                .truncate(how.create)
+                .truncate(false)
                 .mode(0o644)
                 .custom_flags(flags)
                 .open(&path)
@@ -150,6 +151,22 @@ impl File {
         self.fd.as_raw_fd()
     }
 
+    /// Takes the locks by which QEMU and zebu keep out of each other's way.
+    /// They are held until the file is dropped.
+    pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
+        lock::lock(self.as_raw_fd(), &self.path, request)
+    }
+
+    /// Device and inode number, or the number of the device that it is: the
+    /// same for two names of one file.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.metadata()?;
+        Ok(match self.device {
+            true => (u64::MAX, metadata.rdev()),
+            false => (metadata.dev(), metadata.ino()),
+        })
+    }
+
     fn metadata(&self) -> io::Result<fs::Metadata> {
         // fstat through a borrowed handle that does not close it.
         std::mem::ManuallyDrop::new(self.as_std()).metadata()
@@ -174,6 +191,14 @@ impl File {
             Some(libc::ENXIO) => Ok(None),
             _ => Err(error),
         }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // Closing does it too, but not while a child process that is just
+        // being started holds a copy of the descriptor.
+        lock::unlock(self.as_raw_fd());
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! A [`Storage`] is what bytes are stored in; a [`Queue`] is how a thread
 //! reads and writes them with many operations in flight. Everything above
-//! this room moves bytes through [`read`], [`write`] and their like.
+//! this room moves bytes through [`read()`], [`write()`] and their like.
 
 mod access;
 mod buffer;
 mod engine;
 mod file;
+mod lock;
 mod memory;
 mod native;
 mod op;
@@ -20,11 +21,11 @@ use std::io;
 use std::path::Path;
 
 pub(crate) use access::{Reading, begin_read, begin_write, read_pooled};
-
-pub use access::{allocate, flush, punch_hole, read, read_vec, write, zero_range};
+pub use access::{allocate, flush, punch_hole, read, read_vec, write, write_zeroes, zero_range};
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
+pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};
