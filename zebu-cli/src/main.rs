@@ -1,2 +1,19 @@
-//! The program.
-fn main() {}
+//! The program: does to disk images what people do with qemu-img, under its
+//! own name or under those of qemu-img and qemu-io.
+
+mod commands;
+mod create_options;
+mod failure;
+mod json;
+mod localtime;
+mod open;
+mod options;
+mod output;
+mod program;
+mod size;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    program::main(std::env::args_os().collect())
+}

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::{Alignment, Iov, OpKind, Queue, Started, Storage};
+use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage};
 
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
@@ -173,6 +173,21 @@ pub async fn read_vec(
     let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), length) };
     read(storage, queue, offset, &iov).await?;
     Ok(bytes)
+}
+
+/// The same into a buffer of the queue's pool, which may be longer.
+#[allow(unsafe_code)]
+pub(crate) async fn read_pooled(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    length: usize,
+) -> io::Result<PoolBuffer> {
+    let mut buffer = queue.buffer(length);
+    // SAFETY: the buffer lives until the read, awaited here, has ended.
+    let iov = unsafe { buffer.iov() }.slice(0, length);
+    read(storage, queue, offset, &iov).await?;
+    Ok(buffer)
 }
 
 /// Writes `iov` at `offset`, durably on return if the storage's cache mode is

@@ -1,0 +1,190 @@
+//! `check`: find errors and leaks in an image.
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::Parser;
+use serde_json::{Map, Value, json};
+use zebu::block::LayerImage;
+use zebu::jobs::{self, CheckReport};
+
+use crate::failure::{Failure, Outcome};
+use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
+use crate::program::Invocation;
+use crate::{json, open, output};
+
+/// Check basic image integrity
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Print no report
+    #[arg(short, long)]
+    quiet: bool,
+    /// Cache mode of the image
+    #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
+    cache: Option<String>,
+    /// How to print the report: human or json
+    #[arg(long, value_name = "FORMAT")]
+    output: Option<String>,
+    /// Repair leaks, or all errors
+    #[arg(short, long, value_name = "leaks|all")]
+    repair: Option<String>,
+    /// The image
+    names: Vec<String>,
+}
+
+/// The image has errors.
+const CORRUPT: u8 = 2;
+/// The image has leaks, and no errors.
+const LEAKS: u8 = 3;
+/// Images of this format cannot be checked.
+const NO_CHECKS: u8 = 63;
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let format = OutputFormat::parse(arguments.output.as_deref())?;
+    match arguments.repair.as_deref() {
+        None => {}
+        Some("leaks" | "all") => {
+            return Err(Failure::new("--repair (-r) is not part of this version"));
+        }
+        Some(other) => {
+            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{other}'");
+            return Err(Failure::new(text).with_hint());
+        }
+    }
+    let name = one_name(&arguments.names)?;
+    arguments.source.validate()?;
+    let cache = source_cache(arguments.cache.as_deref())?;
+
+    let queue = open::queue()?;
+    let device = open::device(&queue, name, &arguments.source, cache)?;
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        let failure = Failure::new("This image format does not support checks");
+        return Err(failure.with_status(NO_CHECKS));
+    };
+    let mut stderr = std::io::BufWriter::new(std::io::stderr());
+    let result = jobs::check(&queue, image, &mut |message| {
+        // Nobody is left to tell that stderr is closed.
+        let _ = writeln!(stderr, "{message}");
+    });
+    let _ = stderr.flush();
+    drop(stderr);
+    let report = result.map_err(|e| Failure::new(format!("Check failed: {e}")))?;
+    match format {
+        OutputFormat::Json => {
+            let report = to_json(&report, name, device.top().format().name());
+            output::print(&json::pretty(&report))?;
+        }
+        OutputFormat::Human if arguments.quiet => {}
+        OutputFormat::Human => {
+            output::print(&to_text(&report))?;
+        }
+    }
+    exit_status(&report)
+}
+
+fn exit_status(report: &CheckReport) -> Outcome {
+    if report.check_errors > 0 {
+        Err(Failure::new("Check failed"))
+    } else if report.corruptions > 0 {
+        Ok(CORRUPT)
+    } else if report.leaks > 0 {
+        Ok(LEAKS)
+    } else {
+        Ok(0)
+    }
+}
+
+fn to_text(report: &CheckReport) -> String {
+    let mut text = String::new();
+    if report.corruptions > 0 {
+        text += &format!(
+            "\n{} errors were found on the image.\nData may be corrupted, or further writes to \
+             the image may corrupt it.\n",
+            report.corruptions
+        );
+    }
+    if report.leaks > 0 {
+        text += &format!(
+            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but \
+             no harm to data.\n",
+            report.leaks
+        );
+    }
+    if report.check_errors > 0 {
+        text += &format!(
+            "\n{} internal errors have occurred during the check.\n",
+            report.check_errors
+        );
+    }
+    if text.is_empty() {
+        text += "No errors were found on the image.\n";
+    }
+    if report.total_clusters != 0 && report.allocated_clusters != 0 {
+        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        text += &format!(
+            "{}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            report.allocated_clusters,
+            report.total_clusters,
+            percent(report.allocated_clusters, report.total_clusters),
+            percent(report.fragmented_clusters, report.allocated_clusters),
+            percent(report.compressed_clusters, report.allocated_clusters),
+        );
+    }
+    if report.image_end_offset > 0 {
+        text += &format!("Image end offset: {}\n", report.image_end_offset);
+    }
+    text
+}
+
+/// The keys in the order of qemu-img; counts of 0 are left out but for one.
+fn to_json(report: &CheckReport, name: &str, format: &str) -> Value {
+    let mut map = Map::new();
+    let mut count = |key: &str, value: u64| {
+        if value != 0 || key == "check-errors" {
+            map.insert(key.to_string(), json!(value));
+        }
+    };
+    count("image-end-offset", report.image_end_offset);
+    count("compressed-clusters", report.compressed_clusters);
+    count("total-clusters", report.total_clusters);
+    count("corruptions", report.corruptions);
+    count("check-errors", report.check_errors);
+    count("leaks", report.leaks);
+    count("allocated-clusters", report.allocated_clusters);
+    map.insert("filename".into(), json!(name));
+    map.insert("format".into(), json!(format));
+    if report.fragmented_clusters != 0 {
+        map.insert(
+            "fragmented-clusters".into(),
+            json!(report.fragmented_clusters),
+        );
+    }
+    Value::Object(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clean_image() {
+        let mut report = CheckReport::default();
+        report.total_clusters = 1024;
+        report.allocated_clusters = 6;
+        report.image_end_offset = 49152;
+        assert_eq!(
+            to_text(&report),
+            "No errors were found on the image.\n6/1024 = 0.59% allocated, 0.00% fragmented, \
+             0.00% compressed clusters\nImage end offset: 49152\n"
+        );
+        assert_eq!(exit_status(&report).unwrap(), 0);
+        report.leaks = 1;
+        assert_eq!(exit_status(&report).unwrap(), LEAKS);
+        report.corruptions = 1;
+        assert_eq!(exit_status(&report).unwrap(), CORRUPT);
+    }
+}

@@ -1,0 +1,93 @@
+//! `info`: what an image is.
+
+mod report;
+mod text;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+
+use clap::Parser;
+use serde_json::Value;
+use zebu::block::{Device, OpenOptions, Source};
+use zebu::storage::{CacheMode, Queue};
+
+use crate::failure::{Failure, Outcome};
+use crate::options::{OutputFormat, SourceOptions, one_name};
+use crate::program::Invocation;
+use crate::{json, open, output};
+
+use report::Report;
+
+/// Display information about image
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Show the whole chain of backing files
+    #[arg(short, long)]
+    backing_chain: bool,
+    /// How to print the report: human or json
+    #[arg(long, value_name = "FORMAT")]
+    output: Option<String>,
+    /// The image
+    names: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let format = OutputFormat::parse(arguments.output.as_deref())?;
+    let name = one_name(&arguments.names)?;
+    let queue = open::queue()?;
+    let options = OpenOptions {
+        no_backing: true,
+        ..open::options(name, &arguments.source, CacheMode::WriteBack)?
+    };
+    let source = open::source(name, &arguments.source);
+    let reports = collect(&queue, name, source, options, arguments.backing_chain)?;
+    let text = match format {
+        OutputFormat::Human => text::reports(&reports),
+        OutputFormat::Json if arguments.backing_chain => {
+            json::pretty(&Value::Array(reports.iter().map(Report::to_json).collect()))
+        }
+        OutputFormat::Json => json::pretty(&reports[0].to_json()),
+    };
+    output::print(&text)
+}
+
+/// The image, and with `chain` those behind it: at least one.
+fn collect(
+    queue: &Queue,
+    name: &str,
+    mut source: Source,
+    mut options: OpenOptions,
+    chain: bool,
+) -> Result<Vec<Report>, Failure> {
+    let mut name = name.to_string();
+    let mut seen = HashSet::new();
+    let mut reports = Vec::new();
+    loop {
+        if !seen.insert(name.clone()) {
+            return Err(Failure::new(format!(
+                "Backing file '{name}' creates an infinite loop."
+            )));
+        }
+        let device =
+            Device::open(queue, &source, &options).map_err(|e| open::failure(&name, &e))?;
+        let report = Report::of(queue, &device).map_err(|e| open::failure(&name, &e))?;
+        let next = report.backing.as_ref().map(|backing| {
+            let format = backing.format.as_deref();
+            (backing.full_name.clone(), format.map(str::to_string))
+        });
+        reports.push(report);
+        let Some((next, format)) = next.filter(|_| chain) else {
+            return Ok(reports);
+        };
+        options.format = match format {
+            Some(format) => Some(format.parse().map_err(|e| open::failure(&next, &e))?),
+            None => None,
+        };
+        source = Source::Name(next.clone());
+        name = next;
+    }
+}

@@ -1,0 +1,264 @@
+//! What `info` knows of one image, and its form for programs.
+
+use serde_json::{Map, Value, json};
+use zebu::Result;
+use zebu::block::{Device, LayerImage};
+use zebu::format::{BitmapEntry, Snapshot};
+use zebu::image::Image;
+use zebu::jobs;
+use zebu::storage::Queue;
+
+/// One image.
+pub struct Report {
+    pub name: String,
+    pub format: &'static str,
+    pub virtual_size: u64,
+    /// Bytes that the file takes on its device.
+    pub disk_size: u64,
+    pub file: FileReport,
+    pub backing: Option<Backing>,
+    pub qcow2: Option<Qcow2Report>,
+}
+
+/// The file that the image is.
+pub struct FileReport {
+    pub name: String,
+    /// QEMU's name for what kind of file it is.
+    pub protocol: &'static str,
+    pub length: u64,
+    pub disk_size: u64,
+}
+
+/// The backing file, by its names.
+pub struct Backing {
+    /// As the image has it.
+    pub name: String,
+    /// From where the program runs.
+    pub full_name: String,
+    pub format: Option<String>,
+}
+
+/// What only qcow2 images have.
+pub struct Qcow2Report {
+    pub cluster_size: u64,
+    pub is_dirty: bool,
+    pub snapshots: Vec<Snapshot>,
+    /// "Format specific information".
+    pub specific: Value,
+}
+
+impl Report {
+    /// Looks at the top image of a device.
+    pub fn of(queue: &Queue, device: &Device) -> Result<Report> {
+        let layer = device.top();
+        let file = layer.file();
+        let disk_size = file.allocated()?;
+        let qcow2 = match &layer.image {
+            LayerImage::Raw(_) => None,
+            LayerImage::Qcow2(image) => Some(image),
+        };
+        Ok(Report {
+            name: layer.name.clone(),
+            format: layer.format().name(),
+            virtual_size: layer.size(),
+            disk_size,
+            file: FileReport {
+                name: file.path().to_string_lossy().into_owned(),
+                protocol: if file.is_device() {
+                    "host_device"
+                } else {
+                    "file"
+                },
+                length: file.len()?.next_multiple_of(512),
+                disk_size,
+            },
+            backing: qcow2.and_then(|image| Backing::of(&layer.name, image)),
+            qcow2: match qcow2 {
+                Some(image) => Some(Qcow2Report::of(queue, image)?),
+                None => None,
+            },
+        })
+    }
+
+    /// The report for programs, its keys in qemu-img's order.
+    pub fn to_json(&self) -> Value {
+        let mut map = Map::new();
+        map.insert("children".into(), json!([self.file.to_json()]));
+        if let Some(format) = self.backing.as_ref().and_then(|b| b.format.as_ref()) {
+            map.insert("backing-filename-format".into(), json!(format));
+        }
+        let snapshots = self.qcow2.as_ref().map_or(&[][..], |q| &q.snapshots);
+        if !snapshots.is_empty() {
+            let list: Vec<Value> = snapshots.iter().map(snapshot).collect();
+            map.insert("snapshots".into(), json!(list));
+        }
+        map.insert("virtual-size".into(), json!(self.virtual_size));
+        map.insert("filename".into(), json!(self.name));
+        if let Some(qcow2) = &self.qcow2 {
+            map.insert("cluster-size".into(), json!(qcow2.cluster_size));
+        }
+        map.insert("format".into(), json!(self.format));
+        map.insert("actual-size".into(), json!(self.disk_size));
+        if let Some(qcow2) = &self.qcow2 {
+            let specific = json!({"type": self.format, "data": qcow2.specific});
+            map.insert("format-specific".into(), specific);
+        }
+        if let Some(backing) = &self.backing {
+            map.insert("full-backing-filename".into(), json!(backing.full_name));
+            map.insert("backing-filename".into(), json!(backing.name));
+        }
+        let is_dirty = self.qcow2.as_ref().is_some_and(|q| q.is_dirty);
+        map.insert("dirty-flag".into(), json!(is_dirty));
+        Value::Object(map)
+    }
+}
+
+impl FileReport {
+    fn to_json(&self) -> Value {
+        let mut info = Map::new();
+        info.insert("children".into(), json!([]));
+        info.insert("virtual-size".into(), json!(self.length));
+        info.insert("filename".into(), json!(self.name));
+        info.insert("format".into(), json!(self.protocol));
+        info.insert("actual-size".into(), json!(self.disk_size));
+        if self.protocol == "file" {
+            let specific = json!({"type": "file", "data": {}});
+            info.insert("format-specific".into(), specific);
+        }
+        info.insert("dirty-flag".into(), json!(false));
+        json!({"name": "file", "info": info})
+    }
+}
+
+impl Backing {
+    fn of(image_name: &str, image: &Image) -> Option<Backing> {
+        let header = image.header();
+        let name = text(header.backing_file()?);
+        Some(Backing {
+            full_name: combine(image_name, &name),
+            name,
+            format: header
+                .extensions
+                .backing_format()
+                .filter(|format| !format.is_empty())
+                .map(text),
+        })
+    }
+}
+
+/// A name in an image, from where the program runs: relative to the image.
+fn combine(image: &str, name: &str) -> String {
+    let has_protocol = name
+        .split_once(':')
+        .is_some_and(|(protocol, _)| !protocol.contains('/'));
+    if has_protocol || name.starts_with('/') {
+        return name.to_string();
+    }
+    let image = image.strip_prefix("file:").unwrap_or(image);
+    match image.rfind('/') {
+        Some(end) => format!("{}{name}", &image[..=end]),
+        None => name.to_string(),
+    }
+}
+
+impl Qcow2Report {
+    fn of(queue: &Queue, image: &Image) -> Result<Self> {
+        let header = image.header();
+        Ok(Qcow2Report {
+            cluster_size: header.cluster_size(),
+            is_dirty: header.is_dirty(),
+            snapshots: image.snapshots().to_vec(),
+            specific: specific(image, &jobs::bitmaps(queue, image)?),
+        })
+    }
+}
+
+/// The "format specific" part, in qemu-img's order.
+fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
+    let header = image.header();
+    let mut map = Map::new();
+    let mut add = |key: &str, value: Value| {
+        map.insert(key.to_string(), value);
+    };
+    let is_v3 = header.version >= 3;
+    add("compat", json!(if is_v3 { "1.1" } else { "0.10" }));
+    add("compression-type", json!(header.compression.name()));
+    if is_v3 {
+        add("lazy-refcounts", json!(header.lazy_refcounts()));
+        if !bitmaps.is_empty() {
+            let list: Vec<Value> = bitmaps.iter().map(bitmap).collect();
+            add("bitmaps", json!(list));
+        }
+    }
+    add("refcount-bits", json!(image.geometry().refcount_bits()));
+    if is_v3 {
+        if header.has_data_file() {
+            if let Some(name) = header.extensions.data_file() {
+                add("data-file", json!(text(name)));
+            }
+            add("data-file-raw", json!(header.is_data_file_raw()));
+        }
+        add("corrupt", json!(header.is_corrupt()));
+        add("extended-l2", json!(header.has_extended_l2()));
+    }
+    Value::Object(map)
+}
+
+fn bitmap(bitmap: &BitmapEntry) -> Value {
+    let mut flags = Vec::new();
+    if bitmap.in_use() {
+        flags.push("in-use");
+    }
+    if bitmap.auto() {
+        flags.push("auto");
+    }
+    json!({
+        "flags": flags,
+        "name": text(&bitmap.name),
+        "granularity": bitmap.granularity().unwrap_or(0),
+    })
+}
+
+fn snapshot(snapshot: &Snapshot) -> Value {
+    let mut map = Map::new();
+    let mut add = |key: &str, value: Value| {
+        map.insert(key.to_string(), value);
+    };
+    if let Some(icount) = snapshot.icount() {
+        add("icount", json!(icount));
+    }
+    add(
+        "vm-clock-nsec",
+        json!(snapshot.vm_clock_nsec % 1_000_000_000),
+    );
+    add("name", json!(text(&snapshot.name)));
+    add("date-sec", json!(snapshot.date_sec));
+    add("date-nsec", json!(snapshot.date_nsec));
+    add(
+        "vm-clock-sec",
+        json!(snapshot.vm_clock_nsec / 1_000_000_000),
+    );
+    add("id", json!(text(&snapshot.id)));
+    add("vm-state-size", json!(snapshot.vm_state_size()));
+    Value::Object(map)
+}
+
+/// A string of an image, for people and programs that expect UTF-8.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::combine;
+
+    #[test]
+    fn names_are_relative_to_the_image() {
+        assert_eq!(combine("a.qcow2", "b.qcow2"), "b.qcow2");
+        assert_eq!(combine("x/y/a.qcow2", "b.qcow2"), "x/y/b.qcow2");
+        assert_eq!(combine("x/a.qcow2", "../b.qcow2"), "x/../b.qcow2");
+        assert_eq!(combine("/x/a.qcow2", "/b.qcow2"), "/b.qcow2");
+        assert_eq!(combine("x/a.qcow2", "nbd:host"), "nbd:host");
+        assert_eq!(combine("x/a.qcow2", "d:/e"), "d:/e");
+    }
+}

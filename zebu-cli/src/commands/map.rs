@@ -1,0 +1,233 @@
+//! `map`: where the data of a disk is.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use clap::Parser;
+use zebu::block::{Device, Status};
+use zebu::storage::{CacheMode, Queue};
+
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::options::{OutputFormat, SourceOptions, one_name};
+use crate::program::Invocation;
+use crate::size;
+
+/// Dump image metadata
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// How to print the map: human or json
+    #[arg(long, value_name = "FORMAT")]
+    output: Option<String>,
+    /// Where to start
+    #[arg(short, long, value_name = "OFFSET", allow_hyphen_values = true)]
+    start_offset: Option<String>,
+    /// How far to go
+    #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
+    max_length: Option<String>,
+    /// The image
+    names: Vec<String>,
+}
+
+/// A row of the map: ranges of the device that are alike and that lie in a
+/// row where they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    start: u64,
+    status: Status,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let format = OutputFormat::parse(arguments.output.as_deref())?;
+    let number = |what, text: &Option<String>| {
+        text.as_deref()
+            .map(|text| size::parse_option(what, text).map_err(Failure::new))
+            .transpose()
+    };
+    let start = number("start offset", &arguments.start_offset)?.unwrap_or(0);
+    let length = number("max length", &arguments.max_length)?;
+    let name = one_name(&arguments.names)?;
+
+    let queue = open::queue()?;
+    let device = open::device(&queue, name, &arguments.source, CacheMode::WriteBack)?;
+    let end = length
+        .and_then(|length| start.checked_add(length))
+        .map_or(device.size(), |end| end.min(device.size()));
+
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let result = match format {
+        OutputFormat::Human => human(&queue, &device, start..end, &mut out),
+        OutputFormat::Json => json(&queue, &device, start..end, &mut out),
+    };
+    out.flush()?;
+    result.map(|()| 0)
+}
+
+fn human(
+    queue: &Queue,
+    device: &Device,
+    range: std::ops::Range<u64>,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    writeln!(
+        out,
+        "{:<16}{:<16}{:<16}File",
+        "Offset", "Length", "Mapped to"
+    )?;
+    for_each_row(queue, device, range, |row| {
+        if !row.status.data || row.status.zero {
+            return Ok(());
+        }
+        let Some(host) = row.status.host else {
+            return Err(Failure::new(
+                "File contains external, encrypted or compressed clusters.",
+            ));
+        };
+        let file = device.layers().get(row.status.depth);
+        let file = file.map_or_else(String::new, |l| l.data().path().display().to_string());
+        let line: String = [row.start, row.status.length, host]
+            .iter()
+            .map(|number| format!("{:<16}", c_hex(*number)))
+            .collect();
+        Ok(writeln!(out, "{line}{file}")?)
+    })
+}
+
+/// A number as C's `%#x` has it.
+fn c_hex(number: u64) -> String {
+    match number {
+        0 => "0".into(),
+        other => format!("{other:#x}"),
+    }
+}
+
+fn json(
+    queue: &Queue,
+    device: &Device,
+    range: std::ops::Range<u64>,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    write!(out, "[")?;
+    let mut first = true;
+    for_each_row(queue, device, range, |row| {
+        if !std::mem::take(&mut first) {
+            out.write_all(b",\n")?;
+        }
+        Ok(out.write_all(json_row(&row).as_bytes())?)
+    })?;
+    writeln!(out, "]")?;
+    Ok(())
+}
+
+fn json_row(row: &Row) -> String {
+    let status = &row.status;
+    let mut text = format!(
+        "{{ \"start\": {}, \"length\": {}, \"depth\": {}, \"present\": {}, \"zero\": {}, \
+         \"data\": {}, \"compressed\": {}",
+        row.start,
+        status.length,
+        status.depth,
+        status.present,
+        status.zero,
+        status.data,
+        status.compressed
+    );
+    if let Some(host) = status.host {
+        // Writing to a String cannot fail.
+        let _ = write!(text, ", \"offset\": {host}");
+    }
+    text.push('}');
+    text
+}
+
+/// Calls `each` for the rows of the range, each as long as it can be.
+fn for_each_row(
+    queue: &Queue,
+    device: &Device,
+    range: std::ops::Range<u64>,
+    mut each: impl FnMut(Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut row: Option<Row> = None;
+    let mut offset = range.start;
+    while offset < range.end {
+        let status = queue
+            .block_on(device.status(queue, offset, range.end - offset))
+            .map_err(|e| Failure::new(format!("Failed to read image metadata: {e}")))?;
+        let next = Row {
+            start: offset,
+            status,
+        };
+        offset += status.length.clamp(1, range.end - offset);
+        match &mut row {
+            Some(row) if is_continued(row, &next) => row.status.length += status.length,
+            _ => {
+                if let Some(done) = row.replace(next) {
+                    each(done)?;
+                }
+            }
+        }
+    }
+    row.map_or(Ok(()), each)
+}
+
+/// Whether `next`, which starts where `row` ends, is more of the same.
+fn is_continued(row: &Row, next: &Row) -> bool {
+    let host = row.status.host.map(|host| host + row.status.length);
+    let alike = Status {
+        length: next.status.length,
+        host,
+        ..row.status
+    };
+    alike == next.status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(start: u64, length: u64, host: Option<u64>) -> Row {
+        Row {
+            start,
+            status: Status {
+                length,
+                zero: false,
+                data: true,
+                present: true,
+                compressed: host.is_none(),
+                depth: 0,
+                host,
+            },
+        }
+    }
+
+    #[test]
+    fn rows_join_where_the_file_goes_on() {
+        assert!(is_continued(
+            &data(0, 512, Some(1024)),
+            &data(512, 9, Some(1536))
+        ));
+        assert!(!is_continued(
+            &data(0, 512, Some(1024)),
+            &data(512, 9, Some(1537))
+        ));
+        assert!(is_continued(&data(0, 512, None), &data(512, 9, None)));
+        assert!(!is_continued(
+            &data(0, 512, Some(1024)),
+            &data(512, 9, None)
+        ));
+    }
+
+    #[test]
+    fn a_row_of_json() {
+        assert_eq!(
+            json_row(&data(0, 65536, Some(327_680))),
+            "{ \"start\": 0, \"length\": 65536, \"depth\": 0, \"present\": true, \"zero\": false, \
+             \"data\": true, \"compressed\": false, \"offset\": 327680}"
+        );
+    }
+}

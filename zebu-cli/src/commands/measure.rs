@@ -1,0 +1,136 @@
+//! `measure`: how large a file a new image would need.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use serde_json::{Map, json};
+use zebu::block::Format;
+use zebu::jobs::{self, Measure, MeasureTarget};
+use zebu::storage::CacheMode;
+
+use crate::create_options::{CreateOptions, qcow2_target};
+use crate::failure::{Failure, Outcome};
+use crate::options::{OutputFormat, SourceOptions};
+use crate::program::Invocation;
+use crate::{json, open, output, size};
+
+/// Calculate file size required for a new image
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Format of the new image
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    target_format: Option<String>,
+    /// Options of the new image
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    target_options: Vec<String>,
+    /// Size of the new disk, if it is not a copy
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    size: Option<String>,
+    /// Measure this snapshot of the image
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
+    /// How to print the report: human or json
+    #[arg(long, value_name = "FORMAT")]
+    output: Option<String>,
+    /// The image to be copied
+    names: Vec<String>,
+}
+
+/// Formats that qemu-img knows and has no measure for.
+const WITHOUT_MEASURE: [&str; 10] = [
+    "vdi",
+    "vmdk",
+    "vpc",
+    "vhdx",
+    "qcow",
+    "qed",
+    "parallels",
+    "bochs",
+    "dmg",
+    "cloop",
+];
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let format = OutputFormat::parse(arguments.output.as_deref())?;
+    let size = match arguments.size.as_deref() {
+        Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
+        None => None,
+    };
+    let name = match (&arguments.names[..], size) {
+        ([], Some(_)) => None,
+        ([name], None) => Some(name),
+        ([_], Some(_)) => {
+            return Err(Failure::new(
+                "--size N cannot be used together with a filename.",
+            ));
+        }
+        _ => {
+            return Err(Failure::new(
+                "Either --size N or one filename must be specified.",
+            ));
+        }
+    };
+    let measured = match (name, size) {
+        (Some(name), _) => measure_image(&arguments, name)?,
+        (None, size) => {
+            let target = target(&arguments)?;
+            jobs::measure_size(size.unwrap_or(0), &target)
+                .map_err(|e| Failure::new(e.to_string()))?
+        }
+    };
+    output::print(&match format {
+        OutputFormat::Human => to_text(&measured),
+        OutputFormat::Json => to_json(&measured),
+    })
+}
+
+fn measure_image(arguments: &Arguments, name: &str) -> Result<Measure, Failure> {
+    let queue = open::queue()?;
+    let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
+    options.snapshot.clone_from(&arguments.snapshot);
+    let device = open::device_with(&queue, name, &arguments.source, &options)?;
+    let target = target(arguments)?;
+    jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))
+}
+
+fn target(arguments: &Arguments) -> Result<MeasureTarget, Failure> {
+    let name = arguments.target_format.as_deref().unwrap_or("raw");
+    if WITHOUT_MEASURE.contains(&name) {
+        return Err(Failure::new(format!(
+            "Block driver '{name}' does not support size measurement"
+        )));
+    }
+    let Ok(format) = name.parse::<Format>() else {
+        return Err(Failure::new(format!("Unknown file format '{name}'")));
+    };
+    let options = CreateOptions::parse(format, &arguments.target_options)?;
+    Ok(match format {
+        Format::Raw => MeasureTarget::Raw,
+        Format::Qcow2 => MeasureTarget::Qcow2(qcow2_target(&options)?),
+    })
+}
+
+fn to_text(measured: &Measure) -> String {
+    let mut text = format!(
+        "required size: {}\nfully allocated size: {}\n",
+        measured.required, measured.fully_allocated
+    );
+    if let Some(bitmaps) = measured.bitmaps {
+        text += &format!("bitmaps size: {bitmaps}\n");
+    }
+    text
+}
+
+fn to_json(measured: &Measure) -> String {
+    let mut map = Map::new();
+    if let Some(bitmaps) = measured.bitmaps {
+        map.insert("bitmaps".into(), json!(bitmaps));
+    }
+    map.insert("required".into(), json!(measured.required));
+    map.insert("fully-allocated".into(), json!(measured.fully_allocated));
+    json::pretty(&map.into())
+}

@@ -1,0 +1,58 @@
+//! The commands, one file each.
+
+mod check;
+mod info;
+mod map;
+mod measure;
+
+use std::ffi::OsString;
+
+use crate::failure::Outcome;
+use crate::program::{self, Invocation};
+
+/// Name, what it does, and how it is run.
+type Command = (
+    &'static str,
+    &'static str,
+    fn(&Invocation, Vec<OsString>) -> Outcome,
+);
+
+/// All commands, by name.
+const COMMANDS: [Command; 4] = [
+    ("check", "Check basic image integrity", check::run),
+    ("info", "Display information about image", info::run),
+    ("map", "Dump image metadata", map::run),
+    (
+        "measure",
+        "Calculate file size required for a new image",
+        measure::run,
+    ),
+];
+
+/// Runs a command; `None` if there is none of this name.
+pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
+    let (_, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
+    Some(run(invocation, arguments))
+}
+
+/// What `--help` prints.
+pub fn help(invocation: &Invocation) -> String {
+    let name = &invocation.name;
+    let mut text = format!(
+        "zebu: does to disk images what people do with qemu-img.\n\n\
+         Usage: {name} COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
+    );
+    for (command, what, _) in &COMMANDS {
+        text.push_str(&format!("  {command:<10} {what}\n"));
+    }
+    text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
+    text
+}
+
+/// Reads the arguments of a command.
+fn parse<T: clap::Parser>(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+) -> Result<T, crate::failure::Failure> {
+    program::parse(invocation, arguments)
+}

@@ -1,0 +1,80 @@
+//! How a command ends badly.
+
+use std::io;
+
+/// What a command returns: its exit status, or what went wrong.
+pub type Outcome = Result<u8, Failure>;
+
+/// Why the program ends with a status other than its result's.
+#[derive(Debug)]
+pub enum Failure {
+    /// Who read our output has gone.
+    ClosedPipe,
+    /// All is said; this is the exit status.
+    Said(u8),
+    /// To be told on standard error.
+    Message {
+        /// One line (QEMU has two for a lock).
+        text: String,
+        /// Whether to say where the help is.
+        hint: bool,
+        /// The exit status.
+        status: u8,
+        /// Whether the text has its own prefix, as getopt's messages have.
+        bare: bool,
+    },
+}
+
+impl Failure {
+    /// A message with exit status 1.
+    pub fn new(text: impl Into<String>) -> Self {
+        Failure::Message {
+            text: text.into(),
+            hint: false,
+            status: 1,
+            bare: false,
+        }
+    }
+
+    /// A message that is printed as it is.
+    pub fn bare(text: impl Into<String>) -> Self {
+        match Self::new(text) {
+            Failure::Message { text, .. } => Failure::Message {
+                text,
+                hint: false,
+                status: 1,
+                bare: true,
+            },
+            other => other,
+        }
+    }
+
+    /// The same with another exit status.
+    #[must_use]
+    pub fn with_status(mut self, new: u8) -> Self {
+        if let Failure::Message { status, .. } = &mut self {
+            *status = new;
+        }
+        self
+    }
+
+    /// The same, followed by the line that names the help.
+    #[must_use]
+    pub fn with_hint(mut self) -> Self {
+        if let Failure::Message { hint, .. } = &mut self {
+            *hint = true;
+        }
+        self
+    }
+}
+
+impl From<io::Error> for Failure {
+    /// An error of standard output.
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Failure::ClosedPipe
+        } else {
+            Failure::new(format!("standard output: {}", zebu::strerror(&error)))
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Opening images as the options say, and saying why one cannot be opened.
+
+use std::str::FromStr;
+
+use zebu::Error;
+use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::storage::{CacheMode, Queue, QueueOptions};
+
+use crate::failure::Failure;
+use crate::options::SourceOptions;
+
+/// A queue on this thread, with the engine that the kernel offers.
+pub fn queue() -> Result<Queue, Failure> {
+    Queue::new(QueueOptions::default())
+        .map_err(|e| Failure::new(format!("Could not start I/O: {}", zebu::strerror(&e))))
+}
+
+/// The line for an image that cannot be opened.
+pub fn failure(name: &str, error: &Error) -> Failure {
+    Failure::new(format!("Could not open '{name}': {error}"))
+}
+
+/// What the common options say about opening; the rest as by default.
+pub fn options(
+    name: &str,
+    source: &SourceOptions,
+    cache: CacheMode,
+) -> Result<OpenOptions, Failure> {
+    source.validate()?;
+    let format = match &source.format {
+        Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
+        None => None,
+    };
+    Ok(OpenOptions {
+        format,
+        cache,
+        force_share: source.force_share,
+        ..OpenOptions::default()
+    })
+}
+
+/// The image that `name` and the options mean.
+pub fn source(name: &str, options: &SourceOptions) -> Source {
+    if options.image_opts {
+        Source::Options(name.to_string())
+    } else {
+        Source::Name(name.to_string())
+    }
+}
+
+/// Opens an image for reading.
+pub fn device(
+    queue: &Queue,
+    name: &str,
+    source_options: &SourceOptions,
+    cache: CacheMode,
+) -> Result<Device, Failure> {
+    let options = options(name, source_options, cache)?;
+    device_with(queue, name, source_options, &options)
+}
+
+/// Opens an image with options of the caller's own.
+pub fn device_with(
+    queue: &Queue,
+    name: &str,
+    source_options: &SourceOptions,
+    options: &OpenOptions,
+) -> Result<Device, Failure> {
+    Device::open(queue, &source(name, source_options), options).map_err(|e| failure(name, &e))
+}

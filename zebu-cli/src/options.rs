@@ -1,0 +1,90 @@
+//! Options that several commands share.
+
+use zebu::storage::CacheMode;
+
+use crate::failure::Failure;
+
+/// How the image that a command reads is named and opened.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct SourceOptions {
+    /// Format of the image; found out by its content if not given
+    #[arg(short = 'f', long = "format", value_name = "FMT")]
+    pub format: Option<String>,
+    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    #[arg(long)]
+    pub image_opts: bool,
+    /// Open the image though another process may write to it
+    #[arg(short = 'U', long)]
+    pub force_share: bool,
+    /// Objects of QEMU, such as keys: refused
+    #[arg(long, value_name = "OBJDEF")]
+    pub object: Vec<String>,
+}
+
+impl SourceOptions {
+    /// Refuses combinations that make no sense, and what is not there.
+    pub fn validate(&self) -> Result<(), Failure> {
+        if self.image_opts && self.format.is_some() {
+            return Err(Failure::new(
+                "--image-opts and --format are mutually exclusive",
+            ));
+        }
+        if let Some(object) = self.object.first() {
+            return Err(Failure::new(format!(
+                "--object {object}: objects are not part of this version"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// How a report is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl OutputFormat {
+    /// The value of `--output`.
+    pub fn parse(value: Option<&str>) -> Result<Self, Failure> {
+        match value {
+            None | Some("human") => Ok(Self::Human),
+            Some("json") => Ok(Self::Json),
+            Some(other) => Err(Failure::new(format!(
+                "--output expects 'human' or 'json' not '{other}'"
+            ))
+            .with_hint()),
+        }
+    }
+}
+
+/// The value of `-T`: the cache mode of what is read.
+pub fn source_cache(value: Option<&str>) -> Result<CacheMode, Failure> {
+    cache(value, "source cache")
+}
+
+/// The value of `-t`: the cache mode of what is written.
+#[allow(dead_code)] // For the commands that write.
+pub fn target_cache(value: Option<&str>) -> Result<CacheMode, Failure> {
+    cache(value, "cache")
+}
+
+fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
+    let Some(value) = value else {
+        return Ok(CacheMode::WriteBack);
+    };
+    value
+        .parse()
+        .map_err(|()| Failure::new(format!("Invalid {what} option: {value}")))
+}
+
+/// The only file name of a command that takes one.
+pub fn one_name(names: &[String]) -> Result<&str, Failure> {
+    match names {
+        [name] => Ok(name),
+        _ => Err(Failure::new("Expecting one image file name").with_hint()),
+    }
+}

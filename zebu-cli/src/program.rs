@@ -1,0 +1,214 @@
+//! From the command line to a command: by which name the program was called,
+//! which command that means, and how a failure is told.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::commands;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+
+/// How the program was called.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// `argv[0]` as it was given; usage messages show it.
+    pub argv0: String,
+    /// Its base name, which starts every message.
+    pub name: String,
+    /// The subcommand; empty before there is one.
+    pub command: String,
+}
+
+impl Invocation {
+    fn new(argv0: Option<OsString>) -> Self {
+        let argv0 = argv0.map_or_else(
+            || env!("CARGO_BIN_NAME").to_string(),
+            |a| a.to_string_lossy().into_owned(),
+        );
+        let name = Path::new(&argv0).file_name().map_or_else(
+            || argv0.clone(),
+            |name| name.to_string_lossy().trim_start_matches("lt-").to_string(),
+        );
+        Invocation {
+            argv0,
+            name,
+            command: String::new(),
+        }
+    }
+
+    /// The same for one subcommand.
+    fn with_command(&self, command: &str) -> Self {
+        Invocation {
+            command: command.to_string(),
+            ..self.clone()
+        }
+    }
+
+    /// What getopt would start its messages with: `ARGV0 info`.
+    fn prefix(&self) -> String {
+        if self.command.is_empty() {
+            self.argv0.clone()
+        } else {
+            format!("{} {}", self.argv0, self.command)
+        }
+    }
+
+    /// A line on standard error, after the program's name.
+    pub fn say(&self, message: &str) {
+        // Nobody is left to tell that stderr is closed.
+        let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
+    }
+
+    fn hint(&self) -> String {
+        format!("Try '{} --help' for more info", self.prefix())
+    }
+}
+
+/// Runs the program; the first argument is its name.
+pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
+    let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
+    let invocation = Invocation::new(argv0);
+    let outcome = match invocation.name.as_str() {
+        "qemu-io" => commands::run(&invocation.with_command(""), "io", arguments)
+            .unwrap_or_else(|| Err(Failure::new("qemu-io is not part of this version"))),
+        "qemu-nbd" => Err(Failure::new("qemu-nbd is not part of this version")),
+        _ => dispatch(&invocation, arguments),
+    };
+    ExitCode::from(finish(&invocation, outcome))
+}
+
+/// Tells a failure and gives the exit status.
+fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
+    match outcome {
+        Ok(status) => status,
+        Err(Failure::Said(status)) => status,
+        Err(Failure::ClosedPipe) => output::CLOSED_PIPE,
+        Err(Failure::Message {
+            text,
+            hint,
+            status,
+            bare,
+        }) => {
+            if bare {
+                let _ = writeln!(std::io::stderr(), "{text}");
+            } else {
+                invocation.say(&text);
+            }
+            if hint {
+                let _ = writeln!(std::io::stderr(), "{}", invocation.hint());
+            }
+            status
+        }
+    }
+}
+
+/// Finds the command among the arguments and runs it.
+fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
+    if arguments.is_empty() {
+        return Err(Failure::new("Not enough arguments").with_hint());
+    }
+    let first = arguments.remove(0).to_string_lossy().into_owned();
+    match first.as_str() {
+        "-h" | "--help" | "help" => return output::print(&commands::help(invocation)),
+        "-V" | "--version" => return output::print(&version(invocation)),
+        option if option.len() > 1 && option.starts_with('-') => {
+            return Err(unrecognized(invocation, option));
+        }
+        _ => {}
+    }
+    let inner = invocation.with_command(&first);
+    match commands::run(&inner, &first, arguments) {
+        // The status, or the message with the command's own hint.
+        Some(outcome) => Ok(finish(&inner, outcome)),
+        None => Err(Failure::new(format!("Command not found: {first}")).with_hint()),
+    }
+}
+
+/// The line that `--version` prints.
+fn version(invocation: &Invocation) -> String {
+    let ours = if invocation.name == "zebu" {
+        ""
+    } else {
+        " (zebu)"
+    };
+    format!(
+        "{} version {}{ours}\n",
+        invocation.name,
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+fn unrecognized(invocation: &Invocation, option: &str) -> Failure {
+    let text = match option.strip_prefix("--") {
+        Some(_) => {
+            let name = option.split('=').next().unwrap_or(option);
+            format!("{}: unrecognized option '{name}'", invocation.prefix())
+        }
+        None => {
+            let letter = option.chars().nth(1).unwrap_or('-');
+            format!("{}: invalid option -- '{letter}'", invocation.prefix())
+        }
+    };
+    Failure::bare(text).with_hint()
+}
+
+/// Reads a command's arguments with clap, and turns clap's errors into
+/// getopt's words, which is what scripts know. `Err` may be a success: help.
+pub fn parse<T: clap::Parser>(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+) -> Result<T, Failure> {
+    let prefix = invocation.prefix();
+    let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
+    let command = T::command()
+        .bin_name(&prefix)
+        .args_override_self(true)
+        .infer_long_args(true)
+        .disable_version_flag(true);
+    let result = command
+        .try_get_matches_from(all)
+        .and_then(|mut matches| T::from_arg_matches_mut(&mut matches));
+    result.map_err(|error| usage_failure(invocation, &error))
+}
+
+fn usage_failure(invocation: &Invocation, error: &clap::Error) -> Failure {
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(list)) => list.join(" "),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::DisplayHelp => match output::print(&error.to_string()) {
+            Ok(_) => Failure::Said(0),
+            Err(failure) => failure,
+        },
+        ErrorKind::UnknownArgument if argument.starts_with('-') => {
+            unrecognized(invocation, &argument)
+        }
+        ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
+            if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
+        {
+            missing_value(invocation, &argument)
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            Failure::new(line.trim_start_matches("error: ")).with_hint()
+        }
+    }
+}
+
+fn is_empty(value: &ContextValue) -> bool {
+    matches!(value, ContextValue::String(text) if text.is_empty())
+}
+
+/// `argument` is as clap shows it: `--format <FMT>`.
+fn missing_value(invocation: &Invocation, argument: &str) -> Failure {
+    let option = argument.split_whitespace().next().unwrap_or(argument);
+    let prefix = invocation.prefix();
+    Failure::bare(format!("{prefix}: option '{option}' requires an argument")).with_hint()
+}

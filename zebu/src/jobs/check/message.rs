@@ -1,0 +1,237 @@
+//! What a check finds, in QEMU's words, because scripts look for them.
+
+use std::fmt;
+
+/// One thing that a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum CheckMessage {
+    /// A structure lies a cluster or more after the end of the file.
+    OutsideFile { offset: u64, length: u64 },
+    /// More references to a cluster than a refcount can count.
+    Overflow { offset: u64 },
+    /// Reserved bits in an L1 entry.
+    L1Reserved { entry: u64 },
+    /// An L2 table that does not start at a cluster.
+    L2Unaligned { offset: u64 },
+    /// So many of those that the rest were not looked at.
+    L2UnalignedSkipped,
+    /// Reserved bits in an L2 entry.
+    L2Reserved { entry: u64 },
+    /// A compressed cluster with the flag that only others have.
+    CompressedCopied { offset: u64 },
+    /// A compressed cluster where there cannot be one: the data are in an
+    /// external data file.
+    CompressedInDataFile { index: usize, entry: u64 },
+    /// A compressed cluster with subclusters.
+    CompressedSubclusters { index: usize, entry: u64 },
+    /// A subcluster that is allocated and zero at once.
+    SubclustersCorrupt { offset: u64 },
+    /// An allocated subcluster without a cluster.
+    SubclustersUnallocated,
+    /// A data cluster that does not start at a cluster of the file.
+    DataUnaligned { offset: u64 },
+    /// The same for a cluster without data yet.
+    PreallocatedUnaligned { offset: u64 },
+    /// A snapshot whose L1 table does not start at a cluster.
+    SnapshotL1Unaligned {
+        id: String,
+        name: String,
+        offset: u64,
+    },
+    /// A snapshot whose L1 table is above the limit.
+    SnapshotL1TooLarge {
+        id: String,
+        name: String,
+        entries: u32,
+    },
+    /// The L1 tables of the snapshots overlap so much that they were not
+    /// followed.
+    SnapshotL1Overlap,
+    /// A bitmap table entry that cannot be right.
+    BitmapTableEntry { name: String, entry: u64 },
+    /// Tables of bitmaps that overlap so much that they were not followed.
+    BitmapTablesOverlap,
+    /// Reserved bits in an entry of the refcount table.
+    RefcountTableReserved { index: usize },
+    /// A refcount block that does not start at a cluster.
+    RefcountBlockUnaligned { index: usize },
+    /// A refcount block after the end of the file.
+    RefcountBlockOutside { index: usize },
+    /// A refcount block that something else uses too.
+    RefcountBlockShared { index: usize, references: u64 },
+    /// The refcount block of a cluster cannot be where the table says.
+    RefblockCorrupt { offset: u64, index: u64 },
+    /// The refcount of a cluster cannot be known.
+    NoRefcount { cluster: u64 },
+    /// A cluster with more references than its refcount says.
+    TooLow {
+        cluster: u64,
+        refcount: u64,
+        references: u64,
+    },
+    /// A cluster with fewer references than its refcount says.
+    Leaked {
+        cluster: u64,
+        refcount: u64,
+        references: u64,
+    },
+    /// An L1 entry whose copied flag is not what the refcount says.
+    CopiedL2 {
+        index: u64,
+        entry: u64,
+        refcount: u64,
+    },
+    /// The same for an L2 entry.
+    CopiedData { entry: u64, refcount: u64 },
+}
+
+impl fmt::Display for CheckMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use CheckMessage as M;
+        match self {
+            M::OutsideFile { offset, length } => write!(
+                f,
+                "ERROR: counting reference for region exceeding the end of the file by one \
+                 cluster or more: offset {offset:#x} size {length:#x}"
+            ),
+            M::Overflow { offset } => write!(
+                f,
+                "ERROR: overflow cluster offset={offset:#x}\nUse qemu-img amend to increase the \
+                 refcount entry width or qemu-img convert to create a clean copy if the image \
+                 cannot be opened for writing"
+            ),
+            M::L1Reserved { entry } => {
+                write!(f, "ERROR found L1 entry with reserved bits set: {entry:x}")
+            }
+            M::L2Unaligned { offset } => write!(
+                f,
+                "ERROR l2_offset={offset:x}: Table is not cluster aligned; L1 entry corrupted"
+            ),
+            M::L2UnalignedSkipped => {
+                write!(
+                    f,
+                    "ERROR too many unaligned L2 tables, the rest not checked"
+                )
+            }
+            M::L2Reserved { entry } => {
+                write!(f, "ERROR found l2 entry with reserved bits set: {entry:x}")
+            }
+            M::CompressedCopied { offset } => write!(
+                f,
+                "ERROR: coffset={offset:#x}: copied flag must never be set for compressed clusters"
+            ),
+            M::CompressedInDataFile { index, entry } => write!(
+                f,
+                "ERROR compressed cluster {index} with data file, entry={entry:#x}"
+            ),
+            M::CompressedSubclusters { index, entry } => write!(
+                f,
+                "ERROR compressed cluster {index} with non-zero subcluster allocation bitmap, \
+                 entry={entry:#x}"
+            ),
+            M::SubclustersCorrupt { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Allocated cluster has corrupted subcluster allocation \
+                 bitmap"
+            ),
+            M::SubclustersUnallocated => write!(
+                f,
+                "ERROR: Unallocated cluster has non-zero subcluster allocation map"
+            ),
+            M::DataUnaligned { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Data cluster is not properly aligned; L2 entry corrupted."
+            ),
+            M::PreallocatedUnaligned { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Preallocated cluster is not properly aligned; L2 entry \
+                 corrupted."
+            ),
+            M::SnapshotL1Unaligned { id, name, offset } => write!(
+                f,
+                "ERROR snapshot {id} ({name}) l1_offset={offset:#x}: L1 table is not cluster \
+                 aligned; snapshot table entry corrupted"
+            ),
+            M::SnapshotL1TooLarge { id, name, entries } => write!(
+                f,
+                "ERROR snapshot {id} ({name}) l1_size={entries:#x}: L1 table is too large; \
+                 snapshot table entry corrupted"
+            ),
+            M::SnapshotL1Overlap => {
+                write!(
+                    f,
+                    "ERROR L1 tables of snapshots overlap, they are not checked"
+                )
+            }
+            M::BitmapTableEntry { name, entry } => {
+                write!(f, "ERROR bitmap '{name}': invalid table entry {entry:#x}")
+            }
+            M::BitmapTablesOverlap => {
+                write!(f, "ERROR tables of bitmaps overlap, they are not checked")
+            }
+            M::RefcountTableReserved { index } => {
+                write!(
+                    f,
+                    "ERROR refcount table entry {index} has reserved bits set"
+                )
+            }
+            M::RefcountBlockUnaligned { index } => write!(
+                f,
+                "ERROR refcount block {index} is not cluster aligned; refcount table entry \
+                 corrupted"
+            ),
+            M::RefcountBlockOutside { index } => {
+                write!(f, "ERROR refcount block {index} is outside image")
+            }
+            M::RefcountBlockShared { index, references } => {
+                write!(f, "ERROR refcount block {index} refcount={references}")
+            }
+            M::RefblockCorrupt { offset, index } => write!(
+                f,
+                "qcow2: Image is corrupt: Refblock offset {offset:#x} unaligned (reftable index: {}); \
+                 further non-fatal corruption events will be suppressed",
+                // As C prints it: no 0x before a 0.
+                if *index == 0 {
+                    "0".to_string()
+                } else {
+                    format!("{index:#x}")
+                }
+            ),
+            M::NoRefcount { cluster } => write!(
+                f,
+                "Can't get refcount for cluster {cluster}: Input/output error"
+            ),
+            M::TooLow {
+                cluster,
+                refcount,
+                references,
+            } => write!(
+                f,
+                "ERROR cluster {cluster} refcount={refcount} reference={references}"
+            ),
+            M::Leaked {
+                cluster,
+                refcount,
+                references,
+            } => write!(
+                f,
+                "Leaked cluster {cluster} refcount={refcount} reference={references}"
+            ),
+            M::CopiedL2 {
+                index,
+                entry,
+                refcount,
+            } => write!(
+                f,
+                "ERROR OFLAG_COPIED L2 cluster: l1_index={index} l1_entry={entry:x} \
+                 refcount={refcount}"
+            ),
+            M::CopiedData { entry, refcount } => write!(
+                f,
+                "ERROR OFLAG_COPIED data cluster: l2_entry={entry:x} refcount={refcount}"
+            ),
+        }
+    }
+}

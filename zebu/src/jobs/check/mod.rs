@@ -1,0 +1,246 @@
+//! Check of a qcow2 image: count every reference to every cluster of the
+//! file, and compare with the refcounts that the image stores.
+//!
+//! The work and the memory are bounded by the length of the file, whatever
+//! the numbers in it say. Every L2 table is read once, however many snapshots
+//! share it: its references count as often as L1 entries point to it.
+//!
+//! - `cells`: small counters for the clusters of the file;
+//! - `counts`: the references counted, and what a region outside the file is;
+//! - `read`: tables read ahead, several in flight;
+//! - `tables`: from the L1 tables to the guest's clusters;
+//! - `bitmaps`: the stored bitmaps;
+//! - `refcounts`: what the image stores, and the comparison;
+//! - `message`: what is found, in QEMU's words.
+
+mod bitmaps;
+mod cells;
+mod counts;
+mod message;
+mod read;
+mod refcounts;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::format::{Geometry, Header, MAX_L1_BYTES, Snapshot};
+use crate::image::Image;
+use crate::storage::{Queue, Storage};
+use crate::{Error, Result};
+
+use counts::Counts;
+pub use message::CheckMessage;
+use read::Reader;
+use refcounts::StoredRefcounts;
+use tables::{L1Table, Visits};
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Errors: what may lead to wrong data.
+    pub corruptions: u64,
+    /// Clusters with a refcount above the references to them.
+    pub leaks: u64,
+    /// What could not be checked.
+    pub check_errors: u64,
+    /// Where the last cluster in use ends, in bytes.
+    pub image_end_offset: u64,
+    /// Clusters of the virtual disk.
+    pub total_clusters: u64,
+    /// How many of them the active disk has allocated.
+    pub allocated_clusters: u64,
+    /// How many of these do not follow the one before in the file.
+    pub fragmented_clusters: u64,
+    /// How many are compressed.
+    pub compressed_clusters: u64,
+}
+
+/// Checks an image, and changes nothing. Blocks.
+///
+/// `report` is called for everything found, in the order of QEMU's check. An
+/// error means that the check could not be done.
+pub fn check(
+    queue: &Queue,
+    image: &Image,
+    report: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    let metadata = Metadata {
+        file: image.file().clone(),
+        header: image.header(),
+        geometry: *image.geometry(),
+        snapshots: image.snapshots(),
+    };
+    check_metadata(queue, &metadata, report)
+}
+
+/// What of an image a check looks at.
+struct Metadata<'a> {
+    file: Arc<dyn Storage>,
+    header: &'a Header,
+    geometry: Geometry,
+    snapshots: &'a [Snapshot],
+}
+
+fn check_metadata(
+    queue: &Queue,
+    metadata: &Metadata<'_>,
+    report: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    let file_len = metadata.file.len()?;
+    let geometry = &metadata.geometry;
+    if geometry.clusters_for(file_len) > i32::MAX as u64 {
+        return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+    }
+    let check = Check {
+        reader: Reader::new(queue, &metadata.file, file_len),
+        metadata,
+        file_len,
+        counts: Counts::new(geometry, file_len),
+        report: CheckReport {
+            total_clusters: geometry.guest_clusters(),
+            ..CheckReport::default()
+        },
+        say: report,
+        suspicious: false,
+        skipped_snapshots: false,
+        skipped_unaligned: false,
+    };
+    queue.block_on(check.run())
+}
+
+/// A check under way.
+struct Check<'a> {
+    reader: Reader,
+    metadata: &'a Metadata<'a>,
+    file_len: u64,
+    counts: Counts,
+    report: CheckReport,
+    say: &'a mut dyn FnMut(CheckMessage),
+    /// Whether a copied flag of the active disk may be wrong.
+    suspicious: bool,
+    /// Whether it was told that snapshots were not looked at.
+    skipped_snapshots: bool,
+    /// The same for unaligned L2 tables.
+    skipped_unaligned: bool,
+}
+
+impl Check<'_> {
+    async fn run(mut self) -> Result<CheckReport> {
+        let header = self.metadata.header;
+        let stored = StoredRefcounts::load(&self.reader, self.metadata).await?;
+
+        self.count(0, self.metadata.geometry.cluster_size(), 1);
+        let active = L1Table {
+            offset: header.l1_offset,
+            entries: u64::from(header.l1_size),
+            active: true,
+        };
+        let others = self.snapshot_tables();
+        let mut visits = Visits::plan(&self.reader, self.metadata, &active, &others).await?;
+        self.count_l1(&active, &mut visits, &stored).await?;
+        self.count_snapshots(&others, &mut visits, &stored).await?;
+        self.count_header_tables();
+        self.count_bitmaps().await?;
+        self.count_refcount_blocks(&stored);
+
+        self.compare(&stored).await?;
+        if self.suspicious {
+            self.check_copied(&active, &stored).await?;
+        }
+        Ok(self.report)
+    }
+
+    /// The L1 tables of the snapshots, in order; `Err` for one that cannot be.
+    fn snapshot_tables(&self) -> Vec<Result<L1Table, CheckMessage>> {
+        let entry = |snapshot: &Snapshot| {
+            let cluster_bits = self.metadata.geometry.cluster_bits();
+            if !snapshot.l1_table().is_aligned(cluster_bits) {
+                return Err(CheckMessage::SnapshotL1Unaligned {
+                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
+                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    offset: snapshot.l1_offset,
+                });
+            }
+            if u64::from(snapshot.l1_size) > MAX_L1_BYTES / 8 {
+                return Err(CheckMessage::SnapshotL1TooLarge {
+                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
+                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    entries: snapshot.l1_size,
+                });
+            }
+            Ok(L1Table {
+                offset: snapshot.l1_offset,
+                entries: u64::from(snapshot.l1_size),
+                active: false,
+            })
+        };
+        self.metadata.snapshots.iter().map(entry).collect()
+    }
+
+    async fn count_snapshots(
+        &mut self,
+        tables: &[Result<L1Table, CheckMessage>],
+        visits: &mut Visits,
+        stored: &StoredRefcounts,
+    ) -> Result<()> {
+        for table in tables {
+            match table {
+                Ok(table) => self.count_l1(table, visits, stored).await?,
+                Err(message) => self.corrupt(message.clone(), 1),
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what the header points to, besides the L1 tables.
+    fn count_header_tables(&mut self) {
+        let header = self.metadata.header;
+        let snapshots: usize = self
+            .metadata
+            .snapshots
+            .iter()
+            .map(Snapshot::encoded_len)
+            .sum();
+        self.count(header.snapshots_offset, snapshots as u64, 1);
+        let refcount_table =
+            u64::from(header.refcount_table_clusters) << self.metadata.geometry.cluster_bits();
+        self.count(header.refcount_table_offset, refcount_table, 1);
+        if let Some(crypto) = header.extensions.crypto() {
+            self.count(crypto.offset, crypto.length, 1);
+        }
+    }
+
+    /// Counts `times` references to the clusters of a region of the file.
+    fn count(&mut self, offset: u64, length: u64, times: u64) {
+        if length == 0 {
+            return;
+        }
+        if self.counts.is_outside(offset, length) {
+            self.corrupt(CheckMessage::OutsideFile { offset, length }, times);
+            return;
+        }
+        let bits = self.metadata.geometry.cluster_bits();
+        for cluster in offset >> bits..=(offset + length - 1) >> bits {
+            let lost = self.counts.add(cluster, times);
+            if lost != 0 {
+                let offset = cluster << bits;
+                self.corrupt(CheckMessage::Overflow { offset }, lost);
+            }
+        }
+    }
+
+    /// Tells of an error that occurs `times` times over.
+    fn corrupt(&mut self, message: CheckMessage, times: u64) {
+        (self.say)(message);
+        self.report.corruptions = self.report.corruptions.saturating_add(times);
+    }
+
+    /// Tells of something that could not be checked.
+    fn unchecked(&mut self, message: CheckMessage) {
+        (self.say)(message);
+        self.report.check_errors += 1;
+    }
+}

@@ -1,0 +1,281 @@
+//! The refcounts that the image stores, and how they compare with the
+//! references that were counted.
+
+use super::cells::Cells;
+use super::{Check, CheckMessage, Metadata, Reader};
+use crate::Result;
+use crate::format::{COPIED, Geometry, MAX_REFCOUNT_TABLE_BYTES, OFFSET_MASK, RefcountBlock};
+
+/// Bits of a refcount table entry that are the block's offset.
+const BLOCK_MASK: u64 = !0x1ff;
+/// Clusters without a known refcount that are told of one by one.
+const UNKNOWN_TOLD: u64 = 65536;
+
+/// What the image stores.
+pub(super) struct StoredRefcounts {
+    geometry: Geometry,
+    /// The refcount table.
+    table: Vec<u64>,
+    /// Clusters of the file whose refcount is exactly one.
+    ones: Cells,
+}
+
+/// Where a refcount block is, according to the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    /// Nowhere: all its refcounts are 0.
+    None,
+    At(u64),
+    /// Where none can be.
+    Unaligned(u64),
+}
+
+impl StoredRefcounts {
+    /// Reads table and blocks, and keeps what the tables' copied flags are
+    /// compared with.
+    pub(super) async fn load(reader: &Reader, metadata: &Metadata<'_>) -> Result<Self> {
+        let geometry = metadata.geometry;
+        let header = metadata.header;
+        let bytes = u64::from(header.refcount_table_clusters) << geometry.cluster_bits();
+        let bytes = bytes.min(MAX_REFCOUNT_TABLE_BYTES);
+        let mut table = Vec::new();
+        let mut numbers = reader.numbers(header.refcount_table_offset, bytes / 8);
+        loop {
+            let piece = numbers.next().await?;
+            if piece.is_empty() {
+                break;
+            }
+            table.extend(piece);
+        }
+        // What lies after the end of the file is 0.
+        table.resize((bytes / 8) as usize, 0);
+        let clusters = geometry.clusters_for(metadata.file.len()?);
+        let mut stored = StoredRefcounts {
+            geometry,
+            table,
+            ones: Cells::new(clusters, 0),
+        };
+        stored.load_ones(reader).await?;
+        Ok(stored)
+    }
+
+    async fn load_ones(&mut self, reader: &Reader) -> Result<()> {
+        let clusters = self.ones.len();
+        let per_block = self.geometry.refcount_block_entries() as u64;
+        let places: Vec<(u64, u64)> = (0..clusters.div_ceil(per_block))
+            .filter_map(|index| match self.block(index) {
+                Block::At(offset) => Some((index, offset)),
+                _ => None,
+            })
+            .collect();
+        let offsets = places.iter().map(|place| place.1);
+        let mut blocks = reader.ahead(offsets, self.geometry.cluster_size() as usize);
+        for (index, _) in &places {
+            let Some(bytes) = blocks.next().await? else {
+                break;
+            };
+            let first = index * per_block;
+            for_each_refcount(bytes, &self.geometry, |entry, refcount| {
+                if refcount == 1 && first + entry < clusters {
+                    self.ones.set(first + entry, 1);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn block(&self, index: u64) -> Block {
+        let entry = usize::try_from(index).ok().and_then(|i| self.table.get(i));
+        let offset = entry.copied().unwrap_or(0) & BLOCK_MASK;
+        if offset == 0 {
+            Block::None
+        } else if self.geometry.offset_in_cluster(offset) != 0 {
+            Block::Unaligned(offset)
+        } else {
+            Block::At(offset)
+        }
+    }
+
+    /// Whether the copied flag of an L1 entry is what the refcount of the L2
+    /// table says, as far as can be told at once.
+    pub(super) fn agrees(&self, entry: u64) -> bool {
+        let offset = entry & OFFSET_MASK;
+        let one = self.ones.get(offset >> self.geometry.cluster_bits()) != 0;
+        offset == 0 || one == (entry & COPIED != 0)
+    }
+
+    /// The same for an L2 entry with a host cluster.
+    #[inline]
+    pub(super) fn agrees_data(&self, entry: u64) -> bool {
+        let host = entry & OFFSET_MASK;
+        let one = self.geometry.has_data_file()
+            || self.ones.get(host >> self.geometry.cluster_bits()) != 0;
+        one == (entry & COPIED != 0)
+    }
+
+    /// For refcounts of single clusters.
+    pub(super) fn lookup(&self, reader: &Reader) -> Lookup<'_> {
+        Lookup {
+            stored: self,
+            reader: reader.clone(),
+            block: None,
+        }
+    }
+}
+
+/// Refcounts of single clusters; the last block is kept.
+pub(super) struct Lookup<'a> {
+    stored: &'a StoredRefcounts,
+    reader: Reader,
+    block: Option<(u64, Vec<u8>)>,
+}
+
+impl Lookup<'_> {
+    /// The refcount of a cluster; `None` if it cannot be known.
+    pub(super) async fn get(&mut self, cluster: u64) -> Result<Option<u64>> {
+        let geometry = &self.stored.geometry;
+        let per_block = geometry.refcount_block_bits();
+        let offset = match self.stored.block(cluster >> per_block) {
+            Block::None => return Ok(Some(0)),
+            Block::Unaligned(_) => return Ok(None),
+            Block::At(offset) => offset,
+        };
+        if self.block.as_ref().is_none_or(|(at, _)| *at != offset) {
+            let bytes = self.reader.read(offset, geometry.cluster_size()).await?;
+            self.block = Some((offset, bytes));
+        }
+        let index = (cluster & ((1 << per_block) - 1)) as usize;
+        let bytes = self.block.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        // What lies after the end of the file is 0.
+        Ok(Some(
+            RefcountBlock::new(bytes, geometry).get(index).unwrap_or(0),
+        ))
+    }
+}
+
+/// Calls `each` with the index and value of every refcount of a block.
+#[inline]
+fn for_each_refcount(bytes: &[u8], geometry: &Geometry, mut each: impl FnMut(u64, u64)) {
+    if geometry.refcount_order() == 4 {
+        for (index, value) in (0..).zip(bytes.as_chunks::<2>().0) {
+            each(index, u64::from(u16::from_be_bytes(*value)));
+        }
+        return;
+    }
+    let block = RefcountBlock::new(bytes, geometry);
+    for index in 0..block.entries() {
+        each(index as u64, block.get(index).unwrap_or(0));
+    }
+}
+
+impl Check<'_> {
+    /// Counts the refcount blocks themselves.
+    pub(super) fn count_refcount_blocks(&mut self, stored: &StoredRefcounts) {
+        let geometry = self.metadata.geometry;
+        let clusters = geometry.clusters_for(self.file_len);
+        for (index, entry) in stored.table.iter().copied().enumerate() {
+            let offset = entry & BLOCK_MASK;
+            let cluster = offset >> geometry.cluster_bits();
+            if entry & !BLOCK_MASK != 0 {
+                self.corrupt(CheckMessage::RefcountTableReserved { index }, 1);
+            } else if geometry.offset_in_cluster(offset) != 0 {
+                self.corrupt(CheckMessage::RefcountBlockUnaligned { index }, 1);
+            } else if cluster >= clusters {
+                self.corrupt(CheckMessage::RefcountBlockOutside { index }, 1);
+            } else if offset != 0 {
+                self.count(offset, geometry.cluster_size(), 1);
+                let references = self.counts.get(cluster);
+                if references != 1 {
+                    let message = CheckMessage::RefcountBlockShared { index, references };
+                    self.corrupt(message, 1);
+                }
+            }
+        }
+    }
+
+    /// Compares the stored refcounts with the references counted.
+    pub(super) async fn compare(&mut self, stored: &StoredRefcounts) -> Result<()> {
+        let geometry = self.metadata.geometry;
+        let mut end = geometry.clusters_for(self.file_len);
+        if self.counts.get(end) != 0 {
+            end += 1;
+        }
+        let per_block = geometry.refcount_block_entries() as u64;
+        let indices = 0..end.div_ceil(per_block);
+        let offsets: Vec<u64> = indices
+            .clone()
+            .filter_map(|index| match stored.block(index) {
+                Block::At(offset) => Some(offset),
+                _ => None,
+            })
+            .collect();
+        let mut blocks = self
+            .reader
+            .ahead(offsets.into_iter(), geometry.cluster_size() as usize);
+        let mut highest = 0;
+        for index in indices {
+            let first = index * per_block;
+            let count = per_block.min(end - first);
+            match stored.block(index) {
+                Block::None => {
+                    for cluster in first..first + count {
+                        self.compare_one(cluster, 0, &mut highest);
+                    }
+                }
+                Block::Unaligned(offset) => self.unknown(index, offset, first, count),
+                Block::At(_) => {
+                    let Some(bytes) = blocks.next().await? else {
+                        break;
+                    };
+                    for_each_refcount(bytes, &geometry, |entry, refcount| {
+                        if entry < count {
+                            self.compare_one(first + entry, refcount, &mut highest);
+                        }
+                    });
+                }
+            }
+        }
+        self.report.image_end_offset = (highest + 1) << geometry.cluster_bits();
+        Ok(())
+    }
+
+    #[inline]
+    fn compare_one(&mut self, cluster: u64, refcount: u64, highest: &mut u64) {
+        let references = self.counts.get(cluster);
+        if refcount == references {
+            if refcount != 0 {
+                *highest = cluster;
+            }
+            return;
+        }
+        *highest = cluster;
+        if refcount < references {
+            let message = CheckMessage::TooLow {
+                cluster,
+                refcount,
+                references,
+            };
+            self.corrupt(message, 1);
+        } else {
+            (self.say)(CheckMessage::Leaked {
+                cluster,
+                refcount,
+                references,
+            });
+            self.report.leaks += 1;
+        }
+    }
+
+    /// `count` clusters whose refcount block is at an impossible place.
+    fn unknown(&mut self, index: u64, offset: u64, first: u64, count: u64) {
+        if self.report.check_errors == 0 {
+            (self.say)(CheckMessage::RefblockCorrupt { offset, index });
+        }
+        for cluster in first..first + count {
+            if self.report.check_errors < UNKNOWN_TOLD {
+                (self.say)(CheckMessage::NoRefcount { cluster });
+            }
+            self.report.check_errors += 1;
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! From the L1 tables through the L2 tables to the clusters of the guest.
+
+use std::collections::HashMap;
+
+use super::cells::Cells;
+use super::refcounts::StoredRefcounts;
+use super::{Check, CheckMessage, Metadata, Reader};
+use crate::Result;
+use crate::format::{ALL_ALLOCATED, COMPRESSED, COPIED, Geometry, OFFSET_MASK, ZERO};
+
+/// Bits of an L1 entry that a check reports.
+const L1_RESERVED: u64 = !(OFFSET_MASK | COPIED);
+/// Bits of an L2 entry of a cluster that is not compressed that a check
+/// reports; with subclusters, QEMU passes over bit 0.
+const L2_RESERVED: u64 = !(OFFSET_MASK | COPIED | COMPRESSED | ZERO);
+/// Unaligned L2 tables that are looked into. They may overlap, so without a
+/// limit a small file could keep a check busy for hours.
+const UNALIGNED: u32 = 64;
+
+/// Where an L1 table is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct L1Table {
+    pub(super) offset: u64,
+    pub(super) entries: u64,
+    /// Whether it is that of the disk, not of a snapshot.
+    pub(super) active: bool,
+}
+
+/// Which L2 tables are to be read, and for how many L1 entries each counts.
+pub(super) struct Visits {
+    geometry: Geometry,
+    /// Clusters of L2 tables that were not looked at yet.
+    waiting: Cells,
+    /// L1 entries that point to a table after the first that does.
+    again: HashMap<u64, u64>,
+    /// The same within the active L1 table.
+    again_active: HashMap<u64, u64>,
+    unaligned_left: u32,
+    /// Whether the snapshots' L1 tables are looked at: they are not if they
+    /// overlap.
+    snapshots: bool,
+}
+
+/// One look at an L2 table.
+#[derive(Clone, Copy, Debug)]
+struct Visit {
+    /// L1 entries that point to it.
+    times: u64,
+    /// How many of them are in the active L1 table.
+    active: u64,
+}
+
+impl Visits {
+    /// Goes through the L1 tables, not yet into the L2 tables.
+    pub(super) async fn plan(
+        reader: &Reader,
+        metadata: &Metadata<'_>,
+        active: &L1Table,
+        others: &[Result<L1Table, CheckMessage>],
+    ) -> Result<Self> {
+        let file_len = metadata.file.len()?;
+        let geometry = metadata.geometry;
+        let mut visits = Visits {
+            geometry,
+            waiting: Cells::new(geometry.clusters_for(file_len), 0),
+            again: HashMap::new(),
+            again_active: HashMap::new(),
+            unaligned_left: UNALIGNED,
+            snapshots: true,
+        };
+        visits.plan_table(reader, active).await?;
+        visits.again_active.clone_from(&visits.again);
+        let others: Vec<&L1Table> = others.iter().flatten().collect();
+        let bytes: u64 = others
+            .iter()
+            .map(|t| reader.inside(t.offset, t.entries * 8))
+            .sum();
+        visits.snapshots = bytes <= file_len;
+        if visits.snapshots {
+            for table in others {
+                visits.plan_table(reader, table).await?;
+            }
+        }
+        Ok(visits)
+    }
+
+    async fn plan_table(&mut self, reader: &Reader, table: &L1Table) -> Result<()> {
+        let mut numbers = reader.numbers(table.offset, table.entries);
+        loop {
+            let entries = numbers.next().await?;
+            if entries.is_empty() {
+                return Ok(());
+            }
+            for entry in entries {
+                let Some(cluster) = self.table_cluster(entry) else {
+                    continue;
+                };
+                if self.waiting.get(cluster) == 0 {
+                    self.waiting.set(cluster, 1);
+                } else {
+                    *self.again.entry(cluster).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    /// The cluster of the L2 table of an L1 entry, if it is a cluster of the
+    /// file.
+    fn table_cluster(&self, entry: u64) -> Option<u64> {
+        let offset = entry & OFFSET_MASK;
+        let cluster = offset >> self.geometry.cluster_bits();
+        (offset != 0
+            && self.geometry.offset_in_cluster(offset) == 0
+            && cluster < self.waiting.len())
+        .then_some(cluster)
+    }
+
+    /// Whether to look into the L2 table of an L1 entry now.
+    fn take(&mut self, entry: u64, table: &L1Table) -> Option<Visit> {
+        let active = u64::from(table.active);
+        if self.geometry.offset_in_cluster(entry & OFFSET_MASK) != 0 {
+            let left = self.unaligned_left.checked_sub(1)?;
+            self.unaligned_left = left;
+            return Some(Visit { times: 1, active });
+        }
+        let cluster = self.table_cluster(entry)?;
+        if self.waiting.get(cluster) == 0 {
+            return None;
+        }
+        self.waiting.set(cluster, 0);
+        let more = |map: &HashMap<u64, u64>| map.get(&cluster).copied().unwrap_or(0);
+        Some(Visit {
+            times: 1 + more(&self.again),
+            active: active * (1 + more(&self.again_active)),
+        })
+    }
+}
+
+impl Check<'_> {
+    /// Counts the references of an L1 table and of the L2 tables that were
+    /// not looked at before.
+    pub(super) async fn count_l1(
+        &mut self,
+        table: &L1Table,
+        visits: &mut Visits,
+        stored: &StoredRefcounts,
+    ) -> Result<()> {
+        self.count(table.offset, table.entries * 8, 1);
+        if !table.active && !visits.snapshots {
+            if !std::mem::replace(&mut self.skipped_snapshots, true) {
+                self.unchecked(CheckMessage::SnapshotL1Overlap);
+            }
+            return Ok(());
+        }
+        let cluster_size = self.metadata.geometry.cluster_size();
+        let mut numbers = self.reader.numbers(table.offset, table.entries);
+        loop {
+            let mut entries = numbers.next().await?;
+            if entries.is_empty() {
+                return Ok(());
+            }
+            entries.retain(|entry| entry & !COPIED != 0);
+            let seen: Vec<_> = entries.iter().map(|e| visits.take(*e, table)).collect();
+            let offsets: Vec<u64> = entries
+                .iter()
+                .zip(&seen)
+                .filter_map(|(entry, visit)| visit.map(|_| entry & OFFSET_MASK))
+                .collect();
+            let mut tables = self
+                .reader
+                .ahead(offsets.into_iter(), cluster_size as usize);
+            for (entry, visit) in entries.into_iter().zip(seen) {
+                self.count_l1_entry(entry, visits);
+                self.suspicious |= table.active && !stored.agrees(entry);
+                if visit.is_none() {
+                    continue;
+                }
+                if let (Some(visit), Some(bytes)) = (visit, tables.next().await?) {
+                    self.count_l2(bytes, visit, stored);
+                }
+            }
+        }
+    }
+
+    fn count_l1_entry(&mut self, entry: u64, visits: &Visits) {
+        let offset = entry & OFFSET_MASK;
+        if entry & L1_RESERVED != 0 {
+            self.corrupt(CheckMessage::L1Reserved { entry }, 1);
+        }
+        let geometry = &self.metadata.geometry;
+        let unaligned = geometry.offset_in_cluster(offset) != 0;
+        self.count(offset, geometry.cluster_size(), 1);
+        if unaligned {
+            self.corrupt(CheckMessage::L2Unaligned { offset }, 1);
+            if visits.unaligned_left == 0 && !std::mem::replace(&mut self.skipped_unaligned, true) {
+                self.unchecked(CheckMessage::L2UnalignedSkipped);
+            }
+        }
+    }
+
+    /// Counts the references of one L2 table.
+    fn count_l2(&mut self, table: &[u8], visit: Visit, stored: &StoredRefcounts) {
+        let geometry = self.metadata.geometry;
+        let mut l2 = L2 {
+            visit,
+            next_host: 0,
+        };
+        if geometry.has_extended_l2() {
+            for (index, entry) in table.as_chunks::<16>().0.iter().enumerate() {
+                let (desc, bitmap) = entry.split_at(8);
+                let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_be_bytes);
+                self.count_entry(&mut l2, index, number(desc), number(bitmap), stored);
+            }
+        } else {
+            for (index, entry) in table.as_chunks::<8>().0.iter().enumerate() {
+                let desc = u64::from_be_bytes(*entry);
+                if desc != 0 {
+                    self.count_entry(&mut l2, index, desc, 0, stored);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn count_entry(
+        &mut self,
+        l2: &mut L2,
+        index: usize,
+        desc: u64,
+        bitmap: u64,
+        stored: &StoredRefcounts,
+    ) {
+        let geometry = self.metadata.geometry;
+        let times = l2.visit.times;
+        if desc & COMPRESSED != 0 {
+            return self.count_compressed(l2, index, desc, bitmap);
+        }
+        if desc & L2_RESERVED != 0 {
+            self.corrupt(CheckMessage::L2Reserved { entry: desc }, times);
+        }
+        match kind(desc, &geometry) {
+            Kind::Nothing => {
+                if bitmap & ALL_ALLOCATED != 0 {
+                    self.corrupt(CheckMessage::SubclustersUnallocated, times);
+                }
+            }
+            Kind::Zero => {}
+            Kind::Host => {
+                let host = desc & OFFSET_MASK;
+                if (bitmap >> 32) & bitmap != 0 {
+                    self.corrupt(CheckMessage::SubclustersCorrupt { offset: host }, times);
+                }
+                if geometry.offset_in_cluster(host) != 0 {
+                    let message = unaligned(host, desc, bitmap, &geometry);
+                    self.corrupt(message, times);
+                }
+                self.count_host(l2, host);
+                if l2.visit.active != 0 {
+                    self.suspicious |= !stored.agrees_data(desc);
+                }
+            }
+        }
+    }
+
+    /// Counts a cluster that has a host cluster of its own.
+    #[inline]
+    fn count_host(&mut self, l2: &mut L2, host: u64) {
+        let cluster_size = self.metadata.geometry.cluster_size();
+        self.report.allocated_clusters += l2.visit.active;
+        if l2.next_host != 0 && host != l2.next_host {
+            self.report.fragmented_clusters += l2.visit.active;
+        }
+        l2.next_host = host + cluster_size;
+        if !self.metadata.geometry.has_data_file() {
+            self.count(host, cluster_size, l2.visit.times);
+        }
+    }
+
+    fn count_compressed(&mut self, l2: &mut L2, index: usize, desc: u64, bitmap: u64) {
+        let geometry = self.metadata.geometry;
+        let visit = l2.visit;
+        let offset = desc & geometry.compressed_offset_mask();
+        let entry = desc & !COPIED;
+        if desc & COPIED != 0 {
+            self.corrupt(CheckMessage::CompressedCopied { offset }, visit.times);
+        }
+        if geometry.has_data_file() {
+            let message = CheckMessage::CompressedInDataFile { index, entry };
+            return self.corrupt(message, visit.times);
+        }
+        if bitmap != 0 {
+            let message = CheckMessage::CompressedSubclusters { index, entry };
+            return self.corrupt(message, visit.times);
+        }
+        let more = (desc >> geometry.compressed_size_shift()) & geometry.compressed_size_mask();
+        let length = (more + 1) * 512 - offset % 512;
+        self.count(offset, length, visit.times);
+        self.report.allocated_clusters += visit.active;
+        self.report.compressed_clusters += visit.active;
+        // Compressed clusters are where there was room.
+        self.report.fragmented_clusters += visit.active;
+    }
+
+    /// Reports the entries of the active disk whose copied flag is wrong.
+    pub(super) async fn check_copied(
+        &mut self,
+        active: &L1Table,
+        stored: &StoredRefcounts,
+    ) -> Result<()> {
+        let geometry = self.metadata.geometry;
+        let mut visits = Visits::plan(&self.reader, self.metadata, active, &[]).await?;
+        let mut cache = stored.lookup(&self.reader);
+        let mut numbers = self.reader.numbers(active.offset, active.entries);
+        let mut index = 0;
+        loop {
+            let entries = numbers.next().await?;
+            if entries.is_empty() {
+                return Ok(());
+            }
+            for (entry, index) in entries.iter().copied().zip(index..) {
+                let offset = entry & OFFSET_MASK;
+                if offset == 0 {
+                    continue;
+                }
+                let Some(refcount) = cache.get(offset >> geometry.cluster_bits()).await? else {
+                    continue;
+                };
+                if (refcount == 1) != (entry & COPIED != 0) {
+                    let message = CheckMessage::CopiedL2 {
+                        index,
+                        entry,
+                        refcount,
+                    };
+                    self.corrupt(message, 1);
+                }
+                if let Some(visit) = visits.take(entry, active) {
+                    let bytes = self.reader.read(offset, geometry.cluster_size()).await?;
+                    self.check_copied_l2(&bytes, visit, &mut cache).await?;
+                }
+            }
+            index += entries.len() as u64;
+        }
+    }
+
+    async fn check_copied_l2(
+        &mut self,
+        table: &[u8],
+        visit: Visit,
+        cache: &mut super::refcounts::Lookup<'_>,
+    ) -> Result<()> {
+        let geometry = self.metadata.geometry;
+        for bytes in table.chunks_exact(geometry.l2_entry_size()) {
+            let entry = bytes[..8].try_into().map_or(0, u64::from_be_bytes);
+            if entry & COMPRESSED != 0 || !matches!(kind(entry, &geometry), Kind::Host) {
+                continue;
+            }
+            let refcount = if geometry.has_data_file() {
+                Some(1)
+            } else {
+                let host = entry & OFFSET_MASK;
+                cache.get(host >> geometry.cluster_bits()).await?
+            };
+            if let Some(refcount) = refcount {
+                if (refcount == 1) != (entry & COPIED != 0) {
+                    self.corrupt(CheckMessage::CopiedData { entry, refcount }, visit.times);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An L2 table under way.
+struct L2 {
+    visit: Visit,
+    /// Where the next cluster is if the file is not fragmented; 0 at first.
+    next_host: u64,
+}
+
+/// What a check tells apart of the clusters that are not compressed.
+enum Kind {
+    /// Unallocated.
+    Nothing,
+    /// Zero, without a host cluster.
+    Zero,
+    /// With a host cluster.
+    Host,
+}
+
+#[inline]
+fn kind(desc: u64, geometry: &Geometry) -> Kind {
+    let has_host = desc & OFFSET_MASK != 0;
+    if desc & ZERO != 0 && !geometry.has_extended_l2() {
+        return if has_host { Kind::Host } else { Kind::Zero };
+    }
+    if has_host || (geometry.has_data_file() && desc & COPIED != 0) {
+        Kind::Host
+    } else {
+        Kind::Nothing
+    }
+}
+
+fn unaligned(offset: u64, desc: u64, bitmap: u64, geometry: &Geometry) -> CheckMessage {
+    let has_data = if geometry.has_extended_l2() {
+        bitmap & ALL_ALLOCATED != 0
+    } else {
+        desc & ZERO == 0
+    };
+    if has_data {
+        CheckMessage::DataUnaligned { offset }
+    } else {
+        CheckMessage::PreallocatedUnaligned { offset }
+    }
+}

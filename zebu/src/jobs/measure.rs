@@ -1,0 +1,205 @@
+//! How large a file an image would need.
+
+use super::bitmaps;
+use crate::block::{Device, LayerImage};
+use crate::format::MAX_L1_BYTES;
+use crate::image::Image;
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// The image that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeasureTarget {
+    /// raw
+    Raw,
+    /// qcow2
+    Qcow2(Qcow2Target),
+}
+
+/// What of a qcow2 image its size depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qcow2Target {
+    /// Version: 2 or 3.
+    pub version: u32,
+    /// Cluster size as a power of two.
+    pub cluster_bits: u32,
+    /// Refcount width as a power of two of bits.
+    pub refcount_order: u32,
+    /// Extended L2 entries.
+    pub extended_l2: bool,
+    /// Every cluster gets its space at once.
+    pub preallocated: bool,
+    /// It gets a backing file, and nobody knows how much that holds.
+    pub backing: bool,
+}
+
+impl Default for Qcow2Target {
+    /// QEMU's defaults.
+    fn default() -> Self {
+        Qcow2Target {
+            version: 3,
+            cluster_bits: 16,
+            refcount_order: 4,
+            extended_l2: false,
+            preallocated: false,
+            backing: false,
+        }
+    }
+}
+
+/// Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// The file when everything that has data now is copied.
+    pub required: u64,
+    /// The file when the whole disk was written to.
+    pub fully_allocated: u64,
+    /// What the bitmaps would add, if both images can have them.
+    pub bitmaps: Option<u64>,
+}
+
+/// The file that a new disk of `size` bytes needs.
+pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
+    match target {
+        MeasureTarget::Raw => Ok(measure_raw(size)),
+        MeasureTarget::Qcow2(target) => measure_qcow2(size, target, 0),
+    }
+}
+
+/// The file that a copy of `device` needs. Blocks.
+pub fn measure(queue: &Queue, device: &Device, target: &MeasureTarget) -> Result<Measure> {
+    let MeasureTarget::Qcow2(target) = target else {
+        return Ok(measure_raw(device.size()));
+    };
+    let data = if target.backing {
+        0
+    } else {
+        queue.block_on(data_bytes(queue, device, target))?
+    };
+    let mut measured = measure_qcow2(device.size(), target, data)?;
+    if let Some(LayerImage::Qcow2(image)) = device.layers().first().map(|layer| &layer.image) {
+        if target.version >= 3 && image.geometry().version() >= 3 {
+            measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target)?);
+        }
+    }
+    Ok(measured)
+}
+
+fn measure_raw(size: u64) -> Measure {
+    let size = size.next_multiple_of(512);
+    Measure {
+        required: size,
+        fully_allocated: size,
+        bitmaps: None,
+    }
+}
+
+fn measure_qcow2(size: u64, target: &Qcow2Target, data: u64) -> Result<Measure> {
+    let cluster_size = 1u64 << target.cluster_bits;
+    let whole = size
+        .checked_next_multiple_of(cluster_size)
+        .ok_or_else(too_large)?;
+    let metadata = metadata_bytes(whole, target)?;
+    let needs_all = target.preallocated || target.backing;
+    Ok(Measure {
+        required: metadata + if needs_all { whole } else { data },
+        fully_allocated: metadata.checked_add(whole).ok_or_else(too_large)?,
+        bitmaps: None,
+    })
+}
+
+fn too_large() -> Error {
+    Error::Refused("The image size is too large (try using a larger cluster size)".into())
+}
+
+/// Header, tables and refcounts of a disk of `size` bytes, all allocated.
+fn metadata_bytes(size: u64, target: &Qcow2Target) -> Result<u64> {
+    let cluster_size = 1u64 << target.cluster_bits;
+    let clusters = size >> target.cluster_bits;
+    let l2_entry = if target.extended_l2 { 16 } else { 8 };
+    let l2_tables = clusters.div_ceil(cluster_size / l2_entry);
+    if l2_tables * 8 > MAX_L1_BYTES {
+        return Err(too_large());
+    }
+    let l1_clusters = (l2_tables * 8).div_ceil(cluster_size);
+    let others = 1 + l1_clusters + l2_tables;
+    let refcounts = refcount_clusters(others + clusters, target);
+    Ok((others + refcounts) << target.cluster_bits)
+}
+
+/// Clusters of refcount blocks and table for `clusters` other clusters, which
+/// have refcounts themselves.
+fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
+    let cluster_size = 1u64 << target.cluster_bits;
+    let per_block = (cluster_size * 8) >> target.refcount_order;
+    let mut own = 0;
+    // Grows to the least number that counts itself too: each round adds at
+    // most a small fraction of what the last one did.
+    loop {
+        let blocks = (clusters + own).div_ceil(per_block);
+        let table = blocks.div_ceil(cluster_size / 8);
+        if blocks + table == own {
+            return own;
+        }
+        own = blocks + table;
+    }
+}
+
+/// Bytes of the clusters of the new image that would hold data.
+async fn data_bytes(queue: &Queue, device: &Device, target: &Qcow2Target) -> Result<u64> {
+    let cluster_size = 1u64 << target.cluster_bits;
+    let size = device.size();
+    let (mut offset, mut bytes) = (0, 0);
+    while offset < size {
+        let status = device.status(queue, offset, size - offset).await?;
+        let mut end = offset.saturating_add(status.length.max(1));
+        if status.data && status.present && !status.zero {
+            // A cluster with data at its end or start is a whole one.
+            end = end
+                .checked_next_multiple_of(cluster_size)
+                .ok_or_else(too_large)?;
+            bytes += end - (offset & !(cluster_size - 1));
+        }
+        offset = end;
+    }
+    Ok(bytes)
+}
+
+/// What the bitmaps of `image` take in the new image.
+fn bitmap_bytes(queue: &Queue, image: &Image, size: u64, target: &Qcow2Target) -> Result<u64> {
+    let cluster_size = 1u64 << target.cluster_bits;
+    let list = bitmaps(queue, image)?;
+    let (mut bytes, mut directory) = (0u64, 0u64);
+    for bitmap in list.iter().filter(|bitmap| !bitmap.in_use()) {
+        let bits = size.div_ceil(1 << bitmap.granularity_bits.min(62));
+        let clusters = bits.div_ceil(8).div_ceil(cluster_size);
+        bytes += (clusters * cluster_size) + (clusters * 8).next_multiple_of(cluster_size);
+        directory += bitmap.encoded_len() as u64;
+    }
+    Ok(bytes + directory.next_multiple_of(cluster_size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Figures of qemu-img 10 measure.
+    #[test]
+    fn sizes_as_qemu_has_them() {
+        let size = |size, target| measure_size(size, &MeasureTarget::Qcow2(target)).unwrap();
+        let plain = Qcow2Target::default();
+        assert_eq!(size(1 << 30, plain).required, 393_216);
+        assert_eq!(size(1 << 30, plain).fully_allocated, 1_074_135_040);
+        let extended = Qcow2Target {
+            extended_l2: true,
+            ..plain
+        };
+        assert_eq!(size(1 << 40, extended).required, 302_252_032);
+        assert_eq!(size(1 << 40, extended).fully_allocated, 1_099_813_879_808);
+        assert!(measure_size(1 << 60, &MeasureTarget::Qcow2(plain)).is_err());
+        assert_eq!(
+            measure_size(1001, &MeasureTarget::Raw).unwrap().required,
+            1024
+        );
+    }
+}
