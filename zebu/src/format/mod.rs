@@ -1,1 +1,47 @@
 //! What is on the disk, as pure values: bytes in, values out, no I/O.
+//!
+//! One file a subject. Every structure decodes from a slice and encodes to
+//! bytes; nothing here reads a file, keeps state, or trusts a number. Bytes
+//! that make no sense give a [`FormatError`] that names what is wrong and
+//! where, and no slice makes a decoder panic or allocate more than a small
+//! multiple of the slice.
+//!
+//! "Section" in the documentation is a section of the specification, QEMU's
+//! `docs/interop/qcow2`. Where QEMU does something else than the
+//! specification says, so does this, and a comment says so. All numbers on
+//! the disk are big-endian; all sizes and offsets here are in bytes unless
+//! the name says otherwise.
+
+mod bitmap;
+mod bytes;
+mod error;
+mod extensions;
+mod geometry;
+mod header;
+mod l1;
+mod l2;
+mod offset;
+mod refcount;
+mod snapshot;
+
+pub use bitmap::*;
+pub use error::FormatError;
+pub use extensions::*;
+pub use geometry::{Geometry, OFFSET_MASK, SUBCLUSTERS};
+pub use header::{
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, AUTOCLEAR_KNOWN, COMPATIBLE_LAZY_REFCOUNTS,
+    Compression, CryptMethod, FixedHeader, HEADER_LENGTH_MIN, HEADER_LENGTH_V2, HEADER_LENGTH_V3,
+    Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE,
+    INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2, INCOMPATIBLE_KNOWN, MAGIC, MAX_BACKING_NAME,
+    MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER,
+    MAX_REFCOUNT_TABLE_BYTES, MAX_SNAPSHOTS, MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS,
+    SNAPSHOT_HEADER_BYTES, check_table, validate_table,
+};
+pub use l1::{COPIED, L1Entry};
+pub use l2::{
+    ALL_ALLOCATED, ALL_ZERO, COMPRESSED, ClusterKind, CompressedCluster, L2Entry, SubclusterKind,
+    ZERO,
+};
+pub use offset::{GuestOffset, HostOffset};
+pub use refcount::{RefcountBlock, RefcountTableEntry};
+pub use snapshot::*;
