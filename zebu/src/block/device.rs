@@ -1,42 +1,10 @@
 //! An image and the chain of images behind it, as one device.
 
-use super::{Format, Raw, Source, Status};
-use crate::image::Image;
-use crate::storage::{CacheMode, Iov, Queue};
+use super::{Format, Raw};
+use crate::format::HostOffset;
+use crate::image::{Extent, Image, Mapping};
+use crate::storage::{Buffer, Iov, Queue, Storage};
 use crate::{Error, Result};
-
-/// What an image that is opened may make the library open besides itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// Whatever it names, as qemu-img does.
-    #[default]
-    Follow,
-    /// Nothing: a backing file or a data file is an error.
-    Nothing,
-}
-
-/// How to open a [`Device`].
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    /// The format; None: look at the content.
-    pub format: Option<Format>,
-    /// For writing too.
-    pub write: bool,
-    /// How the page cache takes part.
-    pub cache: CacheMode,
-    /// Open also what another process writes to (`-U`).
-    pub force_share: bool,
-    /// What else may be opened.
-    pub policy: Policy,
-    /// Leave the backing file closed; its data read as unallocated.
-    pub no_backing: bool,
-    /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
-    pub l2_cache_size: Option<u64>,
-    /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
-    pub l2_cache_entry_size: Option<u64>,
-    /// Read this internal snapshot (id or name) instead of the active disk.
-    pub snapshot: Option<String>,
-}
 
 /// One image of a chain.
 #[derive(Debug)]
@@ -56,24 +24,72 @@ pub enum LayerImage {
     Qcow2(Box<Image>),
 }
 
+impl Layer {
+    /// The format of the image.
+    pub fn format(&self) -> Format {
+        match self.image {
+            LayerImage::Raw(_) => Format::Raw,
+            LayerImage::Qcow2(_) => Format::Qcow2,
+        }
+    }
+
+    /// Size of the image's disk in bytes.
+    pub fn size(&self) -> u64 {
+        match &self.image {
+            LayerImage::Raw(raw) => raw.size(),
+            LayerImage::Qcow2(image) => image.size(),
+        }
+    }
+
+    /// The file that the image is.
+    pub fn file(&self) -> &dyn Storage {
+        match &self.image {
+            LayerImage::Raw(raw) => &**raw.storage(),
+            LayerImage::Qcow2(image) => &**image.file(),
+        }
+    }
+
+    /// The storage of the guest's bytes: the file, or an external data file.
+    pub fn data(&self) -> &dyn Storage {
+        match &self.image {
+            LayerImage::Raw(raw) => &**raw.storage(),
+            LayerImage::Qcow2(image) => &**image.data(),
+        }
+    }
+
+    /// The extent at `offset`, of at most `limit` bytes, inside the image.
+    async fn extent(&self, queue: &Queue, offset: u64, limit: u64) -> Result<Extent> {
+        match &self.image {
+            LayerImage::Raw(_) => Ok(Extent {
+                length: limit,
+                mapping: Mapping::Data {
+                    host: HostOffset(offset),
+                },
+            }),
+            LayerImage::Qcow2(image) => image.extent(queue, offset, limit).await,
+        }
+    }
+}
+
 /// A block device: an image with everything that its data come from.
 ///
 /// Shared by reference between any number of threads, each with its queue.
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,
+    size: u64,
 }
 
 impl Device {
-    /// Opens an image and, unless told otherwise, its backing chain. Blocks.
-    pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
-        let _ = (queue, source, options);
-        Err(Error::Refused("being built".into()))
+    /// The device that `layers` make, the top one first: at least one.
+    pub(crate) fn new(layers: Vec<Layer>) -> Self {
+        let size = layers[0].size();
+        Device { layers, size }
     }
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        0
+        self.size
     }
 
     /// The images of the chain, the top one first.
@@ -81,22 +97,67 @@ impl Device {
         &self.layers
     }
 
-    /// Fills `iov` with the bytes of the disk from `offset` on.
-    pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let _ = (queue, offset, iov);
-        Err(Error::Refused("being built".into()))
+    /// The top image.
+    pub fn top(&self) -> &Layer {
+        &self.layers[0]
     }
 
     /// Fills `buffer` with the bytes from `offset` on, and waits for it.
     pub fn read_blocking(&self, queue: &Queue, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let _ = (queue, offset, buffer);
-        Err(Error::Refused("being built".into()))
+        // SAFETY: `buffer` is borrowed until the read, waited for here, has
+        // ended.
+        #[allow(unsafe_code)]
+        let iov = unsafe { Iov::from_raw(buffer.as_mut_ptr(), buffer.len()) };
+        queue.block_on(self.read(queue, offset, &iov))
     }
 
-    /// What the first bytes of `length` from `offset` on are made of: the
-    /// longest range found alike without undue work, at least one byte.
-    pub async fn status(&self, queue: &Queue, offset: u64, length: u64) -> Result<Status> {
-        let _ = (queue, offset, length);
-        Err(Error::Refused("being built".into()))
+    /// Reads into the first `length` bytes of a buffer that is given back.
+    pub async fn read_buffer(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        mut buffer: Buffer,
+        length: usize,
+    ) -> (Buffer, Result<()>) {
+        // SAFETY: the buffer lives in this future until the read has ended;
+        // a dropped future waits for that before it drops the buffer.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let result = self.read(queue, offset, &iov).await;
+        (buffer, result)
+    }
+
+    /// Refuses a range that is not inside the disk.
+    pub(super) fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(Error::OutOfRange {
+                offset,
+                length,
+                size: self.size,
+            }),
+        }
+    }
+
+    /// The layer that says what is at `offset`, and its extent there, of at
+    /// most `limit` bytes. Unallocated means that no layer has anything; the
+    /// layer is then the last one that was asked.
+    pub(super) async fn resolve(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        mut limit: u64,
+    ) -> Result<(usize, Extent)> {
+        let mut depth = 0;
+        loop {
+            let extent = self.layers[depth].extent(queue, offset, limit).await?;
+            let below = self.layers.get(depth + 1).map_or(0, Layer::size);
+            // A shorter backing file says nothing of what is past its end.
+            if extent.mapping != Mapping::Unallocated || below <= offset {
+                return Ok((depth, extent));
+            }
+            limit = extent.length.min(below - offset);
+            depth += 1;
+        }
     }
 }

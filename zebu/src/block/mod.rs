@@ -2,11 +2,14 @@
 //! whatever the image's format and however long its backing chain.
 
 mod device;
+mod open;
 mod raw;
+mod read;
 mod source;
 mod status;
 
-pub use device::{Device, Layer, LayerImage, OpenOptions, Policy};
+pub use device::{Device, Layer, LayerImage};
+pub use open::{OpenOptions, Policy};
 pub use raw::Raw;
 pub use source::Source;
 pub use status::Status;

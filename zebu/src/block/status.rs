@@ -1,5 +1,10 @@
 //! What a range of the device is made of.
 
+use super::device::{Device, LayerImage};
+use crate::image::Mapping;
+use crate::storage::Queue;
+use crate::{Error, Result};
+
 /// A range whose bytes are alike, as `map` and convert see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -19,4 +24,78 @@ pub struct Status {
     /// Where it starts in that layer's data storage, if it is stored there
     /// uncompressed, in bytes.
     pub host: Option<u64>,
+}
+
+impl Device {
+    /// What the first bytes of `length` from `offset` on are made of: the
+    /// longest range found alike without undue work, at least one byte.
+    ///
+    /// Neighbouring ranges may turn out alike; who wants the longest joins
+    /// them.
+    pub async fn status(&self, queue: &Queue, offset: u64, length: u64) -> Result<Status> {
+        self.check_range(offset, length)?;
+        if length == 0 {
+            return Err(Error::OutOfRange {
+                offset,
+                length,
+                size: self.size(),
+            });
+        }
+        let (depth, extent) = self.resolve(queue, offset, length).await?;
+        let mut status = Status {
+            length: extent.length,
+            zero: false,
+            data: false,
+            present: true,
+            compressed: false,
+            depth,
+            host: None,
+        };
+        match extent.mapping {
+            Mapping::Unallocated => {
+                status.zero = true;
+                status.present = false;
+            }
+            Mapping::Zero { host } => {
+                status.zero = true;
+                status.host = host.map(|h| h.0);
+            }
+            Mapping::Data { host } => {
+                status.data = true;
+                status.host = Some(host.0);
+            }
+            Mapping::Compressed { .. } => {
+                status.data = true;
+                status.compressed = true;
+            }
+        }
+        self.look_at_file(queue, depth, &mut status).await?;
+        Ok(status)
+    }
+
+    /// Refines data by what the file system knows of holes: always for raw
+    /// images, for qcow2 where the metadata were preallocated.
+    async fn look_at_file(&self, queue: &Queue, depth: usize, status: &mut Status) -> Result<()> {
+        let Some(host) = status.host.filter(|_| status.data) else {
+            return Ok(());
+        };
+        let layer = &self.layers()[depth];
+        let is_raw = match &layer.image {
+            LayerImage::Raw(_) => true,
+            LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => false,
+            LayerImage::Qcow2(_) => return Ok(()),
+        };
+        let found = layer.data().extent(host)?;
+        if found.length == 0 {
+            // Past the end of the file: reads as zeroes.
+            status.zero = true;
+        } else {
+            status.length = status.length.min(found.length);
+            status.zero = !found.data;
+        }
+        // QEMU: a hole in a raw image is no data; a preallocated cluster is
+        // data that happens to be zero.
+        status.data = !(is_raw && status.zero);
+        Ok(())
+    }
 }

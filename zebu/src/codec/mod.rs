@@ -7,8 +7,19 @@
 //! accepts: see [`Decompressor::decompress`].
 
 mod decompress;
+pub mod workers;
+
+use std::cell::RefCell;
 
 pub use decompress::Decompressor;
+
+/// [`Decompressor::decompress`] with the one that this thread keeps.
+pub fn decompress(kind: Compression, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
+    thread_local! {
+        static KEPT: RefCell<Decompressor> = RefCell::new(Decompressor::new());
+    }
+    KEPT.with_borrow_mut(|kept| kept.decompress(kind, src, dst))
+}
 
 /// How an image's compressed clusters are stored: the header's compression
 /// type.

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::{Alignment, Iov, OpKind, Queue, Storage};
+use super::{Alignment, Iov, OpKind, Queue, Started, Storage};
 
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
@@ -14,17 +14,60 @@ const BOUNCE: usize = 1 << 20;
 /// Fills `iov` from `offset` on. Bytes past the end of the storage are zero,
 /// as in a file that grows later.
 pub async fn read(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
-    if !fits(storage.alignment(), offset, iov) {
-        return read_bounced(storage, queue, offset, iov).await;
+    begin_read(storage, queue, offset, iov.clone())
+        .finish()
+        .await
+}
+
+/// A read that is in the engine already, unless it needs a bounce buffer.
+pub(crate) struct Reading<'a> {
+    // Dropped first, which waits for the end: the rest is what it uses.
+    started: Option<Started>,
+    storage: &'a dyn Storage,
+    queue: &'a Queue,
+    offset: u64,
+    iov: Iov,
+}
+
+/// Starts what [`read`] does.
+pub(crate) fn begin_read<'a>(
+    storage: &'a dyn Storage,
+    queue: &'a Queue,
+    offset: u64,
+    iov: Iov,
+) -> Reading<'a> {
+    let started = fits(storage.alignment(), offset, &iov)
+        .then(|| storage.start(queue, OpKind::Read, offset, iov.len() as u64, Some(&iov)));
+    Reading {
+        started,
+        storage,
+        queue,
+        offset,
+        iov,
     }
-    let count = storage
-        .start(queue, OpKind::Read, offset, iov.len() as u64, Some(iov))
-        .wait()
-        .await?;
-    if count < iov.len() {
-        read_rest(storage, queue, offset, iov, count).await?;
+}
+
+impl Reading<'_> {
+    /// Waits until the memory is filled.
+    pub(crate) async fn finish(self) -> io::Result<()> {
+        let Reading {
+            started,
+            storage,
+            queue,
+            offset,
+            iov,
+        } = self;
+        match started {
+            Some(started) => {
+                let count = started.wait().await?;
+                if count < iov.len() {
+                    read_rest(storage, queue, offset, &iov, count).await?;
+                }
+                Ok(())
+            }
+            None => read_bounced(storage, queue, offset, &iov).await,
+        }
     }
-    Ok(())
 }
 
 /// What is left after a short read: more, or the end of the file.

@@ -170,6 +170,17 @@ impl Iov {
         Iov { kind, len }
     }
 
+    /// The bytes of several ranges (start and length), one after another.
+    pub(crate) fn gather(&self, ranges: impl Iterator<Item = (usize, usize)>) -> Iov {
+        let mut segments = Vec::new();
+        for (start, len) in ranges {
+            self.slice(start, len)
+                .for_each(|ptr, len| segments.push((ptr, len)));
+        }
+        // SAFETY: the segments are parts of ours, on the same promise.
+        unsafe { Iov::from_segments(&segments) }
+    }
+
     /// The segment, if there is exactly one.
     pub(crate) fn single(&self) -> Option<(*mut u8, usize)> {
         match &self.kind {

@@ -442,6 +442,13 @@ pub(crate) struct PoolBuffer {
     queue: Queue,
 }
 
+impl PoolBuffer {
+    /// Takes it away from the pool.
+    pub(crate) fn into_buffer(mut self) -> Buffer {
+        self.buffer.take().expect("present until dropped")
+    }
+}
+
 impl std::ops::Deref for PoolBuffer {
     type Target = Buffer;
     fn deref(&self) -> &Buffer {

@@ -1,0 +1,361 @@
+//! Reading a range of a device: map it through the whole chain, then bring
+//! all parts in together.
+//!
+//! The parts of a request are sorted by where they lie on the host and
+//! neighbours become one vectored read, so that a fragmented request costs as
+//! many operations as it has contiguous runs, in the order that the device
+//! likes. Compressed clusters that lie close together are read together too.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::device::{Device, LayerImage};
+use crate::codec;
+use crate::format::CompressedCluster;
+use crate::image::{Image, Mapping};
+use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
+use crate::{Error, Result};
+
+/// Segments of one vectored operation at most (the kernel's `IOV_MAX` is
+/// 1024, and a part may have several).
+const MAX_MERGED: usize = 512;
+/// Bytes of compressed data read together at most, unless one cluster alone
+/// has more.
+const MAX_PACKED: u64 = 1 << 20;
+/// Compressed clusters no farther apart than this are read together.
+const PACKED_GAP: u64 = 4096;
+
+/// Uncompressed bytes somewhere.
+#[derive(Clone, Copy)]
+struct Part {
+    layer: usize,
+    host: u64,
+    /// Offset in the request.
+    at: usize,
+    length: usize,
+}
+
+/// A whole compressed cluster.
+#[derive(Clone, Copy)]
+struct Packed {
+    layer: usize,
+    cluster: CompressedCluster,
+    guest: u64,
+    at: usize,
+}
+
+/// A piece of a compressed cluster.
+struct Piece {
+    layer: usize,
+    cluster: CompressedCluster,
+    guest: u64,
+    skip: usize,
+    at: usize,
+    length: usize,
+}
+
+/// What a request consists of, besides zeroes.
+#[derive(Default)]
+struct Plan {
+    parts: Vec<Part>,
+    packed: Vec<Packed>,
+    pieces: Vec<Piece>,
+}
+
+impl Device {
+    /// Fills `iov` with the bytes of the disk from `offset` on.
+    ///
+    /// After an error the memory's content is unspecified.
+    pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let length = iov.len() as u64;
+        self.check_range(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        // Most requests lie in one extent: no plan is made for these.
+        let (layer, extent) = self.resolve(queue, offset, length).await?;
+        if extent.length == length {
+            match extent.mapping {
+                Mapping::Data { host } => {
+                    self.check_data(layer, offset, host.0)?;
+                    let storage = self.layers()[layer].data();
+                    return Ok(storage::read(storage, queue, host.0, iov).await?);
+                }
+                Mapping::Zero { .. } | Mapping::Unallocated => {
+                    iov.fill(0);
+                    return Ok(());
+                }
+                Mapping::Compressed { .. } => {}
+            }
+        }
+        let plan = self.plan(queue, offset, iov).await?;
+        self.carry_out(queue, plan, iov).await
+    }
+
+    async fn plan(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<Plan> {
+        let mut plan = Plan::default();
+        let mut at = 0;
+        while at < iov.len() {
+            let guest = offset + at as u64;
+            let limit = (iov.len() - at) as u64;
+            let (layer, extent) = self.resolve(queue, guest, limit).await?;
+            let length = extent.length as usize;
+            match extent.mapping {
+                Mapping::Zero { .. } | Mapping::Unallocated => iov.slice(at, length).fill(0),
+                Mapping::Data { host } => {
+                    self.check_data(layer, guest, host.0)?;
+                    plan.parts.push(Part {
+                        layer,
+                        host: host.0,
+                        at,
+                        length,
+                    });
+                }
+                Mapping::Compressed { cluster, skip } => {
+                    let size = self.image(layer).geometry().cluster_size();
+                    if skip == 0 && extent.length == size {
+                        plan.packed.push(Packed {
+                            layer,
+                            cluster,
+                            guest,
+                            at,
+                        });
+                    } else {
+                        plan.pieces.push(Piece {
+                            layer,
+                            cluster,
+                            guest,
+                            skip: skip as usize,
+                            at,
+                            length,
+                        });
+                    }
+                }
+            }
+            at += length;
+        }
+        plan.parts.sort_unstable_by_key(|p| (p.layer, p.host));
+        plan.packed
+            .sort_unstable_by_key(|p| (p.layer, p.cluster.offset));
+        Ok(plan)
+    }
+
+    async fn carry_out(&self, queue: &Queue, plan: Plan, iov: &Iov) -> Result<()> {
+        let mut flight = Flight {
+            device: self,
+            queue,
+            iov,
+            reads: VecDeque::new(),
+        };
+        for run in runs(&plan.parts) {
+            flight.make_room().await?;
+            flight.start_data(run);
+        }
+        for group in groups(&plan.packed) {
+            flight.make_room().await?;
+            flight.start_packed(group);
+        }
+        for piece in &plan.pieces {
+            let image = self.image(piece.layer);
+            let bytes = image.inflated(queue, piece.guest, piece.cluster).await?;
+            iov.slice(piece.at, piece.length)
+                .copy_from(&bytes[piece.skip..piece.skip + piece.length]);
+        }
+        while flight.finish_first().await? {}
+        Ok(())
+    }
+
+    /// The image of a layer that has compressed clusters.
+    fn image(&self, layer: usize) -> &Image {
+        match &self.layers()[layer].image {
+            LayerImage::Qcow2(image) => image,
+            LayerImage::Raw(_) => unreachable!("raw images have no compressed clusters"),
+        }
+    }
+
+    /// Refuses data that the file does not have: it was cut off, or the table
+    /// is wrong. QEMU reads zeroes there, silently.
+    fn check_data(&self, layer: usize, guest: u64, host: u64) -> Result<()> {
+        if let LayerImage::Qcow2(image) = &self.layers()[layer].image
+            && !image.header().has_data_file()
+        {
+            let cluster = host & !(image.geometry().cluster_size() - 1);
+            if image.is_past_end(&**image.data(), cluster)? {
+                return Err(Error::Corrupt {
+                    guest,
+                    what: format!("Cluster offset {cluster:#x} is past the end of the file"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parts that follow each other on the host, as slices of `parts`.
+fn runs(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
+    let mut rest = parts;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        let mut end = first.host + first.length as u64;
+        let count = 1 + rest[1..]
+            .iter()
+            .take(MAX_MERGED - 1)
+            .take_while(|p| {
+                let follows = p.layer == first.layer && p.host == end;
+                end = p.host + p.length as u64;
+                follows
+            })
+            .count();
+        let (run, left) = rest.split_at(count);
+        rest = left;
+        Some(run)
+    })
+}
+
+/// Compressed clusters that are read together, as slices of `packed`.
+fn groups(packed: &[Packed]) -> impl Iterator<Item = &[Packed]> {
+    let mut rest = packed;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        let start = first.cluster.offset.0;
+        let mut end = first.cluster.end().0;
+        let count = 1 + rest[1..]
+            .iter()
+            .take_while(|p| {
+                let (from, to) = (p.cluster.offset.0, p.cluster.end().0.max(end));
+                let together = p.layer == first.layer
+                    && from <= end.saturating_add(PACKED_GAP)
+                    && to - start <= MAX_PACKED;
+                end = to;
+                together
+            })
+            .count();
+        let (group, left) = rest.split_at(count);
+        rest = left;
+        Some(group)
+    })
+}
+
+/// The operations of one request that are in flight.
+struct Flight<'a> {
+    device: &'a Device,
+    queue: &'a Queue,
+    iov: &'a Iov,
+    reads: VecDeque<InFlight<'a>>,
+}
+
+enum InFlight<'a> {
+    Data(Reading<'a>),
+    Packed {
+        // Dropped before the buffer that it reads into.
+        reading: Reading<'a>,
+        buffer: PoolBuffer,
+        /// Host offset of the first byte of the buffer.
+        start: u64,
+        group: Vec<Packed>,
+    },
+}
+
+impl<'a> Flight<'a> {
+    /// Waits until another operation may be started.
+    async fn make_room(&mut self) -> Result<()> {
+        while self.reads.len() >= self.queue.options().parts.max(1) {
+            self.finish_first().await?;
+        }
+        Ok(())
+    }
+
+    fn start_data(&mut self, run: &[Part]) {
+        let first = run[0];
+        let iov = match run {
+            [part] => self.iov.slice(part.at, part.length),
+            _ => self.iov.gather(run.iter().map(|p| (p.at, p.length))),
+        };
+        let storage = self.device.layers()[first.layer].data();
+        let reading = storage::begin_read(storage, self.queue, first.host, iov);
+        self.reads.push_back(InFlight::Data(reading));
+    }
+
+    #[allow(unsafe_code)]
+    fn start_packed(&mut self, group: &[Packed]) {
+        let image = self.device.image(group[0].layer);
+        let file = &**image.file();
+        let align = file.alignment().offset as u64;
+        let start = group[0].cluster.offset.0 & !(align - 1);
+        let end = group.iter().map(|p| p.cluster.end().0).max();
+        let length = (end.unwrap_or(start) - start).next_multiple_of(align) as usize;
+        let mut buffer = self.queue.buffer(length);
+        // SAFETY: `InFlight::Packed` keeps the buffer until the reading has
+        // ended or was dropped, and nothing else uses it before.
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        self.reads.push_back(InFlight::Packed {
+            reading: storage::begin_read(file, self.queue, start, iov),
+            buffer,
+            start,
+            group: group.to_vec(),
+        });
+    }
+
+    /// Waits for the oldest operation; false if there is none.
+    async fn finish_first(&mut self) -> Result<bool> {
+        match self.reads.pop_front() {
+            None => return Ok(false),
+            Some(InFlight::Data(reading)) => reading.finish().await?,
+            Some(InFlight::Packed {
+                reading,
+                buffer,
+                start,
+                group,
+            }) => {
+                // `buffer`, a local now, outlives the future awaited here.
+                reading.finish().await?;
+                self.inflate(buffer, start, &group).await?;
+            }
+        }
+        Ok(true)
+    }
+
+    async fn inflate(&self, buffer: PoolBuffer, start: u64, group: &[Packed]) -> Result<()> {
+        let image = self.device.image(group[0].layer);
+        let kind = image.compression();
+        let size = image.geometry().cluster_size() as usize;
+        let range = |p: &Packed| {
+            let from = (p.cluster.offset.0 - start) as usize;
+            from..from + p.cluster.length as usize
+        };
+        let failed = |p: &Packed, e| image.compressed_error(p.guest, p.cluster, e);
+        if self.queue.options().inflate_here || group.len() == 1 && self.reads.is_empty() {
+            for p in group {
+                let out = self.iov.slice(p.at, size);
+                let source = &buffer[range(p)];
+                let done = out.with_single_mut(|out| codec::decompress(kind, source, out));
+                let result = match done {
+                    Some(result) => result,
+                    None => {
+                        let mut bytes = self.queue.buffer(size);
+                        let bytes = &mut bytes[..size];
+                        codec::decompress(kind, source, bytes).map(|()| out.copy_from(bytes))
+                    }
+                };
+                result.map_err(|e| failed(p, e))?;
+            }
+            return Ok(());
+        }
+        let source: Arc<Buffer> = Arc::new(buffer.into_buffer());
+        let running: Vec<_> = group
+            .iter()
+            .map(|p| {
+                let (source, range) = (source.clone(), range(p));
+                codec::workers::run(move || {
+                    let mut bytes = Buffer::new(size);
+                    codec::decompress(kind, &source[range], &mut bytes).map(|()| bytes)
+                })
+            })
+            .collect();
+        for (p, running) in group.iter().zip(running) {
+            let bytes = running.await.map_err(|e| failed(p, e))?;
+            self.iov.slice(p.at, size).copy_from(&bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! Compressed clusters: reading their data and inflating them, here or on the
+//! workers, and keeping a few for small reads.
+
+use std::sync::Arc;
+
+use super::Image;
+use crate::codec::{self, CodecError, Compression};
+use crate::format::{self, CompressedCluster};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+impl Image {
+    /// How the clusters of this image are compressed.
+    pub(crate) fn compression(&self) -> Compression {
+        match self.header.compression {
+            format::Compression::Zlib => Compression::Zlib,
+            format::Compression::Zstd => Compression::Zstd,
+        }
+    }
+
+    /// The inflated cluster that contains `guest`, kept for the next who wants
+    /// a part of it. Those who want it at the same time share the work.
+    pub(crate) async fn inflated(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        cluster: CompressedCluster,
+    ) -> Result<Arc<Vec<u8>>> {
+        let load = || async move {
+            let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
+            let source = storage::read_vec(
+                &*self.file,
+                queue,
+                cluster.offset.0,
+                cluster.length as usize,
+            )
+            .await?;
+            let inflate = move || {
+                let mut bytes = vec![0; size];
+                codec::decompress(kind, &source, &mut bytes).map(|()| bytes)
+            };
+            let result = if queue.options().inflate_here {
+                inflate()
+            } else {
+                codec::workers::run(inflate).await
+            };
+            result.map_err(|e| self.compressed_error(guest, cluster, e))
+        };
+        self.inflated.get_or_load(cluster.offset.0, load).await
+    }
+
+    /// The error of a cluster that does not inflate.
+    pub(crate) fn compressed_error(
+        &self,
+        guest: u64,
+        cluster: CompressedCluster,
+        source: CodecError,
+    ) -> Error {
+        Error::Compressed {
+            guest: guest & !(self.geometry.cluster_size() - 1),
+            host: cluster.offset.0,
+            source,
+        }
+    }
+}

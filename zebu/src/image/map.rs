@@ -1,0 +1,201 @@
+//! The one map step: guest range in, extent out. Read, status, convert and
+//! compare are built on it.
+//!
+//! With the L2 slice in the cache it does no I/O and waits for nothing.
+
+use super::Image;
+use super::table::Slice;
+use crate::format::{CompressedCluster, GuestOffset, HostOffset, SubclusterKind};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+/// What the bytes of an extent are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// The image says nothing: the backing file's bytes, or zeroes.
+    Unallocated,
+    /// Zeroes, whatever the backing file has.
+    Zero {
+        /// Where space is kept for them in the data storage.
+        host: Option<HostOffset>,
+    },
+    /// Data, contiguous in the data storage from here.
+    Data {
+        /// Of the first byte.
+        host: HostOffset,
+    },
+    /// A part of one compressed cluster.
+    Compressed {
+        /// Where the whole cluster's data are.
+        cluster: CompressedCluster,
+        /// Bytes of the inflated cluster before the extent.
+        skip: u64,
+    },
+}
+
+/// A range of the disk that is mapped alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes, at least 1.
+    pub length: u64,
+    /// To what.
+    pub mapping: Mapping,
+}
+
+impl Image {
+    /// The extent at `guest`, as long as it is known alike and at most `limit`
+    /// bytes (at least 1). Ends at the latest where the L2 slice does.
+    ///
+    /// `guest` is inside the disk.
+    pub async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+        match self.cached_extent(guest, limit) {
+            Some(extent) => extent,
+            None => self.load_extent(queue, guest, limit).await,
+        }
+    }
+
+    /// As [`Image::extent`] if that needs no I/O.
+    #[inline]
+    pub(crate) fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        let entry = self.l1.get(self.geometry.l1_index(GuestOffset(guest)));
+        if entry.raw_offset().0 == 0 {
+            let to_end = self.l2_bytes() - (guest & (self.l2_bytes() - 1));
+            return Some(Ok(Extent {
+                length: to_end.min(limit),
+                mapping: Mapping::Unallocated,
+            }));
+        }
+        let slice = self.slices.get(self.slice_number(guest))?;
+        Some(self.extent_in(&slice, guest, limit))
+    }
+
+    async fn load_extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+        let number = self.slice_number(guest);
+        let slice = self
+            .slices
+            .get_or_load(number, || self.load_slice(queue, guest))
+            .await?;
+        self.extent_in(&slice, guest, limit)
+    }
+
+    /// Bytes of the disk that one L2 table maps; a power of two.
+    fn l2_bytes(&self) -> u64 {
+        self.geometry.l2_coverage()
+    }
+
+    fn slice_number(&self, guest: u64) -> u64 {
+        guest >> self.slice_bits
+    }
+
+    async fn load_slice(&self, queue: &Queue, guest: u64) -> Result<Slice> {
+        let l1_index = self.geometry.l1_index(GuestOffset(guest));
+        let entry = self.l1.get(l1_index).without_reserved();
+        let corrupt = |what| Error::Corrupt { guest, what };
+        let table = match entry.l2_table(&self.geometry) {
+            Ok(table) => table.unwrap_or(HostOffset(0)),
+            Err(e) => return Err(corrupt(e.at("L1 entry", l1_index).to_string())),
+        };
+        let slice_bytes = self.slice_entries as u64 * self.geometry.l2_entry_size() as u64;
+        let first = self.geometry.l2_index(GuestOffset(guest)) / self.slice_entries;
+        let offset = table.0 + first as u64 * slice_bytes;
+        if self.is_past_end(&*self.file, offset)? {
+            return Err(corrupt(format!(
+                "L2 table offset {:#x} is past the end of the file (L1 index: {l1_index:#x})",
+                table.0
+            )));
+        }
+        let bytes = storage::read_vec(&*self.file, queue, offset, slice_bytes as usize).await?;
+        Ok(Slice::decode(&bytes))
+    }
+
+    fn extent_in(&self, slice: &Slice, guest: u64, limit: u64) -> Result<Extent> {
+        let geometry = &self.geometry;
+        let mut index = geometry.l2_index(GuestOffset(guest)) & (self.slice_entries - 1);
+        let within = guest & (geometry.subcluster_size() - 1);
+        let subcluster = geometry.subcluster_index(GuestOffset(guest));
+        let (mapping, mut length) = self.run_at(slice, index, subcluster, guest)?;
+        let mapping = skip(mapping, within, geometry.offset_in_cluster(guest));
+        length -= within;
+        if matches!(mapping, Mapping::Compressed { .. }) {
+            return Ok(Extent {
+                length: length.min(limit),
+                mapping,
+            });
+        }
+        // Go on over whole clusters while they continue the extent.
+        while length < limit && (guest + length) & (geometry.cluster_size() - 1) == 0 {
+            index += 1;
+            if index == self.slice_entries {
+                break;
+            }
+            // What is wrong further on is for the request that gets there.
+            let Ok((next, more)) = self.run_at(slice, index, 0, guest + length) else {
+                break;
+            };
+            if !continues(mapping, length, next) {
+                break;
+            }
+            length += more;
+        }
+        Ok(Extent {
+            length: length.min(limit),
+            mapping,
+        })
+    }
+
+    /// What starts at a subcluster, and for how many bytes of its cluster.
+    fn run_at(
+        &self,
+        slice: &Slice,
+        index: usize,
+        subcluster: u32,
+        guest: u64,
+    ) -> Result<(Mapping, u64)> {
+        let geometry = &self.geometry;
+        let entry = slice.get(index, geometry).without_reserved(geometry);
+        let corrupt = |what| Error::Corrupt { guest, what };
+        let (kind, count) = entry
+            .subcluster_run(subcluster, geometry)
+            .map_err(|e| corrupt(e.to_string()))?;
+        let mapping = match kind {
+            SubclusterKind::Unallocated { .. } => Mapping::Unallocated,
+            SubclusterKind::Zero { host } => Mapping::Zero { host },
+            SubclusterKind::Data { host } => Mapping::Data { host },
+            SubclusterKind::Compressed(cluster) => Mapping::Compressed { cluster, skip: 0 },
+            SubclusterKind::Invalid => {
+                return Err(corrupt("Invalid cluster entry found".to_string()));
+            }
+        };
+        Ok((mapping, u64::from(count) << geometry.subcluster_bits()))
+    }
+}
+
+/// The mapping of what lies `within` bytes into a run that starts at a
+/// subcluster, `in_cluster` bytes into its cluster.
+fn skip(mapping: Mapping, within: u64, in_cluster: u64) -> Mapping {
+    match mapping {
+        Mapping::Unallocated => mapping,
+        Mapping::Zero { host } => Mapping::Zero {
+            host: host.map(|h| HostOffset(h.0 + within)),
+        },
+        Mapping::Data { host } => Mapping::Data {
+            host: HostOffset(host.0 + within),
+        },
+        Mapping::Compressed { cluster, .. } => Mapping::Compressed {
+            cluster,
+            skip: in_cluster,
+        },
+    }
+}
+
+/// Whether `next` makes an extent of `length` bytes longer.
+fn continues(extent: Mapping, length: u64, next: Mapping) -> bool {
+    let after = |host: HostOffset| HostOffset(host.0 + length);
+    match (extent, next) {
+        (Mapping::Unallocated, Mapping::Unallocated) => true,
+        (Mapping::Zero { host: None }, Mapping::Zero { host: None }) => true,
+        (Mapping::Zero { host: Some(a) }, Mapping::Zero { host: Some(b) })
+        | (Mapping::Data { host: a }, Mapping::Data { host: b }) => after(a) == b,
+        _ => false,
+    }
+}

@@ -1,0 +1,197 @@
+//! Opening an image: header, L1 table, snapshots.
+
+use std::sync::Arc;
+
+use super::cache::Cache;
+use super::table::L1Table;
+use super::{CacheOptions, Image};
+use crate::format::{
+    CryptMethod, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, Snapshot, check_table,
+};
+use crate::storage::{self, Queue, Storage};
+use crate::{Error, Result};
+
+/// Bytes of L2 tables cached at most when the caller does not say.
+const DEFAULT_L2_CACHE: u64 = 32 << 20;
+/// Bytes of a slice when the caller does not say.
+const DEFAULT_SLICE: u64 = 4096;
+/// Bytes of inflated clusters kept.
+const INFLATED_CACHE: u64 = 2 << 20;
+
+/// An image file whose header has been read: what it names can be looked at
+/// before anything of that is opened.
+#[derive(Debug)]
+pub struct OpenImage {
+    file: Arc<dyn Storage>,
+    file_len: u64,
+    header: Header,
+    geometry: Geometry,
+}
+
+impl OpenImage {
+    /// Reads and checks the header.
+    pub async fn new(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
+        let file_len = file.len()?;
+        let start = storage::read_vec(&*file, queue, 0, file_len.min(512) as usize).await?;
+        let cluster_size = Header::decode_fixed(&start)?.cluster_size();
+        let length = file_len.min(cluster_size) as usize;
+        let first_cluster = storage::read_vec(&*file, queue, 0, length).await?;
+        let header = Header::decode(&first_cluster)?;
+        let geometry = Geometry::new(&header)?;
+        // QEMU counts in sectors and never sees the odd bytes at the end.
+        let geometry = geometry.with_virtual_size(header.size & !511);
+        if header.is_encrypted() {
+            let method = match header.crypt() {
+                CryptMethod::Luks => "LUKS",
+                _ => "AES",
+            };
+            return Err(Error::Refused(format!(
+                "The image is encrypted ({method}); this version cannot decrypt images"
+            )));
+        }
+        Ok(OpenImage {
+            file,
+            file_len,
+            header,
+            geometry,
+        })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Reads the tables. `data` is the external data file, if the header says
+    /// that there is one.
+    pub async fn finish(
+        self,
+        queue: &Queue,
+        data: Option<Arc<dyn Storage>>,
+        caches: CacheOptions,
+    ) -> Result<Image> {
+        let header = &self.header;
+        let cluster_size = header.cluster_size();
+        let l1_entries = u64::from(header.l1_size);
+        check_table(
+            "Active L1 table",
+            header.l1_offset,
+            l1_entries,
+            8,
+            cluster_size,
+            self.file_len,
+        )?;
+        check_table(
+            "Reference count table",
+            header.refcount_table_offset,
+            u64::from(header.refcount_table_clusters),
+            // Only its start must be there: the rest reads as zeroes.
+            8,
+            cluster_size,
+            self.file_len,
+        )?;
+        let l1 = self.read_l1(queue, header.l1_offset, l1_entries).await?;
+        let snapshots = self.read_snapshots(queue).await?;
+        let (slice_entries, slices) = slice_cache(&self.geometry, caches)?;
+        let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
+        let cluster_bits = self.geometry.cluster_bits();
+        Ok(Image {
+            data: data.unwrap_or_else(|| self.file.clone()),
+            file: self.file,
+            file_len: self.file_len,
+            snapshots,
+            l1,
+            slice_entries,
+            slice_bits: slice_entries.trailing_zeros() + cluster_bits,
+            slices,
+            inflated: Cache::new(inflated),
+            preallocated: Default::default(),
+            header: self.header,
+            geometry: self.geometry,
+        })
+    }
+
+    async fn read_l1(&self, queue: &Queue, offset: u64, entries: u64) -> Result<L1Table> {
+        let bytes = storage::read_vec(&*self.file, queue, offset, entries as usize * 8).await?;
+        Ok(L1Table::decode(&bytes))
+    }
+
+    /// Reads the snapshot table, whose length is known only by reading it.
+    async fn read_snapshots(&self, queue: &Queue) -> Result<Vec<Snapshot>> {
+        let count = self.header.nb_snapshots;
+        let start = self.header.snapshots_offset;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        check_table(
+            "Snapshot table",
+            start,
+            u64::from(count),
+            crate::format::SNAPSHOT_HEADER_BYTES,
+            self.header.cluster_size(),
+            self.file_len,
+        )?;
+        let in_file = (self.file_len - start).min(MAX_SNAPSHOT_TABLE_BYTES as u64) as usize;
+        let mut length = in_file.min(64 << 10);
+        loop {
+            let bytes = storage::read_vec(&*self.file, queue, start, length).await?;
+            match Snapshot::decode_table(&bytes, count) {
+                Err(_) if length < in_file => length = in_file.min(length * 8),
+                result => return Ok(result?),
+            }
+        }
+    }
+}
+
+/// How many entries a slice has, and the cache for them.
+fn slice_cache(
+    geometry: &Geometry,
+    options: CacheOptions,
+) -> Result<(usize, Cache<super::table::Slice>)> {
+    let entry_size = geometry.l2_entry_size() as u64;
+    let cluster_size = geometry.cluster_size();
+    let slice_bytes = options
+        .entry_size
+        .unwrap_or(DEFAULT_SLICE.min(cluster_size));
+    if !slice_bytes.is_power_of_two() || !(512..=cluster_size).contains(&slice_bytes) {
+        return Err(Error::Refused(format!(
+            "L2 cache entry size must be a power of two between 512 and the cluster size ({cluster_size})"
+        )));
+    }
+    let slice_entries = slice_bytes / entry_size;
+    let whole_disk = geometry.guest_clusters().saturating_mul(entry_size);
+    let bytes = options.size.unwrap_or(whole_disk.min(DEFAULT_L2_CACHE));
+    let slices = bytes.min(whole_disk).div_ceil(slice_bytes).max(1);
+    let slices = usize::try_from(slices).unwrap_or(usize::MAX);
+    Ok((slice_entries as usize, Cache::new(slices)))
+}
+
+impl Image {
+    /// The same image as it was at a snapshot, given by id or name; only for
+    /// reading.
+    pub async fn at_snapshot(mut self, queue: &Queue, id_or_name: &str) -> Result<Image> {
+        let wanted = id_or_name.as_bytes();
+        let by_id = self.snapshots.iter().find(|s| s.id == wanted);
+        let by_name = || self.snapshots.iter().find(|s| s.name == wanted);
+        let Some(snapshot) = by_id.or_else(by_name) else {
+            return Err(Error::Refused("Can't find snapshot".into()));
+        };
+        snapshot.check_l1(self.header.cluster_size())?;
+        let entries = u64::from(snapshot.l1_size);
+        check_table(
+            "Snapshot L1 table",
+            snapshot.l1_offset,
+            entries,
+            8,
+            self.header.cluster_size(),
+            self.file_len,
+        )?;
+        let offset = snapshot.l1_offset;
+        // QEMU keeps the size of the active disk here, whatever the size was
+        // when the snapshot was taken.
+        let bytes = storage::read_vec(&*self.file, queue, offset, entries as usize * 8).await?;
+        self.l1 = L1Table::decode(&bytes);
+        self.slices.clear();
+        Ok(self)
+    }
+}
