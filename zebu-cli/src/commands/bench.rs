@@ -322,6 +322,7 @@ fn refuse_writes(arguments: &Arguments) -> Result<(), Failure> {
         let text = "bench -w: writing is not supported in this version";
         return Err(Failure::new(text));
     }
+    number("flush interval", &arguments.flush_interval, integer, 0, 0)?;
     if arguments.flush_interval.is_some() {
         let text = "--flush-interval is only available in write tests";
         return Err(Failure::new(text));

@@ -38,7 +38,8 @@ pub enum Failure {
     Err(String),
     /// A line on standard error that begins with the program's name.
     Named(String),
-    /// What getopt says of an option; the command's usage follows.
+    /// What getopt says of an option, after the command's name as it was
+    /// typed; the command's usage follows.
     Option(String),
     /// The command's usage is shown.
     Usage,

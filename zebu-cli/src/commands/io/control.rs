@@ -109,7 +109,7 @@ fn open(session: &mut Session, args: &[&str]) -> Outcome {
     let mut opening = Opening::default();
     let mut options = Getopt::new(args, "snCro:ki:t:d:U", &[]);
     for option in options.by_ref() {
-        match option.map_err(|e| Failure::Option(format!("open: {e}")))? {
+        match option.map_err(Failure::Option)? {
             ('o', Some(text)) => join(&mut opening.options, text),
             (letter, value) => {
                 let done = opening.set(letter, value).unwrap_or(Ok(()));
@@ -162,8 +162,7 @@ fn help(session: &mut Session, args: &[&str]) -> Outcome {
             let usage = command.usage(name);
             out.print(format_args!("{usage}\n{}", command.help));
         }
-        // Not a failure, as in qemu-io.
-        None => out.print(format_args!("command {name} not found\n")),
+        None => return Err(Failure::Out(format!("command {name} not found"))),
     }
     Ok(())
 }

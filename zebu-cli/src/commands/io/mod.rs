@@ -83,7 +83,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     let mut session = Session::new(&invocation.name);
     if let Err(failure) = open_first(&mut session, &arguments.opening) {
-        session.fail(failure, "");
+        session.fail(failure, "", "");
         session.finish();
         return Ok(1);
     }

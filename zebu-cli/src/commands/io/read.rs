@@ -110,14 +110,13 @@ struct Flags {
 
 impl Flags {
     fn parse<'a>(
-        command: &str,
         args: &'a [&'a str],
         letters: &'static str,
     ) -> Result<(Flags, Vec<&'a str>), Failure> {
         let mut flags = Flags::default();
         let mut options = Getopt::new(args, letters, &[]);
         for option in options.by_ref() {
-            let given = option.map_err(|e| Failure::Option(format!("{command}: {e}")))?;
+            let given = option.map_err(|e| Failure::Option(e))?;
             match given {
                 ('b', _) => flags.vm_state = true,
                 ('C', _) => flags.machine = true,
@@ -200,7 +199,7 @@ impl Report {
 }
 
 fn read(session: &mut Session, args: &[&str]) -> Outcome {
-    let (flags, rest) = Flags::parse("read", args, "bCl:pP:qrs:v")?;
+    let (flags, rest) = Flags::parse(args, "bCl:pP:qrs:v")?;
     let &[offset, length] = rest.as_slice() else {
         return Err(Failure::Usage);
     };
@@ -222,7 +221,7 @@ fn read(session: &mut Session, args: &[&str]) -> Outcome {
 }
 
 fn readv(session: &mut Session, args: &[&str]) -> Outcome {
-    let (flags, rest) = Flags::parse("readv", args, "CP:qrv")?;
+    let (flags, rest) = Flags::parse(args, "CP:qrv")?;
     let (offset, count) = segments(&rest)?;
     let report = flags.report(offset, count)?;
     read_now(session, "readv", &report, count)
@@ -250,7 +249,7 @@ fn read_now(session: &mut Session, verb: &str, report: &Report, count: usize) ->
 }
 
 fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
-    let (flags, rest) = Flags::parse("aio_read", args, "CiP:qrv")?;
+    let (flags, rest) = Flags::parse(args, "CiP:qrv")?;
     if flags.invalid {
         let text = "injecting invalid read request\n";
         session.out.print(format_args!("{text}"));

@@ -266,14 +266,15 @@ impl Session {
     }
 
     /// Prints what a failure is to print, and remembers that there was one.
-    pub fn fail(&mut self, failure: Failure, usage: &str) {
+    /// `name` and `usage` are those of the command.
+    pub fn fail(&mut self, failure: Failure, name: &str, usage: &str) {
         self.failed = true;
         match failure {
             Failure::Out(text) => self.out.print(format_args!("{text}\n")),
             Failure::Err(text) => self.out.error(text),
             Failure::Named(text) => self.out.error(format_args!("{}: {text}", self.program)),
             Failure::Option(text) => {
-                self.out.error(text);
+                self.out.error(format_args!("{name}: {text}"));
                 self.out.print(format_args!("{usage}\n"));
             }
             Failure::Usage => self.out.print(format_args!("{usage}\n")),
@@ -289,10 +290,10 @@ impl Session {
         };
         let Some(command) = command::find(name) else {
             let text = format!("command \"{name}\" not found");
-            return self.fail(Failure::Err(text), "");
+            return self.fail(Failure::Err(text), name, "");
         };
         if let Err(failure) = self.run_command(command, name, args) {
-            self.fail(failure, &command.usage(command.name));
+            self.fail(failure, name, &command.usage(command.name));
         }
         if self.out.is_broken() {
             self.quit = true;

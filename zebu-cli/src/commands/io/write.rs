@@ -82,15 +82,4 @@ pub const COMMANDS: &[Command] = &[
         needs_file: true,
         run: |_, _| not_yet("reopen"),
     },
-    Command {
-        name: "resize",
-        alias: "",
-        args: Some("[-m prealloc_mode] off"),
-        summary: "as truncate",
-        help: "",
-        min: 1,
-        max: Some(3),
-        needs_file: true,
-        run: |_, _| not_yet("resize"),
-    },
 ];
