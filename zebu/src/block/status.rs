@@ -26,6 +26,21 @@ pub struct Status {
     pub host: Option<u64>,
 }
 
+impl Status {
+    /// `length` bytes of which nothing is known but that they must be read.
+    pub(crate) fn data(length: u64) -> Self {
+        Status {
+            length,
+            zero: false,
+            data: true,
+            present: true,
+            compressed: false,
+            depth: 0,
+            host: None,
+        }
+    }
+}
+
 impl Device {
     /// What the first bytes of `length` from `offset` on are made of: the
     /// longest range found alike without undue work, at least one byte.

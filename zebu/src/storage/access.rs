@@ -181,32 +181,86 @@ pub async fn read_vec(
 /// Where direct I/O needs it, the blocks around an unaligned range are read
 /// and written back: the caller keeps other writes away from those blocks.
 pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
-    if !fits(storage.alignment(), offset, iov) {
-        return write_bounced(storage, queue, offset, iov).await;
-    }
-    write_all(storage, queue, offset, iov).await
+    begin_write(storage, queue, offset, iov.clone())
+        .finish()
+        .await
 }
 
-async fn write_all(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
+/// A write that is in the engine already, unless it needs a bounce buffer.
+pub(crate) struct Writing<'a> {
+    // Dropped first, which waits for the end: the rest is what it uses.
+    started: Option<Started>,
+    storage: &'a dyn Storage,
+    queue: &'a Queue,
+    offset: u64,
+    iov: Iov,
+}
+
+/// Starts what [`write`] does.
+pub(crate) fn begin_write<'a>(
+    storage: &'a dyn Storage,
+    queue: &'a Queue,
+    offset: u64,
+    iov: Iov,
+) -> Writing<'a> {
+    let started =
+        fits(storage.alignment(), offset, &iov).then(|| start_write(storage, queue, offset, &iov));
+    Writing {
+        started,
+        storage,
+        queue,
+        offset,
+        iov,
+    }
+}
+
+fn start_write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> Started {
     let kind = if storage.cache_mode().is_write_through() {
         OpKind::WriteDurable
     } else {
         OpKind::Write
     };
+    storage.start(queue, kind, offset, iov.len() as u64, Some(iov))
+}
+
+impl Writing<'_> {
+    /// Waits until everything is written.
+    pub(crate) async fn finish(self) -> io::Result<()> {
+        let Writing {
+            started,
+            storage,
+            queue,
+            offset,
+            iov,
+        } = self;
+        match started {
+            Some(started) => write_rest(storage, queue, offset, &iov, started).await,
+            None => write_bounced(storage, queue, offset, &iov).await,
+        }
+    }
+}
+
+/// Waits for a write, and writes what it left.
+async fn write_rest(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    iov: &Iov,
+    mut started: Started,
+) -> io::Result<()> {
     let mut done = 0;
-    while done < iov.len() {
-        let rest = iov.slice(done, iov.len() - done);
-        let at = offset + done as u64;
-        let count = storage
-            .start(queue, kind, at, rest.len() as u64, Some(&rest))
-            .wait()
-            .await?;
+    loop {
+        let count = started.wait().await?;
+        done += count;
+        if done >= iov.len() {
+            return Ok(());
+        }
         if count == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        done += count;
+        let rest = iov.slice(done, iov.len() - done);
+        started = start_write(storage, queue, offset + done as u64, &rest);
     }
-    Ok(())
 }
 
 #[allow(unsafe_code)]
@@ -231,7 +285,8 @@ async fn write_bounced(
             .copy_to(&mut buffer[head..head + count]);
         // SAFETY: the buffer lives until the write, awaited here, has ended.
         let out = unsafe { buffer.iov() }.slice(0, length);
-        write_all(storage, queue, start, &out).await?;
+        let started = start_write(storage, queue, start, &out);
+        write_rest(storage, queue, start, &out, started).await?;
         done += count;
     }
     // The padding of the last block must not make the file longer.

@@ -216,6 +216,41 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     }
 }
 
+/// Writes with a system call of this thread.
+fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> {
+    let mut done = 0;
+    let mut result = Ok(());
+    iov.for_each(|ptr, length| {
+        if result.is_err() {
+            return;
+        }
+        let op = Op {
+            kind: OpKind::Write,
+            fd,
+            offset: offset + done as u64,
+            length: length as u64,
+            memory: ptr.cast(),
+            segments: 1,
+        };
+        // SAFETY: the memory is valid on the promise of the Iov, and the file
+        // is open.
+        match unsafe { op.perform() } {
+            Ok(count) => {
+                done += count;
+                if count < length {
+                    result = Err(None);
+                }
+            }
+            Err(e) => result = Err(Some(e)),
+        }
+    });
+    match result {
+        Err(Some(e)) if done == 0 => Err(e),
+        // The caller goes on from a short write, and meets the error again.
+        _ => Ok(done),
+    }
+}
+
 impl Storage for File {
     fn start(
         &self,
@@ -227,6 +262,9 @@ impl Storage for File {
     ) -> Started {
         let fd = self.fd.as_raw_fd();
         if let Some(iov) = memory {
+            if kind == OpKind::Write && queue.options().write_here && !self.cache.is_direct() {
+                return Started::done(write_now(fd, offset, iov));
+            }
             // SAFETY: the file stays open, as callers of `start` promise.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };
             return Started::in_flight(io, segments);

@@ -34,6 +34,12 @@ pub struct QueueOptions {
     /// Whether compressed clusters are inflated on this thread instead of on
     /// the library's workers. Right when there are as many queues as cores.
     pub inflate_here: bool,
+    /// Whether writes through the page cache are made by this thread instead
+    /// of the engine. Such a write is a copy to memory; file systems that
+    /// cannot do it without blocking (ext4) make io_uring pass it to a kernel
+    /// thread, which costs more than the copy. Right for jobs that have a
+    /// queue on each core.
+    pub write_here: bool,
 }
 
 impl Default for QueueOptions {
@@ -42,6 +48,7 @@ impl Default for QueueOptions {
             engine: EngineKind::best(),
             parts: 8,
             inflate_here: false,
+            write_here: false,
         }
     }
 }

@@ -1,0 +1,235 @@
+//! Compare: whether two devices have the same content.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use super::lanes::{self, Cursor};
+use super::zero::is_zero;
+use crate::Error;
+use crate::block::{Device, Status};
+use crate::storage::{Buffer, EngineKind, Iov, Queue};
+
+/// Bytes that a lane compares at a time.
+const CHUNK: u64 = 1 << 20;
+/// A difference is told by the start of its sector, as QEMU does.
+const SECTOR: usize = 512;
+
+/// How to compare.
+#[derive(Clone, Debug, Default)]
+pub struct CompareOptions {
+    /// Sizes and the allocation of every range must agree too (`-s`).
+    pub strict: bool,
+    /// How I/O is done.
+    pub engine: EngineKind,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// The same content. If the sizes differ, the rest of the larger one
+    /// reads as zeroes.
+    Identical,
+    /// The content of the sector at this offset differs.
+    Content(u64),
+    /// Strict: the allocation from this offset on differs.
+    Status(u64),
+}
+
+/// A device could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// Reading failed.
+    #[error("Error while reading offset {offset}: {source}")]
+    Read {
+        /// Which: 0 or 1.
+        device: usize,
+        /// Where, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
+    /// The I/O engine could not be started.
+    #[error(transparent)]
+    Engine(#[from] std::io::Error),
+}
+
+/// Compares two devices. Of several differences (and errors) the one with the
+/// lowest offset is told. `tell` is called on this thread with the bytes done.
+///
+/// Strict comparison of the sizes is the caller's: it needs no reading.
+pub fn compare(
+    devices: [Device; 2],
+    options: &CompareOptions,
+    mut tell: impl FnMut(u64),
+) -> Result<Comparison, CompareError> {
+    let total = devices[0].size().max(devices[1].size());
+    let job = Arc::new(Job {
+        devices,
+        strict: options.strict,
+        cursor: Cursor::new(total),
+        found: Mutex::new(None),
+    });
+    lanes::run(&job, options.engine, None, || tell(job.cursor.done()))?;
+    let found = job.found.lock().unwrap_or_else(|e| e.into_inner()).take();
+    found.map_or(Ok(Comparison::Identical), |found| found.what)
+}
+
+/// The end of a comparison.
+struct Found {
+    offset: u64,
+    what: Result<Comparison, CompareError>,
+}
+
+struct Job {
+    devices: [Device; 2],
+    strict: bool,
+    cursor: Cursor,
+    /// The one with the lowest offset so far.
+    found: Mutex<Option<Found>>,
+}
+
+impl lanes::Job for Job {
+    fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    async fn lane(&self, queue: &Queue) {
+        let mut buffers = [Buffer::new(CHUNK as usize), Buffer::new(CHUNK as usize)];
+        let end_of = |at: u64| ((at / CHUNK + 1) * CHUNK).min(self.cursor.total());
+        while let Some(chunk) = self.cursor.take(end_of) {
+            match self.compare(queue, &chunk, &mut buffers).await {
+                Ok(()) => self.cursor.finish(&chunk),
+                Err(found) => self.keep(found),
+            }
+        }
+    }
+}
+
+impl Job {
+    /// Chunks are taken in order, so those before a difference are compared by
+    /// somebody before the job ends: the lowest one wins.
+    fn keep(&self, new: Found) {
+        self.cursor.stop();
+        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        if found.as_ref().is_none_or(|old| new.offset < old.offset) {
+            *found = Some(new);
+        }
+    }
+
+    async fn compare(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        buffers: &mut [Buffer; 2],
+    ) -> Result<(), Found> {
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let a = self.status(queue, 0, at).await?;
+            let b = self.status(queue, 1, at).await?;
+            let known = a.length.min(b.length);
+            let inside = (at < self.devices[0].size()) && (at < self.devices[1].size());
+            if self.strict && inside && !agree(&a, &b) {
+                return Err(Found {
+                    offset: at,
+                    what: Ok(Comparison::Status(at)),
+                });
+            }
+            let length = known.min(chunk.end - at);
+            if a.zero && b.zero {
+                // Both may go on alike far beyond the chunk.
+                self.cursor.leap(chunk.end, (at + known) / CHUNK * CHUNK);
+            } else {
+                self.compare_data(queue, at, length as usize, [a.zero, b.zero], buffers)
+                    .await?;
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// The status at `at`; past the end of the device everything is zero.
+    async fn status(&self, queue: &Queue, device: usize, at: u64) -> Result<Status, Found> {
+        let size = self.devices[device].size();
+        if at >= size {
+            return Ok(Status {
+                zero: true,
+                data: false,
+                ..Status::data(u64::MAX - at)
+            });
+        }
+        self.devices[device]
+            .status(queue, at, size - at)
+            .await
+            .map_err(|e| read_error(device, at, e))
+    }
+
+    #[allow(unsafe_code)]
+    async fn compare_data(
+        &self,
+        queue: &Queue,
+        at: u64,
+        length: usize,
+        zero: [bool; 2],
+        buffers: &mut [Buffer; 2],
+    ) -> Result<(), Found> {
+        let [a, b] = buffers;
+        {
+            // SAFETY: the buffers are borrowed until both reads, awaited
+            // here, have ended.
+            let iovs = unsafe { [a.iov().slice(0, length), b.iov().slice(0, length)] };
+            for device in [0, 1] {
+                if !zero[device] {
+                    self.read(queue, device, at, &iovs[device]).await?;
+                }
+            }
+        }
+        let different = match zero {
+            [true, _] => sector(&b[..length], |s| !is_zero(s)),
+            [_, true] => sector(&a[..length], |s| !is_zero(s)),
+            _ if a[..length] == b[..length] => None,
+            _ => (0..length)
+                .step_by(SECTOR)
+                .find(|i| a[*i..(*i + SECTOR).min(length)] != b[*i..(*i + SECTOR).min(length)]),
+        };
+        match different {
+            None => Ok(()),
+            Some(i) => {
+                let offset = at + i as u64;
+                Err(Found {
+                    offset,
+                    what: Ok(Comparison::Content(offset)),
+                })
+            }
+        }
+    }
+
+    async fn read(&self, queue: &Queue, device: usize, at: u64, iov: &Iov) -> Result<(), Found> {
+        self.devices[device]
+            .read(queue, at, iov)
+            .await
+            .map_err(|e| read_error(device, at, e))
+    }
+}
+
+fn read_error(device: usize, offset: u64, source: Error) -> Found {
+    Found {
+        offset,
+        what: Err(CompareError::Read {
+            device,
+            offset,
+            source,
+        }),
+    }
+}
+
+/// The offset of the first sector of which `is` holds.
+fn sector(bytes: &[u8], is: impl Fn(&[u8]) -> bool) -> Option<usize> {
+    let index = bytes.chunks(SECTOR).position(is)?;
+    Some(index * SECTOR)
+}
+
+/// Whether two ranges are allocated alike.
+fn agree(a: &Status, b: &Status) -> bool {
+    let key = |s: &Status| (s.data, s.zero, s.present, s.compressed, s.host.is_some());
+    key(a) == key(b)
+}

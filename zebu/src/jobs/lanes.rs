@@ -1,0 +1,174 @@
+//! How a job over a range of bytes uses all cores: each thread has a queue,
+//! and on it several *lanes*. A lane takes the next chunk of the range and
+//! works on it while the other lanes of its thread have I/O in flight, so that
+//! I/O and computing overlap, in nearly sequential order.
+
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::storage::{EngineKind, Queue, QueueOptions};
+
+/// How often progress is reported.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How far the lanes of a job have come.
+#[derive(Debug)]
+pub(super) struct Cursor {
+    total: u64,
+    /// First byte that no lane has taken.
+    next: AtomicU64,
+    /// Bytes done, or known to need nothing.
+    done: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Cursor {
+    /// At the start of `total` bytes.
+    pub(super) fn new(total: u64) -> Self {
+        Cursor {
+            total,
+            next: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// All bytes.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes done.
+    pub(super) fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed).min(self.total)
+    }
+
+    /// The next chunk that nobody has taken; `end_of` says where the chunk
+    /// that starts at a byte ends.
+    pub(super) fn take(&self, end_of: impl Fn(u64) -> u64) -> Option<Range<u64>> {
+        let mut at = self.next.load(Ordering::Relaxed);
+        loop {
+            if at >= self.total || self.stopped.load(Ordering::Relaxed) {
+                return None;
+            }
+            let end = end_of(at);
+            match self
+                .next
+                .compare_exchange_weak(at, end, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return Some(at..end),
+                Err(now) => at = now,
+            }
+        }
+    }
+
+    /// A taken chunk is done.
+    pub(super) fn finish(&self, chunk: &Range<u64>) {
+        self.done
+            .fetch_add(chunk.end - chunk.start, Ordering::Relaxed);
+    }
+
+    /// Passes over `from..to`, which needs nothing, if nobody has taken any of
+    /// it.
+    pub(super) fn leap(&self, from: u64, to: u64) {
+        let leapt = to > from
+            && self
+                .next
+                .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if leapt {
+            self.finish(&(from..to));
+        }
+    }
+
+    /// Lets no lane take another chunk.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A job that lanes do.
+pub(super) trait Job: Send + Sync + 'static {
+    /// How far it has come.
+    fn cursor(&self) -> &Cursor;
+
+    /// Takes chunks until there are none, and keeps the job's own account of
+    /// what failed.
+    fn lane(&self, queue: &Queue) -> impl Future<Output = ()>;
+}
+
+/// Queues for threads that have a core to themselves.
+pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
+    Queue::new(QueueOptions {
+        engine,
+        inflate_here: true,
+        write_here: true,
+        ..QueueOptions::default()
+    })
+}
+
+/// Lanes that keep all cores busy.
+fn default_lanes(cores: usize) -> usize {
+    (4 * cores).min(16)
+}
+
+/// Runs `job` with `lanes` lanes (None: as many as keep the cores busy), and
+/// calls `tick` on this thread now and then until all have ended.
+pub(super) fn run<J: Job>(
+    job: &Arc<J>,
+    engine: EngineKind,
+    lanes: Option<usize>,
+    mut tick: impl FnMut(),
+) -> io::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let lanes = lanes.unwrap_or(default_lanes(cores)).max(1);
+    let threads = cores.min(lanes);
+    let caller = std::thread::current();
+    tick();
+    std::thread::scope(|scope| {
+        let mut running: Vec<_> = (0..threads)
+            .map(|i| {
+                // The lanes are dealt out as evenly as it goes.
+                let lanes = lanes / threads + usize::from(i < lanes % threads);
+                let caller = caller.clone();
+                scope.spawn(move || {
+                    let result = run_thread(job, engine, lanes);
+                    if result.is_err() {
+                        job.cursor().stop();
+                    }
+                    caller.unpark();
+                    result
+                })
+            })
+            .collect();
+        while running.iter().any(|thread| !thread.is_finished()) {
+            std::thread::park_timeout(TICK);
+            tick();
+        }
+        let results = running.drain(..).map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        results.collect::<io::Result<()>>()
+    })
+}
+
+fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, lanes: usize) -> io::Result<()> {
+    let queue = queue(engine)?;
+    let running: Vec<_> = (0..lanes)
+        .map(|_| {
+            let (job, queue2) = (job.clone(), queue.clone());
+            queue.spawn(async move { job.lane(&queue2).await })
+        })
+        .collect();
+    queue.block_on(async {
+        for lane in running {
+            lane.await;
+        }
+    });
+    Ok(())
+}
