@@ -1,5 +1,6 @@
 //! An image and the chain of images behind it, as one device.
 
+use super::source::ImageSpec;
 use super::{Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
@@ -11,6 +12,8 @@ use crate::{Error, Result};
 pub struct Layer {
     /// Its name, as messages and `info` show it.
     pub name: String,
+    /// What it was opened by.
+    pub spec: ImageSpec,
     /// The image.
     pub image: LayerImage,
 }
@@ -60,10 +63,10 @@ impl Layer {
     /// The extent at `offset`, of at most `limit` bytes, inside the image.
     async fn extent(&self, queue: &Queue, offset: u64, limit: u64) -> Result<Extent> {
         match &self.image {
-            LayerImage::Raw(_) => Ok(Extent {
+            LayerImage::Raw(raw) => Ok(Extent {
                 length: limit,
                 mapping: Mapping::Data {
-                    host: HostOffset(offset),
+                    host: HostOffset(raw.offset() + offset),
                 },
             }),
             LayerImage::Qcow2(image) => image.extent(queue, offset, limit).await,
@@ -78,13 +81,19 @@ impl Layer {
 pub struct Device {
     layers: Vec<Layer>,
     size: u64,
+    /// Opened without what reading needs.
+    inspect: bool,
 }
 
 impl Device {
     /// The device that `layers` make, the top one first: at least one.
-    pub(crate) fn new(layers: Vec<Layer>) -> Self {
+    pub(super) fn new(layers: Vec<Layer>, inspect: bool) -> Self {
         let size = layers[0].size();
-        Device { layers, size }
+        Device {
+            layers,
+            size,
+            inspect,
+        }
     }
 
     /// Size of the disk in bytes.
@@ -130,6 +139,9 @@ impl Device {
     /// Refuses a range that is not inside the disk.
     pub(super) fn check_range(&self, offset: u64, length: u64) -> Result<()> {
         match offset.checked_add(length) {
+            _ if self.inspect => Err(Error::Refused(
+                "The image was opened to look at its metadata only".into(),
+            )),
             Some(end) if end <= self.size => Ok(()),
             _ => Err(Error::OutOfRange {
                 offset,

@@ -11,7 +11,7 @@ mod status;
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};
 pub use raw::Raw;
-pub use source::Source;
+pub use source::{BackingSpec, FileSpec, ImageSpec, Source};
 pub use status::Status;
 
 /// The image formats.

@@ -4,10 +4,15 @@
 use std::sync::Arc;
 
 use super::device::{Device, Layer, LayerImage};
+use super::source::{BackingSpec, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT};
 use super::{Format, Raw, Source};
-use crate::image::{CacheOptions, OpenImage};
-use crate::storage::{CacheMode, File, OpenFile, Queue, Storage};
+use crate::format::{Header, MAGIC};
+use crate::image::{CacheOptions, Image, OpenImage};
+use crate::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, Result};
+
+/// Images in one chain at most. Each costs open files and caches.
+const MAX_CHAIN: usize = 200;
 
 /// What an image that is opened may make the library open besides itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -34,6 +39,9 @@ pub struct OpenOptions {
     pub policy: Policy,
     /// Leave the backing file closed; its data read as unallocated.
     pub no_backing: bool,
+    /// Only look at the metadata: no data file and no backing file is opened,
+    /// an encrypted image opens, and the device refuses to read.
+    pub inspect: bool,
     /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
     pub l2_cache_size: Option<u64>,
     /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
@@ -44,39 +52,271 @@ pub struct OpenOptions {
 
 impl Device {
     /// Opens an image and, unless told otherwise, its backing chain. Blocks.
+    ///
+    /// The error is what fits after `Could not open 'NAME': `.
     pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
-        let Source::Name(name) = source else {
-            return Err(Error::Refused("options".into()));
+        let spec = source.resolve(None, options.format)?;
+        let mut opening = Opening {
+            queue,
+            options,
+            layers: Vec::new(),
+            seen: Vec::new(),
         };
-        queue.block_on(async {
-            let file = File::open(
-                name,
-                OpenFile {
-                    write: options.write,
-                    create: false,
-                    cache: options.cache,
-                },
-            )?;
-            let file: Arc<dyn Storage> = Arc::new(file);
-            let mut magic = [0u8; 4];
-            let _ = &mut magic;
-            let head = crate::storage::read_vec(&*file, queue, 0, 4).await?;
-            let image = if options.format == Some(Format::Raw)
-                || (options.format.is_none() && head != b"QFI\xfb")
-            {
-                LayerImage::Raw(Raw::new(file)?)
-            } else {
-                let image = OpenImage::new(queue, file).await?;
-                let caches = CacheOptions {
-                    size: options.l2_cache_size,
-                    entry_size: options.l2_cache_entry_size,
-                };
-                LayerImage::Qcow2(Box::new(image.finish(queue, None, caches).await?))
-            };
-            Ok(Device::new(vec![Layer {
-                name: name.clone(),
-                image,
-            }]))
-        })
+        queue.block_on(opening.chain(spec))?;
+        Ok(Device::new(opening.layers, options.inspect))
     }
+}
+
+/// A chain that is being opened.
+struct Opening<'a> {
+    queue: &'a Queue,
+    options: &'a OpenOptions,
+    layers: Vec<Layer>,
+    /// Device and inode of the files of the chain, to find loops.
+    seen: Vec<(u64, u64)>,
+}
+
+/// What a file of an image is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Top,
+    Backing,
+    Data,
+}
+
+impl Opening<'_> {
+    async fn chain(&mut self, top: ImageSpec) -> Result<()> {
+        let mut next = Some(top);
+        while let Some(spec) = next {
+            let depth = self.layers.len();
+            next = self
+                .layer(spec, depth)
+                .await
+                // QEMU says it once for each image on the way.
+                .map_err(|e| (0..depth).fold(e, |e, _| e.during("Could not open backing file")))?;
+        }
+        Ok(())
+    }
+
+    /// Opens one image, and says which one is behind it.
+    async fn layer(&mut self, mut spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
+        let role = match depth {
+            0 => Role::Top,
+            MAX_CHAIN => {
+                return Err(Error::Refused(format!(
+                    "The backing chain is longer than {MAX_CHAIN} images"
+                )));
+            }
+            _ => Role::Backing,
+        };
+        let file = self.file(&spec, &spec.file, role)?;
+        self.check_loop(&file, &spec.file)?;
+        let file: Arc<dyn Storage> = Arc::new(file);
+        let format = match spec.format {
+            Some(format) => format,
+            None => probe(self.queue, &*file).await?,
+        };
+        spec.set_format(format)?;
+        let (image, backing) = match format {
+            Format::Raw => {
+                let raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
+                (LayerImage::Raw(raw), None)
+            }
+            Format::Qcow2 => {
+                let image = self.qcow2(&mut spec, file, role).await?;
+                let backing = self.backing(&spec, image.header())?;
+                (LayerImage::Qcow2(Box::new(image)), backing)
+            }
+        };
+        self.layers.push(Layer {
+            name: spec.display_name(),
+            spec,
+            image,
+        });
+        Ok(backing)
+    }
+
+    async fn qcow2(
+        &self,
+        spec: &mut ImageSpec,
+        file: Arc<dyn Storage>,
+        role: Role,
+    ) -> Result<Image> {
+        let image = OpenImage::new(self.queue, file).await?;
+        let header = image.header();
+        if header.is_corrupt() && self.options.write && role == Role::Top {
+            return Err(Error::Refused(
+                "qcow2: Image is corrupt; cannot be opened read/write".into(),
+            ));
+        }
+        let data = match self.data_file(spec, header)? {
+            None => None,
+            Some(data_file) => {
+                let data: Option<Arc<dyn Storage>> = match self.options.inspect {
+                    true => None,
+                    false => Some(Arc::new(self.file(spec, &data_file, Role::Data)?)),
+                };
+                spec.data_file = Some(data_file);
+                data
+            }
+        };
+        let given = &spec.options.qcow2;
+        let caches = CacheOptions {
+            size: self
+                .options
+                .l2_cache_size
+                .or(given.l2_cache_size)
+                .or(given.cache_size),
+            entry_size: self
+                .options
+                .l2_cache_entry_size
+                .or(given.l2_cache_entry_size),
+        };
+        if !self.options.inspect {
+            image.refuse_encrypted()?;
+        }
+        let image = image.finish(self.queue, data, caches).await?;
+        match self.options.snapshot.as_ref().filter(|_| role == Role::Top) {
+            Some(snapshot) => image.at_snapshot(self.queue, snapshot).await,
+            None => Ok(image),
+        }
+    }
+
+    /// The external data file of an image, if it has one.
+    fn data_file(&self, spec: &ImageSpec, header: &Header) -> Result<Option<FileSpec>> {
+        if !header.has_data_file() {
+            return match spec.data_file {
+                None => Ok(None),
+                Some(_) => Err(Error::Refused(
+                    "'data-file' can only be set for images with an external data file".into(),
+                )),
+            };
+        }
+        if let Some(data_file) = &spec.data_file {
+            return Ok(Some(data_file.clone()));
+        }
+        let Some(name) = header.extensions.data_file() else {
+            return Err(Error::Refused(
+                "'data-file' is required for this image".into(),
+            ));
+        };
+        let name = String::from_utf8_lossy(name);
+        if self.options.policy == Policy::Nothing && !self.options.inspect {
+            return Err(Error::Refused(format!(
+                "The image names a data file ('{name}'), which it may not open"
+            )));
+        }
+        FileSpec::resolve(&name, Some(&spec.file.name())).map(Some)
+    }
+
+    /// The image behind one.
+    fn backing(&self, spec: &ImageSpec, header: &Header) -> Result<Option<ImageSpec>> {
+        if self.options.no_backing || self.options.inspect {
+            return Ok(None);
+        }
+        let name = match &spec.backing {
+            BackingSpec::None => return Ok(None),
+            BackingSpec::Image(image) => return Ok(Some((**image).clone())),
+            BackingSpec::Default => match header.backing_file() {
+                None => return Ok(None),
+                Some(name) => String::from_utf8_lossy(name).into_owned(),
+            },
+        };
+        if self.options.policy == Policy::Nothing {
+            return Err(Error::Refused(format!(
+                "The image names a backing file ('{name}'), which it may not open"
+            )));
+        }
+        let behind = |e: Error| e.during("Could not open backing file");
+        let format = match header.extensions.backing_format() {
+            None => None,
+            Some(format) => Some(String::from_utf8_lossy(format).parse().map_err(behind)?),
+        };
+        Source::Name(name)
+            .resolve(Some(&spec.file.name()), format)
+            .map(Some)
+            .map_err(behind)
+    }
+
+    fn check_loop(&mut self, file: &File, spec: &FileSpec) -> Result<()> {
+        let identity = file.identity()?;
+        if self.seen.contains(&identity) {
+            return Err(Error::Refused(format!(
+                "Backing file '{}' creates an infinite loop.",
+                spec.name()
+            )));
+        }
+        self.seen.push(identity);
+        Ok(())
+    }
+
+    /// Opens and locks one file of an image.
+    fn file(&self, image: &ImageSpec, spec: &FileSpec, role: Role) -> Result<File> {
+        let own = &spec.options.common;
+        let of_image = &image.options.common;
+        let cache = cache_mode(
+            self.options.cache,
+            own.direct.or(of_image.direct),
+            own.no_flush.or(of_image.no_flush),
+        );
+        if spec.options.aio == Some(EngineKind::Native) && !cache.is_direct() {
+            return Err(Error::Refused(NATIVE_NEEDS_DIRECT.into()));
+        }
+        let write = self.options.write && role != Role::Backing;
+        let how = OpenFile {
+            write,
+            create: false,
+            cache,
+        };
+        let file = File::open(&spec.path, how).map_err(|e| could_not_open(e, spec))?;
+        if spec.driver == FileDriver::HostDevice && !file.is_device() {
+            return Err(Error::Refused(format!(
+                "'host_device' driver requires '{}' to be either a character or block device",
+                spec.name()
+            )));
+        }
+        let shared = self.options.force_share || of_image.force_share == Some(true);
+        if !shared && spec.options.locking != Locking::Off {
+            let request = match (role, write) {
+                (Role::Top, true) => LockRequest::WRITER,
+                (Role::Top, false) => LockRequest::READER,
+                (Role::Backing, _) => LockRequest::BACKING,
+                (Role::Data, true) => LockRequest::DATA_WRITER,
+                (Role::Data, false) => LockRequest::DATA_READER,
+            };
+            storage::lock(&file, request)?;
+        }
+        Ok(file)
+    }
+}
+
+/// What the operating system said, with the file that it said it of.
+fn could_not_open(error: std::io::Error, spec: &FileSpec) -> Error {
+    match error.raw_os_error() {
+        Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name())),
+        None => Error::Io(error),
+    }
+}
+
+/// `base`, changed by `cache.direct` and `cache.no-flush` where these are given.
+fn cache_mode(base: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> CacheMode {
+    let direct = direct.unwrap_or(base.is_direct());
+    let no_flush = no_flush.unwrap_or(base == CacheMode::Unsafe);
+    match (direct, base.is_write_through()) {
+        (false, _) if no_flush => CacheMode::Unsafe,
+        (true, true) => CacheMode::DirectSync,
+        (true, false) => CacheMode::None,
+        (false, true) => CacheMode::WriteThrough,
+        (false, false) => CacheMode::WriteBack,
+    }
+}
+
+/// The format of a file by its first bytes, as QEMU finds it.
+async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
+    let head = storage::read_vec(file, queue, 0, 8).await?;
+    let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    Ok(match (word(0), word(4)) {
+        (MAGIC, 2 | 3) => Format::Qcow2,
+        _ => Format::Raw,
+    })
 }

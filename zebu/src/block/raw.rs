@@ -1,28 +1,56 @@
-//! A raw image: the storage's bytes are the disk's.
+//! A raw image: the storage's bytes, or a part of them, are the disk's.
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::storage::Storage;
+use crate::{Error, Result};
 
 /// A raw image.
 #[derive(Debug)]
 pub struct Raw {
     storage: Arc<dyn Storage>,
+    offset: u64,
     size: u64,
 }
 
 impl Raw {
-    /// The whole of `storage` as a disk. A length that is no multiple of 512
-    /// is rounded up, as QEMU does; the missing bytes read as zeroes.
-    pub fn new(storage: Arc<dyn Storage>) -> Result<Self> {
-        let size = storage.len()?.next_multiple_of(512);
-        Ok(Raw { storage, size })
+    /// The part of `storage` from `offset` (None: its start) on, of `size`
+    /// bytes (None: to its end). A length that is no multiple of 512 is rounded
+    /// up, as QEMU does; the missing bytes read as zeroes.
+    pub fn part_of(
+        storage: Arc<dyn Storage>,
+        offset: Option<u64>,
+        size: Option<u64>,
+    ) -> Result<Self> {
+        let offset = offset.unwrap_or(0);
+        let Some(rest) = storage.len()?.checked_sub(offset) else {
+            return Err(Error::Refused(format!(
+                "Offset ({offset}) cannot be greater than size of the containing file ({})",
+                storage.len()?
+            )));
+        };
+        if let Some(size) = size.filter(|size| *size > rest) {
+            return Err(Error::Refused(format!(
+                "The sum of offset ({offset}) and size ({size}) has to be smaller or equal to the \
+                 actual size of the containing file ({})",
+                storage.len()?
+            )));
+        }
+        Ok(Raw {
+            storage,
+            offset,
+            size: size.unwrap_or(rest).next_multiple_of(512),
+        })
     }
 
     /// Where the bytes are.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
+    }
+
+    /// Where in the storage the disk starts, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Size of the disk in bytes.

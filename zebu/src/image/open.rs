@@ -40,15 +40,6 @@ impl OpenImage {
         let geometry = Geometry::new(&header)?;
         // QEMU counts in sectors and never sees the odd bytes at the end.
         let geometry = geometry.with_virtual_size(header.size & !511);
-        if header.is_encrypted() {
-            let method = match header.crypt() {
-                CryptMethod::Luks => "LUKS",
-                _ => "AES",
-            };
-            return Err(Error::Refused(format!(
-                "The image is encrypted ({method}); this version cannot decrypt images"
-            )));
-        }
         Ok(OpenImage {
             file,
             file_len,
@@ -60,6 +51,19 @@ impl OpenImage {
     /// The header.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Refuses an image whose data cannot be read without decrypting them.
+    pub fn refuse_encrypted(&self) -> Result<()> {
+        let method = match self.header.crypt() {
+            CryptMethod::None => return Ok(()),
+            CryptMethod::Aes => "AES",
+            CryptMethod::Luks => "LUKS",
+            CryptMethod::Unknown(_) => "an unknown method",
+        };
+        Err(Error::Refused(format!(
+            "The image is encrypted ({method}), and decryption is not supported"
+        )))
     }
 
     /// Reads the tables. `data` is the external data file, if the header says

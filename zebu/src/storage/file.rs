@@ -150,6 +150,16 @@ impl File {
         self.fd.as_raw_fd()
     }
 
+    /// Device and inode number, or the number of the device that it is: the
+    /// same for two names of one file.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.metadata()?;
+        Ok(match self.device {
+            true => (u64::MAX, metadata.rdev()),
+            false => (metadata.dev(), metadata.ino()),
+        })
+    }
+
     fn metadata(&self) -> io::Result<fs::Metadata> {
         // fstat through a borrowed handle that does not close it.
         std::mem::ManuallyDrop::new(self.as_std()).metadata()

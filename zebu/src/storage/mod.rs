@@ -8,6 +8,7 @@ mod access;
 mod buffer;
 mod engine;
 mod file;
+mod lock;
 mod memory;
 mod native;
 mod op;
@@ -24,6 +25,7 @@ pub use access::{allocate, flush, punch_hole, read, read_vec, write, zero_range}
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
+pub use lock::{LockRequest, lock};
 pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};

@@ -1,0 +1,319 @@
+//! The JSON of `json:` names, read as QEMU reads it.
+//!
+//! QEMU's reader takes strings in single quotes too, refuses a key that comes
+//! twice, and keeps a number as it was written; and such names come from
+//! images of strangers, so nesting is bounded. Objects come out flat, as the
+//! dotted keys that mean the same: `{"file":{"filename":"x"}}` is
+//! `file.filename=x`.
+
+use super::options::{Options, Scalar};
+
+/// How deep objects and lists nest at most.
+const MAX_NESTING: usize = 64;
+
+/// Reads `text` as one JSON object. The error is what QEMU says after the
+/// name of the image.
+pub(super) fn parse(text: &str) -> Result<Options, String> {
+    let mut parser = Parser { text, at: 0 };
+    let mut options = Options::default();
+    let parsed = parser.document(&mut options);
+    match parsed {
+        Ok(true) => Ok(options),
+        Ok(false) => Err("Invalid JSON object given".into()),
+        Err(what) => Err(format!("Could not parse the JSON options: {what}")),
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+fn error<T>(what: impl std::fmt::Display) -> Result<T, String> {
+    Err(format!("JSON parse error, {what}"))
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or("")
+    }
+
+    fn peek(&mut self) -> Option<char> {
+        let rest = self.rest();
+        let trimmed = rest.trim_start_matches([' ', '\t', '\r', '\n']);
+        self.at += rest.len() - trimmed.len();
+        trimmed.chars().next()
+    }
+
+    fn skip(&mut self, c: char) {
+        self.at += c.len_utf8();
+    }
+
+    /// Whether the document is an object.
+    fn document(&mut self, into: &mut Options) -> Result<bool, String> {
+        if self.peek().is_none() {
+            return Err("Expecting a JSON value".into());
+        }
+        let object = self.peek() == Some('{');
+        self.value(None, into, 0)?;
+        match self.peek() {
+            None => Ok(object),
+            Some(_) => Err("Expecting at most one JSON value".into()),
+        }
+    }
+
+    fn value(
+        &mut self,
+        key: Option<String>,
+        into: &mut Options,
+        depth: usize,
+    ) -> Result<(), String> {
+        let value = match self.peek() {
+            None => return error("premature EOI"),
+            Some('{') => return self.object(key, into, depth),
+            Some('[') => return self.list(key, into, depth),
+            Some(quote @ ('"' | '\'')) => Scalar::Text(self.string(quote)?),
+            Some('-' | '0'..='9') => Scalar::Number(self.number()?),
+            Some(c) if c.is_ascii_alphabetic() => match self.word() {
+                "true" => Scalar::Bool(true),
+                "false" => Scalar::Bool(false),
+                "null" => Scalar::Null,
+                other => return error(format_args!("invalid keyword '{other}'")),
+            },
+            Some('}' | ']' | ':' | ',') => return error("expecting value"),
+            Some(c) => return error(format_args!("stray '{}'", c)),
+        };
+        set(into, key, value);
+        Ok(())
+    }
+
+    fn object(
+        &mut self,
+        key: Option<String>,
+        into: &mut Options,
+        depth: usize,
+    ) -> Result<(), String> {
+        self.deeper(depth)?;
+        self.skip('{');
+        if self.peek() == Some('}') {
+            self.skip('}');
+            set(into, key, Scalar::Empty);
+            return Ok(());
+        }
+        let mut seen = std::collections::HashSet::new();
+        loop {
+            let name = match self.peek() {
+                None => return error("premature EOI"),
+                Some(quote @ ('"' | '\'')) => self.string(quote)?,
+                Some(c) if c.is_ascii_alphabetic() => {
+                    let word = self.word();
+                    return error(format_args!("invalid keyword '{word}'"));
+                }
+                Some('}' | ']' | ':' | ',') => return error("expecting value"),
+                Some(_) => return error("key is not a string in object"),
+            };
+            match self.peek() {
+                None => return error("premature EOI"),
+                Some(':') => self.skip(':'),
+                Some(_) => return error("missing : in object pair"),
+            }
+            if seen.contains(&name) {
+                return error("duplicate key");
+            }
+            self.value(join(key.as_deref(), &name), into, depth + 1)?;
+            seen.insert(name);
+            match self.peek() {
+                None => return error("premature EOI"),
+                Some(',') => self.skip(','),
+                Some('}') => {
+                    self.skip('}');
+                    return Ok(());
+                }
+                Some(_) => return error("expected separator in dict"),
+            }
+        }
+    }
+
+    fn list(
+        &mut self,
+        key: Option<String>,
+        into: &mut Options,
+        depth: usize,
+    ) -> Result<(), String> {
+        self.deeper(depth)?;
+        self.skip('[');
+        if self.peek() == Some(']') {
+            self.skip(']');
+            set(into, key, Scalar::Empty);
+            return Ok(());
+        }
+        for index in 0u64.. {
+            self.value(join(key.as_deref(), &index.to_string()), into, depth + 1)?;
+            match self.peek() {
+                None => return error("premature EOI"),
+                Some(',') => self.skip(','),
+                Some(']') => {
+                    self.skip(']');
+                    return Ok(());
+                }
+                Some(_) => return error("expected separator in list"),
+            }
+        }
+        Ok(())
+    }
+
+    fn deeper(&self, depth: usize) -> Result<(), String> {
+        match depth < MAX_NESTING {
+            true => Ok(()),
+            false => Err("JSON nesting depth limit exceeded".into()),
+        }
+    }
+
+    fn word(&mut self) -> &'a str {
+        let rest = self.rest();
+        let end = rest
+            .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    fn number(&mut self) -> Result<String, String> {
+        let rest = self.rest();
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit() && !"+-.eE".contains(c))
+            .unwrap_or(rest.len());
+        let text = &rest[..end];
+        self.at += end;
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        let leading_zero =
+            digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit();
+        let whole = digits.bytes().all(|b| b.is_ascii_digit()) && !digits.is_empty();
+        let number = digits.starts_with(|c: char| c.is_ascii_digit())
+            && digits.ends_with(|c: char| c.is_ascii_digit())
+            && text.parse::<f64>().is_ok_and(f64::is_finite);
+        if leading_zero || !number {
+            return error(format_args!("stray '{text}'"));
+        }
+        if whole {
+            return Ok(text.to_string());
+        }
+        // As QEMU prints it: 512e0 is 512.
+        Ok(text.parse::<f64>().unwrap_or_default().to_string())
+    }
+
+    fn string(&mut self, quote: char) -> Result<String, String> {
+        let start = self.at;
+        self.skip(quote);
+        let mut value = String::new();
+        let mut chars = self.rest().char_indices();
+        let base = self.at;
+        while let Some((at, c)) = chars.next() {
+            match c {
+                c if c == quote => {
+                    self.at = base + at + c.len_utf8();
+                    return Ok(value);
+                }
+                c if (c as u32) < 0x20 => break,
+                '\\' => {
+                    let escaped = match chars.next().map(|(_, c)| c) {
+                        Some(c @ ('"' | '\'' | '\\' | '/')) => c,
+                        Some('b') => '\u{8}',
+                        Some('f') => '\u{c}',
+                        Some('n') => '\n',
+                        Some('r') => '\r',
+                        Some('t') => '\t',
+                        Some('u') => unicode(&mut chars)?,
+                        _ => return error("invalid escape sequence in string"),
+                    };
+                    value.push(escaped);
+                }
+                c => value.push(c),
+            }
+        }
+        let stray: String = self.text[start..].chars().take(40).collect();
+        error(format_args!("stray '{}'", stray))
+    }
+}
+
+/// The character of `\uXXXX`, of two such for those beyond 16 bits.
+fn unicode(chars: &mut std::str::CharIndices<'_>) -> Result<char, String> {
+    let mut unit = || {
+        let mut unit = 0u32;
+        for _ in 0..4 {
+            let digit = chars.next().and_then(|(_, c)| c.to_digit(16))?;
+            unit = unit << 4 | digit;
+        }
+        Some(unit)
+    };
+    let Some(first) = unit() else {
+        return error("invalid escape sequence in string");
+    };
+    if !(0xd800..0xdc00).contains(&first) {
+        return match char::from_u32(first) {
+            Some(c) => Ok(c),
+            None => error(format_args!(
+                "\\u{first:04x} is not a valid Unicode character"
+            )),
+        };
+    }
+    let mut ahead = chars.clone();
+    if ahead.next().map(|(_, c)| c) == Some('\\') && ahead.next().map(|(_, c)| c) == Some('u') {
+        *chars = ahead;
+        let mut second = 0u32;
+        for _ in 0..4 {
+            match chars.next().and_then(|(_, c)| c.to_digit(16)) {
+                Some(digit) => second = second << 4 | digit,
+                None => return error("invalid escape sequence in string"),
+            }
+        }
+        if (0xdc00..0xe000).contains(&second) {
+            let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+            if let Some(c) = char::from_u32(code) {
+                return Ok(c);
+            }
+        }
+    }
+    error(format_args!(
+        "\\u{first:04x} is not a valid Unicode character"
+    ))
+}
+
+/// The key of a member of what has this key; the document itself has none.
+fn join(key: Option<&str>, name: &str) -> Option<String> {
+    Some(match key {
+        None => name.to_string(),
+        Some(key) => format!("{key}.{name}"),
+    })
+}
+
+fn set(into: &mut Options, key: Option<String>, value: Scalar) {
+    if let Some(key) = key {
+        into.set(key, value);
+    }
+}
+
+/// A string as QEMU writes it into JSON: ASCII, with `\uXXXX` for the rest.
+pub(super) fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            ' '..='~' => quoted.push(c),
+            c => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    quoted.push_str(&format!("\\u{unit:04X}"));
+                }
+            }
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,314 @@
+//! Options as a flat set of dotted keys, and the values they take.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// One value, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Scalar {
+    Text(String),
+    Number(String),
+    Bool(bool),
+    Null,
+    /// `{}` or `[]`.
+    Empty,
+}
+
+impl Scalar {
+    /// The value as an option takes it; None: not a value of an option.
+    fn text(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Scalar::Text(s) | Scalar::Number(s) => Some(Cow::Borrowed(s)),
+            Scalar::Bool(on) => Some(Cow::Borrowed(if *on { "on" } else { "off" })),
+            Scalar::Null | Scalar::Empty => None,
+        }
+    }
+
+    /// As JSON.
+    pub(super) fn json(&self) -> String {
+        match self {
+            Scalar::Text(s) => super::json::quote(s),
+            Scalar::Number(s) => s.clone(),
+            Scalar::Bool(on) => on.to_string(),
+            Scalar::Null => "null".into(),
+            Scalar::Empty => "{}".into(),
+        }
+    }
+}
+
+/// Options by dotted key. What is understood is taken out; what is left at
+/// the end is refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Options(BTreeMap<String, Scalar>);
+
+impl Options {
+    pub(super) fn set(&mut self, key: String, value: Scalar) {
+        self.0.insert(key, value);
+    }
+
+    /// Reads `a=1,b.c=x,,y`: a doubled comma is a comma of the value, a first
+    /// word without `=` is the value of `file`, and a later one is a switch
+    /// (`x` is `x=on`, `nox` is `x=off`).
+    pub(super) fn parse(text: &str) -> Options {
+        let mut options = Options::default();
+        let mut rest = text;
+        let mut first = true;
+        while !rest.is_empty() {
+            let end = rest.find(['=', ',']).unwrap_or(rest.len());
+            let word = &rest[..end];
+            if rest[end..].starts_with('=') {
+                let (value, after) = value(&rest[end + 1..]);
+                options.set(word.to_string(), Scalar::Text(value));
+                rest = after;
+            } else if first {
+                let (value, after) = value(rest);
+                options.set("file".into(), Scalar::Text(value));
+                rest = after;
+            } else {
+                let (key, on) = match word.strip_prefix("no") {
+                    Some(key) => (key, "off"),
+                    None => (word, "on"),
+                };
+                options.set(key.to_string(), Scalar::Text(on.into()));
+                rest = rest.get(end + 1..).unwrap_or("");
+            }
+            first = false;
+        }
+        options
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&Scalar> {
+        self.0.get(key)
+    }
+
+    pub(super) fn take(&mut self, key: &str) -> Option<Scalar> {
+        self.0.remove(key)
+    }
+
+    /// Takes out all `prefix.KEY` as `KEY`.
+    pub(super) fn take_under(&mut self, prefix: &str) -> Options {
+        let start = format!("{prefix}.");
+        let mut under = Options::default();
+        let mut tail = self.0.split_off(&start);
+        while let Some(entry) = tail.first_entry() {
+            let Some(key) = entry.key().strip_prefix(&start) else {
+                break;
+            };
+            let key = key.to_string();
+            under.0.insert(key, entry.remove());
+        }
+        self.0.append(&mut tail);
+        under
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first key, for the message that refuses it.
+    pub(super) fn first_key(&self) -> Option<&str> {
+        self.0.keys().next().map(String::as_str)
+    }
+
+    /// A name or word. Numbers are none.
+    pub(super) fn take_string(&mut self, key: &str) -> Option<String> {
+        match self.0.get(key) {
+            Some(Scalar::Text(text)) => {
+                let text = text.clone();
+                self.0.remove(key);
+                Some(text)
+            }
+            _ => None,
+        }
+    }
+
+    /// Any value as text. `null` is as good as not there.
+    pub(super) fn take_text(&mut self, key: &str) -> Option<String> {
+        match self.0.get(key)? {
+            Scalar::Empty => None,
+            value => {
+                let text = value.text().map(Cow::into_owned);
+                self.0.remove(key);
+                text
+            }
+        }
+    }
+
+    /// `on` or `off`, by QEMU's spellings. `full` is the key with its prefix.
+    pub(super) fn take_bool(&mut self, key: &str) -> Result<Option<bool>, String> {
+        let Some(text) = self.take_text(key) else {
+            return Ok(None);
+        };
+        match text.as_str() {
+            "on" | "yes" | "true" | "y" => Ok(Some(true)),
+            "off" | "no" | "false" | "n" => Ok(Some(false)),
+            _ => Err(format!("Parameter '{key}' expects 'on' or 'off'")),
+        }
+    }
+
+    /// A size in bytes, with a suffix or in hexadecimal.
+    pub(super) fn take_size(&mut self, key: &str) -> Result<Option<u64>, String> {
+        let Some(text) = self.take_text(key) else {
+            return Ok(None);
+        };
+        parse_size(&text).map(Some).map_err(|e| match e {
+            SizeError::Range => format!("Value '{text}' is out of range for parameter '{key}'"),
+            SizeError::Syntax => {
+                format!("Parameter '{key}' expects a non-negative number below 2^64")
+            }
+        })
+    }
+
+    /// A plain number.
+    pub(super) fn take_number(&mut self, key: &str) -> Result<Option<u64>, String> {
+        let Some(text) = self.take_text(key) else {
+            return Ok(None);
+        };
+        text.parse()
+            .map(Some)
+            .map_err(|_| format!("Parameter '{key}' expects a number"))
+    }
+}
+
+/// The value at the start of `text`, and what comes after its comma.
+fn value(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut rest = text;
+    while let Some(comma) = rest.find(',') {
+        value.push_str(&rest[..comma]);
+        rest = &rest[comma + 1..];
+        match rest.strip_prefix(',') {
+            Some(after) => {
+                value.push(',');
+                rest = after;
+            }
+            None => return (value, rest),
+        }
+    }
+    value.push_str(rest);
+    (value, "")
+}
+
+#[derive(Debug, PartialEq)]
+enum SizeError {
+    Syntax,
+    Range,
+}
+
+/// `512`, `0x200`, `64k`, `1.5G`: as QEMU reads a size, its suffixes of
+/// either case and powers of 1024.
+fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let text = text.trim_start();
+    let text = match text.strip_prefix('-') {
+        Some(digits) if digits.starts_with(|c: char| c.is_ascii_digit()) => {
+            return Err(SizeError::Range);
+        }
+        _ => text.strip_prefix('+').unwrap_or(text),
+    };
+    if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        if hex.is_empty() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(SizeError::Syntax);
+        }
+        return u64::from_str_radix(hex, 16).map_err(|_| SizeError::Range);
+    }
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (whole, rest) = text.split_at(end);
+    if whole.is_empty() {
+        return Err(SizeError::Syntax);
+    }
+    let (fraction, suffix) = match rest.strip_prefix('.') {
+        None => ("", rest),
+        Some(rest) => {
+            let end = rest
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(rest.len());
+            rest.split_at(end)
+        }
+    };
+    let shift = match suffix {
+        "" | "b" | "B" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        "p" | "P" => 50,
+        "e" | "E" => 60,
+        _ => return Err(SizeError::Syntax),
+    };
+    if shift == 0 && fraction.bytes().any(|b| b != b'0') {
+        return Err(SizeError::Syntax);
+    }
+    let whole: u64 = whole.parse().map_err(|_| SizeError::Range)?;
+    let unit = 1u64 << shift;
+    let part = match fraction.is_empty() {
+        true => 0,
+        false => {
+            let fraction: f64 = format!("0.{fraction}")
+                .parse()
+                .map_err(|_| SizeError::Syntax)?;
+            (fraction * unit as f64 + 0.5) as u64
+        }
+    };
+    whole
+        .checked_mul(unit)
+        .and_then(|bytes| bytes.checked_add(part))
+        .ok_or(SizeError::Range)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against sizes and lists of options that mean another thing here
+    //! than to QEMU: a disk window or a cache of the wrong size, a file whose
+    //! name has a comma not found.
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_that_qemu_reads() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("1B", 1),
+            ("1k", 1024),
+            ("1m", 1 << 20),
+            (" 1", 1),
+            ("+1", 1),
+            ("0x200", 512),
+            ("1.5M", 3 << 19),
+            ("15E", 15 << 60),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "x", "1x", "1.5", "1e3", "0x", "--1", "1 k"] {
+            assert_eq!(parse_size(text), Err(SizeError::Syntax), "{text}");
+        }
+        for text in ["-1", "20E", "18446744073709551616", "0x10000000000000000"] {
+            assert_eq!(parse_size(text), Err(SizeError::Range), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_doubled_comma_is_a_comma() {
+        let mut options = Options::parse("driver=raw,file.filename=a,,b,,,x,nolazy,");
+        assert_eq!(options.take_string("file.filename").unwrap(), "a,b,");
+        assert_eq!(options.take_bool("x"), Ok(Some(true)));
+        assert_eq!(options.take_bool("lazy"), Ok(Some(false)));
+        assert_eq!(options.take_string("driver").unwrap(), "raw");
+        assert!(options.is_empty());
+    }
+
+    #[test]
+    fn keys_under_a_prefix_are_taken_alone() {
+        let mut options = Options::parse("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5");
+        let mut under = options.take_under("file");
+        assert_eq!(under.take_text("a").unwrap(), "2");
+        assert_eq!(under.take_text("b.c").unwrap(), "3");
+        assert!(under.is_empty());
+        for key in ["file-x", "file", "filf.d"] {
+            assert!(options.take(key).is_some(), "{key}");
+        }
+        assert!(options.is_empty());
+    }
+}
