@@ -166,12 +166,7 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
 fn describe(layer: &Layer) -> String {
     let (cluster_size, vm_state) = match &layer.image {
         LayerImage::Raw(_) => (0, 0),
-        LayerImage::Qcow2(image) => {
-            let geometry = image.geometry();
-            let size = geometry.virtual_size();
-            let vm_state = size.checked_next_multiple_of(geometry.l2_coverage());
-            (geometry.cluster_size(), vm_state.unwrap_or(u64::MAX))
-        }
+        LayerImage::Qcow2(image) => (image.geometry().cluster_size(), image.vm_state_offset()),
     };
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",

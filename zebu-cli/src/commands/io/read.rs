@@ -215,7 +215,7 @@ fn read(session: &mut Session, args: &[&str]) -> Outcome {
     let report = flags.report(offset, count as usize)?;
     if flags.vm_state {
         check_sectors(offset, count)?;
-        return read_vm_state(session);
+        return read_vm_state(session, &report, count as usize);
     }
     read_now(session, "read", &report, count as usize)
 }
@@ -239,13 +239,24 @@ fn read_now(session: &mut Session, verb: &str, report: &Report, count: usize) ->
         .device
         .read_buffer(&image.queue, report.offset, buffer, count);
     let (buffer, result) = image.queue.block_on(reading);
-    let outcome = match result {
-        Ok(()) if report.print(&out, &buffer[..count]) => Ok(()),
-        Ok(()) => Err(Failure::Told),
-        Err(error) => Err(Failure::Out(explain(&out, verb, &error))),
-    };
+    let outcome = conclude(&out, verb, report, &buffer[..count], result);
     image.give_buffer(buffer);
     outcome
+}
+
+/// Prints what came of a read that was waited for.
+fn conclude(
+    out: &Output,
+    verb: &str,
+    report: &Report,
+    bytes: &[u8],
+    result: zebu::Result<()>,
+) -> Outcome {
+    match result {
+        Ok(()) if report.print(out, bytes) => Ok(()),
+        Ok(()) => Err(Failure::Told),
+        Err(error) => Err(Failure::Out(explain(out, verb, &error))),
+    }
 }
 
 fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
@@ -290,13 +301,21 @@ fn aio_flush(session: &mut Session, _args: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// The VM state is a part of qcow2 images that nothing here reads yet.
-fn read_vm_state(session: &mut Session) -> Outcome {
-    let device = &session.image()?.device;
-    match device.layers().first().map(|layer| &layer.image) {
-        Some(LayerImage::Qcow2(_)) => super::command::not_yet("read -b"),
-        _ => Err(Failure::Out(failed("read", libc::EOPNOTSUPP))),
+/// Reads from the VM state, which only qcow2 images have.
+fn read_vm_state(session: &mut Session, report: &Report, count: usize) -> Outcome {
+    let out = session.out.clone();
+    let image = session.image()?;
+    if !matches!(image.device.top().image, LayerImage::Qcow2(_)) {
+        return Err(Failure::Out(failed("read", libc::EOPNOTSUPP)));
     }
+    let buffer = image.take_buffer(count);
+    let reading = image
+        .device
+        .read_vm_state(&image.queue, report.offset, buffer, count);
+    let (buffer, result) = image.queue.block_on(reading);
+    let outcome = conclude(&out, "read", report, &buffer[..count], result);
+    image.give_buffer(buffer);
+    outcome
 }
 
 /// Offset and total length of a command with any number of lengths.
