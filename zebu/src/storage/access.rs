@@ -363,8 +363,9 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// Writes zeroes as data.
 #[allow(unsafe_code)]
-async fn write_zeroes(
+pub async fn write_zeroes(
     storage: &dyn Storage,
     queue: &Queue,
     offset: u64,

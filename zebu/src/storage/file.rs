@@ -74,7 +74,7 @@ impl FromStr for CacheMode {
 pub struct OpenFile {
     /// For writing too.
     pub write: bool,
-    /// Make it if it is not there, and empty it if it is.
+    /// Make it if it is not there. One that is there is not changed.
     pub create: bool,
     /// How the page cache takes part.
     pub cache: CacheMode,
@@ -104,7 +104,7 @@ impl File {
                 .read(true)
                 .write(how.write)
                 .create(how.create)
-                .truncate(how.create)
+                .truncate(false)
                 .mode(0o644)
                 .custom_flags(flags)
                 .open(&path)

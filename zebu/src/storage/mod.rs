@@ -21,7 +21,7 @@ use std::io;
 use std::path::Path;
 
 pub(crate) use access::{Reading, begin_read, begin_write};
-pub use access::{allocate, flush, punch_hole, read, read_vec, write, zero_range};
+pub use access::{allocate, flush, punch_hole, read, read_vec, write, write_zeroes, zero_range};
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};

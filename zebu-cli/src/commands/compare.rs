@@ -1,0 +1,125 @@
+//! `compare`: whether two images have the same content.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use zebu::block::Device;
+use zebu::jobs::{self, CompareError, CompareOptions, Comparison};
+use zebu::storage::{CacheMode, EngineKind, Queue};
+
+use crate::failure::{Failure, Outcome};
+use crate::options::{SourceOptions, source_cache};
+use crate::progress::Progress;
+use crate::program::Invocation;
+use crate::{open, output};
+
+/// Check if two images have the same contents
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Format of the second image
+    #[arg(short = 'F', long = "b-format", value_name = "FMT")]
+    second_format: Option<String>,
+    /// Sizes and allocation must agree too
+    #[arg(short, long)]
+    strict: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Cache mode of the images
+    #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
+    cache: Option<String>,
+    /// The images
+    names: Vec<String>,
+}
+
+/// The images differ.
+const DIFFERENT: u8 = 1;
+/// An image cannot be opened.
+const CANNOT_OPEN: u8 = 2;
+/// An image cannot be read.
+const CANNOT_READ: u8 = 4;
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let [first, second] = arguments.names.as_slice() else {
+        return Err(Failure::new("Expecting two image file names").with_hint());
+    };
+    let names = [first.as_str(), second.as_str()];
+    let cache = source_cache(arguments.cache.as_deref())?;
+    let queue = open::queue()?;
+    let devices = open_both(&queue, &arguments, names, cache)
+        .map_err(|failure| failure.with_status(CANNOT_OPEN))?;
+    compare(&arguments, names, devices)
+}
+
+fn open_both(
+    queue: &Queue,
+    arguments: &Arguments,
+    names: [&str; 2],
+    cache: CacheMode,
+) -> Result<[Device; 2], Failure> {
+    let second = SourceOptions {
+        format: arguments.second_format.clone(),
+        ..arguments.source.clone()
+    };
+    Ok([
+        open::device(queue, names[0], &arguments.source, cache)?,
+        open::device(queue, names[1], &second, cache)?,
+    ])
+}
+
+fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Outcome {
+    let say = |text: &str| match arguments.quiet {
+        true => Ok(0),
+        false => output::print(text),
+    };
+    let sizes = [devices[0].size(), devices[1].size()];
+    let mut progress = Progress::new(arguments.progress, sizes[0].max(sizes[1]));
+    progress.set(0);
+    if sizes[0] != sizes[1] {
+        if arguments.strict {
+            say("Strict mode: Image size mismatch!\n")?;
+            progress.finish(false);
+            return Ok(DIFFERENT);
+        }
+        say("Warning: Image size mismatch!\n")?;
+    }
+    let options = CompareOptions {
+        strict: arguments.strict,
+        engine: EngineKind::best(),
+    };
+    let result = jobs::compare(devices, &options, |done| progress.set(done));
+    let same = matches!(result, Ok(Comparison::Identical));
+    if same {
+        // qemu-img ends the line only after the verdict.
+        progress.set(sizes[0].max(sizes[1]));
+    }
+    let outcome = match result {
+        Ok(Comparison::Identical) => say("Images are identical.\n"),
+        Ok(Comparison::Content(offset)) => {
+            say(&format!("Content mismatch at offset {offset}!\n")).and(Ok(DIFFERENT))
+        }
+        Ok(Comparison::Status(offset)) => say(&format!(
+            "Strict mode: Offset {offset} block status mismatch!\n"
+        ))
+        .and(Ok(DIFFERENT)),
+        Err(CompareError::Engine(e)) => Err(Failure::new(zebu::strerror(&e).to_string())),
+        Err(CompareError::Read {
+            device,
+            offset,
+            source,
+        }) => Err(Failure::new(format!(
+            "Error while reading offset {offset} of {}: {source}",
+            names[device]
+        ))
+        .with_status(CANNOT_READ)),
+    };
+    progress.finish(same);
+    outcome
+}
