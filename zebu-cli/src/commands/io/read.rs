@@ -270,14 +270,14 @@ fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
     let report = flags.report(offset, count)?;
     let out = session.out.clone();
     let image = session.image()?;
-    if !image.has_range(offset, count as u64) {
+    if image.has_range(offset, count as u64) {
+        let (device, queue) = (image.device.clone(), image.queue.clone());
+        image.start(count, read_later(device, queue, out, report, count));
+    } else {
         // The command itself succeeds.
-        out.print(format_args!("{}\n", failed("readv", libc::EIO)));
-        return Ok(());
+        let text = failed("readv", libc::EIO);
+        image.start(0, async move { out.print(format_args!("{text}\n")) });
     }
-    let (device, queue) = (image.device.clone(), image.queue.clone());
-    let request = read_later(device, queue, out, report, count);
-    image.start(count, request);
     Ok(())
 }
 

@@ -172,7 +172,9 @@ impl OpenImage {
         }
     }
 
-    /// Starts a request of so many bytes; it goes on beside everything else.
+    /// Takes a request of so many bytes, which goes on beside everything else
+    /// whenever the session waits for something: nothing of it is printed
+    /// before the next prompt, as in qemu-io.
     pub fn start(&mut self, bytes: usize, request: impl Future<Output = ()> + 'static) {
         if self.in_flight.len() >= MAX_IN_FLIGHT
             || self.bytes_in_flight.saturating_add(bytes) > MAX_BYTES_IN_FLIGHT
@@ -181,7 +183,6 @@ impl OpenImage {
         }
         self.in_flight.push(self.queue.spawn(request));
         self.bytes_in_flight += bytes;
-        self.advance();
     }
 
     /// Whether there may be requests in flight.
