@@ -6,7 +6,6 @@
 //! - `blocking`: a thread a request, with `pread(2)`.
 //!
 //! Usage: `drive FILE [SECONDS]`. Compare with fio on the same file.
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

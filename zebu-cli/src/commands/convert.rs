@@ -284,6 +284,7 @@ fn open_sources(
     let mut devices = Vec::new();
     for name in names {
         let mut options = open::options(name, &arguments.source, cache)?;
+        options.exclude_writers = true;
         let source = open::source(name, &arguments.source);
         if let Some(snapshot) = &snapshot {
             // The snapshot's own errors are told in other words than those of
@@ -358,7 +359,7 @@ fn open_target(
             false => creation_failure(name, &format!("Could not create '{path}': {e}")),
         }
     })?;
-    storage::lock(&file, LockRequest::WRITER).map_err(|e| match arguments.no_create {
+    file.lock(LockRequest::RAW_WRITE).map_err(|e| match arguments.no_create {
         true => open::failure(name, &e),
         false => creation_failure(name, &e.to_string()),
     })?;

@@ -12,7 +12,10 @@ mod vm_state;
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};
 pub use raw::Raw;
-pub use source::{BackingSpec, FileSpec, ImageSpec, Source};
+pub use source::{
+    BackingSpec, CommonOptions, DetectZeroes, FileDriver, FileOptions, FileSpec, ImageOptions,
+    ImageSpec, Locking, NATIVE_NEEDS_DIRECT, OverlapChecks, Qcow2Options, RawOptions, Source,
+};
 pub use status::Status;
 
 /// The image formats.

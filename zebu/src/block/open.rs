@@ -35,6 +35,9 @@ pub struct OpenOptions {
     pub cache: CacheMode,
     /// Open also what another process writes to (`-U`).
     pub force_share: bool,
+    /// Refuse a raw image, too, that another process has open for writing, as
+    /// qcow2 images always are.
+    pub exclude_writers: bool,
     /// What else may be opened.
     pub policy: Policy,
     /// Leave the backing file closed; its data read as unallocated.
@@ -111,12 +114,13 @@ impl Opening<'_> {
         };
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
-        let file: Arc<dyn Storage> = Arc::new(file);
         let format = match spec.format {
             Some(format) => format,
-            None => probe(self.queue, &*file).await?,
+            None => probe(self.queue, &file).await?,
         };
         spec.set_format(format)?;
+        self.lock(&file, &spec, &spec.file, role, format)?;
+        let file: Arc<dyn Storage> = Arc::new(file);
         let (image, backing) = match format {
             Format::Raw => {
                 let raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
@@ -154,7 +158,11 @@ impl Opening<'_> {
             Some(data_file) => {
                 let data: Option<Arc<dyn Storage>> = match self.options.inspect {
                     true => None,
-                    false => Some(Arc::new(self.file(spec, &data_file, Role::Data)?)),
+                    false => {
+                        let file = self.file(spec, &data_file, Role::Data)?;
+                        self.lock(&file, spec, &data_file, Role::Data, Format::Raw)?;
+                        Some(Arc::new(file))
+                    }
                 };
                 spec.data_file = Some(data_file);
                 data
@@ -250,7 +258,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Opens and locks one file of an image.
+    /// Opens one file of an image.
     fn file(&self, image: &ImageSpec, spec: &FileSpec, role: Role) -> Result<File> {
         let own = &spec.options.common;
         let of_image = &image.options.common;
@@ -262,9 +270,8 @@ impl Opening<'_> {
         if spec.options.aio == Some(EngineKind::Native) && !cache.is_direct() {
             return Err(Error::Refused(NATIVE_NEEDS_DIRECT.into()));
         }
-        let write = self.options.write && role != Role::Backing;
         let how = OpenFile {
-            write,
+            write: self.writes(role),
             create: false,
             cache,
         };
@@ -275,18 +282,39 @@ impl Opening<'_> {
                 spec.name()
             )));
         }
-        let shared = self.options.force_share || of_image.force_share == Some(true);
-        if !shared && spec.options.locking != Locking::Off {
-            let request = match (role, write) {
-                (Role::Top, true) => LockRequest::WRITER,
-                (Role::Top, false) => LockRequest::READER,
-                (Role::Backing, _) => LockRequest::BACKING,
-                (Role::Data, true) => LockRequest::DATA_WRITER,
-                (Role::Data, false) => LockRequest::DATA_READER,
-            };
-            storage::lock(&file, request)?;
-        }
         Ok(file)
+    }
+}
+
+impl Opening<'_> {
+    /// Locks one file of an image, as QEMU would.
+    fn lock(
+        &self,
+        file: &File,
+        image: &ImageSpec,
+        spec: &FileSpec,
+        role: Role,
+        format: Format,
+    ) -> Result<()> {
+        let write = self.writes(role);
+        let request = match (role, format) {
+            _ if spec.options.locking == Locking::Off => return Ok(()),
+            _ if self.options.force_share || image.options.common.force_share == Some(true) => {
+                LockRequest::FORCE_SHARE
+            }
+            (Role::Data, _) if write => LockRequest::DATA_WRITE,
+            (Role::Data, _) => LockRequest::DATA_READ,
+            (_, Format::Qcow2) if write => LockRequest::QCOW2_WRITE,
+            (_, Format::Raw) if write => LockRequest::RAW_WRITE,
+            (Role::Top, _) if self.options.exclude_writers => LockRequest::QCOW2_READ,
+            (_, Format::Qcow2) => LockRequest::QCOW2_READ,
+            (_, Format::Raw) => LockRequest::RAW_READ,
+        };
+        file.lock(request)
+    }
+
+    fn writes(&self, role: Role) -> bool {
+        self.options.write && role != Role::Backing
     }
 }
 

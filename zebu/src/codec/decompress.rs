@@ -4,7 +4,7 @@ use libdeflater::DecompressionError;
 use zlib_rs::{Inflate, InflateFlush};
 use zstd::zstd_safe::{self, DCtx};
 
-use super::{CodecError, Compression};
+use super::{CodecError, Compression, is_dst_too_small};
 
 /// QEMU inflates with a window of 4 KiB.
 const WINDOW_BITS: u8 = 12;
@@ -121,12 +121,6 @@ fn inflate_prefix(src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
         }),
         Err(_) => Err(CodecError::Damaged),
     }
-}
-
-/// `ZSTD_error_dstSize_tooSmall`, which is stable, as zstd returns it.
-fn is_dst_too_small(code: zstd_safe::ErrorCode) -> bool {
-    const DST_SIZE_TOO_SMALL: usize = 70;
-    code == 0usize.wrapping_sub(DST_SIZE_TOO_SMALL)
 }
 
 #[cfg(test)]

@@ -6,11 +6,14 @@
 //! than the descriptor promised. What counts as a good cluster is what QEMU
 //! accepts: see [`Decompressor::decompress`].
 
+mod compress;
 mod decompress;
+mod deflate;
 pub mod workers;
 
 use std::cell::RefCell;
 
+pub use compress::Compressor;
 pub use decompress::Decompressor;
 
 /// [`Decompressor::decompress`] with the one that this thread keeps.
@@ -52,4 +55,19 @@ pub enum CodecError {
         /// Bytes in a cluster.
         expected: usize,
     },
+    /// The compression type has no such level.
+    #[error("there is no compression level {level}")]
+    Level {
+        /// The level asked for.
+        level: i32,
+    },
+    /// The compressor failed, for want of memory.
+    #[error("the compressor failed")]
+    Compressor,
+}
+
+/// `ZSTD_error_dstSize_tooSmall`, which is stable, as zstd returns it.
+fn is_dst_too_small(code: zstd::zstd_safe::ErrorCode) -> bool {
+    const DST_SIZE_TOO_SMALL: usize = 70;
+    code == 0usize.wrapping_sub(DST_SIZE_TOO_SMALL)
 }

@@ -291,7 +291,7 @@ async fn write_bounced(
     }
     // The padding of the last block must not make the file longer.
     let end = offset + iov.len() as u64;
-    if !storage.is_device() && end % alignment as u64 != 0 && end > end_before {
+    if !storage.is_device() && !end.is_multiple_of(alignment as u64) && end > end_before {
         storage.set_len(end)?;
     }
     Ok(())

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind};
 use super::{Alignment, Iov, Queue, Started, Storage, StorageExtent};
 
@@ -150,6 +151,12 @@ impl File {
         self.fd.as_raw_fd()
     }
 
+    /// Takes the locks by which QEMU and zebu keep out of each other's way.
+    /// They are held until the file is dropped.
+    pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
+        lock::lock(self.as_raw_fd(), &self.path, request)
+    }
+
     /// Device and inode number, or the number of the device that it is: the
     /// same for two names of one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
@@ -184,6 +191,14 @@ impl File {
             Some(libc::ENXIO) => Ok(None),
             _ => Err(error),
         }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // Closing does it too, but not while a child process that is just
+        // being started holds a copy of the descriptor.
+        lock::unlock(self.as_raw_fd());
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Storage`] is what bytes are stored in; a [`Queue`] is how a thread
 //! reads and writes them with many operations in flight. Everything above
-//! this room moves bytes through [`read`], [`write`] and their like.
+//! this room moves bytes through [`read()`], [`write()`] and their like.
 
 mod access;
 mod buffer;
@@ -25,7 +25,7 @@ pub use access::{allocate, flush, punch_hole, read, read_vec, write, write_zeroe
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
-pub use lock::{LockRequest, lock};
+pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};

@@ -629,26 +629,22 @@ impl ImageSpec {
             ));
         }
         let mut format = format;
-        match options.get("driver") {
-            Some(Scalar::Text(name)) => match (name.as_str(), format) {
-                (_, Some(_)) => {
-                    options.take("driver");
-                }
-                ("raw", None) => format = Some(Format::Raw),
-                ("qcow2", None) => format = Some(Format::Qcow2),
-                ("file" | "host_device", None) => {
+        // QEMU takes a string only for a driver's name; anything else is
+        // refused below, as an option that no format has.
+        if let Some(Scalar::Text(driver)) = options.get("driver").cloned() {
+            match (format, driver.as_str()) {
+                (Some(_), _) => {}
+                (None, "raw") => format = Some(Format::Raw),
+                (None, "qcow2") => format = Some(Format::Qcow2),
+                (None, "file" | "host_device") => {
                     let file = FileSpec::parse(options, "file")?;
                     let mut spec = ImageSpec::new(Some(Format::Raw), file);
                     spec.bare = true;
                     spec.options.common = spec.file.options.common.clone();
                     return Ok(spec);
                 }
-                (other, None) => return Err(unknown_driver(other)),
-            },
-            // QEMU takes nothing else for a name; it is refused below.
-            Some(_) | None => {}
-        }
-        if format.is_some() && matches!(options.get("driver"), Some(Scalar::Text(_))) {
+                (None, other) => return Err(unknown_driver(other)),
+            }
             options.take("driver");
         }
         let file = options.take_under("file");
