@@ -10,6 +10,7 @@ mod open;
 mod options;
 mod output;
 mod program;
+mod progress;
 mod size;
 
 use std::process::ExitCode;

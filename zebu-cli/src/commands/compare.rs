@@ -9,8 +9,8 @@ use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, source_cache};
-use crate::progress::Progress;
 use crate::program::Invocation;
+use crate::progress::Progress;
 use crate::{open, output};
 
 /// Check if two images have the same contents

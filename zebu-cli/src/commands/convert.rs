@@ -11,8 +11,8 @@ use zebu::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Qu
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::options::{SourceOptions, source_cache, target_cache};
-use crate::progress::Progress;
 use crate::program::Invocation;
+use crate::progress::Progress;
 use crate::size;
 
 /// Copy one or more images to another, with format conversion
@@ -198,9 +198,10 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
     };
     let rate = match &arguments.rate {
         None => None,
-        Some(text) => Some(size::parse(text).map_err(|_| {
-            Failure::new(format!("Invalid rate limit specified: '{text}'."))
-        })?),
+        Some(text) => Some(
+            size::parse(text)
+                .map_err(|_| Failure::new(format!("Invalid rate limit specified: '{text}'.")))?,
+        ),
     };
     if arguments.target_is_zero && !arguments.no_create {
         return Err(Failure::new("--target-is-zero requires use of -n flag"));
@@ -289,8 +290,8 @@ fn open_sources(
         if let Some(snapshot) = &snapshot {
             // The snapshot's own errors are told in other words than those of
             // opening.
-            let plain = Device::open(queue, &source, &options)
-                .map_err(|e| open::failure(name, &e))?;
+            let plain =
+                Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?;
             if plain.top().format() == Format::Raw {
                 return Err(Failure::new(
                     "Failed to load snapshot: Block format 'raw' used by device '' does not \
@@ -304,8 +305,7 @@ fn open_sources(
             devices.push(device);
             continue;
         }
-        devices
-            .push(Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?);
+        devices.push(Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?);
     }
     Ok(devices)
 }
@@ -355,14 +355,17 @@ fn open_target(
     let file = opened.map_err(|e| {
         let e = zebu::strerror(&e);
         match arguments.no_create {
-            true => Failure::new(format!("Could not open '{name}': Could not open '{path}': {e}")),
+            true => Failure::new(format!(
+                "Could not open '{name}': Could not open '{path}': {e}"
+            )),
             false => creation_failure(name, &format!("Could not create '{path}': {e}")),
         }
     })?;
-    file.lock(LockRequest::RAW_WRITE).map_err(|e| match arguments.no_create {
-        true => open::failure(name, &e),
-        false => creation_failure(name, &e.to_string()),
-    })?;
+    file.lock(LockRequest::RAW_WRITE)
+        .map_err(|e| match arguments.no_create {
+            true => open::failure(name, &e),
+            false => creation_failure(name, &e.to_string()),
+        })?;
     Ok(file)
 }
 

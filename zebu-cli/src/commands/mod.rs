@@ -1,7 +1,11 @@
 //! The commands, one file each.
 
+mod bench;
 mod check;
+mod compare;
+mod convert;
 mod info;
+mod io;
 mod map;
 mod measure;
 
@@ -18,9 +22,25 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 4] = [
+const COMMANDS: [Command; 8] = [
+    ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
+    (
+        "compare",
+        "Check if two images have the same contents",
+        compare::run,
+    ),
+    (
+        "convert",
+        "Copy images to another, with format conversion",
+        convert::run,
+    ),
     ("info", "Display information about image", info::run),
+    (
+        "io",
+        "Run commands on an image, in qemu-io's language",
+        io::run,
+    ),
     ("map", "Dump image metadata", map::run),
     (
         "measure",
