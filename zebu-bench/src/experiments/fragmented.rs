@@ -7,6 +7,7 @@ use crate::inputs::fragmented::{ORDERS, Order, image};
 use crate::measure::stats::geometric_mean;
 use crate::measure::{Cell, Series, series};
 use crate::peers::fio::Job;
+use crate::peers::qemu::done;
 use crate::report::Section;
 use crate::report::cells::Cells;
 use crate::report::machine::{available_memory, free_space};
@@ -15,6 +16,7 @@ use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
 use crate::units::{self, KIB, MIB};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The experiment `fragmented`.
 pub struct Fragmented;
@@ -84,6 +86,11 @@ fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
         verdicts_on_disk(section, &rows, engine);
     }
     cells.finish(section);
+    if writes {
+        images
+            .iter()
+            .for_each(|(_, file)| check_written(bench, section, file));
+    }
     limits(bench, section, size, &images);
     Ok(())
 }
@@ -280,6 +287,19 @@ fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
                 ));
             }
         }
+    }
+}
+
+/// An image is kept between runs, so one that was harmed by writes must go.
+fn check_written(bench: &Bench, section: &mut Section, file: &Path) {
+    let mut check = Command::new(&bench.peers.qemu.img);
+    check.args(["check", "-q", "-f", "qcow2"]).arg(file);
+    if let Err(e) = done(check) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        section.note(format!(
+            "WRONG: after the writes {name} does not pass qemu-img check ({e})"
+        ));
+        let _ = std::fs::remove_file(file);
     }
 }
 
