@@ -1,9 +1,11 @@
 //! The commands, one file each.
 
+mod bench;
 mod check;
 mod compare;
 mod convert;
 mod info;
+mod io;
 mod map;
 mod measure;
 
@@ -20,7 +22,8 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 6] = [
+const COMMANDS: [Command; 8] = [
+    ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
     (
         "compare",
@@ -29,10 +32,15 @@ const COMMANDS: [Command; 6] = [
     ),
     (
         "convert",
-        "Copy one image to another with optional format conversion",
+        "Copy images to another, with format conversion",
         convert::run,
     ),
     ("info", "Display information about image", info::run),
+    (
+        "io",
+        "Run commands on an image, in qemu-io's language",
+        io::run,
+    ),
     ("map", "Dump image metadata", map::run),
     (
         "measure",

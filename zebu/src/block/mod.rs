@@ -7,6 +7,7 @@ mod raw;
 mod read;
 mod source;
 mod status;
+mod vm_state;
 
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};

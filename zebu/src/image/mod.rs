@@ -78,6 +78,12 @@ impl Image {
         self.geometry.virtual_size()
     }
 
+    /// Where the VM state starts: the guest offset of the first L2 table past
+    /// the end of the disk.
+    pub fn vm_state_offset(&self) -> u64 {
+        self.size().next_multiple_of(self.geometry.l2_coverage())
+    }
+
     /// The internal snapshots.
     pub fn snapshots(&self) -> &[Snapshot] {
         &self.snapshots

@@ -1,0 +1,145 @@
+//! What every experiment is given: the programs, the rules, the sizes.
+
+use crate::error::Result;
+use crate::measure::alternate::Rules;
+use crate::measure::cache::Temperature;
+use crate::measure::child::{self, command};
+use crate::measure::meter::Meter;
+use crate::measure::{Cell, Contender, Series, alternate};
+use crate::options::{Options, Writes};
+use crate::peers::Peers;
+use crate::units::{GIB, MIB};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The suite's surroundings.
+#[derive(Debug)]
+pub struct Bench {
+    /// The command line.
+    pub options: Options,
+    /// Where images and outputs lie, absolute.
+    pub dir: PathBuf,
+    /// The zebu under test.
+    pub zebu: PathBuf,
+    /// The programs to measure against.
+    pub peers: Peers,
+}
+
+impl Bench {
+    /// The size of images where the experiment does not set one.
+    pub fn size(&self) -> u64 {
+        self.options.size.unwrap_or(if self.options.quick {
+            512 * MIB
+        } else {
+            2 * GIB
+        })
+    }
+
+    /// How cells are run.
+    pub fn rules(&self) -> Rules {
+        Rules {
+            runs: self
+                .options
+                .runs
+                .unwrap_or(if self.options.quick { 3 } else { 5 })
+                .max(1),
+            temperature: if self.options.cold {
+                Temperature::Cold
+            } else {
+                Temperature::Hot
+            },
+            dir: self.dir.clone(),
+        }
+    }
+
+    /// Runs a cell by the rules.
+    pub fn alternate(&self, cell: &Cell<'_>) -> Vec<Series> {
+        alternate(&self.rules(), cell)
+    }
+
+    /// A place for the output of a contender. Each has its own, so that nobody writes where
+    /// another one's pages lie.
+    pub fn output(&self, name: &str) -> PathBuf {
+        let dir = self.dir.join("out");
+        let _ = std::fs::create_dir_all(&dir);
+        dir.join(name)
+    }
+
+    /// zebu as a contender. `flags` tell it from its other contenders and stand in its command
+    /// line behind `verb`.
+    pub fn zebu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
+        contender("zebu", &self.zebu, verb, flags, rest)
+    }
+
+    /// QEMU as a contender, likewise.
+    pub fn qemu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
+        contender("QEMU", &self.peers.qemu.img, verb, flags, rest)
+    }
+
+    /// Whether write cells are run. `image` is one that may be written to with 0xff.
+    pub fn writes(&self, image: &Path) -> bool {
+        match self.options.writes {
+            Writes::Always => true,
+            Writes::Never => false,
+            Writes::Auto => self.try_write(image).is_ok(),
+        }
+    }
+
+    fn try_write(&self, image: &Path) -> Result<()> {
+        let mut line = command([self.zebu.as_os_str()]);
+        line.extend(words("bench -c 1 -d 1 -s 64k -f qcow2 -w --pattern 255"));
+        line.push(image.into());
+        let scratch = self.dir.join("scratch");
+        let _ = std::fs::create_dir_all(&scratch);
+        child::run(&line, &scratch).map(|_| ())
+    }
+}
+
+fn contender(name: &str, program: &Path, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
+    let mut line = command([program.as_os_str()]);
+    line.extend(words(verb).chain(words(flags)));
+    line.extend(rest.iter().map(|p| p.as_os_str().to_owned()));
+    Contender {
+        name: name.into(),
+        flags: flags.into(),
+        command: line,
+        meter: if verb.starts_with("bench") {
+            Meter::Bench
+        } else {
+            Meter::Wall
+        },
+        output: None,
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = OsString> + '_ {
+    text.split_whitespace().map(OsString::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_program_verb_flags_and_files() {
+        let c = contender(
+            "QEMU",
+            Path::new("qemu-img"),
+            "convert -O raw",
+            "-m 16 -W",
+            &[Path::new("a b"), Path::new("c")],
+        );
+        assert_eq!(
+            c.command,
+            [
+                "qemu-img", "convert", "-O", "raw", "-m", "16", "-W", "a b", "c"
+            ]
+            .map(OsString::from)
+        );
+        assert_eq!(c.meter, Meter::Wall);
+        assert_eq!(
+            contender("zebu", Path::new("z"), "bench", "", &[]).meter,
+            Meter::Bench
+        );
+    }
+}

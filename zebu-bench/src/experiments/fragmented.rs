@@ -1,0 +1,337 @@
+//! P1: seed 000. One request of 1 MiB that falls into sixteen pieces.
+
+use super::Experiment;
+use crate::bench::Bench;
+use crate::error::{Context, Error, Result};
+use crate::inputs::fragmented::{ORDERS, Order, image};
+use crate::measure::stats::geometric_mean;
+use crate::measure::{Cell, Series, series};
+use crate::peers::fio::Job;
+use crate::peers::qemu::done;
+use crate::report::Section;
+use crate::report::cells::Cells;
+use crate::report::machine::{available_memory, free_space};
+use crate::report::svg::Chart;
+use crate::report::table::Table;
+use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
+use crate::units::{self, KIB, MIB};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The experiment `fragmented`.
+pub struct Fragmented;
+
+/// One row of the seed's table: a file, read or written, and what was measured.
+struct Row {
+    order: Order,
+    write: bool,
+    all: Vec<Series>,
+}
+
+impl Experiment for Fragmented {
+    fn name(&self) -> &'static str {
+        "fragmented"
+    }
+
+    fn about(&self) -> &'static str {
+        "1 MiB requests over shuffled clusters, on the disk and on tmpfs (seed 000, P1)"
+    }
+
+    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
+        let size = bench.size();
+        section.method(format!(
+            "Four images of {} made by 64 KiB writes in four orders, as the seed's generator makes \
+             them (with a shuffle that is the same in each run). Then `bench -c {} -d 1 -f qcow2 \
+             -s 1m -t none` with `-n` or `-i`, and `-w --pattern 255` for writes. Seconds as bench \
+             says them.",
+            units::size(size),
+            size / MIB
+        ));
+        disk(bench, section, size)?;
+        if let Err(e) = tmpfs(bench, section, size) {
+            section.note(format!("the tmpfs half is left out: {e}"));
+        }
+        Ok(())
+    }
+}
+
+/// The half on the disk: what a user gets.
+fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
+    let engines: &[&str] = if bench.options.quick {
+        &["-n", "-i io_uring"]
+    } else {
+        &["-n", "-i io_uring", "-i threads"]
+    };
+    let mut rows = Vec::new();
+    let mut cells = Cells::new("On the disk: every program", "file");
+    let images = images(bench, size)?;
+    let writes = bench.writes(&images[0].1);
+    if !writes {
+        section.note("writes are left out: zebu has no bench -w yet, or --writes never is given");
+    }
+    for (order, file) in &images {
+        for write in [false, true].into_iter().filter(|w| !w || writes) {
+            let row = measure(bench, file, size, *order, write, engines, "-t none");
+            cells.add(
+                section,
+                &label(&row),
+                &row.all,
+                series::find(&row.all, "QEMU", engines[0]),
+            );
+            rows.push(row);
+        }
+    }
+    seed_table(section, "On the disk", &rows, engines);
+    for engine in engines {
+        verdicts_on_disk(section, &rows, engine);
+    }
+    cells.finish(section);
+    if writes {
+        images
+            .iter()
+            .for_each(|(_, file)| check_written(bench, section, file));
+    }
+    limits(bench, section, size, &images);
+    Ok(())
+}
+
+/// The half on tmpfs: the engine's own cost, as no device hides it.
+fn tmpfs(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
+    let dir = bench
+        .options
+        .tmpfs
+        .join(format!("zebu-bench-{}", std::process::id()));
+    let room = available_memory().min(free_space(&bench.options.tmpfs)) / 2;
+    if size > room {
+        return Err(Error::new(format!(
+            "{} MiB are more than half of what is free",
+            size / MIB
+        )));
+    }
+    std::fs::create_dir_all(&dir).context(|| dir.display().to_string())?;
+    let outcome = tmpfs_in(bench, section, size, &dir);
+    let _ = std::fs::remove_dir_all(&dir);
+    outcome
+}
+
+fn tmpfs_in(bench: &Bench, section: &mut Section, size: u64, dir: &Path) -> Result<()> {
+    let engines = &["-n", "-i io_uring", "-i threads"];
+    let mut rows = Vec::new();
+    let mut cells = Cells::new("On tmpfs: every program", "file");
+    let mut writes = None;
+    for (order, file) in images(bench, size)? {
+        // One image at a time: tmpfs is memory.
+        let copy = dir.join("t.qcow2");
+        std::fs::copy(&file, &copy).context(|| copy.display().to_string())?;
+        let writes = *writes.get_or_insert_with(|| bench.writes(&copy));
+        for write in [false, true].into_iter().filter(|w| !w || writes) {
+            let row = measure(bench, &copy, size, order, write, engines, "-t none");
+            cells.add(
+                section,
+                &label(&row),
+                &row.all,
+                series::fastest(&row.all, "QEMU"),
+            );
+            rows.push(row);
+        }
+        std::fs::remove_file(&copy).context(|| copy.display().to_string())?;
+    }
+    seed_table(section, "On tmpfs", &rows, engines);
+    let ratios: Vec<f64> = rows
+        .iter()
+        .filter_map(|r| series::fastest(&r.all, "zebu").zip(series::fastest(&r.all, "QEMU")))
+        .map(|(z, q)| z.speedup_over(q))
+        .collect();
+    section.verdict(Verdict::new(
+        format!(
+            "tmpfs: geometric mean over {} cells, best engine against best engine",
+            ratios.len()
+        ),
+        Bound::AtLeast(1.5),
+        geometric_mean(&ratios),
+    ));
+    cells.finish(section);
+    Ok(())
+}
+
+fn images(bench: &Bench, size: u64) -> Result<Vec<(Order, PathBuf)>> {
+    ORDERS
+        .iter()
+        .map(|o| Ok((*o, image(bench, size, *o)?)))
+        .collect()
+}
+
+fn measure(
+    bench: &Bench,
+    file: &Path,
+    size: u64,
+    order: Order,
+    write: bool,
+    engines: &[&str],
+    cache: &str,
+) -> Row {
+    let w = if write { " -w --pattern 255" } else { "" };
+    let verb = format!("bench -c {} -d 1 -f qcow2 -s 1m {cache}{w}", size / MIB);
+    let pairs = engines
+        .iter()
+        .flat_map(|e| [bench.qemu(&verb, e, &[file]), bench.zebu(&verb, e, &[file])]);
+    let all = bench.alternate(&Cell {
+        contenders: pairs.collect(),
+        inputs: vec![],
+        judge: None,
+    });
+    Row { order, write, all }
+}
+
+fn label(row: &Row) -> String {
+    format!(
+        "t-{}{}",
+        row.order.name(),
+        if row.write { " -w" } else { "" }
+    )
+}
+
+/// The seed's table: the same rows, seconds of each program with each engine, and ratios.
+fn seed_table(section: &mut Section, place: &str, rows: &[Row], engines: &[&str]) {
+    let mut heads = vec!["file".to_string()];
+    for e in engines {
+        heads.extend([
+            format!("QEMU `{e}`"),
+            format!("zebu `{e}`"),
+            "speed".into(),
+            "CPU".into(),
+        ]);
+    }
+    let title = format!("{place}: seconds, as in the seed");
+    let mut table = Table {
+        title: title.clone(),
+        heads,
+        rows: Vec::new(),
+    };
+    let mut chart = Chart::new(&title, "seconds, less is better");
+    for row in rows {
+        let mut line = vec![label(row)];
+        for e in engines {
+            let (q, z) = (
+                series::find(&row.all, "QEMU", e),
+                series::find(&row.all, "zebu", e),
+            );
+            let shown = |s: Option<&Series>| s.map_or("—".into(), |s| units::seconds(s.median()));
+            let both = z.zip(q);
+            line.extend([
+                shown(q),
+                shown(z),
+                units::ratio(both.map_or(f64::NAN, |(z, q)| z.speedup_over(q))),
+                units::ratio(both.map_or(f64::NAN, |(z, q)| z.cpu_against(q))),
+            ]);
+        }
+        table.rows.push(line);
+        chart.group(
+            &label(row),
+            row.all
+                .iter()
+                .filter(|s| s.ok())
+                .map(|s| (s.label(), s.median())),
+        );
+    }
+    section.table(table, Some(chart));
+}
+
+fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
+    let both: Vec<(&Row, &Series, &Series)> = rows
+        .iter()
+        .filter_map(|r| {
+            Some((
+                r,
+                series::find(&r.all, "zebu", engine)?,
+                series::find(&r.all, "QEMU", engine)?,
+            ))
+        })
+        .collect();
+    if let Some((row, z, q)) = both
+        .iter()
+        .min_by(|a, b| a.1.speedup_over(a.2).total_cmp(&b.1.speedup_over(b.2)))
+    {
+        section.verdict(Verdict::new(
+            format!(
+                "disk `{engine}`: the slowest cell ({}) against QEMU",
+                label(row)
+            ),
+            Bound::AtLeast(NO_SLOWER),
+            z.speedup_over(q),
+        ));
+        let cpu = |s: fn(&(&Row, &Series, &Series)) -> f64| both.iter().map(s).sum::<f64>();
+        section.verdict(Verdict::new(
+            format!("disk `{engine}`: CPU seconds of all cells against QEMU"),
+            Bound::AtMost(0.6),
+            cpu(|b| b.1.cpu_median()) / cpu(|b| b.2.cpu_median()),
+        ));
+    }
+    for write in [false, true] {
+        let of = |order| {
+            both.iter()
+                .find(|(r, ..)| r.order == order && r.write == write)
+                .map(|b| b.1)
+        };
+        let Some(seq) = of(Order::Seq) else { continue };
+        for order in [Order::PartRand, Order::Reverse] {
+            if let Some(s) = of(order) {
+                let how = if write { "writes" } else { "reads" };
+                section.verdict(Verdict::new(
+                    format!(
+                        "disk `{engine}`: {how} of t-{} against zebu's own t-seq, time",
+                        order.name()
+                    ),
+                    Bound::AtMost(1.05),
+                    s.median() / seq.median(),
+                ));
+            }
+        }
+    }
+}
+
+/// An image is kept between runs, so one that was harmed by writes must go.
+fn check_written(bench: &Bench, section: &mut Section, file: &Path) {
+    let mut check = Command::new(&bench.peers.qemu.img);
+    check.args(["check", "-q", "-f", "qcow2"]).arg(file);
+    if let Err(e) = done(check) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        section.note(format!(
+            "WRONG: after the writes {name} does not pass qemu-img check ({e})"
+        ));
+        let _ = std::fs::remove_file(file);
+    }
+}
+
+/// What the device gives: fio on the file itself, in order, and in the pieces of t-rand.
+fn limits(bench: &Bench, section: &mut Section, size: u64, images: &[(Order, PathBuf)]) {
+    let (Some(fio), Some((_, file))) =
+        (&bench.peers.fio, images.iter().find(|i| i.0 == Order::Seq))
+    else {
+        return;
+    };
+    let mut cells = Cells::new("The device's limit: fio on the file of t-seq", "requests");
+    for (what, block, depth) in [
+        ("1 MiB in order, 1 in flight", MIB, 1),
+        ("64 KiB at random, 8 in flight", 64 * KIB, 8),
+        ("64 KiB at random, 16 in flight", 64 * KIB, 16),
+    ] {
+        let job = Job {
+            engine: "native",
+            random: block < MIB,
+            write: false,
+            block,
+            depth,
+            count: size / block,
+            file,
+            size,
+        };
+        let all = bench.alternate(&Cell {
+            contenders: vec![fio.contender(&job)],
+            inputs: vec![],
+            judge: None,
+        });
+        cells.add(section, what, &all, None);
+    }
+    cells.finish(section);
+}

@@ -1,0 +1,79 @@
+//! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
+//! and a line in [`ALL`].
+//!
+//! Still to come: `subclusters` (P3), `cache` (P4), `to-qcow2` (P5, the other way), `nbd` (P6).
+
+mod best;
+mod compare;
+mod convert;
+mod engines;
+mod fragmented;
+mod memory;
+mod metadata;
+mod workers;
+
+use crate::bench::Bench;
+use crate::error::{Error, Result};
+use crate::report::Section;
+
+/// One experiment.
+pub trait Experiment: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What it shows, in a line.
+    fn about(&self) -> &'static str;
+
+    /// Runs it. Whatever was found before an error is kept in `section`.
+    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()>;
+}
+
+/// All experiments, in the order of the report.
+pub const ALL: &[&dyn Experiment] = &[
+    &convert::Convert,
+    &workers::Workers,
+    &compare::Compare,
+    &fragmented::Fragmented,
+    &engines::Engines,
+    &metadata::Metadata,
+    &memory::Memory,
+];
+
+/// The experiments of these names; all if there is none.
+pub fn named(names: &[String]) -> Result<Vec<&'static dyn Experiment>> {
+    if names.is_empty() {
+        return Ok(ALL.to_vec());
+    }
+    names
+        .iter()
+        .map(|n| {
+            ALL.iter().copied().find(|e| e.name() == n).ok_or_else(|| {
+                let known: Vec<_> = ALL.iter().map(|e| e.name()).collect();
+                Error::new(format!(
+                    "no experiment '{n}'; there are {}",
+                    known.join(", ")
+                ))
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experiments_are_found_by_name() {
+        assert_eq!(named(&[]).unwrap().len(), ALL.len());
+        assert_eq!(named(&["compare".into()]).unwrap()[0].name(), "compare");
+        let error = named(&["nothing".into()]).err().unwrap();
+        assert!(error.0.contains("convert"));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (i, e) in ALL.iter().enumerate() {
+            assert!(ALL[..i].iter().all(|other| other.name() != e.name()));
+        }
+    }
+}

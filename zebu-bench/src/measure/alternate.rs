@@ -1,0 +1,188 @@
+//! A B A B: the contenders of a cell run in turn, so that what the machine does meanwhile hits
+//! all alike.
+
+use super::cache::{self, Temperature};
+use super::child::{self, Outcome};
+use super::meter::Meter;
+use super::series::Series;
+use crate::error::Result;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// One program with its arguments in one cell.
+#[derive(Debug, Clone)]
+pub struct Contender {
+    /// Its name: `zebu`, `QEMU`, …
+    pub name: String,
+    /// The flags that tell it from other contenders of that name.
+    pub flags: String,
+    /// Program and arguments.
+    pub command: Vec<OsString>,
+    /// Where its seconds are read.
+    pub meter: Meter,
+    /// The file it makes, if any.
+    pub output: Option<PathBuf>,
+}
+
+/// Judges a contender's trial run: its output file, what it printed.
+pub type Judge<'a> = dyn Fn(&Contender, &Outcome) -> Result<()> + 'a;
+
+/// One cell of a table: contenders that do the same work.
+pub struct Cell<'a> {
+    /// Who runs, in this order.
+    pub contenders: Vec<Contender>,
+    /// What is read, to be brought to the same page-cache state before each run. Empty where
+    /// O_DIRECT leaves the page cache out of it.
+    pub inputs: Vec<PathBuf>,
+    /// Whether the trial run was right.
+    pub judge: Option<Box<Judge<'a>>>,
+}
+
+/// How cells are run.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Counted runs of each contender.
+    pub runs: usize,
+    /// State of the page cache before each run.
+    pub temperature: Temperature,
+    /// The directory whose file system is written to.
+    pub dir: PathBuf,
+}
+
+/// Runs a cell. Each contender has one trial run that is not counted, in which its result is
+/// judged; whoever fails there is left out with the reason. Then `rules.runs` rounds, in each of
+/// which every contender runs once.
+pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
+    let mut all: Vec<Series> = cell
+        .contenders
+        .iter()
+        .map(|c| Series {
+            name: c.name.clone(),
+            flags: c.flags.clone(),
+            ..Series::default()
+        })
+        .collect();
+    for round in 0..=rules.runs {
+        for (contender, series) in cell.contenders.iter().zip(&mut all) {
+            if series.failure.is_some() {
+                continue;
+            }
+            let trial = round == 0;
+            match once(rules, cell, contender, trial) {
+                Ok((seconds, outcome)) if !trial => {
+                    series.seconds.push(seconds);
+                    series.cpu.push(outcome.cpu);
+                    series.peak = series.peak.max(outcome.peak);
+                }
+                Ok(_) => {}
+                Err(e) => series.failure = Some(e.to_string()),
+            }
+        }
+    }
+    let _ = remove_outputs(cell);
+    all
+}
+
+fn once(
+    rules: &Rules,
+    cell: &Cell<'_>,
+    contender: &Contender,
+    trial: bool,
+) -> Result<(f64, Outcome)> {
+    if remove_outputs(cell) {
+        cache::settle(&rules.dir)?;
+    }
+    cache::prepare(&cell.inputs, rules.temperature)?;
+    let outcome = child::run(&contender.command, &scratch(&rules.dir))?;
+    let seconds = contender.meter.seconds(&outcome)?;
+    if let (true, Some(judge)) = (trial, &cell.judge) {
+        judge(contender, &outcome)?;
+    }
+    Ok((seconds, outcome))
+}
+
+/// Removes what contenders made; removed before it is written back it costs the device nothing.
+/// Tells whether this cell writes at all.
+fn remove_outputs(cell: &Cell<'_>) -> bool {
+    let mut writes = false;
+    for path in cell.contenders.iter().filter_map(|c| c.output.as_ref()) {
+        writes = true;
+        let _ = std::fs::remove_file(path);
+    }
+    writes
+}
+
+/// Where the output of programs goes.
+fn scratch(dir: &Path) -> PathBuf {
+    let path = dir.join("scratch");
+    let _ = std::fs::create_dir_all(&path);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    fn rules(name: &str) -> Rules {
+        let dir =
+            std::env::temp_dir().join(format!("zebu-bench-alt-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Rules {
+            runs: 2,
+            temperature: Temperature::Hot,
+            dir,
+        }
+    }
+
+    fn contender(name: &str, script: &str) -> Contender {
+        Contender {
+            name: name.into(),
+            flags: String::new(),
+            command: child::command(["sh", "-c", script]),
+            meter: Meter::Wall,
+            output: None,
+        }
+    }
+
+    #[test]
+    fn contenders_take_turns_and_the_trial_is_not_counted() {
+        let rules = rules("turns");
+        let log = rules.dir.join("log");
+        let write = |c: char| format!("printf {c} >> '{}'", log.display());
+        let cell = Cell {
+            contenders: vec![contender("a", &write('a')), contender("b", &write('b'))],
+            inputs: vec![],
+            judge: None,
+        };
+        let all = alternate(&rules, &cell);
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "ababab");
+        assert!(all.iter().all(|s| s.seconds.len() == 2 && s.cpu.len() == 2));
+        std::fs::remove_dir_all(rules.dir).unwrap();
+    }
+
+    #[test]
+    fn whoever_fails_or_is_judged_wrong_is_left_out_with_the_reason() {
+        let rules = rules("fail");
+        let cell = Cell {
+            contenders: vec![
+                contender("good", "true"),
+                contender("bad", "exit 2"),
+                contender("wrong", "true"),
+            ],
+            inputs: vec![],
+            judge: Some(Box::new(|c, _| {
+                if c.name == "wrong" {
+                    Err(Error::new("output differs"))
+                } else {
+                    Ok(())
+                }
+            })),
+        };
+        let all = alternate(&rules, &cell);
+        assert!(all[0].ok());
+        assert_eq!(all[1].failure.as_deref(), Some("exit status 2"));
+        assert_eq!(all[2].failure.as_deref(), Some("output differs"));
+        std::fs::remove_dir_all(rules.dir).unwrap();
+    }
+}

@@ -1,0 +1,210 @@
+//! The commands that look at the image without reading its data.
+
+use zebu::block::{Device, Layer, LayerImage};
+use zebu::format::{
+    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_CORRUPT,
+};
+use zebu::storage::Queue;
+
+use super::command::{Command, Failure, Outcome};
+use super::number::human_size;
+use super::read::size;
+use super::session::Session;
+
+/// alloc, map, length, info.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "alloc",
+        alias: "a",
+        args: Some("offset [count]"),
+        summary: "checks if offset is allocated in the file",
+        help: "",
+        min: 1,
+        max: Some(2),
+        needs_file: true,
+        run: alloc,
+    },
+    Command {
+        name: "map",
+        alias: "",
+        args: Some(""),
+        summary: "prints the allocated areas of a file",
+        help: "",
+        min: 0,
+        max: Some(0),
+        needs_file: true,
+        run: map,
+    },
+    Command {
+        name: "length",
+        alias: "l",
+        args: None,
+        summary: "gets the length of the current file",
+        help: "",
+        min: 0,
+        max: Some(0),
+        needs_file: true,
+        run: length,
+    },
+    Command {
+        name: "info",
+        alias: "i",
+        args: None,
+        summary: "prints information about the current file",
+        help: "",
+        min: 0,
+        max: Some(0),
+        needs_file: true,
+        run: info,
+    },
+];
+
+/// A range that is allocated in the top image, or is not, all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    offset: u64,
+    length: u64,
+    allocated: bool,
+}
+
+/// Calls `f` with the ranges of `offset..end`, as long as they can be.
+async fn runs(
+    device: &Device,
+    queue: &Queue,
+    offset: u64,
+    end: u64,
+    mut f: impl FnMut(Run),
+) -> zebu::Result<()> {
+    let mut current: Option<Run> = None;
+    let mut at = offset;
+    while at < end {
+        let status = device.status(queue, at, end - at).await?;
+        let allocated = status.present && status.depth == 0;
+        let length = status.length.clamp(1, end - at);
+        match &mut current {
+            Some(run) if run.allocated == allocated => run.length += length,
+            _ => {
+                let next = Run {
+                    offset: at,
+                    length,
+                    allocated,
+                };
+                if let Some(run) = current.replace(next) {
+                    f(run);
+                }
+            }
+        }
+        at += length;
+    }
+    if let Some(run) = current {
+        f(run);
+    }
+    Ok(())
+}
+
+fn alloc(session: &mut Session, args: &[&str]) -> Outcome {
+    let offset = size(args[0])?;
+    let wanted = args.get(1).map_or(Ok(512), |text| size(text))?;
+    let out = session.out.clone();
+    let image = session.image()?;
+    let end = offset.saturating_add(wanted).min(image.device.size());
+    let count = end.saturating_sub(offset);
+    let mut sum = 0;
+    let counting = runs(&image.device, &image.queue, offset, end, |run| {
+        if run.allocated {
+            sum += run.length;
+        }
+    });
+    image
+        .queue
+        .block_on(counting)
+        .map_err(|e| Failure::Out(format!("is_allocated failed: {e}")))?;
+    let at = human_size(offset as f64);
+    out.print(format_args!(
+        "{sum}/{count} bytes allocated at offset {at}\n"
+    ));
+    Ok(())
+}
+
+fn map(session: &mut Session, _args: &[&str]) -> Outcome {
+    let out = session.out.clone();
+    let image = session.image()?;
+    let end = image.device.size();
+    let printing = runs(&image.device, &image.queue, 0, end, |run| {
+        let (length, offset) = (run.length, run.offset);
+        let what = match run.allocated {
+            true => "    allocated",
+            false => "not allocated",
+        };
+        out.print(format_args!(
+            "{} ({length:#x}) bytes {what} at offset {} ({offset:#x})\n",
+            human_size(length as f64),
+            human_size(offset as f64),
+        ));
+    });
+    image
+        .queue
+        .block_on(printing)
+        .map_err(|e| Failure::Out(format!("Failed to get allocation status: {e}")))
+}
+
+fn length(session: &mut Session, _args: &[&str]) -> Outcome {
+    let size = session.image()?.device.size();
+    let text = human_size(size as f64);
+    session.out.print(format_args!("{text}\n"));
+    Ok(())
+}
+
+fn info(session: &mut Session, _args: &[&str]) -> Outcome {
+    let device = session.image()?.device.clone();
+    let text = device.layers().first().map(describe).unwrap_or_default();
+    session.out.print(format_args!("{text}"));
+    Ok(())
+}
+
+/// What `info` says of an image.
+fn describe(layer: &Layer) -> String {
+    let (cluster_size, vm_state) = match &layer.image {
+        LayerImage::Raw(_) => (0, 0),
+        LayerImage::Qcow2(image) => (image.geometry().cluster_size(), image.vm_state_offset()),
+    };
+    let mut text = format!(
+        "format name: {}\ncluster size: {}\nvm state offset: {}\n",
+        layer.format().name(),
+        human_size(cluster_size as f64),
+        human_size(vm_state as f64),
+    );
+    if let LayerImage::Qcow2(image) = &layer.image {
+        text.push_str("Format specific information:\n");
+        for (name, value) in specific(image.header()) {
+            text.push_str(&format!("    {name}: {value}\n"));
+        }
+    }
+    text
+}
+
+/// Names and values of what qcow2 has besides: in version 2 nearly nothing.
+fn specific(header: &Header) -> Vec<(&'static str, String)> {
+    let is_v3 = header.version >= 3;
+    let compat = if is_v3 { "1.1" } else { "0.10" };
+    let mut list = vec![
+        ("compat", compat.to_string()),
+        ("compression type", header.compression.name().to_string()),
+    ];
+    if is_v3 {
+        let lazy = header.compatible & COMPATIBLE_LAZY_REFCOUNTS != 0;
+        list.push(("lazy refcounts", lazy.to_string()));
+    }
+    list.push(("refcount bits", (1 << header.refcount_order).to_string()));
+    if let Some(name) = header.extensions.data_file() {
+        let raw = header.autoclear & AUTOCLEAR_DATA_FILE_RAW != 0;
+        list.push(("data file", String::from_utf8_lossy(name).into_owned()));
+        list.push(("data file raw", raw.to_string()));
+    }
+    if is_v3 {
+        let corrupt = header.incompatible & INCOMPATIBLE_CORRUPT != 0;
+        list.push(("corrupt", corrupt.to_string()));
+        list.push(("extended l2", header.has_extended_l2().to_string()));
+    }
+    list
+}

@@ -1,0 +1,156 @@
+//! `io`: qemu-io's command language, from arguments and standard input.
+
+mod command;
+mod control;
+mod getopt;
+mod input;
+mod look;
+mod number;
+mod output;
+mod read;
+mod report;
+mod session;
+mod write;
+mod zone;
+
+use std::ffi::OsString;
+
+pub use session::NATIVE_NEEDS_DIRECT;
+
+use crate::failure::{Failure, Outcome};
+use crate::program::Invocation;
+use getopt::{Getopt, Long};
+use session::{Opening, Session};
+
+const LONG: &[Long] = &[
+    ("aio", true, 'i'),
+    ("cache", true, 't'),
+    ("cmd", true, 'c'),
+    ("copy-on-read", false, 'C'),
+    ("discard", true, 'd'),
+    ("force-share", false, 'U'),
+    ("format", true, 'f'),
+    ("help", false, 'h'),
+    ("image-opts", false, 'I'),
+    ("misalign", false, 'm'),
+    ("native-aio", false, 'k'),
+    ("nocache", false, 'n'),
+    ("object", true, 'O'),
+    ("read-only", false, 'r'),
+    ("snapshot", false, 's'),
+    ("trace", true, 'T'),
+    ("version", false, 'V'),
+];
+
+const HELP: &str = "\
+  -c, --cmd COMMAND    run this command; may be given again. Without any,
+                       commands come from standard input
+  -f, --format FMT     the image's format: raw or qcow2
+  --image-opts         the file is given as options, not by its name
+  -r, --read-only      open it for reading only
+  -s, --snapshot       writes do not reach the image
+  -n, --nocache        without the page cache, as -t none
+  -t, --cache MODE     none, writeback, writethrough, directsync or unsafe
+  -i, --aio MODE       how I/O is done: threads, native or io_uring
+  -k, --native-aio     as -i native
+  -d, --discard MODE   what becomes of discards: ignore or unmap
+  -C, --copy-on-read   copy on read
+  -m, --misalign       accepted: requests need no alignment
+  -U, --force-share    open it although others may write to it
+  -h, --help           this help
+  -V, --version        the version
+
+'-c help' lists the commands.
+";
+
+/// What the command line says.
+#[derive(Default)]
+struct Arguments {
+    commands: Vec<String>,
+    opening: Opening,
+    image_opts: bool,
+    /// Print this and do nothing else.
+    text: Option<String>,
+}
+
+/// Runs the program.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let words: Vec<_> = arguments.iter().map(|a| a.to_string_lossy()).collect();
+    let words: Vec<&str> = words.iter().map(|w| w.as_ref()).collect();
+    let arguments = parse(invocation, &words)?;
+    if let Some(text) = arguments.text {
+        return crate::output::print(&text);
+    }
+    let mut session = Session::new(&invocation.name);
+    if let Err(failure) = open_first(&mut session, &arguments.opening) {
+        session.fail(failure, "", "");
+        session.finish();
+        return Ok(1);
+    }
+    if arguments.commands.is_empty() {
+        session
+            .run_input()
+            .map_err(|e| Failure::new(format!("standard input: {e}")))?;
+    } else {
+        session.run_all(&arguments.commands);
+    }
+    Ok(u8::from(!session.finish()))
+}
+
+/// Opens the image of the command line, if there is one.
+fn open_first(session: &mut Session, opening: &Opening) -> command::Outcome {
+    match (&opening.name, &opening.options) {
+        (None, None) => Ok(()),
+        _ => session.open(opening),
+    }
+}
+
+fn parse(invocation: &Invocation, words: &[&str]) -> Result<Arguments, Failure> {
+    let mut all = Arguments::default();
+    let mut options = Getopt::new(words, "hVc:d:f:rsnCmki:t:T:U", LONG);
+    for option in options.by_ref() {
+        match option.map_err(|e| Failure::new(e).with_hint())? {
+            ('c', Some(text)) => all.commands.push(text.to_owned()),
+            ('f', Some(name)) => all.opening.format = Some(name.to_owned()),
+            ('I', _) => all.image_opts = true,
+            ('h', _) => all.text = Some(help(invocation)),
+            ('V', _) => all.text = Some(version(invocation)),
+            ('O', _) => return Err(Failure::new("--object is not supported in this version")),
+            (letter, value) => {
+                let done = all.opening.set(letter, value).unwrap_or(Ok(()));
+                done.map_err(Failure::new)?;
+            }
+        }
+    }
+    if all.image_opts && all.opening.format.is_some() {
+        let text = "--image-opts and -f are mutually exclusive";
+        return Err(Failure::new(text));
+    }
+    match options.into_rest().as_slice() {
+        [] => {}
+        [text] if all.image_opts => all.opening.options = Some((*text).to_owned()),
+        [name] => all.opening.name = Some((*name).to_owned()),
+        _ => return Err(Failure::new("Expecting one image file name").with_hint()),
+    }
+    Ok(all)
+}
+
+/// How the user calls this program.
+fn called(invocation: &Invocation) -> String {
+    match invocation.command.as_str() {
+        "" => invocation.name.clone(),
+        command => format!("{} {command}", invocation.name),
+    }
+}
+
+fn help(invocation: &Invocation) -> String {
+    format!(
+        "Usage: {} [OPTIONS]... [-c COMMAND]... [FILE]\n\n{HELP}",
+        called(invocation)
+    )
+}
+
+fn version(invocation: &Invocation) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{} version {version} (zebu)\n", called(invocation))
+}

@@ -1,0 +1,79 @@
+//! Standard output, written in large pieces: a script of many commands must
+//! not cost a system call a line.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::{Arguments, Display};
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::rc::Rc;
+
+/// Buffered standard output, shared by the session and by requests in flight.
+#[derive(Clone)]
+pub struct Output(Rc<Inner>);
+
+struct Inner {
+    stdout: RefCell<BufWriter<Stdout>>,
+    terminal: bool,
+    broken: Cell<bool>,
+    waiting: Cell<bool>,
+}
+
+impl Output {
+    /// Of this process.
+    pub fn new() -> Self {
+        let stdout = io::stdout();
+        Output(Rc::new(Inner {
+            terminal: stdout.is_terminal(),
+            stdout: RefCell::new(BufWriter::with_capacity(64 << 10, stdout)),
+            broken: Cell::new(false),
+            waiting: Cell::new(false),
+        }))
+    }
+
+    /// Writes text, or remembers that nobody reads it any more.
+    pub fn print(&self, text: Arguments<'_>) {
+        let result = self.0.stdout.borrow_mut().write_fmt(text);
+        self.note(result);
+        if self.0.waiting.get() {
+            self.flush();
+        }
+    }
+
+    /// Says that the session waits for input with nothing else to do: what is
+    /// printed meanwhile is shown at once.
+    pub fn set_waiting(&self, waiting: bool) {
+        self.0.waiting.set(waiting);
+        if waiting {
+            self.flush();
+        }
+    }
+
+    /// Hands everything written so far over to whoever reads it.
+    pub fn flush(&self) {
+        let result = self.0.stdout.borrow_mut().flush();
+        self.note(result);
+    }
+
+    /// [`Output::flush`] if a person may be looking.
+    pub fn flush_if_terminal(&self) {
+        if self.0.terminal {
+            self.flush();
+        }
+    }
+
+    /// A line on standard error, after everything written so far.
+    pub fn error(&self, text: impl Display) {
+        self.flush();
+        eprintln!("{text}");
+    }
+
+    /// Whether standard output is closed at the other end or full.
+    pub fn is_broken(&self) -> bool {
+        self.0.broken.get()
+    }
+
+    fn note(&self, result: io::Result<()>) {
+        if result.is_err() {
+            self.0.broken.set(true);
+        }
+    }
+}
