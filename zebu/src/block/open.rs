@@ -116,9 +116,12 @@ impl Opening<'_> {
         self.check_loop(&file, &spec.file)?;
         let format = match spec.format {
             Some(format) => format,
-            None => probe(self.queue, &file).await?,
+            None => {
+                let format = probe(self.queue, &file).await?;
+                spec.set_format(format)?;
+                format
+            }
         };
-        spec.set_format(format)?;
         self.lock(&file, &spec, &spec.file, role, format)?;
         let file: Arc<dyn Storage> = Arc::new(file);
         let (image, backing) = match format {

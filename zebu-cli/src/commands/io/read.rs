@@ -9,10 +9,11 @@ use zebu::storage::{Buffer, Queue};
 
 use super::command::{Command, Failure, Outcome};
 use super::getopt::Getopt;
-use super::number::{MAX_REQUEST, NumberError, parse_pattern, parse_size};
+use super::number::{MAX_REQUEST, parse_pattern};
 use super::output::Output;
 use super::report::{Dump, Statistics, is_filled_with, pattern_failure};
 use super::session::Session;
+use crate::size::{self, SizeError};
 
 /// read, readv, aio_read, aio_flush.
 pub const COMMANDS: &[Command] = &[
@@ -344,10 +345,10 @@ fn segments(args: &[&str]) -> Result<(u64, usize), Failure> {
 
 /// A size, or what is said of a text that is none.
 pub fn size(text: &str) -> Result<u64, Failure> {
-    parse_size(text).map_err(|error| {
+    size::parse(text).map_err(|error| {
         let what = match error {
-            NumberError::Syntax => "non-numeric argument, or extraneous/unrecognized suffix",
-            NumberError::Range => "argument too large",
+            SizeError::Syntax => "non-numeric argument, or extraneous/unrecognized suffix",
+            SizeError::Range => "argument too large",
         };
         Failure::Out(format!("Parsing error: {what} -- {text}"))
     })
