@@ -50,7 +50,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let name = one_name(&arguments.names)?;
     let queue = open::queue()?;
     let options = OpenOptions {
-        no_backing: true,
+        inspect: true,
         ..open::options(name, &arguments.source, CacheMode::WriteBack)?
     };
     let source = open::source(name, &arguments.source);

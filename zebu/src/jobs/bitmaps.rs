@@ -1,7 +1,7 @@
 //! The list of bitmaps that an image stores.
 
 use crate::Result;
-use crate::format::{BitmapEntry, FormatError, check_table};
+use crate::format::{BitmapEntry, check_table};
 use crate::image::Image;
 use crate::storage::{self, Queue};
 
@@ -28,12 +28,7 @@ pub fn bitmaps(queue: &Queue, image: &Image) -> Result<Vec<BitmapEntry>> {
     ))?;
     let list = BitmapEntry::decode_directory(&bytes, extension.count)?;
     for bitmap in &list {
-        bitmap
-            .check(image.geometry())
-            .map_err(|_| FormatError::BitmapConstraint {
-                name: String::from_utf8_lossy(&bitmap.name).into_owned(),
-                why: "",
-            })?;
+        bitmap.check(image.geometry())?;
     }
     Ok(list)
 }

@@ -77,10 +77,11 @@ pub fn measure(queue: &Queue, device: &Device, target: &MeasureTarget) -> Result
         queue.block_on(data_bytes(queue, device, target))?
     };
     let mut measured = measure_qcow2(device.size(), target, data)?;
-    if let Some(LayerImage::Qcow2(image)) = device.layers().first().map(|layer| &layer.image) {
-        if target.version >= 3 && image.geometry().version() >= 3 {
-            measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target)?);
-        }
+    if let LayerImage::Qcow2(image) = &device.top().image
+        && target.version >= 3
+        && image.geometry().version() >= 3
+    {
+        measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target)?);
     }
     Ok(measured)
 }

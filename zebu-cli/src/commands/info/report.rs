@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 use zebu::Result;
-use zebu::block::{Device, LayerImage};
-use zebu::format::{BitmapEntry, Snapshot};
+use zebu::block::{Device, Layer, LayerImage, Source};
+use zebu::format::{BitmapEntry, CryptMethod, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
 use zebu::storage::Queue;
@@ -41,6 +41,7 @@ pub struct Backing {
 /// What only qcow2 images have.
 pub struct Qcow2Report {
     pub cluster_size: u64,
+    pub is_encrypted: bool,
     pub is_dirty: bool,
     pub snapshots: Vec<Snapshot>,
     /// "Format specific information".
@@ -72,7 +73,7 @@ impl Report {
                 length: file.len()?.next_multiple_of(512),
                 disk_size,
             },
-            backing: qcow2.and_then(|image| Backing::of(&layer.name, image)),
+            backing: qcow2.and_then(|image| Backing::of(layer, image)),
             qcow2: match qcow2 {
                 Some(image) => Some(Qcow2Report::of(queue, image)?),
                 None => None,
@@ -107,6 +108,9 @@ impl Report {
             map.insert("full-backing-filename".into(), json!(backing.full_name));
             map.insert("backing-filename".into(), json!(backing.name));
         }
+        if self.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+            map.insert("encrypted".into(), json!(true));
+        }
         let is_dirty = self.qcow2.as_ref().is_some_and(|q| q.is_dirty);
         map.insert("dirty-flag".into(), json!(is_dirty));
         Value::Object(map)
@@ -131,33 +135,19 @@ impl FileReport {
 }
 
 impl Backing {
-    fn of(image_name: &str, image: &Image) -> Option<Backing> {
+    fn of(layer: &Layer, image: &Image) -> Option<Backing> {
         let header = image.header();
         let name = text(header.backing_file()?);
+        let format = header.extensions.backing_format().map(text);
+        let full_name = Source::Name(name.clone())
+            .resolve(Some(&layer.spec.file.name()), None)
+            .map(|spec| spec.file.name().into_owned());
         Some(Backing {
-            full_name: combine(image_name, &name),
+            // A name that means nothing here is shown as it is.
+            full_name: full_name.unwrap_or_else(|_| name.clone()),
             name,
-            format: header
-                .extensions
-                .backing_format()
-                .filter(|format| !format.is_empty())
-                .map(text),
+            format: format.filter(|format| !format.is_empty()),
         })
-    }
-}
-
-/// A name in an image, from where the program runs: relative to the image.
-fn combine(image: &str, name: &str) -> String {
-    let has_protocol = name
-        .split_once(':')
-        .is_some_and(|(protocol, _)| !protocol.contains('/'));
-    if has_protocol || name.starts_with('/') {
-        return name.to_string();
-    }
-    let image = image.strip_prefix("file:").unwrap_or(image);
-    match image.rfind('/') {
-        Some(end) => format!("{}{name}", &image[..=end]),
-        None => name.to_string(),
     }
 }
 
@@ -166,6 +156,7 @@ impl Qcow2Report {
         let header = image.header();
         Ok(Qcow2Report {
             cluster_size: header.cluster_size(),
+            is_encrypted: header.is_encrypted(),
             is_dirty: header.is_dirty(),
             snapshots: image.snapshots().to_vec(),
             specific: specific(image, &jobs::bitmaps(queue, image)?),
@@ -191,6 +182,11 @@ pub fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
         }
     }
     add("refcount-bits", json!(image.geometry().refcount_bits()));
+    match header.crypt() {
+        CryptMethod::None | CryptMethod::Unknown(_) => {}
+        CryptMethod::Aes => add("encrypt", json!({"format": "aes"})),
+        CryptMethod::Luks => add("encrypt", json!({"format": "luks"})),
+    }
     if is_v3 {
         if header.has_data_file() {
             if let Some(name) = header.extensions.data_file() {
@@ -246,19 +242,4 @@ fn snapshot(snapshot: &Snapshot) -> Value {
 /// A string of an image, for people and programs that expect UTF-8.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::combine;
-
-    #[test]
-    fn names_are_relative_to_the_image() {
-        assert_eq!(combine("a.qcow2", "b.qcow2"), "b.qcow2");
-        assert_eq!(combine("x/y/a.qcow2", "b.qcow2"), "x/y/b.qcow2");
-        assert_eq!(combine("x/a.qcow2", "../b.qcow2"), "x/../b.qcow2");
-        assert_eq!(combine("/x/a.qcow2", "/b.qcow2"), "/b.qcow2");
-        assert_eq!(combine("x/a.qcow2", "nbd:host"), "nbd:host");
-        assert_eq!(combine("x/a.qcow2", "d:/e"), "d:/e");
-    }
 }

@@ -26,6 +26,9 @@ fn report(report: &Report) -> String {
         size::human(report.disk_size)
     );
     if let Some(qcow2) = &report.qcow2 {
+        if qcow2.is_encrypted {
+            out.push_str("encrypted: yes\n");
+        }
         let _ = writeln!(out, "cluster_size: {}", qcow2.cluster_size);
         if qcow2.is_dirty {
             out.push_str("cleanly shut down: no\n");
@@ -105,7 +108,7 @@ pub fn snapshots(out: &mut String, list: &[Snapshot]) {
         let [id, tag, size, date, clock, icount] = cells;
         let _ = writeln!(
             out,
-            "{id:<7} {tag:<16} {size:>8} {date:>20} {clock:>15} {icount:>10}"
+            "{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {icount:>10}"
         );
     };
     row(["ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"]);

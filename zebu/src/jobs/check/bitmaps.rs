@@ -30,6 +30,10 @@ impl Check<'_> {
         };
         let overlap = list.iter().map(inside).sum::<u64>() > self.file_len;
         for bitmap in &list {
+            if bitmap.check(&self.metadata.geometry).is_err() {
+                let name = String::from_utf8_lossy(&bitmap.name).into_owned();
+                self.corrupt(CheckMessage::Bitmap { name }, 1);
+            }
             self.count(bitmap.table_offset, u64::from(bitmap.table_size) * 8, 1);
             if !overlap {
                 self.count_bitmap(bitmap).await?;

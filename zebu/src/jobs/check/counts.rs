@@ -41,10 +41,10 @@ impl Counts {
     /// References to a cluster.
     pub(super) fn get(&self, cluster: u64) -> u64 {
         let small = self.cells.get(cluster);
-        if small == self.cells.max() {
-            if let Some(count) = self.large.get(&cluster) {
-                return *count;
-            }
+        if small == self.cells.max()
+            && let Some(count) = self.large.get(&cluster)
+        {
+            return *count;
         }
         u64::from(small)
     }

@@ -49,6 +49,8 @@ pub enum CheckMessage {
     /// The L1 tables of the snapshots overlap so much that they were not
     /// followed.
     SnapshotL1Overlap,
+    /// A bitmap that QEMU would refuse.
+    Bitmap { name: String },
     /// A bitmap table entry that cannot be right.
     BitmapTableEntry { name: String, entry: u64 },
     /// Tables of bitmaps that overlap so much that they were not followed.
@@ -164,6 +166,9 @@ impl fmt::Display for CheckMessage {
                     f,
                     "ERROR L1 tables of snapshots overlap, they are not checked"
                 )
+            }
+            M::Bitmap { name } => {
+                write!(f, "ERROR bitmap '{name}' doesn't satisfy the constraints")
             }
             M::BitmapTableEntry { name, entry } => {
                 write!(f, "ERROR bitmap '{name}': invalid table entry {entry:#x}")

@@ -360,10 +360,10 @@ impl Check<'_> {
                 let host = entry & OFFSET_MASK;
                 cache.get(host >> geometry.cluster_bits()).await?
             };
-            if let Some(refcount) = refcount {
-                if (refcount == 1) != (entry & COPIED != 0) {
-                    self.corrupt(CheckMessage::CopiedData { entry, refcount }, visit.times);
-                }
+            if let Some(refcount) = refcount
+                && (refcount == 1) != (entry & COPIED != 0)
+            {
+                self.corrupt(CheckMessage::CopiedData { entry, refcount }, visit.times);
             }
         }
         Ok(())
