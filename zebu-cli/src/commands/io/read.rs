@@ -117,7 +117,7 @@ impl Flags {
         let mut flags = Flags::default();
         let mut options = Getopt::new(args, letters, &[]);
         for option in options.by_ref() {
-            let given = option.map_err(|e| Failure::Option(e))?;
+            let given = option.map_err(Failure::Option)?;
             match given {
                 ('b', _) => flags.vm_state = true,
                 ('C', _) => flags.machine = true,
@@ -136,7 +136,9 @@ impl Flags {
     /// What to do with the `count` bytes that are read.
     fn report(&self, offset: u64, count: usize) -> Result<Report, Failure> {
         let skip = self.skip.unwrap_or(0);
-        let length = self.length.unwrap_or((count as u64).saturating_sub(skip));
+        let length = self
+            .length
+            .unwrap_or_else(|| (count as u64).saturating_sub(skip));
         if skip
             .checked_add(length)
             .is_none_or(|end| end > count as u64)
@@ -361,7 +363,7 @@ fn pattern(text: &str) -> Result<u8, Failure> {
 /// VM state is read in whole sectors.
 fn check_sectors(offset: u64, count: u64) -> Outcome {
     for (name, value) in [("offset", offset), ("count", count)] {
-        if value % 512 != 0 {
+        if !value.is_multiple_of(512) {
             return Err(Failure::Out(format!(
                 "{value} is not a sector-aligned value for '{name}'"
             )));
