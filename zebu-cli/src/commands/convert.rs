@@ -276,7 +276,7 @@ fn open_sources(
     names: &[String],
 ) -> Result<Vec<Device>, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
-    let snapshot = arguments.snapshot.as_deref().map(open::snapshot_name);
+    let snapshot = arguments.snapshot.as_deref().map(snapshot_name);
     if snapshot.is_some() && names.len() > 1 {
         return Err(Failure::new(
             "No support for concatenating multiple snapshot",
@@ -287,15 +287,39 @@ fn open_sources(
         let mut options = open::options(name, &arguments.source, cache)?;
         options.exclude_writers = true;
         let source = open::source(name, &arguments.source);
-        devices.push(open::maybe_snapshot(
-            queue,
-            name,
-            &source,
-            options,
-            snapshot.clone(),
-        )?);
+        if let Some(snapshot) = &snapshot {
+            // The snapshot's own errors are told in other words than those of
+            // opening.
+            let plain =
+                Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?;
+            if plain.top().format() == Format::Raw {
+                return Err(Failure::new(
+                    "Failed to load snapshot: Block format 'raw' used by device '' does not \
+                     support temporarily loading internal snapshots",
+                ));
+            }
+            drop(plain);
+            options.snapshot = Some(snapshot.clone());
+            let device = Device::open(queue, &source, &options)
+                .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))?;
+            devices.push(device);
+            continue;
+        }
+        devices.push(Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?);
     }
     Ok(devices)
+}
+
+/// The id or name in `-l`'s argument.
+fn snapshot_name(argument: &str) -> String {
+    argument
+        .split(',')
+        .find_map(|part| {
+            part.strip_prefix("snapshot.id=")
+                .or(part.strip_prefix("snapshot.name="))
+        })
+        .unwrap_or(argument)
+        .to_string()
 }
 
 fn creation_failure(target: &str, why: &str) -> Failure {
@@ -325,9 +349,7 @@ fn open_target(
         Some(cache) => open(cache),
         // Direct I/O needs no memory for what nobody reads again soon. A
         // length that is not aligned would need a bounce for its end.
-        None if total.is_multiple_of(4096) => {
-            open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe))
-        }
+        None if total % 4096 == 0 => open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe)),
         None => open(CacheMode::Unsafe),
     };
     let file = opened.map_err(|e| {

@@ -94,10 +94,9 @@ fn measure_image(
     name: &str,
 ) -> Result<Measure, Failure> {
     let queue = open::queue()?;
-    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
-    let source = open::source(name, &arguments.source);
-    let snapshot = arguments.snapshot.as_deref().map(open::snapshot_name);
-    let device = open::maybe_snapshot(&queue, name, &source, options, snapshot)?;
+    let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
+    options.snapshot.clone_from(&arguments.snapshot);
+    let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;
     jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))
 }
