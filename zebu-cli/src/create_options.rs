@@ -47,8 +47,8 @@ const QCOW2: [&str; 27] = [
 
 impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
-    /// value are doubled.
-    pub fn parse(format: Format, texts: &[String]) -> Result<Self, Failure> {
+    /// value are doubled. An error is what is wrong with them.
+    pub fn parse(format: Format, texts: &[String]) -> Result<Self, String> {
         let known: &[&str] = match format {
             Format::Raw => &RAW,
             Format::Qcow2 => &QCOW2,
@@ -63,7 +63,7 @@ impl CreateOptions {
                 },
             };
             if !known.contains(&key.as_str()) {
-                return Err(Failure::new(format!("Invalid parameter '{key}'")));
+                return Err(format!("Invalid parameter '{key}'"));
             }
             options.list.push((key, value));
         }

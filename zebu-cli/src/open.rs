@@ -59,12 +59,30 @@ pub fn device(
     device_with(queue, name, source_options, &options)
 }
 
-/// Opens an image with options of the caller's own.
+/// Opens an image, or one of its snapshots, with options of the caller's own.
 pub fn device_with(
     queue: &Queue,
     name: &str,
     source_options: &SourceOptions,
     options: &OpenOptions,
 ) -> Result<Device, Failure> {
-    Device::open(queue, &source(name, source_options), options).map_err(|e| failure(name, &e))
+    let source = source(name, source_options);
+    let plain = OpenOptions {
+        snapshot: None,
+        ..options.clone()
+    };
+    let device = Device::open(queue, &source, &plain).map_err(|e| failure(name, &e))?;
+    if options.snapshot.is_none() {
+        return Ok(device);
+    }
+    // The snapshot's own errors are told in other words than those of opening.
+    if device.top().format() == Format::Raw {
+        return Err(Failure::new(
+            "Failed to load snapshot: Block format 'raw' used by device '' does not support \
+             temporarily loading internal snapshots",
+        ));
+    }
+    drop(device);
+    Device::open(queue, &source, options)
+        .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
 }

@@ -163,6 +163,7 @@ pub fn parse<T: clap::Parser>(
     arguments: Vec<OsString>,
 ) -> Result<T, Failure> {
     let prefix = invocation.prefix();
+    let last = arguments.last().cloned().unwrap_or_default();
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     let command = T::command()
         .bin_name(&prefix)
@@ -172,10 +173,11 @@ pub fn parse<T: clap::Parser>(
     let result = command
         .try_get_matches_from(all)
         .and_then(|mut matches| T::from_arg_matches_mut(&mut matches));
-    result.map_err(|error| usage_failure(invocation, &error))
+    result.map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy()))
 }
 
-fn usage_failure(invocation: &Invocation, error: &clap::Error) -> Failure {
+/// `last` is the last argument: the one that misses its value, if one does.
+fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Failure {
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(list)) => list.join(" "),
@@ -192,7 +194,7 @@ fn usage_failure(invocation: &Invocation, error: &clap::Error) -> Failure {
         ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
             if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
         {
-            missing_value(invocation, &argument)
+            missing_value(invocation, &argument, last)
         }
         _ => {
             let text = error.to_string();
@@ -207,8 +209,13 @@ fn is_empty(value: &ContextValue) -> bool {
 }
 
 /// `argument` is as clap shows it: `--format <FMT>`.
-fn missing_value(invocation: &Invocation, argument: &str) -> Failure {
+fn missing_value(invocation: &Invocation, argument: &str, last: &str) -> Failure {
     let option = argument.split_whitespace().next().unwrap_or(argument);
     let prefix = invocation.prefix();
+    if last.starts_with('-') && !last.starts_with("--") {
+        let letter = last.chars().last().unwrap_or('-');
+        let text = format!("{prefix}: option requires an argument -- '{letter}'");
+        return Failure::bare(text).with_hint();
+    }
     Failure::bare(format!("{prefix}: option '{option}' requires an argument")).with_hint()
 }

@@ -40,6 +40,22 @@ struct Row {
     status: Status,
 }
 
+impl Row {
+    /// The row of an empty range.
+    fn nothing(start: u64) -> Self {
+        let status = Status {
+            length: 0,
+            zero: false,
+            data: false,
+            present: false,
+            compressed: false,
+            depth: 0,
+            host: None,
+        };
+        Row { start, status }
+    }
+}
+
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
@@ -112,6 +128,7 @@ fn json(
     range: std::ops::Range<u64>,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
+    let range_start = range.start;
     write!(out, "[")?;
     let mut first = true;
     for_each_row(queue, device, range, |row| {
@@ -120,6 +137,10 @@ fn json(
         }
         Ok(out.write_all(json_row(&row).as_bytes())?)
     })?;
+    if first {
+        // QEMU has a row for nothing.
+        out.write_all(json_row(&Row::nothing(range_start)).as_bytes())?;
+    }
     writeln!(out, "]")?;
     Ok(())
 }

@@ -75,9 +75,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         }
     };
     let measured = match (name, size) {
-        (Some(name), _) => measure_image(&arguments, name)?,
+        (Some(name), _) => measure_image(invocation, &arguments, name)?,
         (None, size) => {
-            let target = target(&arguments)?;
+            let target = target(invocation, &arguments)?;
             jobs::measure_size(size.unwrap_or(0), &target)
                 .map_err(|e| Failure::new(e.to_string()))?
         }
@@ -88,16 +88,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     })
 }
 
-fn measure_image(arguments: &Arguments, name: &str) -> Result<Measure, Failure> {
+fn measure_image(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    name: &str,
+) -> Result<Measure, Failure> {
     let queue = open::queue()?;
     let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
     options.snapshot = arguments.snapshot.as_deref().map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
-    let target = target(arguments)?;
+    let target = target(invocation, arguments)?;
     jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))
 }
 
-fn target(arguments: &Arguments) -> Result<MeasureTarget, Failure> {
+fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarget, Failure> {
     let name = arguments.target_format.as_deref().unwrap_or("raw");
     if WITHOUT_MEASURE.contains(&name) {
         return Err(Failure::new(format!(
@@ -107,7 +111,10 @@ fn target(arguments: &Arguments) -> Result<MeasureTarget, Failure> {
     let Ok(format) = name.parse::<Format>() else {
         return Err(Failure::new(format!("Unknown file format '{name}'")));
     };
-    let options = CreateOptions::parse(format, &arguments.target_options)?;
+    let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
+        invocation.say(&why);
+        Failure::new(format!("Invalid options for file format '{name}'"))
+    })?;
     Ok(match format {
         Format::Raw => MeasureTarget::Raw,
         Format::Qcow2 => MeasureTarget::Qcow2(qcow2_target(&options)?),

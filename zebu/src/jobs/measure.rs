@@ -62,7 +62,14 @@ pub struct Measure {
 pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
     match target {
         MeasureTarget::Raw => Ok(measure_raw(size)),
-        MeasureTarget::Qcow2(target) => measure_qcow2(size, target, 0),
+        // A new disk over a backing file has nothing of its own yet.
+        MeasureTarget::Qcow2(target) => {
+            let target = Qcow2Target {
+                backing: false,
+                ..*target
+            };
+            measure_qcow2(size, &target, 0)
+        }
     }
 }
 
