@@ -351,7 +351,9 @@ fn open_target(
         Some(cache) => open(cache),
         // Direct I/O needs no memory for what nobody reads again soon. A
         // length that is not aligned would need a bounce for its end.
-        None if total % 4096 == 0 => open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe)),
+        None if total.is_multiple_of(4096) => {
+            open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe))
+        }
         None => open(CacheMode::Unsafe),
     };
     let file = opened.map_err(|e| {
