@@ -165,13 +165,15 @@ impl Engine for Threads {
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
-        if wait && self.in_flight == 1 && !self.shared.notified.load(Ordering::Acquire) {
-            if let Some((token, op)) = self.batch.pop() {
-                self.in_flight = 0;
-                // SAFETY: as in `run`.
-                done.push((token, unsafe { perform(&op) }));
-                return Ok(());
-            }
+        if wait
+            && self.in_flight == 1
+            && !self.shared.notified.load(Ordering::Acquire)
+            && let Some((token, op)) = self.batch.pop()
+        {
+            self.in_flight = 0;
+            // SAFETY: as in `run`.
+            done.push((token, unsafe { perform(&op) }));
+            return Ok(());
         }
         if !self.batch.is_empty() {
             self.hand_over();
