@@ -109,10 +109,8 @@ impl Visits {
     fn table_cluster(&self, entry: u64) -> Option<u64> {
         let offset = entry & OFFSET_MASK;
         let cluster = offset >> self.geometry.cluster_bits();
-        (offset != 0
-            && self.geometry.offset_in_cluster(offset) == 0
-            && cluster < self.waiting.len())
-        .then_some(cluster)
+        (entry != 0 && self.geometry.offset_in_cluster(offset) == 0 && cluster < self.waiting.len())
+            .then_some(cluster)
     }
 
     /// Whether to look into the L2 table of an L1 entry now.
@@ -159,7 +157,8 @@ impl Check<'_> {
             if entries.is_empty() {
                 return Ok(());
             }
-            entries.retain(|entry| entry & !COPIED != 0);
+            // With QEMU, an entry that is not 0 means a table, be it at 0.
+            entries.retain(|entry| *entry != 0);
             let seen: Vec<_> = entries.iter().map(|e| visits.take(*e, table)).collect();
             let offsets: Vec<u64> = entries
                 .iter()
