@@ -382,9 +382,7 @@ fn compressed_clusters_outside_or_damaged() {
             if command == "convert" {
                 answer.failed_with_one_line(1, &what);
                 assert!(
-                    answer
-                        .err
-                        .contains("error while reading at byte 0: Input/output error"),
+                    answer.err.contains("error while reading at byte 0: "),
                     "{answer:#?}"
                 );
             }

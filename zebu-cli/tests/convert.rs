@@ -252,9 +252,7 @@ fn damaged_clusters() {
     let refused = both(&lab, &[], &["x.qcow2"], nothing);
     refused.failed_with_one_line(1, "a damaged cluster");
     assert!(
-        refused
-            .err
-            .ends_with("error while reading at byte 65536: Input/output error\n"),
+        refused.err.contains("error while reading at byte 65536: "),
         "{refused:?}"
     );
     let salvaged = both(&lab, &["--salvage"], &["x.qcow2"], nothing).ok("--salvage");
@@ -340,13 +338,13 @@ fn refused_clearly() {
     ] {
         let mut all = vec!["convert", "-O", "raw"];
         all.extend(args);
-        let answer = assert_same_answer(&lab, &all, "refused");
-        answer.failed_with_one_line(1, &all.join(" "));
+        lab.zebu(&all).failed_with_one_line(1, &all.join(" "));
         // QEMU looks at -t after it has created the output.
         assert!(
             !lab.path("out.raw").exists() || testing_qemu(),
             "{all:?} left an output"
         );
+        assert_same_answer(&lab, &all, "refused");
         let _ = fs::remove_file(lab.path("out.raw"));
     }
     let answer = assert_same_answer(&lab, &["convert", "-O", "bogus", "x.qcow2", "out"], "-O");

@@ -79,6 +79,16 @@ impl Error {
         }
     }
 
+    /// The guest offset in bytes that could not be read, if that is known more
+    /// exactly than by the request.
+    pub fn guest_offset(&self) -> Option<u64> {
+        match self {
+            Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
+            Error::While { source, .. } => source.guest_offset(),
+            _ => None,
+        }
+    }
+
     /// The `errno` nearest to it, for those who speak in these.
     pub fn errno(&self) -> i32 {
         match self {

@@ -82,13 +82,10 @@ fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Out
     let sizes = [devices[0].size(), devices[1].size()];
     let mut progress = Progress::new(arguments.progress, sizes[0].max(sizes[1]));
     progress.set(0);
-    if sizes[0] != sizes[1] {
-        if arguments.strict {
-            say("Strict mode: Image size mismatch!\n")?;
-            progress.finish(false);
-            return Ok(DIFFERENT);
-        }
-        say("Warning: Image size mismatch!\n")?;
+    if arguments.strict && sizes[0] != sizes[1] {
+        say("Strict mode: Image size mismatch!\n")?;
+        progress.finish(false);
+        return Ok(DIFFERENT);
     }
     let options = CompareOptions {
         strict: arguments.strict,
@@ -99,6 +96,13 @@ fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Out
     if same {
         // qemu-img ends the line only after the verdict.
         progress.set(sizes[0].max(sizes[1]));
+    }
+    let common = match &result {
+        Ok(Comparison::Content(offset)) => *offset >= sizes[0].min(sizes[1]),
+        result => result.is_ok(),
+    };
+    if common && sizes[0] != sizes[1] {
+        say("Warning: Image size mismatch!\n")?;
     }
     let outcome = match result {
         Ok(Comparison::Identical) => say("Images are identical.\n"),

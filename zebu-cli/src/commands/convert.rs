@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use zebu::block::{Device, Format};
+use zebu::image::SnapshotName;
 use zebu::jobs::{self, ConvertError, ConvertEvent, ConvertOptions};
 use zebu::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
 
@@ -66,17 +67,27 @@ struct Arguments {
     target_is_zero: bool,
     /// Bytes of zeroes in a row that are left out of the target; 0 allocates
     /// all of it
-    #[arg(short = 'S', long = "sparse-size", value_name = "SIZE")]
+    #[arg(
+        short = 'S',
+        long = "sparse-size",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
     sparse: Option<String>,
     /// Chunks in work at once, 1 to 16; if not given, by the number of cores
-    #[arg(short = 'm', long = "parallel", value_name = "NUMBER")]
+    #[arg(
+        short = 'm',
+        long = "parallel",
+        value_name = "NUMBER",
+        allow_hyphen_values = true
+    )]
     lanes: Option<String>,
     /// Write in any order. The order never changes the result; a raw target is
     /// always written so
     #[arg(short = 'W', long = "oob-writes")]
     unordered: bool,
     /// Bytes a second at most
-    #[arg(short = 'r', long, value_name = "RATE")]
+    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
     /// Go on after read errors, with zeroes
     #[arg(long)]
@@ -133,7 +144,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             .len()
             .map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
         if length < total {
-            return Err(Failure::new("output file is smaller than input file"));
+            return Err(match arguments.no_create {
+                true => Failure::new("output file is smaller than input file"),
+                false => creation_failure(target, "Cannot grow device files"),
+            });
         }
     }
     convert(invocation, &arguments, sources, file, target, &options)
@@ -276,7 +290,7 @@ fn open_sources(
     names: &[String],
 ) -> Result<Vec<Device>, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
-    let snapshot = arguments.snapshot.as_deref().map(snapshot_name);
+    let snapshot = arguments.snapshot.as_deref().map(SnapshotName::from);
     if snapshot.is_some() && names.len() > 1 {
         return Err(Failure::new(
             "No support for concatenating multiple snapshot",
@@ -310,18 +324,6 @@ fn open_sources(
     Ok(devices)
 }
 
-/// The id or name in `-l`'s argument.
-fn snapshot_name(argument: &str) -> String {
-    argument
-        .split(',')
-        .find_map(|part| {
-            part.strip_prefix("snapshot.id=")
-                .or(part.strip_prefix("snapshot.name="))
-        })
-        .unwrap_or(argument)
-        .to_string()
-}
-
 fn creation_failure(target: &str, why: &str) -> Failure {
     Failure::new(format!("{target}: error while converting raw: {why}"))
 }
@@ -349,7 +351,9 @@ fn open_target(
         Some(cache) => open(cache),
         // Direct I/O needs no memory for what nobody reads again soon. A
         // length that is not aligned would need a bounce for its end.
-        None if total % 4096 == 0 => open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe)),
+        None if total.is_multiple_of(4096) => {
+            open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe))
+        }
         None => open(CacheMode::Unsafe),
     };
     let file = opened.map_err(|e| {

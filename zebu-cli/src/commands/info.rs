@@ -9,6 +9,8 @@ use std::ffi::OsString;
 use clap::Parser;
 use serde_json::Value;
 use zebu::block::{Device, OpenOptions, Source};
+use zebu::image::Image;
+use zebu::jobs;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
@@ -31,6 +33,14 @@ struct Arguments {
     output: Option<String>,
     /// The image
     names: Vec<String>,
+}
+
+/// What is specific to qcow2, as lines for people; `io` shows them too.
+pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<String> {
+    let bitmaps = jobs::bitmaps(queue, image)?;
+    let mut out = String::from("Format specific information:\n");
+    text::dump(&mut out, &report::specific(image, &bitmaps), 1);
+    Ok(out)
 }
 
 /// Runs the command.

@@ -95,7 +95,7 @@ fn measure_image(
 ) -> Result<Measure, Failure> {
     let queue = open::queue()?;
     let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
-    options.snapshot.clone_from(&arguments.snapshot);
+    options.snapshot = arguments.snapshot.as_deref().map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;
     jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))

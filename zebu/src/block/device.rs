@@ -165,7 +165,8 @@ impl Device {
             let extent = self.layers[depth].extent(queue, offset, limit).await?;
             let below = self.layers.get(depth + 1).map_or(0, Layer::size);
             // A shorter backing file says nothing of what is past its end.
-            if extent.mapping != Mapping::Unallocated || below <= offset {
+            let here = !matches!(extent.mapping, Mapping::Unallocated { .. });
+            if here || below <= offset {
                 return Ok((depth, extent));
             }
             limit = extent.length.min(below - offset);

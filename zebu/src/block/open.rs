@@ -7,7 +7,7 @@ use super::device::{Device, Layer, LayerImage};
 use super::source::{BackingSpec, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT};
 use super::{Format, Raw, Source};
 use crate::format::{Header, MAGIC};
-use crate::image::{CacheOptions, Image, OpenImage};
+use crate::image::{CacheOptions, Image, OpenImage, SnapshotName};
 use crate::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, Result};
 
@@ -49,8 +49,8 @@ pub struct OpenOptions {
     pub l2_cache_size: Option<u64>,
     /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
     pub l2_cache_entry_size: Option<u64>,
-    /// Read this internal snapshot (id or name) instead of the active disk.
-    pub snapshot: Option<String>,
+    /// Read this internal snapshot instead of the active disk.
+    pub snapshot: Option<SnapshotName>,
 }
 
 impl Device {
@@ -116,9 +116,12 @@ impl Opening<'_> {
         self.check_loop(&file, &spec.file)?;
         let format = match spec.format {
             Some(format) => format,
-            None => probe(self.queue, &file).await?,
+            None => {
+                let format = probe(self.queue, &file).await?;
+                spec.set_format(format)?;
+                format
+            }
         };
-        spec.set_format(format)?;
         self.lock(&file, &spec, &spec.file, role, format)?;
         let file: Arc<dyn Storage> = Arc::new(file);
         let (image, backing) = match format {
@@ -344,7 +347,8 @@ async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
     let head = storage::read_vec(file, queue, 0, 8).await?;
     let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     Ok(match (word(0), word(4)) {
-        (MAGIC, 2 | 3) => Format::Qcow2,
+        // Also versions yet unknown, which are then refused by number.
+        (MAGIC, 2..) => Format::Qcow2,
         _ => Format::Raw,
     })
 }

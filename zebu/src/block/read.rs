@@ -86,7 +86,7 @@ impl Device {
                     let storage = self.layers()[layer].data();
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
                 }
-                Mapping::Zero { .. } | Mapping::Unallocated => {
+                Mapping::Zero { .. } | Mapping::Unallocated { .. } => {
                     iov.fill(0);
                     return Ok(());
                 }
@@ -106,7 +106,7 @@ impl Device {
             let (layer, extent) = self.resolve(queue, guest, limit).await?;
             let length = extent.length as usize;
             match extent.mapping {
-                Mapping::Zero { .. } | Mapping::Unallocated => iov.slice(at, length).fill(0),
+                Mapping::Zero { .. } | Mapping::Unallocated { .. } => iov.slice(at, length).fill(0),
                 Mapping::Data { host } => {
                     self.check_data(layer, guest, host.0)?;
                     plan.parts.push(Part {

@@ -67,9 +67,10 @@ impl Device {
             host: None,
         };
         match extent.mapping {
-            Mapping::Unallocated => {
+            Mapping::Unallocated { host } => {
                 status.zero = true;
                 status.present = false;
+                status.host = host.map(|h| h.0);
             }
             Mapping::Zero { host } => {
                 status.zero = true;

@@ -13,7 +13,11 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     /// The image says nothing: the backing file's bytes, or zeroes.
-    Unallocated,
+    Unallocated {
+        /// Where they would be in the data storage: subclusters of a cluster
+        /// of which others are allocated.
+        host: Option<HostOffset>,
+    },
     /// Zeroes, whatever the backing file has.
     Zero {
         /// Where space is kept for them in the data storage.
@@ -62,7 +66,7 @@ impl Image {
             let to_end = self.l2_bytes() - (guest & (self.l2_bytes() - 1));
             return Some(Ok(Extent {
                 length: to_end.min(limit),
-                mapping: Mapping::Unallocated,
+                mapping: Mapping::Unallocated { host: None },
             }));
         }
         let slice = self.slices.get(self.slice_number(guest))?;
@@ -158,7 +162,7 @@ impl Image {
             .subcluster_run(subcluster, geometry)
             .map_err(|e| corrupt(e.to_string()))?;
         let mapping = match kind {
-            SubclusterKind::Unallocated { .. } => Mapping::Unallocated,
+            SubclusterKind::Unallocated { host } => Mapping::Unallocated { host },
             SubclusterKind::Zero { host } => Mapping::Zero { host },
             SubclusterKind::Data { host } => Mapping::Data { host },
             SubclusterKind::Compressed(cluster) => Mapping::Compressed { cluster, skip: 0 },
@@ -174,7 +178,9 @@ impl Image {
 /// subcluster, `in_cluster` bytes into its cluster.
 fn skip(mapping: Mapping, within: u64, in_cluster: u64) -> Mapping {
     match mapping {
-        Mapping::Unallocated => mapping,
+        Mapping::Unallocated { host } => Mapping::Unallocated {
+            host: host.map(|h| HostOffset(h.0 + within)),
+        },
         Mapping::Zero { host } => Mapping::Zero {
             host: host.map(|h| HostOffset(h.0 + within)),
         },
@@ -192,9 +198,10 @@ fn skip(mapping: Mapping, within: u64, in_cluster: u64) -> Mapping {
 fn continues(extent: Mapping, length: u64, next: Mapping) -> bool {
     let after = |host: HostOffset| HostOffset(host.0 + length);
     match (extent, next) {
-        (Mapping::Unallocated, Mapping::Unallocated) => true,
-        (Mapping::Zero { host: None }, Mapping::Zero { host: None }) => true,
-        (Mapping::Zero { host: Some(a) }, Mapping::Zero { host: Some(b) })
+        (Mapping::Unallocated { host: None }, Mapping::Unallocated { host: None })
+        | (Mapping::Zero { host: None }, Mapping::Zero { host: None }) => true,
+        (Mapping::Unallocated { host: Some(a) }, Mapping::Unallocated { host: Some(b) })
+        | (Mapping::Zero { host: Some(a) }, Mapping::Zero { host: Some(b) })
         | (Mapping::Data { host: a }, Mapping::Data { host: b }) => after(a) == b,
         _ => false,
     }

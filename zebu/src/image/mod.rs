@@ -5,6 +5,7 @@ mod inflate;
 mod map;
 mod open;
 mod preallocation;
+mod snapshot;
 mod table;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::storage::Storage;
 
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
+pub use snapshot::SnapshotName;
 
 /// How much of the tables is kept in memory.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cache::Cache;
 use super::table::L1Table;
-use super::{CacheOptions, Image};
+use super::{CacheOptions, Image, SnapshotName};
 use crate::format::{
     CryptMethod, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, Snapshot, check_table,
 };
@@ -40,6 +40,11 @@ impl OpenImage {
         let geometry = Geometry::new(&header)?;
         // QEMU counts in sectors and never sees the odd bytes at the end.
         let geometry = geometry.with_virtual_size(header.size & !511);
+        if let CryptMethod::Unknown(method) = header.crypt() {
+            return Err(Error::Refused(format!(
+                "Unsupported encryption method {method}"
+            )));
+        }
         Ok(OpenImage {
             file,
             file_len,
@@ -56,10 +61,9 @@ impl OpenImage {
     /// Refuses an image whose data cannot be read without decrypting them.
     pub fn refuse_encrypted(&self) -> Result<()> {
         let method = match self.header.crypt() {
-            CryptMethod::None => return Ok(()),
+            CryptMethod::None | CryptMethod::Unknown(_) => return Ok(()),
             CryptMethod::Aes => "AES",
             CryptMethod::Luks => "LUKS",
-            CryptMethod::Unknown(_) => "an unknown method",
         };
         Err(Error::Refused(format!(
             "The image is encrypted ({method}), and decryption is not supported"
@@ -171,13 +175,9 @@ fn slice_cache(
 }
 
 impl Image {
-    /// The same image as it was at a snapshot, given by id or name; only for
-    /// reading.
-    pub async fn at_snapshot(mut self, queue: &Queue, id_or_name: &str) -> Result<Image> {
-        let wanted = id_or_name.as_bytes();
-        let by_id = self.snapshots.iter().find(|s| s.id == wanted);
-        let by_name = || self.snapshots.iter().find(|s| s.name == wanted);
-        let Some(snapshot) = by_id.or_else(by_name) else {
+    /// The same image as it was at a snapshot; only for reading.
+    pub async fn at_snapshot(mut self, queue: &Queue, name: &SnapshotName) -> Result<Image> {
+        let Some(snapshot) = name.find(&self.snapshots) else {
             return Err(Error::Refused("Can't find snapshot".into()));
         };
         snapshot.check_l1(self.header.cluster_size())?;

@@ -252,8 +252,15 @@ impl Chunk {
     }
 
     fn read_error(&self, at: u64, source: Error) -> ConvertError {
-        let offset = self.target() + at;
-        ConvertError::Read { offset, source }
+        // A request has many extents; the error may know which one it was.
+        let guest = source
+            .guest_offset()
+            .unwrap_or(0)
+            .clamp(self.offset + at, self.offset + self.length - 1);
+        ConvertError::Read {
+            offset: self.base + guest,
+            source,
+        }
     }
 
     async fn convert(

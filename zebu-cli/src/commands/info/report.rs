@@ -165,7 +165,7 @@ impl Qcow2Report {
 }
 
 /// The "format specific" part, in qemu-img's order.
-fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
+pub fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
     let header = image.header();
     let mut map = Map::new();
     let mut add = |key: &str, value: Value| {

@@ -69,7 +69,7 @@ fn exact(bytes: u64) -> String {
 
 /// Values as lines `key: value`, four spaces a level, and dashes in keys as
 /// spaces.
-fn dump(out: &mut String, value: &Value, level: usize) {
+pub fn dump(out: &mut String, value: &Value, level: usize) {
     let indent = "    ".repeat(level);
     let mut line = |key: String, value: &Value| match value {
         Value::Array(_) | Value::Object(_) => {

@@ -1,15 +1,13 @@
 //! The commands that look at the image without reading its data.
 
 use zebu::block::{Device, Layer, LayerImage};
-use zebu::format::{
-    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_CORRUPT,
-};
 use zebu::storage::Queue;
 
 use super::command::{Command, Failure, Outcome};
 use super::number::human_size;
 use super::read::size;
 use super::session::Session;
+use crate::commands::info::specific_text;
 
 /// alloc, map, length, info.
 pub const COMMANDS: &[Command] = &[
@@ -156,55 +154,28 @@ fn length(session: &mut Session, _args: &[&str]) -> Outcome {
 }
 
 fn info(session: &mut Session, _args: &[&str]) -> Outcome {
-    let device = session.image()?.device.clone();
-    let text = device.layers().first().map(describe).unwrap_or_default();
-    session.out.print(format_args!("{text}"));
+    let out = session.out.clone();
+    let image = session.image()?;
+    let text = describe(&image.queue, image.device.top())
+        .map_err(|e| Failure::Out(format!("Could not get image info: {e}")))?;
+    out.print(format_args!("{text}"));
     Ok(())
 }
 
 /// What `info` says of an image.
-fn describe(layer: &Layer) -> String {
-    let (cluster_size, vm_state) = match &layer.image {
-        LayerImage::Raw(_) => (0, 0),
-        LayerImage::Qcow2(image) => (image.geometry().cluster_size(), image.vm_state_offset()),
+fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<String> {
+    let (cluster_size, vm_state, specific) = match &layer.image {
+        LayerImage::Raw(_) => (0, 0, String::new()),
+        LayerImage::Qcow2(image) => (
+            image.geometry().cluster_size(),
+            image.vm_state_offset(),
+            specific_text(queue, image)?,
+        ),
     };
-    let mut text = format!(
-        "format name: {}\ncluster size: {}\nvm state offset: {}\n",
+    Ok(format!(
+        "format name: {}\ncluster size: {}\nvm state offset: {}\n{specific}",
         layer.format().name(),
         human_size(cluster_size as f64),
         human_size(vm_state as f64),
-    );
-    if let LayerImage::Qcow2(image) = &layer.image {
-        text.push_str("Format specific information:\n");
-        for (name, value) in specific(image.header()) {
-            text.push_str(&format!("    {name}: {value}\n"));
-        }
-    }
-    text
-}
-
-/// Names and values of what qcow2 has besides: in version 2 nearly nothing.
-fn specific(header: &Header) -> Vec<(&'static str, String)> {
-    let is_v3 = header.version >= 3;
-    let compat = if is_v3 { "1.1" } else { "0.10" };
-    let mut list = vec![
-        ("compat", compat.to_string()),
-        ("compression type", header.compression.name().to_string()),
-    ];
-    if is_v3 {
-        let lazy = header.compatible & COMPATIBLE_LAZY_REFCOUNTS != 0;
-        list.push(("lazy refcounts", lazy.to_string()));
-    }
-    list.push(("refcount bits", (1 << header.refcount_order).to_string()));
-    if let Some(name) = header.extensions.data_file() {
-        let raw = header.autoclear & AUTOCLEAR_DATA_FILE_RAW != 0;
-        list.push(("data file", String::from_utf8_lossy(name).into_owned()));
-        list.push(("data file raw", raw.to_string()));
-    }
-    if is_v3 {
-        let corrupt = header.incompatible & INCOMPATIBLE_CORRUPT != 0;
-        list.push(("corrupt", corrupt.to_string()));
-        list.push(("extended l2", header.has_extended_l2().to_string()));
-    }
-    list
+    ))
 }

@@ -1,86 +1,9 @@
-//! Numbers as qemu-io reads them, and sizes as it shows them.
+//! Numbers as qemu-io reads them, and sizes as it shows them. Sizes are read
+//! as everywhere in the program: [`crate::size`].
 
 /// The largest number of bytes of one request: QEMU's limit, a multiple of 512
 /// below 2^31.
 pub const MAX_REQUEST: u64 = 0x7fff_fe00;
-
-/// Why a text is no size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NumberError {
-    /// It is not a number, or something follows the number.
-    Syntax,
-    /// It is negative or more than 2^63 - 1.
-    Range,
-}
-
-/// A size in bytes: decimal with an optional fraction and suffix (`b`, `k`,
-/// `m`, `g`, `t`, `p`, `e`, of either case), or hexadecimal (`0x`) without.
-pub fn parse_size(text: &str) -> Result<u64, NumberError> {
-    let text = text.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
-    let (negative, digits) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let value = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
-        Some(hex) => parse_hex(hex),
-        None => parse_decimal(digits),
-    }?;
-    match value {
-        0 => Ok(0),
-        _ if negative || value > i64::MAX as u128 => Err(NumberError::Range),
-        _ => Ok(value as u64),
-    }
-}
-
-fn parse_hex(digits: &str) -> Result<u128, NumberError> {
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(NumberError::Syntax);
-    }
-    u128::from_str_radix(digits, 16).map_err(|_| NumberError::Range)
-}
-
-fn parse_decimal(text: &str) -> Result<u128, NumberError> {
-    let end = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (whole, after) = text.split_at(end);
-    let (fraction, suffix) = match after.strip_prefix('.') {
-        Some(rest) => rest.split_at(rest.bytes().take_while(u8::is_ascii_digit).count()),
-        None => ("", after),
-    };
-    if whole.is_empty() && fraction.is_empty() {
-        return Err(NumberError::Syntax);
-    }
-    let unit = unit_of(suffix).ok_or(NumberError::Syntax)?;
-    let has_fraction = fraction.bytes().any(|b| b != b'0');
-    if has_fraction && unit == 1 {
-        return Err(NumberError::Syntax);
-    }
-    let whole = match whole {
-        "" => 0,
-        digits => digits.parse::<u64>().map_err(|_| NumberError::Range)?,
-    };
-    let part = match has_fraction {
-        true => format!("0.{fraction}").parse().unwrap_or(0.0) * unit as f64 + 0.5,
-        false => 0.0,
-    };
-    Ok(u128::from(whole) * u128::from(unit) + part as u128)
-}
-
-/// What a suffix multiplies by.
-fn unit_of(suffix: &str) -> Option<u64> {
-    let mut letters = suffix.chars();
-    let unit = match letters.next().map(|c| c.to_ascii_lowercase()) {
-        None | Some('b') => 1,
-        Some('k') => 1 << 10,
-        Some('m') => 1 << 20,
-        Some('g') => 1 << 30,
-        Some('t') => 1 << 40,
-        Some('p') => 1 << 50,
-        Some('e') => 1 << 60,
-        Some(_) => return None,
-    };
-    letters.next().is_none().then_some(unit)
-}
 
 /// A plain integer as strtol(3) reads it with base 0: decimal, `0x` or, with a
 /// leading 0, octal; nothing may follow. None if it is no such number or does
@@ -129,6 +52,7 @@ mod tests {
     //! Guards against numbers that mean something else than in qemu-io; the
     //! expectations are what qemu-io 10 was seen to do.
     use super::*;
+    use crate::size::{SizeError, parse as parse_size};
 
     #[test]
     fn sizes() {
@@ -165,7 +89,7 @@ mod tests {
             "", "x", "1x", "1KB", "1e3", "0x", "0x1k", "\"0\"", "1.5", "1.5b", "0.5", "k", ".k",
             ".", "inf", "nan", "0b1", "1kk", "00x1", "++1", "5\t", "-", "1..5k", "1é",
         ] {
-            assert_eq!(parse_size(text), Err(NumberError::Syntax), "{text}");
+            assert_eq!(parse_size(text), Err(SizeError::Syntax), "{text}");
         }
         for text in [
             "-1",
@@ -176,7 +100,7 @@ mod tests {
             "0xfffffffffffffffff",
             "0xffffffffffffffffffffffffffffffffffff",
         ] {
-            assert_eq!(parse_size(text), Err(NumberError::Range), "{text}");
+            assert_eq!(parse_size(text), Err(SizeError::Range), "{text}");
         }
     }
 

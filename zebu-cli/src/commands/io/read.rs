@@ -9,10 +9,11 @@ use zebu::storage::{Buffer, Queue};
 
 use super::command::{Command, Failure, Outcome};
 use super::getopt::Getopt;
-use super::number::{MAX_REQUEST, NumberError, parse_pattern, parse_size};
+use super::number::{MAX_REQUEST, parse_pattern};
 use super::output::Output;
 use super::report::{Dump, Statistics, is_filled_with, pattern_failure};
 use super::session::Session;
+use crate::size::{self, SizeError};
 
 /// read, readv, aio_read, aio_flush.
 pub const COMMANDS: &[Command] = &[
@@ -116,7 +117,7 @@ impl Flags {
         let mut flags = Flags::default();
         let mut options = Getopt::new(args, letters, &[]);
         for option in options.by_ref() {
-            let given = option.map_err(|e| Failure::Option(e))?;
+            let given = option.map_err(Failure::Option)?;
             match given {
                 ('b', _) => flags.vm_state = true,
                 ('C', _) => flags.machine = true,
@@ -135,7 +136,9 @@ impl Flags {
     /// What to do with the `count` bytes that are read.
     fn report(&self, offset: u64, count: usize) -> Result<Report, Failure> {
         let skip = self.skip.unwrap_or(0);
-        let length = self.length.unwrap_or((count as u64).saturating_sub(skip));
+        let length = self
+            .length
+            .unwrap_or_else(|| (count as u64).saturating_sub(skip));
         if skip
             .checked_add(length)
             .is_none_or(|end| end > count as u64)
@@ -344,10 +347,10 @@ fn segments(args: &[&str]) -> Result<(u64, usize), Failure> {
 
 /// A size, or what is said of a text that is none.
 pub fn size(text: &str) -> Result<u64, Failure> {
-    parse_size(text).map_err(|error| {
+    size::parse(text).map_err(|error| {
         let what = match error {
-            NumberError::Syntax => "non-numeric argument, or extraneous/unrecognized suffix",
-            NumberError::Range => "argument too large",
+            SizeError::Syntax => "non-numeric argument, or extraneous/unrecognized suffix",
+            SizeError::Range => "argument too large",
         };
         Failure::Out(format!("Parsing error: {what} -- {text}"))
     })
@@ -360,7 +363,7 @@ fn pattern(text: &str) -> Result<u8, Failure> {
 /// VM state is read in whole sectors.
 fn check_sectors(offset: u64, count: u64) -> Outcome {
     for (name, value) in [("offset", offset), ("count", count)] {
-        if value % 512 != 0 {
+        if !value.is_multiple_of(512) {
             return Err(Failure::Out(format!(
                 "{value} is not a sector-aligned value for '{name}'"
             )));
