@@ -178,7 +178,7 @@ fn bitmap_bytes(queue: &Queue, image: &Image, size: u64, target: &Qcow2Target) -
     let cluster_size = 1u64 << target.cluster_bits;
     let list = bitmaps(queue, image)?;
     let (mut bytes, mut directory) = (0u64, 0u64);
-    for bitmap in list.iter().filter(|bitmap| !bitmap.in_use()) {
+    for bitmap in &list {
         let bits = size.div_ceil(1 << bitmap.granularity_bits.min(62));
         let clusters = bits.div_ceil(8).div_ceil(cluster_size);
         bytes += (clusters * cluster_size) + (clusters * 8).next_multiple_of(cluster_size);

@@ -139,12 +139,19 @@ impl Backing {
         let header = image.header();
         let name = text(header.backing_file()?);
         let format = header.extensions.backing_format().map(text);
-        let full_name = Source::Name(name.clone())
-            .resolve(Some(&layer.spec.file.name()), None)
-            .map(|spec| spec.file.name().into_owned());
+        // Names with a protocol, json: among them, are what they are.
+        let has_protocol = name
+            .split_once(':')
+            .is_some_and(|(protocol, _)| !protocol.contains('/'));
+        let resolved = match has_protocol {
+            true => None,
+            false => Source::Name(name.clone())
+                .resolve(Some(&layer.spec.file.name()), None)
+                .ok(),
+        };
         Some(Backing {
             // A name that means nothing here is shown as it is.
-            full_name: full_name.unwrap_or_else(|_| name.clone()),
+            full_name: resolved.map_or_else(|| name.clone(), |spec| spec.file.name().into_owned()),
             name,
             format: format.filter(|format| !format.is_empty()),
         })

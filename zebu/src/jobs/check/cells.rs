@@ -68,6 +68,70 @@ impl Cells {
     }
 }
 
+/// Numbers of 8 bits, in bulk.
+impl Cells {
+    /// Number `index` and those after it, as far as they lie together; none
+    /// if they were never set, or if numbers are not 8 bits wide.
+    pub(super) fn bytes(&self, index: u64) -> &[u8] {
+        let (chunk, byte, _) = self.place(index);
+        match self.chunks.get(chunk) {
+            Some(Some(bytes)) if self.order == 3 => &bytes[byte..],
+            _ => &[],
+        }
+    }
+
+    /// The same to be changed; memory is taken. None past the end.
+    pub(super) fn bytes_mut(&mut self, index: u64) -> &mut [u8] {
+        let (chunk, byte, _) = self.place(index);
+        match self.chunks.get_mut(chunk) {
+            Some(bytes) if self.order == 3 => {
+                &mut bytes.get_or_insert_with(|| vec![0; CHUNK].into_boxed_slice())[byte..]
+            }
+            _ => &mut [],
+        }
+    }
+}
+
+/// Numbers of one bit, in bulk.
+impl Cells {
+    /// Sets eight bits at once, from `index` on, a multiple of eight.
+    pub(super) fn set_eight(&mut self, index: u64, bits: u8) {
+        debug_assert!(self.order == 0 && index.is_multiple_of(8));
+        let (chunk, byte, _) = self.place(index);
+        if bits != 0
+            && let Some(bytes) = self.chunks.get_mut(chunk)
+        {
+            bytes.get_or_insert_with(|| vec![0; CHUNK].into_boxed_slice())[byte] = bits;
+        }
+    }
+
+    /// Whether `count` bits from `index` on all are `value`.
+    pub(super) fn all(&self, index: u64, count: u64, value: bool) -> bool {
+        let value = u8::from(value);
+        let (mut at, end) = (index, index + count);
+        while at < end {
+            let (chunk, byte, bit) = self.place(at);
+            let whole = bit == 0 && end - at >= 8;
+            let bits = match self.chunks.get(chunk) {
+                Some(Some(bytes)) => bytes[byte],
+                _ => 0,
+            };
+            if whole {
+                if bits != 0u8.wrapping_sub(value) {
+                    return false;
+                }
+                at += 8;
+            } else {
+                if (bits >> bit) & 1 != value {
+                    return false;
+                }
+                at += 1;
+            }
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +150,22 @@ mod tests {
             }
             assert_eq!(cells.get(u64::MAX >> 8), 0);
         }
+    }
+
+    #[test]
+    fn runs_of_bits() {
+        let mut cells = Cells::new(10_000, 0);
+        for i in 100..2000 {
+            cells.set(i, 1);
+        }
+        cells.set_eight(4000, 0xff);
+        assert!(cells.all(100, 1900, true));
+        assert!(!cells.all(99, 1900, true));
+        assert!(!cells.all(101, 1900, true));
+        assert!(cells.all(4000, 8, true));
+        assert!(cells.all(2000, 2000, false));
+        assert!(!cells.all(1999, 10, false));
+        assert!(cells.all(5, 0, true));
     }
 
     fn cells_max(order: u32) -> u8 {

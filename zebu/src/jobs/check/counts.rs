@@ -49,6 +49,43 @@ impl Counts {
         u64::from(small)
     }
 
+    /// Adds references to neighbouring clusters, up to the first one that
+    /// [`Counts::add`] must look at; says how many it added to.
+    pub(super) fn add_run(&mut self, first: u64, count: u64, times: u64) -> u64 {
+        let limit = u64::from(u8::MAX).saturating_sub(times) as u8;
+        let Ok(times) = u8::try_from(times) else {
+            return 0;
+        };
+        let cells = self.cells.bytes_mut(first).iter_mut();
+        let mut added = 0;
+        for cell in cells.take(count as usize) {
+            if *cell >= limit {
+                break;
+            }
+            *cell += times;
+            added += 1;
+        }
+        added
+    }
+
+    /// How many clusters in a row from `first` on have been counted as the
+    /// stored refcounts (of 16 bits) say, as far as can be told at once; and
+    /// where among them the last one in use ends.
+    pub(super) fn same_run(&self, first: u64, stored: &[[u8; 2]]) -> (usize, usize) {
+        let (mut same, mut used) = (0, 0);
+        for (cell, stored) in self.cells.bytes(first).iter().zip(stored) {
+            let stored = u16::from_be_bytes(*stored);
+            if stored != u16::from(*cell) || *cell == u8::MAX {
+                break;
+            }
+            same += 1;
+            if stored != 0 {
+                used = same;
+            }
+        }
+        (same, used)
+    }
+
     /// Adds references to a cluster; says how many of them the image has no
     /// way to store.
     pub(super) fn add(&mut self, cluster: u64, times: u64) -> u64 {
@@ -91,6 +128,18 @@ mod tests {
         assert_eq!(counts.get(3), 65_535);
         assert_eq!(counts.get(2), 0);
         assert_eq!(counts.get(4), 0);
+    }
+
+    #[test]
+    fn runs() {
+        let mut counts = counts(4);
+        assert_eq!(counts.add(4, 254), 0);
+        assert_eq!(counts.add_run(1, 9, 1), 3);
+        assert_eq!(counts.get(3), 1);
+        assert_eq!(counts.get(4), 254);
+        let stored = [[0, 0], [0, 1], [0, 1], [0, 1], [0, 254], [0, 0], [0, 1]];
+        assert_eq!(counts.same_run(0, &stored), (6, 5));
+        assert_eq!(counts.add_run(1, 1, 300), 0);
     }
 
     #[test]

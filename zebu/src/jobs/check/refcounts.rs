@@ -75,9 +75,13 @@ impl StoredRefcounts {
                 break;
             };
             let first = index * per_block;
+            let mut eight = 0;
+            // A block has at least 64 entries.
             for_each_refcount(bytes, &self.geometry, |entry, refcount| {
-                if refcount == 1 && first + entry < clusters {
-                    self.ones.set(first + entry, 1);
+                eight |= u8::from(refcount == 1) << (entry & 7);
+                if entry & 7 == 7 {
+                    self.ones.set_eight(first + entry - 7, eight);
+                    eight = 0;
                 }
             });
         }
@@ -104,7 +108,13 @@ impl StoredRefcounts {
         offset == 0 || one == (entry & COPIED != 0)
     }
 
-    /// The same for an L2 entry with a host cluster.
+    /// The same for L2 entries with `count` host clusters in a row.
+    pub(super) fn agrees_run(&self, entry: u64, count: u64) -> bool {
+        let first = (entry & OFFSET_MASK) >> self.geometry.cluster_bits();
+        self.ones.all(first, count, entry & COPIED != 0)
+    }
+
+    /// The same for one L2 entry with a host cluster.
     #[inline]
     pub(super) fn agrees_data(&self, entry: u64) -> bool {
         let host = entry & OFFSET_MASK;
@@ -227,16 +237,41 @@ impl Check<'_> {
                     let Some(bytes) = blocks.next().await? else {
                         break;
                     };
-                    for_each_refcount(bytes, &geometry, |entry, refcount| {
-                        if entry < count {
-                            self.compare_one(first + entry, refcount, &mut highest);
-                        }
-                    });
+                    self.compare_block(bytes, first, count, &mut highest);
                 }
             }
         }
         self.report.image_end_offset = (highest + 1) << geometry.cluster_bits();
         Ok(())
+    }
+
+    /// Compares `count` clusters from `first` on, whose refcounts a block has.
+    fn compare_block(&mut self, block: &[u8], first: u64, count: u64, highest: &mut u64) {
+        let geometry = self.metadata.geometry;
+        if geometry.refcount_order() != 4 {
+            for_each_refcount(block, &geometry, |entry, refcount| {
+                if entry < count {
+                    self.compare_one(first + entry, refcount, highest);
+                }
+            });
+            return;
+        }
+        let (mut stored, _) = block.as_chunks::<2>();
+        stored = &stored[..stored.len().min(count as usize)];
+        let mut cluster = first;
+        while let [refcount, ..] = stored {
+            let (same, used) = self.counts.same_run(cluster, stored);
+            if used != 0 {
+                *highest = cluster + used as u64 - 1;
+            }
+            let mut done = same;
+            if same == 0 {
+                self.compare_one(cluster, u64::from(u16::from_be_bytes(*refcount)), highest);
+                done = 1;
+            }
+            stored = &stored[done..];
+            cluster += done as u64;
+        }
     }
 
     #[inline]
