@@ -7,6 +7,7 @@ use crate::inputs::filled;
 use crate::measure::alternate::Rules;
 use crate::measure::stats::geometric_mean;
 use crate::measure::{Cell, Contender, Series, alternate, series};
+use crate::options::Writes;
 use crate::peers::fio::Job;
 use crate::report::Section;
 use crate::report::cells::Cells;
@@ -108,17 +109,19 @@ impl Experiment for Engines {
         };
         section.method(format!(
             "`bench -t none -i ENGINE` on a full qcow2 image of {}, and fio with O_DIRECT and the same \
-             engine on a raw file with the same bytes; for `threads`, fio's psync with its pool of \
-             submitting threads (offload mode). bench has no random mode: its step `-S` is an odd \
+             engine on a raw file with the same bytes; for `threads`, as many of fio's threads with a blocking request each, which is \
+             less work than a pool with a queue. bench has no random mode: its step `-S` is an odd \
              multiple of 4 KiB near 0.38 of the image, and bench goes on at the front when it passes \
              the end, so each request falls far from the last and every block has its turn. The number \
-             of requests of a cell is chosen so that a run lasts about {:.1} s; it is the same for all. \
+             of requests of a cell is chosen so that a run lasts about {:.2} s; it is the same for all. \
              fio's CPU has its start in it, which is heavy.",
             units::size(size),
             run_seconds(bench)
         ));
         direction(bench, section, &ground);
-        if bench.writes(&ground.qcow2) {
+        if bench.options.quick && bench.options.writes == Writes::Auto {
+            section.note("writes are left out with --quick; --writes always measures them");
+        } else if bench.writes(&ground.qcow2) {
             ground.write = true;
             direction(bench, section, &ground);
         } else {
@@ -129,8 +132,16 @@ impl Experiment for Engines {
     }
 }
 
+/// With `--quick` only the request sizes at the ends and in the middle.
+fn patterns(bench: &Bench) -> impl Iterator<Item = Pattern> {
+    let quick = bench.options.quick;
+    PATTERNS
+        .into_iter()
+        .filter(move |p| !quick || [4 * KIB, 64 * KIB, MIB].contains(&p.block))
+}
+
 fn run_seconds(bench: &Bench) -> f64 {
-    if bench.options.quick { 0.4 } else { 1.5 }
+    if bench.options.quick { 0.25 } else { 1.5 }
 }
 
 fn direction(bench: &Bench, section: &mut Section, ground: &Ground) {
@@ -138,7 +149,7 @@ fn direction(bench: &Bench, section: &mut Section, ground: &Ground) {
     let mut cells = Cells::new(&format!("Engines, {how}: every program"), "requests");
     let mut measured = Vec::new();
     for depth in DEPTHS {
-        for pattern in PATTERNS {
+        for pattern in patterns(bench) {
             for engine in ENGINES {
                 let Some(cell) = cell(bench, ground, engine, depth, pattern) else {
                     section.note(format!(
@@ -212,7 +223,8 @@ fn calibrate(
         .filter(|s| s.ok())
         .map(Series::median)
         .min_by(f64::total_cmp)?;
-    Some(((probe as f64 * run_seconds(bench) / quickest) as u64).max(probe))
+    let count = (probe as f64 * run_seconds(bench) / quickest) as u64;
+    Some(count.max(probe).next_multiple_of(u64::from(depth)))
 }
 
 fn contenders(

@@ -6,8 +6,9 @@ use super::convert::to_raw;
 use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::fs_image::{self, Kind};
-use crate::measure::Cell;
+use crate::inputs::same::same;
 use crate::measure::series::find;
+use crate::measure::{Cell, Contender};
 use crate::report::Section;
 use crate::report::cells::Cells;
 
@@ -29,6 +30,7 @@ impl Experiment for Workers {
              against QEMU with those flags.",
         );
         let size = bench.size();
+        let raw = fs_image::raw(bench, size)?;
         let workers: &[u32] = if bench.options.quick {
             &[1, 8]
         } else {
@@ -51,7 +53,11 @@ impl Experiment for Workers {
                             to_raw(bench, bench.zebu(verb, flags, &[&image]), "zebu.raw"),
                         ],
                         inputs: vec![image.clone()],
-                        judge: None,
+                        judge: Some(Box::new(|c: &Contender, _: &_| {
+                            c.output
+                                .as_ref()
+                                .map_or(Ok(()), |output| same(output, &raw))
+                        })),
                     });
                     cells.add(section, flags, &all, find(&all, "QEMU", flags));
                 }

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long one run may take before it is stopped and counted as a failure.
-pub const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
+pub const TIME_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// At most this much of a program's output is kept.
 const OUTPUT_KEPT: u64 = 64 << 20;
