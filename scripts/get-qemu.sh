@@ -1,0 +1,26 @@
+#!/bin/sh
+# Unpacks the newest qemu-utils of Debian's backports into a directory, without
+# installing it, and prints the path of its programs. The libraries that it
+# needs come with Debian's own qemu-utils.
+#
+# usage: get-qemu.sh DIRECTORY
+set -eu
+dir=$1
+bin=$dir/root/usr/bin
+if [ ! -x "$bin/qemu-img" ]; then
+    mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/root"
+    dir=$(cd "$dir" && pwd)
+    bin=$dir/root/usr/bin
+    suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")-backports
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$dir/sources.list"
+    apt() {
+        apt-get -qq -o Dir::Etc::SourceList="$dir/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+            -o Dir::State::Lists="$dir/lists" -o Dir::Cache="$dir" \
+            -o APT::Sandbox::User=root "$@" >&2
+    }
+    apt update
+    (cd "$dir" && apt download qemu-utils)
+    dpkg-deb -x "$dir"/qemu-utils_*.deb "$dir/root"
+fi
+"$bin/qemu-img" --version >/dev/null
+echo "$bin"

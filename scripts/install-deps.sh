@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs what the demo, the tests and the benchmarks use, where that can be
+# done: as root on Debian and its like. Elsewhere says what is missing.
+set -eu
+missing=""
+for program in "$@"; do
+    command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+done
+[ -n "$missing" ] || exit 0
+packages=""
+for program in $missing; do
+    case $program in
+        qemu-img | qemu-io) packages="$packages qemu-utils" ;;
+        mke2fs) packages="$packages e2fsprogs" ;;
+        losetup) packages="$packages mount" ;;
+        cc) packages="$packages gcc libc6-dev" ;;
+        *) packages="$packages $program" ;;
+    esac
+done
+if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+    echo "installing:$packages"
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
+else
+    echo "please install:$packages (for:$missing)" >&2
+    exit 1
+fi
