@@ -39,7 +39,8 @@ pub struct Op {
     pub offset: u64,
     /// Bytes of a range operation, or in all segments.
     pub length: u64,
-    /// The only segment when `segments` is 1, otherwise an array of `iovec`.
+    /// The only segment when `segments` is 1, otherwise an array of `iovec`, no
+    /// longer than `UIO_MAXIOV`.
     pub memory: *mut libc::c_void,
     /// How many segments `memory` means; 0 for operations without memory.
     pub segments: u32,

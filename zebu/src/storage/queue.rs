@@ -271,11 +271,23 @@ impl Queue {
         }
         let mut array = Vec::new();
         iov.for_each(|ptr, len| {
-            array.push(libc::iovec {
-                iov_base: ptr.cast(),
-                iov_len: len,
-            })
+            // The kernel takes no more in one call. The caller goes on from
+            // there, as from any short result.
+            if array.len() < libc::UIO_MAXIOV as usize {
+                array.push(libc::iovec {
+                    iov_base: ptr.cast(),
+                    iov_len: len,
+                })
+            }
         });
+        op.length = array.iter().map(|s| s.iov_len as u64).sum();
+        // A slice of many segments may lie in one, or in none. One segment is
+        // given to engines as such, never as an array.
+        if array.len() <= 1 {
+            op.memory = array.first().map_or(std::ptr::null_mut(), |s| s.iov_base);
+            // SAFETY: as above.
+            return (unsafe { self.submit(op) }, None);
+        }
         let mut array = array.into_boxed_slice();
         op.segments = array.len() as u32;
         op.memory = array.as_mut_ptr().cast();
