@@ -114,6 +114,16 @@ struct TaskWaker {
 /// The place in `ready` of the future that `block_on` was given.
 const ROOT: u32 = u32::MAX;
 
+impl TaskWaker {
+    /// From now on a wake queues the task again.
+    ///
+    /// A swap and no store: whoever woke the task meanwhile and found it queued
+    /// relies on the poll that follows to see what it did before.
+    fn begin(&self) {
+        self.queued.swap(false, Ordering::AcqRel);
+    }
+}
+
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
@@ -188,7 +198,7 @@ impl Queue {
                 }
             }
             if root_is_ready {
-                waker.queued.store(false, Ordering::Release);
+                waker.begin();
                 let mut context = Context::from_waker(&std_waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     return output;
@@ -343,7 +353,7 @@ impl Inner {
         let (future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
             let task = &mut tasks.tasks[id as usize];
-            task.waker.queued.store(false, Ordering::Release);
+            task.waker.begin();
             // A late wake of a task that has ended finds nothing.
             let Some(future) = task.future.take() else {
                 return;
