@@ -64,6 +64,8 @@ struct Inner {
     done: RefCell<Vec<Completion>>,
     tasks: RefCell<Tasks>,
     shared: Arc<Shared>,
+    /// Whether `block_on` is running.
+    running: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
 }
@@ -164,6 +166,7 @@ impl Queue {
             done: RefCell::default(),
             tasks: RefCell::default(),
             shared,
+            running: Cell::new(false),
             buffers: BufferPool::new(),
             thread: std::thread::current().id(),
         })))
@@ -179,6 +182,12 @@ impl Queue {
     /// # Panics
     /// If called from within a future that this queue drives.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        // The inner loop would take the wake-ups of what the outer one polls.
+        assert!(
+            !self.0.running.replace(true),
+            "block_on within a future of the same queue"
+        );
+        let _running = Running(&self.0.running);
         let waker = Arc::new(TaskWaker {
             shared: self.0.shared.clone(),
             task: ROOT,
@@ -304,6 +313,15 @@ impl Queue {
         // SAFETY: as above; the array lives as long as the Io (the caller
         // keeps both in one place, the Io first).
         (unsafe { self.submit(op) }, Some(array))
+    }
+}
+
+/// Ends [`Queue::block_on`], also when a future panics.
+struct Running<'a>(&'a Cell<bool>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 
