@@ -61,7 +61,9 @@ struct Inner {
     options: QueueOptions,
     engine: RefCell<Box<dyn Engine>>,
     slots: RefCell<Slots>,
+    /// Reused by `drive`.
     done: RefCell<Vec<Completion>>,
+    wakers: RefCell<Vec<Waker>>,
     tasks: RefCell<Tasks>,
     shared: Arc<Shared>,
     /// Whether `block_on` is running.
@@ -164,6 +166,7 @@ impl Queue {
             engine: RefCell::new(engine),
             slots: RefCell::default(),
             done: RefCell::default(),
+            wakers: RefCell::default(),
             tasks: RefCell::default(),
             shared,
             running: Cell::new(false),
@@ -213,7 +216,7 @@ impl Queue {
                     return output;
                 }
             }
-            self.0.drive();
+            self.0.drive(false);
         }
     }
 
@@ -395,24 +398,27 @@ impl Inner {
         }
     }
 
-    /// Enters the engine once, waiting for an end only if nothing is ready.
-    fn drive(&self) {
+    /// Enters the engine once; waits there for an end if it must, or if no
+    /// future is ready.
+    fn drive(&self, must_wait: bool) {
         let mut done = self.done.take();
-        let result = self.enter_engine(&mut done);
-        for (token, result) in done.drain(..) {
-            let waker = {
-                let mut slots = self.slots.borrow_mut();
+        let mut wakers = self.wakers.take();
+        let result = self.enter_engine(must_wait, &mut done);
+        {
+            let mut slots = self.slots.borrow_mut();
+            for (token, result) in done.drain(..) {
                 let slot = &mut slots.slots[token as usize];
                 match std::mem::replace(slot, Slot::Ended(result)) {
-                    Slot::Busy(waker) => waker,
+                    Slot::Busy(waker) => wakers.extend(waker),
                     _ => unreachable!("an operation ends once"),
                 }
-            };
-            if let Some(waker) = waker {
-                waker.wake();
             }
         }
         self.done.replace(done);
+        // Only now, with nothing borrowed and every end on record: a waker is
+        // foreign code, which may drop an `Io` and so come back here.
+        wakers.drain(..).for_each(Waker::wake);
+        self.wakers.replace(wakers);
         if let Err(e) = result {
             // The ring itself is broken; what is in flight can never be
             // accounted for, and its memory not be given back.
@@ -420,12 +426,12 @@ impl Inner {
         }
     }
 
-    fn enter_engine(&self, done: &mut Vec<Completion>) -> io::Result<()> {
+    fn enter_engine(&self, must_wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         // SeqCst pairs with `wake_by_ref`.
         self.shared.sleeps.store(true, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
-        let nothing_ready = self.shared.ready().is_empty();
-        let result = self.engine.borrow_mut().poll(nothing_ready, done);
+        let wait = must_wait || self.shared.ready().is_empty();
+        let result = self.engine.borrow_mut().poll(wait, done);
         self.shared.sleeps.store(false, Ordering::SeqCst);
         result
     }
@@ -459,6 +465,7 @@ impl Future for Io {
     type Output = io::Result<usize>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        debug_assert!(!self.ended, "polled after it was ready");
         if let Some(result) = self.take_result() {
             return Poll::Ready(if result < 0 {
                 Err(io::Error::from_raw_os_error(-result))
@@ -466,10 +473,18 @@ impl Future for Io {
                 Ok(result as usize)
             });
         }
-        let mut slots = self.queue.0.slots.borrow_mut();
-        match &mut slots.slots[self.token as usize] {
-            Slot::Busy(Some(waker)) if waker.will_wake(context.waker()) => {}
-            slot => *slot = Slot::Busy(Some(context.waker().clone())),
+        let slots = &self.queue.0.slots;
+        let token = self.token as usize;
+        let known = match &slots.borrow().slots[token] {
+            Slot::Busy(Some(waker)) => waker.will_wake(context.waker()),
+            _ => false,
+        };
+        if !known {
+            // Cloned, and the old one dropped, with nothing borrowed: both
+            // are foreign code.
+            let new = Slot::Busy(Some(context.waker().clone()));
+            let old = std::mem::replace(&mut slots.borrow_mut().slots[token], new);
+            drop(old);
         }
         Poll::Pending
     }
@@ -478,7 +493,8 @@ impl Future for Io {
 impl Drop for Io {
     fn drop(&mut self) {
         while !self.ended && self.take_result().is_none() {
-            self.queue.0.drive();
+            // Even if futures are ready: they do not run now.
+            self.queue.0.drive(true);
         }
     }
 }
