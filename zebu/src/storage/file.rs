@@ -95,7 +95,7 @@ impl File {
     /// Opens `path`. Anything but a regular file or a block device is refused.
     pub fn open(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<File> {
         let path = path.into();
-        // A FIFO would block in open(2); O_NONBLOCK is ignored by files.
+        // A FIFO would block in open(2).
         let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         if how.cache.is_direct() {
             flags |= libc::O_DIRECT;
@@ -132,6 +132,7 @@ impl File {
         }
         let device = kind.is_block_device();
         let fd = OwnedFd::from(file);
+        clear_nonblock(fd.as_raw_fd())?;
         let alignment = if how.cache.is_direct() {
             direct_alignment(fd.as_raw_fd(), device)
         } else {
@@ -202,6 +203,21 @@ impl Drop for File {
     }
 }
 
+/// Takes `O_NONBLOCK` back. System calls ignore it on files, but io_uring then
+/// ends what would block with `EAGAIN`: always before Linux 5.18 or so, later
+/// on file systems that cannot say in advance whether they will block.
+fn clear_nonblock(fd: RawFd) -> io::Result<()> {
+    // SAFETY: system calls without pointers.
+    let result = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK)
+    };
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// What `O_DIRECT` asks for on this descriptor: as `statx(2)` says
 /// (`STATX_DIOALIGN`, Linux 6.1), or the device's logical block size
 /// (`BLKSSZGET`), or a page.
@@ -224,7 +240,8 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     if result == 0 && memory.is_power_of_two() && offset.is_power_of_two() {
         return Alignment {
             memory: memory as usize,
-            offset: offset as usize,
+            // No less, so that what follows a short result is aligned too.
+            offset: offset.max(memory) as usize,
         };
     }
     let mut sector: libc::c_int = 0;
