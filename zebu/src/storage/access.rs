@@ -5,6 +5,7 @@
 //! operation has ended, also when its future is dropped.
 
 use std::io;
+use std::sync::Mutex;
 
 use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage};
 
@@ -36,8 +37,12 @@ pub(crate) fn begin_read<'a>(
     offset: u64,
     iov: Iov,
 ) -> Reading<'a> {
-    let started = fits(storage.alignment(), offset, &iov)
-        .then(|| storage.start(queue, OpKind::Read, offset, iov.len() as u64, Some(&iov)));
+    let length = iov.len() as u64;
+    let started = match check(OpKind::Read, offset, length) {
+        Some(result) => Some(Started::done(result)),
+        None => fits(storage.alignment(), offset, &iov)
+            .then(|| storage.start(queue, OpKind::Read, offset, length, Some(&iov))),
+    };
     Reading {
         started,
         storage,
@@ -59,7 +64,7 @@ impl Reading<'_> {
         } = self;
         match started {
             Some(started) => {
-                let count = started.wait().await?;
+                let count = started.wait().await.or_else(interrupted)?;
                 if count < iov.len() {
                     read_rest(storage, queue, offset, &iov, count).await?;
                 }
@@ -67,6 +72,27 @@ impl Reading<'_> {
             }
             None => read_bounced(storage, queue, offset, &iov).await,
         }
+    }
+}
+
+/// What is known of an operation without starting it: that it is empty, or
+/// goes past the last offset that a file can have.
+fn check(kind: OpKind, offset: u64, length: u64) -> Option<io::Result<usize>> {
+    if length == 0 && kind != OpKind::Flush {
+        return Some(Ok(0));
+    }
+    match offset.checked_add(length) {
+        Some(end) if end <= i64::MAX as u64 => None,
+        _ if kind == OpKind::Read => Some(Err(io::Error::from_raw_os_error(libc::EINVAL))),
+        _ => Some(Err(io::Error::from_raw_os_error(libc::EFBIG))),
+    }
+}
+
+/// A signal ended the operation before it moved anything.
+fn interrupted(error: io::Error) -> io::Result<usize> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Ok(0),
+        _ => Err(error),
     }
 }
 
@@ -83,19 +109,22 @@ async fn read_rest(
         let rest = iov.slice(done, iov.len() - done);
         let at = offset + done as u64;
         // An unaligned count with O_DIRECT happens only at the end.
-        let count = if fits(storage.alignment(), at, &rest) {
+        let result = if fits(storage.alignment(), at, &rest) {
             storage
                 .start(queue, OpKind::Read, at, rest.len() as u64, Some(&rest))
                 .wait()
-                .await?
+                .await
         } else {
-            0
+            Ok(0)
         };
-        if count == 0 {
-            rest.fill(0);
-            return Ok(());
+        match result {
+            Ok(0) => {
+                rest.fill(0);
+                return Ok(());
+            }
+            Ok(count) => done += count,
+            Err(error) => done += interrupted(error)?,
         }
-        done += count;
     }
     Ok(())
 }
@@ -131,7 +160,8 @@ async fn read_into(
     let count = storage
         .start(queue, OpKind::Read, offset, length as u64, Some(&iov))
         .wait()
-        .await?;
+        .await
+        .or_else(interrupted)?;
     if count < length {
         read_rest(storage, queue, offset, &iov, count).await?;
     }
@@ -194,7 +224,9 @@ pub(crate) async fn read_pooled(
 /// a write-through one.
 ///
 /// Where direct I/O needs it, the blocks around an unaligned range are read
-/// and written back: the caller keeps other writes away from those blocks.
+/// and written back: the caller keeps other writes away from those blocks, and
+/// if the range reaches into the last block of a file or beyond it, also
+/// others that make the file longer.
 pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
     begin_write(storage, queue, offset, iov.clone())
         .finish()
@@ -218,8 +250,11 @@ pub(crate) fn begin_write<'a>(
     offset: u64,
     iov: Iov,
 ) -> Writing<'a> {
-    let started =
-        fits(storage.alignment(), offset, &iov).then(|| start_write(storage, queue, offset, &iov));
+    let started = match check(OpKind::Write, offset, iov.len() as u64) {
+        Some(result) => Some(Started::done(result)),
+        None => fits(storage.alignment(), offset, &iov)
+            .then(|| start_write(storage, queue, offset, &iov)),
+    };
     Writing {
         started,
         storage,
@@ -265,13 +300,17 @@ async fn write_rest(
 ) -> io::Result<()> {
     let mut done = 0;
     loop {
-        let count = started.wait().await?;
-        done += count;
-        if done >= iov.len() {
-            return Ok(());
-        }
-        if count == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+        match started.wait().await {
+            Ok(count) => {
+                done += count;
+                if done >= iov.len() {
+                    return Ok(());
+                }
+                if count == 0 {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
+            }
+            Err(error) => done += interrupted(error)?,
         }
         let rest = iov.slice(done, iov.len() - done);
         started = start_write(storage, queue, offset + done as u64, &rest);
@@ -306,10 +345,23 @@ async fn write_bounced(
     }
     // The padding of the last block must not make the file longer.
     let end = offset + iov.len() as u64;
-    if !storage.is_device() && !end.is_multiple_of(alignment as u64) && end > end_before {
-        storage.set_len(end)?;
+    let padded = end.next_multiple_of(alignment as u64);
+    let wanted = end.max(end_before);
+    if padded > wanted && !storage.is_device() {
+        trim(storage, padded, wanted)?;
     }
     Ok(())
+}
+
+/// Cuts the padding off, unless the storage has been made longer meanwhile.
+fn trim(storage: &dyn Storage, padded: u64, wanted: u64) -> io::Result<()> {
+    /// Looking and cutting are one step, as far as others do it too.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    match storage.len()? == padded {
+        true => storage.set_len(wanted),
+        false => Ok(()),
+    }
 }
 
 /// Makes every completed write durable, unless the cache mode ignores that.
@@ -320,8 +372,17 @@ pub async fn flush(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
     range(storage, queue, OpKind::Flush, 0, 0).await
 }
 
+/// Makes zeroes durable that were not written as data, where writes are.
+async fn flush_zeroes(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
+    match storage.cache_mode().is_write_through() {
+        true => flush(storage, queue).await,
+        false => Ok(()),
+    }
+}
+
 /// Zeroes a range and keeps it allocated; writes zeroes where the storage
-/// cannot do it by itself.
+/// cannot do it by itself. What is past the end of the storage stays there:
+/// it does not become longer. Durable as [`write()`] is.
 pub async fn zero_range(
     storage: &dyn Storage,
     queue: &Queue,
@@ -329,12 +390,17 @@ pub async fn zero_range(
     length: u64,
 ) -> io::Result<()> {
     match range(storage, queue, OpKind::ZeroRange, offset, length).await {
-        Err(e) if is_unsupported(&e) => write_zeroes(storage, queue, offset, length).await,
-        other => other,
+        Err(e) if is_unsupported(&e) => {
+            let inside = storage.len()?.saturating_sub(offset);
+            write_zeroes(storage, queue, offset, length.min(inside)).await
+        }
+        Err(e) => Err(e),
+        Ok(()) => flush_zeroes(storage, queue).await,
     }
 }
 
-/// Zeroes a range and frees its blocks where the storage can.
+/// Zeroes a range and frees its blocks where the storage can; for the rest as
+/// [`zero_range`].
 pub async fn punch_hole(
     storage: &dyn Storage,
     queue: &Queue,
@@ -343,11 +409,13 @@ pub async fn punch_hole(
 ) -> io::Result<()> {
     match range(storage, queue, OpKind::PunchHole, offset, length).await {
         Err(e) if is_unsupported(&e) => zero_range(storage, queue, offset, length).await,
-        other => other,
+        Err(e) => Err(e),
+        Ok(()) => flush_zeroes(storage, queue).await,
     }
 }
 
-/// Allocates a range without changing what it reads as.
+/// Allocates a range without changing what it reads as. The storage becomes
+/// longer if it ends before the range does.
 pub async fn allocate(
     storage: &dyn Storage,
     queue: &Queue,
@@ -364,11 +432,16 @@ async fn range(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    storage
-        .start(queue, kind, offset, length, None)
-        .wait()
-        .await
-        .map(drop)
+    if let Some(result) = check(kind, offset, length) {
+        return result.map(drop);
+    }
+    loop {
+        let started = storage.start(queue, kind, offset, length, None);
+        match started.wait().await {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(drop),
+        }
+    }
 }
 
 fn is_unsupported(error: &io::Error) -> bool {
@@ -378,7 +451,8 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// Writes zeroes as data.
+/// Writes zeroes as data. The storage becomes longer if it ends before the
+/// range does.
 #[allow(unsafe_code)]
 pub async fn write_zeroes(
     storage: &dyn Storage,
@@ -386,6 +460,9 @@ pub async fn write_zeroes(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
+    if let Some(result) = check(OpKind::Write, offset, length) {
+        return result.map(drop);
+    }
     let mut buffer = queue.buffer(length.min(BOUNCE as u64) as usize);
     buffer.fill(0);
     // SAFETY: the buffer lives until the last write, awaited here, has ended.
