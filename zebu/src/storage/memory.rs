@@ -44,9 +44,7 @@ impl Memory {
     fn write_at(&self, offset: u64, iov: &Iov) -> io::Result<usize> {
         let mut bytes = self.change();
         let end = end_of(offset, iov.len() as u64)?;
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
+        lengthen(&mut bytes, end)?;
         iov.copy_to(&mut bytes[offset as usize..end]);
         Ok(iov.len())
     }
@@ -63,9 +61,7 @@ impl Memory {
     fn allocate(&self, offset: u64, length: u64) -> io::Result<usize> {
         let end = end_of(offset, length)?;
         let mut bytes = self.change();
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
+        lengthen(&mut bytes, end)?;
         Ok(0)
     }
 }
@@ -77,6 +73,15 @@ fn end_of(offset: u64, length: u64) -> io::Result<usize> {
         .filter(|end| *end <= isize::MAX as u64)
         .map(|end| end as usize)
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// Makes `bytes` at least `length` long, if there is memory for that.
+fn lengthen(bytes: &mut Vec<u8>, length: usize) -> io::Result<()> {
+    if let Some(more) = length.checked_sub(bytes.len()) {
+        bytes.try_reserve(more)?;
+        bytes.resize(length, 0);
+    }
+    Ok(())
 }
 
 impl Storage for Memory {
@@ -102,7 +107,10 @@ impl Storage for Memory {
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.change().resize(end_of(length, 0)?, 0);
+        let length = end_of(length, 0)?;
+        let mut bytes = self.change();
+        lengthen(&mut bytes, length)?;
+        bytes.truncate(length);
         Ok(())
     }
 

@@ -145,12 +145,18 @@ impl Native {
             let errno = io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or(libc::EIO);
-            if errno == libc::EAGAIN && self.in_kernel > 0 {
-                return; // room comes with the next completion
+            // Room comes with the next completion, if one will come by itself.
+            let first_is_wake = self.backlog[0].data == WAKE;
+            let wakes = usize::from(self.wake_armed && !first_is_wake);
+            if errno == libc::EAGAIN && self.in_kernel > wakes {
+                return;
             }
-            let refused = self.backlog.pop_front();
-            if let Some(iocb) = refused.filter(|iocb| iocb.data != WAKE) {
-                self.ended_early.push((iocb.data as Token, -errno));
+            match self.backlog.pop_front() {
+                // To be armed again before the next wait, which this one must
+                // not become: nothing could end it.
+                Some(iocb) if iocb.data == WAKE => self.wake_armed = false,
+                Some(iocb) => self.ended_early.push((iocb.data as Token, -errno)),
+                None => {}
             }
         }
     }

@@ -29,6 +29,8 @@ pub struct Uring {
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     deferred: bool,
     in_flight: usize,
+    /// Reaped while room was made for a submission.
+    ended_early: Vec<Completion>,
 }
 
 /// An `eventfd(2)`.
@@ -90,6 +92,7 @@ impl Uring {
             wake_armed: false,
             deferred,
             in_flight: 0,
+            ended_early: Vec::new(),
         })
     }
 
@@ -100,14 +103,33 @@ impl Uring {
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A full queue is handed over to make room. An error here (EBUSY,
-            // EAGAIN: completions must be reaped first) is met by trying
-            // again: the kernel moves overflowed completions as we enter.
-            let _ = self.ring.submit();
+            // A full queue is handed over to make room. If the kernel takes
+            // nothing before completions are reaped (EBUSY, EAGAIN), they are.
+            if self.enter(0).is_err() {
+                let mut early = std::mem::take(&mut self.ended_early);
+                self.reap(&mut early);
+                self.ended_early = early;
+            }
+        }
+    }
+
+    /// Hands over what is queued and waits for `want` completions.
+    fn enter(&mut self, want: usize) -> io::Result<usize> {
+        if want == 0 && self.deferred {
+            let queued = self.ring.submission().len() as u32;
+            // SAFETY: only flags and counts, no argument memory.
+            unsafe {
+                self.ring
+                    .submitter()
+                    .enter::<()>(queued, 0, 1 /* GETEVENTS */, None)
+            }
+        } else {
+            self.ring.submit_and_wait(want)
         }
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.ended_early);
         for entry in self.ring.completion() {
             if entry.user_data() == WAKE {
                 self.event.clear();
@@ -180,18 +202,7 @@ impl Engine for Uring {
         let want = usize::from(wait && done.len() == before && self.wake_armed);
         let pending = !self.ring.submission().is_empty();
         if pending || want > 0 || (self.deferred && self.in_flight > 0) {
-            let entered = if want == 0 && self.deferred {
-                let queued = self.ring.submission().len() as u32;
-                // SAFETY: only flags and counts, no argument memory.
-                unsafe {
-                    self.ring
-                        .submitter()
-                        .enter::<()>(queued, 0, 1 /* GETEVENTS */, None)
-                }
-            } else {
-                self.ring.submit_and_wait(want)
-            };
-            match entered {
+            match self.enter(want) {
                 Ok(_) => {}
                 Err(e)
                     if matches!(
