@@ -2,7 +2,9 @@
 //! unaligned ones take a bounce buffer.
 //!
 //! Each function keeps what it uses (storage, memory) borrowed until the
-//! operation has ended, also when its future is dropped.
+//! operation has ended, also when its future is dropped: that is what makes it
+//! safe to start one.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::sync::Mutex;
@@ -40,8 +42,10 @@ pub(crate) fn begin_read<'a>(
     let length = iov.len() as u64;
     let started = match check(OpKind::Read, offset, length) {
         Some(result) => Some(Started::done(result)),
-        None => fits(storage.alignment(), offset, &iov)
-            .then(|| storage.start(queue, OpKind::Read, offset, length, Some(&iov))),
+        None => fits(storage.alignment(), offset, &iov).then(|| {
+            // SAFETY: `Reading` borrows the storage.
+            unsafe { storage.start(queue, OpKind::Read, offset, length, Some(&iov)) }
+        }),
     };
     Reading {
         started,
@@ -110,8 +114,8 @@ async fn read_rest(
         let at = offset + done as u64;
         // An unaligned count with O_DIRECT happens only at the end.
         let result = if fits(storage.alignment(), at, &rest) {
-            storage
-                .start(queue, OpKind::Read, at, rest.len() as u64, Some(&rest))
+            // SAFETY: `storage` is borrowed while this is awaited.
+            unsafe { storage.start(queue, OpKind::Read, at, rest.len() as u64, Some(&rest)) }
                 .wait()
                 .await
         } else {
@@ -147,7 +151,6 @@ fn bounce_range(alignment: usize, offset: u64, left: usize) -> (u64, usize, usiz
 
 /// Waits for one read into the start of `buffer`, returning how many bytes
 /// came before the end of the storage.
-#[allow(unsafe_code)]
 async fn read_into(
     storage: &dyn Storage,
     queue: &Queue,
@@ -157,8 +160,8 @@ async fn read_into(
 ) -> io::Result<()> {
     // SAFETY: the buffer is borrowed until the read, awaited here, has ended.
     let iov = unsafe { buffer.iov() }.slice(0, length);
-    let count = storage
-        .start(queue, OpKind::Read, offset, length as u64, Some(&iov))
+    // SAFETY: `storage` is borrowed while this is awaited.
+    let count = unsafe { storage.start(queue, OpKind::Read, offset, length as u64, Some(&iov)) }
         .wait()
         .await
         .or_else(interrupted)?;
@@ -191,7 +194,6 @@ async fn read_bounced(
 
 /// Reads `length` bytes at `offset` into new memory. The caller has bounded
 /// `length`.
-#[allow(unsafe_code)]
 pub async fn read_vec(
     storage: &dyn Storage,
     queue: &Queue,
@@ -206,7 +208,6 @@ pub async fn read_vec(
 }
 
 /// The same into a buffer of the queue's pool, which may be longer.
-#[allow(unsafe_code)]
 pub(crate) async fn read_pooled(
     storage: &dyn Storage,
     queue: &Queue,
@@ -253,7 +254,8 @@ pub(crate) fn begin_write<'a>(
     let started = match check(OpKind::Write, offset, iov.len() as u64) {
         Some(result) => Some(Started::done(result)),
         None => fits(storage.alignment(), offset, &iov)
-            .then(|| start_write(storage, queue, offset, &iov)),
+            // SAFETY: `Writing` borrows the storage.
+            .then(|| unsafe { start_write(storage, queue, offset, &iov) }),
     };
     Writing {
         started,
@@ -264,13 +266,16 @@ pub(crate) fn begin_write<'a>(
     }
 }
 
-fn start_write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> Started {
+/// # Safety
+/// As [`Storage::start`].
+unsafe fn start_write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> Started {
     let kind = if storage.cache_mode().is_write_through() {
         OpKind::WriteDurable
     } else {
         OpKind::Write
     };
-    storage.start(queue, kind, offset, iov.len() as u64, Some(iov))
+    // SAFETY: passed on.
+    unsafe { storage.start(queue, kind, offset, iov.len() as u64, Some(iov)) }
 }
 
 impl Writing<'_> {
@@ -313,11 +318,11 @@ async fn write_rest(
             Err(error) => done += interrupted(error)?,
         }
         let rest = iov.slice(done, iov.len() - done);
-        started = start_write(storage, queue, offset + done as u64, &rest);
+        // SAFETY: `storage` is borrowed while this is awaited, next time round.
+        started = unsafe { start_write(storage, queue, offset + done as u64, &rest) };
     }
 }
 
-#[allow(unsafe_code)]
 async fn write_bounced(
     storage: &dyn Storage,
     queue: &Queue,
@@ -339,7 +344,8 @@ async fn write_bounced(
             .copy_to(&mut buffer[head..head + count]);
         // SAFETY: the buffer lives until the write, awaited here, has ended.
         let out = unsafe { buffer.iov() }.slice(0, length);
-        let started = start_write(storage, queue, start, &out);
+        // SAFETY: `storage` is borrowed while this is awaited.
+        let started = unsafe { start_write(storage, queue, start, &out) };
         write_rest(storage, queue, start, &out, started).await?;
         done += count;
     }
@@ -436,7 +442,8 @@ async fn range(
         return result.map(drop);
     }
     loop {
-        let started = storage.start(queue, kind, offset, length, None);
+        // SAFETY: `storage` is borrowed while this is awaited.
+        let started = unsafe { storage.start(queue, kind, offset, length, None) };
         match started.wait().await {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result.map(drop),
@@ -453,7 +460,6 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 /// Writes zeroes as data. The storage becomes longer if it ends before the
 /// range does.
-#[allow(unsafe_code)]
 pub async fn write_zeroes(
     storage: &dyn Storage,
     queue: &Queue,

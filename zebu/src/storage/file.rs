@@ -293,8 +293,10 @@ fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> {
     }
 }
 
-impl Storage for File {
-    fn start(
+// SAFETY: the engine uses the memory until the operation has ended, and that is
+// what `Io`, in the `Started`, waits for.
+unsafe impl Storage for File {
+    unsafe fn start(
         &self,
         queue: &Queue,
         kind: OpKind,

@@ -59,13 +59,21 @@ pub struct StorageExtent {
 }
 
 /// Something that stores bytes. Driven from any number of threads.
-pub trait Storage: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// Who reads and writes relies on it that the memory of an operation is used
+/// only until the operation has ended: until its [`Started`] was awaited or
+/// dropped. An implementation keeps no copy of the [`Iov`] beyond that.
+#[allow(unsafe_code)]
+pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// Starts an operation: on `memory` for reads and writes, on `length`
     /// bytes for range operations. Offsets, lengths and memory fit
     /// [`Storage::alignment`].
     ///
-    /// `self` outlives the [`Started`]: whoever calls this keeps a reference.
-    fn start(
+    /// # Safety
+    /// `self` outlives the [`Started`]: whoever calls this keeps a reference
+    /// until that was awaited or dropped, and does not forget it.
+    unsafe fn start(
         &self,
         queue: &Queue,
         kind: OpKind,

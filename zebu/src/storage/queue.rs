@@ -223,6 +223,10 @@ impl Queue {
     /// Runs `future` beside the others whenever the queue is driven. The
     /// result is awaited through the handle; dropping the handle leaves the
     /// future running.
+    ///
+    /// A future that holds a handle to the queue, or does I/O through it, keeps
+    /// the queue alive: let it end before the last other handle goes, or
+    /// neither ever does.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
         let result = Rc::new(JoinState {
             value: Cell::new(None),
