@@ -1,6 +1,7 @@
 //! An image and the chain of images behind it, as one device.
 
 use super::source::ImageSpec;
+use super::status::KnownData;
 use super::{Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
@@ -16,6 +17,7 @@ pub struct Layer {
     pub spec: ImageSpec,
     /// The image.
     pub image: LayerImage,
+    pub(super) known_data: KnownData,
 }
 
 /// An image of any format.

@@ -139,6 +139,7 @@ impl Opening<'_> {
             name: spec.display_name(),
             spec,
             image,
+            known_data: Default::default(),
         });
         Ok(backing)
     }

@@ -1,5 +1,8 @@
 //! What a range of the device is made of.
 
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
+
 use super::device::{Device, LayerImage};
 use crate::image::Mapping;
 use crate::storage::Queue;
@@ -24,6 +27,28 @@ pub struct Status {
     /// Where it starts in that layer's data storage, if it is stored there
     /// uncompressed, in bytes.
     pub host: Option<u64>,
+}
+
+/// A range of a file that was found to be data. To find that out costs system
+/// calls, and the file system's time over the whole range. That it may become a
+/// hole meanwhile does no harm: what reads as data can always be read.
+#[derive(Debug, Default)]
+pub(super) struct KnownData(Mutex<Range<u64>>);
+
+impl KnownData {
+    fn range(&self) -> MutexGuard<'_, Range<u64>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// How many bytes from `at` on are known to be data.
+    fn covers(&self, at: u64) -> Option<u64> {
+        let range = self.range();
+        range.contains(&at).then(|| range.end - at)
+    }
+
+    fn set(&self, at: u64, length: u64) {
+        *self.range() = at..at.saturating_add(length);
+    }
 }
 
 impl Status {
@@ -101,7 +126,14 @@ impl Device {
             LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => false,
             LayerImage::Qcow2(_) => return Ok(()),
         };
+        if let Some(length) = layer.known_data.covers(host) {
+            status.length = status.length.min(length);
+            return Ok(());
+        }
         let found = layer.data().extent(host)?;
+        if found.data {
+            layer.known_data.set(host, found.length);
+        }
         if found.length == 0 {
             // Past the end of the file: reads as zeroes.
             status.zero = true;

@@ -105,6 +105,12 @@ impl lanes::Job for Job {
     }
 }
 
+/// A range of a device that is allocated alike, up to `end`.
+struct Segment {
+    end: u64,
+    status: Status,
+}
+
 impl Job {
     /// Chunks are taken in order, so those before a difference are compared by
     /// somebody before the job ends: the lowest one wins.
@@ -122,29 +128,53 @@ impl Job {
         chunk: &Range<u64>,
         buffers: &mut [Buffer; 2],
     ) -> Result<(), Found> {
-        let mut at = chunk.start;
+        let a = self.segments(queue, 0, chunk).await?;
+        let b = self.segments(queue, 1, chunk).await?;
+        let (mut i, mut j, mut at) = (0, 0, chunk.start);
         while at < chunk.end {
-            let a = self.status(queue, 0, at).await?;
-            let b = self.status(queue, 1, at).await?;
-            let known = a.length.min(b.length);
-            let inside = (at < self.devices[0].size()) && (at < self.devices[1].size());
-            if self.strict && inside && !agree(&a, &b) {
+            let end = a[i].end.min(b[j].end);
+            let [a_is, b_is] = [&a[i].status, &b[j].status];
+            let inside = at < self.devices[0].size().min(self.devices[1].size());
+            if self.strict && inside && key(a_is) != key(b_is) {
                 return Err(Found {
                     offset: at,
                     what: Ok(Comparison::Status(at)),
                 });
             }
-            let length = known.min(chunk.end - at);
-            if a.zero && b.zero {
+            if a_is.zero && b_is.zero {
                 // Both may go on alike far beyond the chunk.
-                self.cursor.leap(chunk.end, (at + known) / CHUNK * CHUNK);
+                self.cursor.leap(chunk.end, end / CHUNK * CHUNK);
             } else {
-                self.compare_data(queue, at, length as usize, [a.zero, b.zero], buffers)
+                let length = (end.min(chunk.end) - at) as usize;
+                self.compare_data(queue, at, length, [a_is.zero, b_is.zero], buffers)
                     .await?;
             }
-            at += length;
+            i += usize::from(a[i].end == end);
+            j += usize::from(b[j].end == end);
+            at = end;
         }
         Ok(())
+    }
+
+    /// What a device has in a chunk, neighbours that are alike joined. The last
+    /// segment ends with the chunk or after it.
+    async fn segments(
+        &self,
+        queue: &Queue,
+        device: usize,
+        chunk: &Range<u64>,
+    ) -> Result<Vec<Segment>, Found> {
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let status = self.status(queue, device, at).await?;
+            at += status.length;
+            match segments.last_mut() {
+                Some(last) if key(&last.status) == key(&status) => last.end = at,
+                _ => segments.push(Segment { end: at, status }),
+            }
+        }
+        Ok(segments)
     }
 
     /// The status at `at`; past the end of the device everything is zero.
@@ -228,8 +258,7 @@ fn sector(bytes: &[u8], is: impl Fn(&[u8]) -> bool) -> Option<usize> {
     Some(index * SECTOR)
 }
 
-/// Whether two ranges are allocated alike.
-fn agree(a: &Status, b: &Status) -> bool {
-    let key = |s: &Status| (s.data, s.zero, s.present, s.compressed, s.host.is_some());
-    key(a) == key(b)
+/// How a range is allocated.
+fn key(s: &Status) -> (bool, bool, bool, bool, bool) {
+    (s.data, s.zero, s.present, s.compressed, s.host.is_some())
 }
