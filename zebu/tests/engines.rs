@@ -8,6 +8,7 @@ mod common;
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::pin::{Pin, pin};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -435,40 +436,35 @@ fn a_file_open_for_reading_is_not_written() {
     assert_eq!(fs::read(&path).unwrap(), [3; 10_000]);
 }
 
-/// A small tmpfs that goes when it is dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn new() -> Option<Self> {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=1m", "zebu-test"])
-            .arg(folder.path())
-            .output()
-            .is_ok_and(|output| output.status.success());
-        mounted.then_some(SmallDisk(folder))
+/// A tmpfs of 1 MiB, if one can be mounted. It is out of sight at once and kept
+/// by the descriptor of its folder, so nothing stays however the test ends.
+fn small_disk() -> Option<fs::File> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let done = |command: &mut Command| {
+        let output = command.arg(folder.path()).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let mounted = done(Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "none"]));
+    let disk = fs::File::open(folder.path()).unwrap();
+    if mounted {
+        assert!(done(Command::new("umount").arg("--lazy")));
     }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
+    mounted.then_some(disk)
 }
 
 #[test]
 fn a_full_file_system_says_so() {
-    let Some(disk) = SmallDisk::new() else {
+    let Some(disk) = small_disk() else {
         eprintln!("skipped: cannot mount a small tmpfs");
         return;
     };
+    let path = format!("/proc/self/fd/{}/file", disk.as_raw_fd());
     for engine in engines() {
         for cache in [
             CacheMode::WriteBack,
             CacheMode::None,
             CacheMode::WriteThrough,
         ] {
-            let path = disk.0.path().join("file");
             let _ = fs::remove_file(&path);
             let how = OpenFile {
                 write: true,

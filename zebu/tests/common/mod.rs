@@ -179,8 +179,12 @@ pub struct Places {
     device: Option<LoopDevice>,
 }
 
-/// A loop device that goes when it is dropped.
-struct LoopDevice(PathBuf);
+/// A loop device. It was told to go when nobody has it open any more, so the
+/// descriptor keeps it, and nothing stays however the test ends.
+struct LoopDevice {
+    path: PathBuf,
+    _open: fs::File,
+}
 
 impl LoopDevice {
     fn new(backing: &Path) -> Result<Self, String> {
@@ -192,17 +196,11 @@ impl LoopDevice {
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_string());
         }
-        let name = String::from_utf8_lossy(&output.stdout).trim().to_string();
-        Ok(LoopDevice(name.into()))
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup")
-            .arg("--detach")
-            .arg(&self.0)
-            .status();
+        let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        let open = fs::File::open(&path);
+        let _ = Command::new("losetup").arg("--detach").arg(&path).status();
+        let _open = open.map_err(|e| e.to_string())?;
+        Ok(LoopDevice { path, _open })
     }
 }
 
@@ -240,7 +238,7 @@ impl Places {
         match place {
             Place::Disk => Some(self.disk.path().join(name)),
             Place::Tmpfs => Some(self.tmpfs.as_ref()?.path().join(name)),
-            Place::Loop => Some(self.device.as_ref()?.0.clone()),
+            Place::Loop => Some(self.device.as_ref()?.path.clone()),
             Place::Memory => None,
         }
     }
