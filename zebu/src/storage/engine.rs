@@ -111,3 +111,92 @@ impl FromStr for EngineKind {
             .ok_or_else(|| format!("Invalid aio option: {name}"))
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    //! Guards against an operation that is lost or reported twice when there
+    //! are more than an engine takes at once, and against a wait that another
+    //! thread cannot end.
+    use super::super::op::OpKind;
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    /// Reads `count` blocks of a file that says in each which one it is, all
+    /// in flight together, and checks that each ends once with its bytes.
+    pub(in super::super) fn reads_in_flight(engine: &mut dyn Engine, count: u32) {
+        const BLOCK: usize = 64;
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..count)
+            .flat_map(|n| [n.to_le_bytes(); BLOCK / 4].concat())
+            .collect();
+        file.write_all(&content).unwrap();
+        let mut memory = vec![0u8; content.len()];
+        for (token, block) in (0..count).zip(memory.chunks_mut(BLOCK)) {
+            let op = Op {
+                kind: OpKind::Read,
+                fd: file.as_raw_fd(),
+                offset: u64::from(token) * BLOCK as u64,
+                length: BLOCK as u64,
+                memory: block.as_mut_ptr().cast(),
+                segments: 1,
+            };
+            // SAFETY: file and memory live until all have ended, below.
+            unsafe { engine.submit(token, op) };
+        }
+        let mut done = Vec::new();
+        while done.len() < count as usize {
+            engine.poll(true, &mut done).unwrap();
+        }
+        engine.poll(false, &mut done).unwrap();
+        done.sort_unstable();
+        let expected: Vec<_> = (0..count).map(|token| (token, BLOCK as i32)).collect();
+        assert_eq!(done, expected);
+        assert!(memory == content);
+    }
+
+    #[test]
+    fn thousands_in_one_batch() {
+        for kind in EngineKind::ALL {
+            let Ok(mut engine) = kind.start() else {
+                eprintln!("skipped: {kind}");
+                continue;
+            };
+            for count in [1, 2, 300, 5000] {
+                reads_in_flight(&mut *engine, count);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wait_is_ended_before_it_begins_and_after() {
+        for kind in EngineKind::ALL {
+            let Ok(mut engine) = kind.start() else {
+                eprintln!("skipped: {kind}");
+                continue;
+            };
+            let notifier = engine.notifier();
+            let mut done = Vec::new();
+            for _ in 0..3 {
+                notifier.notify();
+                engine.poll(true, &mut done).unwrap();
+            }
+            let finished = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !finished.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_millis(2));
+                        notifier.notify();
+                    }
+                });
+                for _ in 0..10 {
+                    engine.poll(true, &mut done).unwrap();
+                }
+                finished.store(true, Ordering::Relaxed);
+            });
+            assert!(done.is_empty());
+        }
+    }
+}

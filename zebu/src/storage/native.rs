@@ -316,3 +316,50 @@ impl Drop for Native {
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against operations that are lost while they wait for room.
+    use super::super::engine::tests::reads_in_flight;
+    use super::*;
+
+    #[test]
+    fn a_backlog_waits_for_room() {
+        let Ok(mut native) = Native::new() else {
+            eprintln!("skipped: no Linux AIO");
+            return;
+        };
+        // Nothing is reaped while these are taken: most must wait.
+        reads_in_flight(&mut native, 4 * DEPTH as u32);
+        assert!(native.backlog.is_empty());
+        assert_eq!(native.in_kernel, usize::from(native.wake_armed));
+    }
+
+    #[test]
+    fn a_refused_operation_ends_alone() {
+        let Ok(mut native) = Native::new() else {
+            eprintln!("skipped: no Linux AIO");
+            return;
+        };
+        let op = |kind| Op {
+            kind,
+            fd: -1,
+            offset: 0,
+            length: 0,
+            memory: std::ptr::null_mut(),
+            segments: 0,
+        };
+        let mut done = Vec::new();
+        for token in 0..10 {
+            let kind = [OpKind::Flush, OpKind::Read, OpKind::PunchHole];
+            // SAFETY: there is no memory, and no file.
+            unsafe { native.submit(token, op(kind[token as usize % 3])) };
+        }
+        while done.len() < 10 {
+            native.poll(true, &mut done).unwrap();
+        }
+        done.sort_unstable();
+        let expected: Vec<_> = (0..10).map(|token| (token, -libc::EBADF)).collect();
+        assert_eq!(done, expected);
+    }
+}

@@ -18,7 +18,10 @@ use super::op::Op;
 /// Workers at most, as in QEMU's pool.
 const MAX_WORKERS: usize = 64;
 /// A worker without work for this long ends.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = match cfg!(test) {
+    true => Duration::from_millis(20),
+    false => Duration::from_secs(10),
+};
 
 /// The engine. Workers are started when there is work for them.
 pub struct Threads {
@@ -205,5 +208,55 @@ impl Drop for Threads {
     fn drop(&mut self) {
         lock(&self.shared.work).closing = true;
         self.shared.arrived.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against threads that are started for nothing or never end, and
+    //! against operations that wait for a worker that has just ended.
+    use super::super::engine::tests::reads_in_flight;
+    use super::*;
+    use std::time::Instant;
+
+    fn workers(threads: &Threads) -> usize {
+        lock(&threads.shared.work).workers
+    }
+
+    #[test]
+    fn one_alone_is_done_by_the_poller() {
+        let mut threads = Threads::new().unwrap();
+        for _ in 0..10 {
+            reads_in_flight(&mut threads, 1);
+        }
+        assert_eq!(workers(&threads), 0);
+        // Also after a batch, for which there were workers.
+        reads_in_flight(&mut threads, 1000);
+        assert!((1..=MAX_WORKERS).contains(&workers(&threads)));
+        reads_in_flight(&mut threads, 1);
+        assert_eq!(threads.in_flight, 0);
+    }
+
+    #[test]
+    fn idle_workers_end_and_come_back() {
+        let mut threads = Threads::new().unwrap();
+        // About when they end, so that some batches meet them on their way.
+        for round in 0..40u32 {
+            reads_in_flight(&mut threads, 2 + round % 3);
+            std::thread::sleep(IDLE + Duration::from_micros(u64::from(round) * 50) - IDLE / 20);
+        }
+        let start = Instant::now();
+        while workers(&threads) > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "they never end");
+            std::thread::sleep(IDLE);
+        }
+        reads_in_flight(&mut threads, 100);
+        // And when the engine goes, whatever they do.
+        let shared = Arc::downgrade(&threads.shared);
+        drop(threads);
+        while shared.upgrade().is_some() {
+            assert!(start.elapsed() < Duration::from_secs(60), "they never end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -1,0 +1,791 @@
+//! Guards against: bytes that land elsewhere than they should, on any engine,
+//! cache mode or kind of storage; a file that ends elsewhere; an error that is
+//! lost or a request that never ends; memory that is used after it was freed;
+//! and an engine that behaves differently from the others.
+
+mod common;
+
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::pin::{Pin, pin};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, Watchdog, each, engines, queue};
+use zebu::storage::{self, Buffer, CacheMode, File, Memory, OpenFile, Queue, Storage};
+
+/// Bytes around a request's memory that it must leave alone.
+const GUARD: u8 = 0xa5;
+
+async fn read(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    pieces: &mut Pieces,
+) -> io::Result<()> {
+    let (mut before, mut after) = (vec![GUARD; 512], vec![GUARD; 512]);
+    // SAFETY: all three live in this future until the read has ended, also if
+    // it is dropped before.
+    let iov = unsafe { pieces.iov(&mut before, &mut after) };
+    let result = storage::read(storage, queue, offset, &iov).await;
+    assert!(before.iter().chain(&after).all(|byte| *byte == GUARD));
+    result
+}
+
+async fn write(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    pieces: &mut Pieces,
+) -> io::Result<()> {
+    let (mut before, mut after) = (vec![GUARD; 512], vec![GUARD; 512]);
+    // SAFETY: as in `read`.
+    let iov = unsafe { pieces.iov(&mut before, &mut after) };
+    storage::write(storage, queue, offset, &iov).await
+}
+
+/// The bytes as they should be.
+struct Model {
+    bytes: Vec<u8>,
+    fixed: bool,
+}
+
+impl Model {
+    /// Reads like a file: zeroes past the end.
+    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let from = (offset as usize).min(self.bytes.len());
+        let to = (from + length).min(self.bytes.len());
+        let mut bytes = self.bytes[from..to].to_vec();
+        bytes.resize(length, 0);
+        bytes
+    }
+
+    fn lengthen(&mut self, end: u64) {
+        if end as usize > self.bytes.len() {
+            assert!(!self.fixed);
+            self.bytes.resize(end as usize, 0);
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.lengthen(offset + bytes.len() as u64);
+        self.bytes[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn zero(&mut self, offset: u64, length: u64) {
+        let end = ((offset + length) as usize).min(self.bytes.len());
+        if let Some(range) = self.bytes.get_mut(offset as usize..end) {
+            range.fill(0);
+        }
+    }
+}
+
+/// All that the storage says of holes must be zeroes.
+fn check_extents(setup: &Setup, model: &Model) {
+    let end = setup.storage.len().unwrap();
+    let mut at = 0;
+    while at < end {
+        let extent = setup.storage.extent(at).unwrap();
+        assert!(extent.length > 0 && extent.length <= end - at);
+        if !extent.data {
+            let hole = model.read(at, extent.length as usize);
+            assert!(hole.iter().all(|byte| *byte == 0), "data in a hole at {at}");
+        }
+        at += extent.length;
+    }
+    assert_eq!(setup.storage.extent(end).unwrap().length, 0);
+    assert_eq!(setup.storage.extent(end + 12345).unwrap().length, 0);
+}
+
+#[test]
+fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
+    each(|setup| {
+        let Setup { queue, storage, .. } = setup;
+        let storage = &**storage;
+        let fixed = storage.is_device();
+        let mut rng = Rng::new(setup.seed);
+        let mut model = Model {
+            bytes: Vec::new(),
+            fixed,
+        };
+        if fixed {
+            // Something, so that its old content does not matter.
+            model.bytes = vec![0; DEVICE_BYTES as usize];
+            rng.fill(&mut model.bytes);
+            let mut pieces = Pieces::one(model.bytes.len());
+            pieces.put(&model.bytes);
+            queue
+                .block_on(write(storage, queue, 0, &mut pieces))
+                .unwrap();
+        }
+        let block = storage.alignment().offset.max(512) as u64;
+        let steps = if setup.cache.is_write_through() {
+            50
+        } else {
+            150
+        };
+        for step in 0..steps {
+            // Where, mostly around what is there; half of it aligned.
+            let aligned = rng.one_in(2);
+            let unit = if aligned { block } else { 1 };
+            let (space, longest) = match fixed {
+                true => (DEVICE_BYTES, DEVICE_BYTES / 4),
+                false => (model.bytes.len() as u64 + 100_000, 200_000),
+            };
+            let offset = rng.below(space) / unit * unit;
+            let longest = match rng.below(3) {
+                0 => 600,
+                1 => 9000,
+                _ => longest,
+            };
+            let mut length = (rng.below(longest) / unit + 1) * unit;
+            if fixed {
+                length = length.min(DEVICE_BYTES - offset);
+            }
+            let piece_align = match rng.below(2) {
+                0 => block as usize,
+                _ => 1 + rng.below(64) as usize,
+            };
+            let mut pieces = match rng.below(3) {
+                0 => Pieces::one(length as usize),
+                _ => Pieces::random(&mut rng, length as usize, piece_align),
+            };
+            let what = rng.below(20);
+            let context = format!("step {step}: {what} at {offset}+{length}");
+            queue.block_on(async {
+                match what {
+                    0..8 => {
+                        let mut bytes = vec![0; length as usize];
+                        rng.fill(&mut bytes);
+                        pieces.put(&bytes);
+                        let result = write(storage, queue, offset, &mut pieces).await;
+                        result.expect(&context);
+                        assert_eq!(pieces.get(), bytes, "{context}");
+                        model.write(offset, &bytes);
+                    }
+                    8..14 => {
+                        let result = read(storage, queue, offset, &mut pieces).await;
+                        result.expect(&context);
+                        let expected = model.read(offset, length as usize);
+                        assert!(pieces.get() == expected, "{context}");
+                    }
+                    14 => {
+                        let result = storage::zero_range(storage, queue, offset, length).await;
+                        result.expect(&context);
+                        model.zero(offset, length);
+                    }
+                    15 => {
+                        let result = storage::punch_hole(storage, queue, offset, length).await;
+                        result.expect(&context);
+                        model.zero(offset, length);
+                    }
+                    16 => {
+                        let result = storage::write_zeroes(storage, queue, offset, length).await;
+                        result.expect(&context);
+                        model.lengthen(offset + length);
+                        model.zero(offset, length);
+                    }
+                    17 if !fixed => {
+                        let result = storage::allocate(storage, queue, offset, length).await;
+                        result.expect(&context);
+                        model.lengthen(offset + length);
+                    }
+                    18 if !fixed => {
+                        storage.set_len(offset).expect(&context);
+                        model.bytes.resize(offset as usize, 0);
+                    }
+                    _ => storage::flush(storage, queue).await.expect(&context),
+                }
+            });
+            assert_eq!(
+                storage.len().unwrap(),
+                model.bytes.len() as u64,
+                "{context}"
+            );
+        }
+        check_extents(setup, &model);
+        let mut all = Pieces::one(model.bytes.len());
+        queue.block_on(read(storage, queue, 0, &mut all)).unwrap();
+        assert!(all.get() == model.bytes);
+        // And through another way into the same file.
+        if setup.place != Place::Memory {
+            assert!(fs::read(storage.path()).unwrap() == model.bytes);
+        }
+    });
+}
+
+#[test]
+fn more_segments_than_the_kernel_takes_at_once() {
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        let block = storage.alignment().offset.max(1);
+        let piece = if block == 4096 { block } else { 512 };
+        let count = (DEVICE_BYTES as usize / piece).min(2500);
+        let mut bytes = vec![0; count * piece];
+        Rng::new(setup.seed).fill(&mut bytes);
+        let mut pieces = Pieces::equal(count, piece);
+        pieces.put(&bytes);
+        queue.block_on(async {
+            write(storage, queue, 0, &mut pieces).await.unwrap();
+            let mut back = Pieces::equal(count, piece);
+            read(storage, queue, 0, &mut back).await.unwrap();
+            assert!(back.get() == bytes);
+            // Single bytes, mostly.
+            let mut back = Pieces::equal(3000, 1);
+            read(storage, queue, 77, &mut back).await.unwrap();
+            assert!(back.get() == bytes[77..3077]);
+            back.put(&bytes[..3000]);
+            write(storage, queue, 5000, &mut back).await.unwrap();
+            let back = storage::read_vec(storage, queue, 5000, 3000).await.unwrap();
+            assert!(back == bytes[..3000]);
+        });
+    });
+}
+
+#[test]
+fn empty_operations_do_nothing() {
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        let before = storage.len().unwrap();
+        queue.block_on(async {
+            for offset in [0, 1, 4096, 1 << 40] {
+                for mut pieces in [Pieces::one(0), Pieces::equal(0, 1), Pieces::equal(3, 0)] {
+                    read(storage, queue, offset, &mut pieces).await.unwrap();
+                    write(storage, queue, offset, &mut pieces).await.unwrap();
+                }
+                storage::zero_range(storage, queue, offset, 0)
+                    .await
+                    .unwrap();
+                storage::punch_hole(storage, queue, offset, 0)
+                    .await
+                    .unwrap();
+                storage::allocate(storage, queue, offset, 0).await.unwrap();
+                storage::write_zeroes(storage, queue, offset, 0)
+                    .await
+                    .unwrap();
+            }
+            storage::flush(storage, queue).await.unwrap();
+        });
+        assert_eq!(storage.len().unwrap(), before);
+    });
+}
+
+#[test]
+fn a_hole_is_seen_as_one() {
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        if !matches!(setup.place, Place::Disk | Place::Tmpfs) {
+            return;
+        }
+        let mut pieces = Pieces::one(1 << 20);
+        pieces.put(&vec![7; 1 << 20]);
+        queue.block_on(async {
+            write(storage, queue, 0, &mut pieces).await.unwrap();
+            storage::punch_hole(storage, queue, 256 << 10, 512 << 10)
+                .await
+                .unwrap();
+        });
+        let full = storage.allocated().unwrap();
+        assert!(full < 1 << 20, "{full} bytes are still allocated");
+        assert!(storage.extent(0).unwrap().data);
+        let hole = storage.extent(300 << 10).unwrap();
+        assert!(!hole.data);
+        assert_eq!(hole.length, 468 << 10);
+        assert!(storage.extent(768 << 10).unwrap().data);
+    });
+}
+
+#[test]
+fn many_requests_in_flight_stay_apart() {
+    const REQUESTS: u64 = 96;
+    const SPACE: u64 = DEVICE_BYTES / REQUESTS / 4096 * 4096;
+    each(|setup| {
+        let queue = &setup.queue;
+        let seed = setup.seed;
+        setup.storage.set_len(DEVICE_BYTES).unwrap();
+        let rounds = if setup.cache.is_write_through() { 2 } else { 4 };
+        let handles: Vec<_> = (0..REQUESTS)
+            .map(|n| {
+                let (storage, queue2) = (setup.storage.clone(), queue.clone());
+                queue.spawn(async move {
+                    let mut rng = Rng::new(seed * 1000 + n);
+                    let (storage, queue) = (&*storage, &queue2);
+                    // Whole blocks, whatever the alignment: others write to
+                    // the neighbouring ones.
+                    let mut expected = vec![0; SPACE as usize];
+                    let mut pieces = Pieces::equal(SPACE as usize / 4096, 4096);
+                    for _ in 0..rounds {
+                        rng.fill(&mut expected);
+                        pieces.put(&expected);
+                        write(storage, queue, n * SPACE, &mut pieces).await.unwrap();
+                        let from = rng.below(SPACE);
+                        let length = 1 + rng.below(SPACE - from) as usize;
+                        let mut part = Pieces::random(&mut rng, length, 100);
+                        read(storage, queue, n * SPACE + from, &mut part)
+                            .await
+                            .unwrap();
+                        assert!(part.get() == expected[from as usize..][..length]);
+                    }
+                    expected
+                })
+            })
+            .collect();
+        queue.block_on(async {
+            for (n, handle) in handles.into_iter().enumerate() {
+                let expected = handle.await;
+                let at = n as u64 * SPACE;
+                let back = storage::read_vec(&*setup.storage, queue, at, SPACE as usize).await;
+                assert!(back.unwrap() == expected);
+            }
+        });
+    });
+}
+
+/// Polls once.
+fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn a_dropped_request_has_ended() {
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        const LENGTH: usize = 256 << 10;
+        let mut rng = Rng::new(setup.seed);
+        let mut expected = vec![0; LENGTH];
+        // Something that is always ready: the wait must not depend on it.
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let busy = queue.spawn(poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            match stopped.load(Ordering::Relaxed) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        }));
+        for _ in 0..5 {
+            rng.fill(&mut expected);
+            let mut pieces = Pieces::equal(LENGTH / 4096, 4096);
+            pieces.put(&expected);
+            // A dropped write is complete: it is one operation, which ended.
+            let ready = poll_once(pin!(write(storage, queue, 0, &mut pieces)));
+            assert!(!matches!(ready, Poll::Ready(Err(_))));
+            pieces.put(&vec![1; LENGTH]);
+            let back = queue.block_on(storage::read_vec(storage, queue, 0, LENGTH));
+            assert!(back.unwrap() == expected);
+            // Nothing comes into the memory after a dropped read.
+            {
+                let mut reads: Vec<_> =
+                    (0..8).map(|_| Pieces::equal(LENGTH / 4096, 4096)).collect();
+                {
+                    let reads = reads.iter_mut();
+                    let mut futures: Vec<_> = reads
+                        .map(|pieces| Box::pin(read(storage, queue, 0, pieces)))
+                        .collect();
+                    for future in &mut futures {
+                        let _ = poll_once(future.as_mut());
+                    }
+                }
+                for pieces in &mut reads {
+                    pieces.put(&vec![2; LENGTH]);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                for pieces in &reads {
+                    assert!(pieces.get().iter().all(|byte| *byte == 2));
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        queue.block_on(busy);
+    });
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+#[test]
+fn a_file_open_for_reading_is_not_written() {
+    let places = Places::new();
+    let path = places.path(Place::Disk, "file").unwrap();
+    fs::write(&path, [3; 10_000]).unwrap();
+    for engine in engines() {
+        for cache in CacheMode::ALL {
+            for write_here in [false, true] {
+                let how = OpenFile {
+                    cache,
+                    ..OpenFile::default()
+                };
+                let file = File::open(&path, how).unwrap();
+                let queue = queue(engine, write_here);
+                for (offset, length) in [(0, 4096), (4096, 4096), (100, 10), (0, 3)] {
+                    let mut pieces = Pieces::one(length);
+                    let result = queue.block_on(write(&file, &queue, offset, &mut pieces));
+                    assert_eq!(errno(result), Some(libc::EBADF));
+                    let result = queue.block_on(storage::zero_range(&file, &queue, 0, 4096));
+                    assert_eq!(errno(result), Some(libc::EBADF));
+                }
+            }
+        }
+    }
+    assert_eq!(fs::read(&path).unwrap(), [3; 10_000]);
+}
+
+/// A tmpfs of 1 MiB, if one can be mounted. It is out of sight at once and kept
+/// by the descriptor of its folder, so nothing stays however the test ends.
+fn small_disk() -> Option<fs::File> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let done = |command: &mut Command| {
+        let output = command.arg(folder.path()).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let mounted = done(Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "none"]));
+    let disk = fs::File::open(folder.path()).unwrap();
+    if mounted {
+        assert!(done(Command::new("umount").arg("--lazy")));
+    }
+    mounted.then_some(disk)
+}
+
+#[test]
+fn a_full_file_system_says_so() {
+    let Some(disk) = small_disk() else {
+        eprintln!("skipped: cannot mount a small tmpfs");
+        return;
+    };
+    let path = format!("/proc/self/fd/{}/file", disk.as_raw_fd());
+    for engine in engines() {
+        for cache in [
+            CacheMode::WriteBack,
+            CacheMode::None,
+            CacheMode::WriteThrough,
+        ] {
+            let _ = fs::remove_file(&path);
+            let how = OpenFile {
+                write: true,
+                create: true,
+                cache,
+            };
+            let Ok(file) = File::open(&path, how) else {
+                eprintln!("skipped: {} on tmpfs", cache.name());
+                continue;
+            };
+            let queue = queue(engine, false);
+            let mut pieces = Pieces::equal(100, 4096);
+            let mut results = (0..8).map(|n| {
+                let offset = n * 100 * 4096;
+                queue.block_on(write(&file, &queue, offset, &mut pieces))
+            });
+            let error = results.find_map(Result::err).expect("no error");
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+            let result = queue.block_on(storage::allocate(&file, &queue, 0, 8 << 20));
+            assert_eq!(errno(result), Some(libc::ENOSPC));
+        }
+    }
+}
+
+#[test]
+fn the_last_offsets_are_errors_and_no_more() {
+    const MAX: u64 = i64::MAX as u64;
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        let mut pieces = Pieces::equal(2, 4096);
+        queue.block_on(async {
+            // Past what a file can have.
+            for offset in [MAX - 8191, MAX - 1, MAX, MAX + 1, u64::MAX - 4095, u64::MAX] {
+                let result = read(storage, queue, offset, &mut pieces).await;
+                assert_eq!(errno(result), Some(libc::EINVAL), "{offset}");
+                let result = write(storage, queue, offset, &mut pieces).await;
+                assert_eq!(errno(result), Some(libc::EFBIG), "{offset}");
+                for result in [
+                    storage::zero_range(storage, queue, offset, 8192).await,
+                    storage::punch_hole(storage, queue, offset, 8192).await,
+                    storage::allocate(storage, queue, offset, 8192).await,
+                    storage::write_zeroes(storage, queue, offset, 8192).await,
+                ] {
+                    assert_eq!(errno(result), Some(libc::EFBIG), "{offset}");
+                }
+            }
+            assert_eq!(
+                errno(storage::zero_range(storage, queue, 1, u64::MAX).await),
+                Some(libc::EFBIG)
+            );
+            // Just within: some file systems go as far.
+            let far = (MAX - 16384) & !4095;
+            if read(storage, queue, far, &mut pieces).await.is_ok() {
+                assert!(pieces.get().iter().all(|byte| *byte == 0));
+            }
+            if setup.place != Place::Tmpfs {
+                assert!(write(storage, queue, far, &mut pieces).await.is_err());
+                assert!(storage::allocate(storage, queue, far, 4096).await.is_err());
+                assert!(storage.set_len(far).is_err());
+            }
+            assert!(storage.set_len(u64::MAX).is_err());
+            storage.extent(u64::MAX).unwrap();
+        });
+    });
+}
+
+/// Something that one task waits for until another, on any thread, does it.
+#[derive(Default)]
+struct Signal(Mutex<(u64, Option<Waker>)>);
+
+impl Signal {
+    fn raise(&self, round: u64) {
+        let waker = {
+            let mut state = self.0.lock().unwrap();
+            state.0 = round;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    async fn wait(&self, round: u64) {
+        poll_fn(|context| {
+            let mut state = self.0.lock().unwrap();
+            if state.0 >= round {
+                return Poll::Ready(());
+            }
+            state.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+#[test]
+fn no_wake_up_between_two_queues_is_lost() {
+    const ROUNDS: u64 = 4000;
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("ping and pong with {engine}"));
+        let (ping, pong) = (Arc::new(Signal::default()), Arc::new(Signal::default()));
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        fs::write(file.path(), vec![9; 1 << 16]).unwrap();
+        let file = File::open(file.path(), OpenFile::default()).unwrap();
+        // In half of the rounds there is also I/O in flight.
+        let play = async |queue: &Queue, mine: &Signal, theirs: &Signal, first: bool| {
+            let mut rng = Rng::new(u64::from(first) + 5);
+            for round in 1..=ROUNDS {
+                for _ in 0..rng.below(200) {
+                    std::hint::spin_loop();
+                }
+                if first {
+                    mine.raise(round);
+                }
+                let mut bytes = Pieces::one(4096);
+                if rng.one_in(4) {
+                    let reading = read(&file, queue, rng.below(15) * 4096, &mut bytes);
+                    let mut reading = pin!(reading);
+                    let _ = poll_once(reading.as_mut());
+                    theirs.wait(round).await;
+                    reading.await.unwrap();
+                } else {
+                    theirs.wait(round).await;
+                }
+                if !first {
+                    mine.raise(round);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let queue = queue(engine, false);
+                queue.block_on(play(&queue, &pong, &ping, false));
+            });
+            let queue = queue(engine, false);
+            queue.block_on(play(&queue, &ping, &pong, true));
+        });
+    }
+}
+
+#[test]
+fn no_wake_up_from_a_plain_thread_is_lost() {
+    const ROUNDS: u64 = 4000;
+    const TASKS: usize = 4;
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("wake-ups with {engine}"));
+        let signals: Arc<[Signal; TASKS]> = Arc::default();
+        let seen: Arc<[AtomicU64; TASKS]> = Arc::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut rng = Rng::new(11);
+                for round in 1..=ROUNDS {
+                    for signal in signals.iter() {
+                        // Several wakes of one task, close to its polls.
+                        signal.raise(round);
+                        for _ in 0..rng.below(50) {
+                            std::hint::spin_loop();
+                        }
+                    }
+                    while seen.iter().any(|n| n.load(Ordering::Acquire) < round) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let queue = queue(engine, false);
+            let handles: Vec<_> = (0..TASKS)
+                .map(|n| {
+                    let (signals, seen) = (signals.clone(), seen.clone());
+                    queue.spawn(async move {
+                        for round in 1..=ROUNDS {
+                            signals[n].wait(round).await;
+                            seen[n].store(round, Ordering::Release);
+                        }
+                    })
+                })
+                .collect();
+            queue.block_on(async {
+                for handle in handles {
+                    handle.await;
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn two_queues_share_a_file() {
+    each(|setup| {
+        const BLOCKS: u64 = 64;
+        let storage = &setup.storage;
+        storage.set_len(BLOCKS * 4096).unwrap();
+        let (engine, seed) = (setup.queue.options().engine, setup.seed);
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                scope.spawn(move || {
+                    let queue = queue(engine, false);
+                    let storage = &**storage;
+                    let mut rng = Rng::new(seed + thread);
+                    let mut expected = [0u8; BLOCKS as usize];
+                    queue.block_on(async {
+                        let mut pieces = Pieces::one(4096);
+                        for round in 0..100u32 {
+                            // Each thread has every other block.
+                            let block = rng.below(BLOCKS / 2) * 2 + thread;
+                            let value = round as u8 + 1;
+                            let known = expected[block as usize];
+                            if known == 0 || rng.one_in(4) {
+                                pieces.put(&[value; 4096]);
+                                expected[block as usize] = value;
+                                let at = block * 4096;
+                                write(storage, &queue, at, &mut pieces).await.unwrap();
+                            } else {
+                                let at = block * 4096;
+                                read(storage, &queue, at, &mut pieces).await.unwrap();
+                                assert_eq!(pieces.get(), [known; 4096]);
+                            }
+                        }
+                    });
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_queue_goes_with_idle_workers_and_late_wakers() {
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("end of a queue with {engine}"));
+        let memory = Arc::new(Memory::new(vec![1; 4096]));
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        fs::write(file.path(), vec![9; 1 << 16]).unwrap();
+        let file: Arc<dyn Storage> =
+            Arc::new(File::open(file.path(), OpenFile::default()).unwrap());
+        for _ in 0..10 {
+            let queue = queue(engine, false);
+            let late: Arc<Mutex<Vec<Waker>>> = Arc::default();
+            let handles: Vec<_> = (0..32u64)
+                .map(|n| {
+                    let (file, queue2, late) = (file.clone(), queue.clone(), late.clone());
+                    queue.spawn(async move {
+                        poll_fn(|context| {
+                            late.lock().unwrap().push(context.waker().clone());
+                            Poll::Ready(())
+                        })
+                        .await;
+                        let bytes = storage::read_vec(&*file, &queue2, n * 1024, 1024).await;
+                        assert_eq!(bytes.unwrap(), [9; 1024]);
+                    })
+                })
+                .collect();
+            queue.block_on(async {
+                for handle in handles {
+                    handle.await;
+                }
+            });
+            // Wakers of tasks that have ended, whose places others now have.
+            let wakers = std::mem::take(&mut *late.lock().unwrap());
+            let (storage, queue2) = (memory.clone(), queue.clone());
+            let next = queue.spawn(async move {
+                for _ in 0..10 {
+                    let bytes = storage::read_vec(&*storage, &queue2, 0, 4096).await;
+                    assert_eq!(bytes.unwrap(), [1; 4096]);
+                }
+            });
+            std::thread::scope(|scope| {
+                let waker = scope.spawn(|| wakers.iter().for_each(Waker::wake_by_ref));
+                queue.block_on(next);
+                waker.join().unwrap();
+            });
+            drop(queue);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+#[test]
+fn block_on_within_itself_panics_and_the_queue_goes_on() {
+    for engine in engines() {
+        let queue = queue(engine, false);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            queue.block_on(async { queue.block_on(async {}) });
+        }));
+        assert!(result.is_err());
+        let memory = Memory::new(vec![5; 10]);
+        let bytes = queue.block_on(storage::read_vec(&memory, &queue, 0, 10));
+        assert_eq!(bytes.unwrap(), [5; 10]);
+    }
+}
+
+#[test]
+fn padding_of_one_write_does_not_cut_off_another() {
+    let places = Places::new();
+    let path = places.path(Place::Disk, "file").unwrap();
+    for engine in engines() {
+        let _ = fs::remove_file(&path);
+        let how = OpenFile {
+            write: true,
+            create: true,
+            cache: CacheMode::None,
+        };
+        let Ok(file) = File::open(&path, how) else {
+            eprintln!("skipped: no O_DIRECT");
+            return;
+        };
+        let queue = queue(engine, false);
+        // The first one, held after it has looked where the file ends.
+        let mut near = Pieces::one(100);
+        near.put(&[1; 100]);
+        let mut far = Pieces::one(100);
+        far.put(&[2; 100]);
+        {
+            let mut first = pin!(write(&file, &queue, 0, &mut near));
+            let _ = poll_once(first.as_mut());
+            let second = write(&file, &queue, 1 << 20, &mut far);
+            queue.block_on(second).unwrap();
+            queue.block_on(first).unwrap();
+        }
+        assert_eq!(file.len().unwrap(), (1 << 20) + 100);
+        let mut buffer = Buffer::new(100);
+        let bytes = queue.block_on(storage::read_vec(&file, &queue, 1 << 20, 100));
+        buffer.copy_from_slice(&bytes.unwrap());
+        assert_eq!(buffer[..], [2; 100]);
+    }
+}
