@@ -194,7 +194,8 @@ pub(crate) async fn read_pooled(
 /// a write-through one.
 ///
 /// Where direct I/O needs it, the blocks around an unaligned range are read
-/// and written back: the caller keeps other writes away from those blocks.
+/// and written back: the caller keeps other writes away from those blocks, and
+/// lets nothing else make the storage longer while the last one is written.
 pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
     begin_write(storage, queue, offset, iov.clone())
         .finish()
@@ -306,8 +307,9 @@ async fn write_bounced(
     }
     // The padding of the last block must not make the file longer.
     let end = offset + iov.len() as u64;
-    if !storage.is_device() && !end.is_multiple_of(alignment as u64) && end > end_before {
-        storage.set_len(end)?;
+    let length = end.max(end_before);
+    if !storage.is_device() && end.next_multiple_of(alignment as u64) > length {
+        storage.set_len(length)?;
     }
     Ok(())
 }
