@@ -38,8 +38,12 @@ impl Image {
             return Ok(false);
         }
         let in_block = self.geometry.refcount_block_entries() as u64;
+        // Past the table nothing is in use, however long the file says it is.
+        let blocks = clusters
+            .div_ceil(in_block)
+            .min(self.refcount_table_bytes() / 8);
         let mut used = 0;
-        for index in 0..clusters.div_ceil(in_block) {
+        for index in 0..blocks {
             let Some(block) = self.refcount_block(queue, index).await? else {
                 continue;
             };
@@ -55,13 +59,14 @@ impl Image {
         Ok(false)
     }
 
-    /// The bytes of refcount block `index`, if it is there and inside the file.
+    fn refcount_table_bytes(&self) -> u64 {
+        u64::from(self.header.refcount_table_clusters) * self.geometry.cluster_size()
+    }
+
+    /// The bytes of refcount block `index` of the table, if it is there and
+    /// inside the file.
     async fn refcount_block(&self, queue: &Queue, index: u64) -> Result<Option<Vec<u8>>> {
         let cluster_size = self.geometry.cluster_size();
-        let table_bytes = u64::from(self.header.refcount_table_clusters) * cluster_size;
-        if (index + 1) * 8 > table_bytes {
-            return Ok(None);
-        }
         let at = self.header.refcount_table_offset + index * 8;
         let entry = storage::read_vec(&*self.file, queue, at, 8).await?;
         let entry = RefcountTableEntry::from_be_bytes(entry.try_into().unwrap_or_default());
