@@ -24,6 +24,9 @@ use super::buffer::{Buffer, BufferPool, Iov};
 use super::engine::{Completion, Engine, EngineKind, Notify, Token};
 use super::op::{Op, OpKind};
 
+/// Segments of one operation at most: the kernel's `UIO_MAXIOV`.
+const MAX_SEGMENTS: usize = 1024;
+
 /// How requests of one queue are treated.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
@@ -66,6 +69,8 @@ struct Inner {
     shared: Arc<Shared>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
+    /// Whether a `block_on` is running.
+    driven: Cell<bool>,
 }
 
 /// Operations in flight.
@@ -114,6 +119,34 @@ struct TaskWaker {
 /// The place in `ready` of the future that `block_on` was given.
 const ROOT: u32 = u32::MAX;
 
+impl TaskWaker {
+    /// The future is polled now: a wake from here on counts again. Acquire: the
+    /// poll sees what was done before the wakes that were in vain.
+    fn begin(&self) {
+        self.queued.swap(false, Ordering::AcqRel);
+    }
+}
+
+/// A running `block_on`, also when it ends by a panic.
+struct Driven<'a>(&'a Cell<bool>);
+
+impl<'a> Driven<'a> {
+    fn begin(driven: &'a Cell<bool>) -> Self {
+        // The inner one would take the wakes of the outer one.
+        assert!(
+            !driven.replace(true),
+            "block_on within a future of the queue"
+        );
+        Driven(driven)
+    }
+}
+
+impl Drop for Driven<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
@@ -156,6 +189,7 @@ impl Queue {
             shared,
             buffers: BufferPool::new(),
             thread: std::thread::current().id(),
+            driven: Cell::new(false),
         })))
     }
 
@@ -169,6 +203,7 @@ impl Queue {
     /// # Panics
     /// If called from within a future that this queue drives.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let _driven = Driven::begin(&self.0.driven);
         let waker = Arc::new(TaskWaker {
             shared: self.0.shared.clone(),
             task: ROOT,
@@ -188,7 +223,7 @@ impl Queue {
                 }
             }
             if root_is_ready {
-                waker.queued.store(false, Ordering::Release);
+                waker.begin();
                 let mut context = Context::from_waker(&std_waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     return output;
@@ -270,11 +305,15 @@ impl Queue {
             return (unsafe { self.submit(op) }, None);
         }
         let mut array = Vec::new();
+        // What the kernel does not take at once makes a short result, after
+        // which the caller goes on.
         iov.for_each(|ptr, len| {
-            array.push(libc::iovec {
-                iov_base: ptr.cast(),
-                iov_len: len,
-            })
+            if array.len() < MAX_SEGMENTS {
+                array.push(libc::iovec {
+                    iov_base: ptr.cast(),
+                    iov_len: len,
+                })
+            }
         });
         let mut array = array.into_boxed_slice();
         op.segments = array.len() as u32;
@@ -331,7 +370,7 @@ impl Inner {
         let (future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
             let task = &mut tasks.tasks[id as usize];
-            task.waker.queued.store(false, Ordering::Release);
+            task.waker.begin();
             // A late wake of a task that has ended finds nothing.
             let Some(future) = task.future.take() else {
                 return;
@@ -498,5 +537,28 @@ impl<T> Future for Handle<T> {
                 Poll::Pending
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a queue that is driven from within itself: the inner
+    //! `block_on` would take the outer one's wakes, and that wait for ever.
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "block_on within a future")]
+    fn no_block_on_within() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        queue.block_on(async { queue.block_on(async {}) });
+    }
+
+    #[test]
+    fn block_on_after_a_panic() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let panics = || queue.block_on(async { std::panic::resume_unwind(Box::new(1)) });
+        let result: Result<(), _> = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert!(result.is_err());
+        assert_eq!(queue.block_on(async { 7 }), 7);
     }
 }
