@@ -424,6 +424,53 @@ fn truncated_files() {
     }
 }
 
+/// One extent of which the file has only the first clusters: it must not be
+/// read as zeroes because the request starts where there are data.
+#[test]
+fn an_extent_that_is_cut_off() {
+    if beyond_qemu("it reads zeroes") {
+        return;
+    }
+    let lab = sound();
+    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+    let end = L2 + 0x10000 + 5 * 0x10000;
+    lab.make(&format!("cut x.qcow2 {end}"));
+    for (read, status) in [("read 0 320k", 0), ("read 0 384k", 1), ("read 320k 1k", 1)] {
+        let answer = lab.zebu_io(&["-r", "-c", read, "x.qcow2"]);
+        assert_eq!(answer.status, status, "{read}: {answer:?}");
+    }
+    let answer = lab.zebu(&["convert", "-O", "raw", "x.qcow2", "out.raw"]);
+    answer.failed_with_one_line(1, "convert");
+    assert!(answer.err.contains("at byte 327680"), "{answer:?}");
+}
+
+/// A file system that lets a file say it is 4 EiB long costs a stranger
+/// nothing: work must not be in proportion to that.
+#[test]
+fn a_file_of_absurd_length() {
+    if beyond_qemu("it looks at every cluster") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create -o cluster_size=512 x.qcow2 1M; io x.qcow2: write -s noise 0 64k");
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
+        println!("skipped: there is no /dev/shm");
+        return;
+    };
+    let path = dir.path().join("x.qcow2");
+    let long = fs::copy(lab.path("x.qcow2"), &path)
+        .and_then(|_| fs::OpenOptions::new().write(true).open(&path))
+        .and_then(|file| file.set_len(1 << 62));
+    if long.is_err() {
+        println!("skipped: /dev/shm has no such files");
+        return;
+    }
+    let name = path.to_str().expect("UTF-8");
+    for args in [&["map", name][..], &["convert", "-O", "raw", name, "o.raw"]] {
+        lab.zebu_limited(args, &limits()).ok(args[0]);
+    }
+}
+
 #[test]
 fn no_qcow2_at_all() {
     let lab = sound();

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use clap::Parser;
-use zebu::block::{Device, Format};
+use zebu::block::Device;
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, ConvertError, ConvertEvent, ConvertOptions};
 use zebu::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
@@ -132,8 +132,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 
     let queue = open::queue()?;
     let sources = open_sources(&queue, &arguments, sources)?;
-    let total = sources.iter().map(Device::size).sum();
-    let file = open_target(&arguments, target, target_cache, total)?;
+    let total = sources
+        .iter()
+        .try_fold(0u64, |sum, source| sum.checked_add(source.size()))
+        .ok_or_else(|| creation_failure(target, &ConvertError::TooLarge.to_string()))?;
+    // Writes are aligned where all of the sources are.
+    let aligned = sources.iter().all(|s| s.size().is_multiple_of(4096));
+    let file = open_target(&arguments, target, target_cache, aligned)?;
     if !arguments.no_create && !file.is_device() {
         options.target_is_zero = true;
         create(&queue, &file, total, preallocation)
@@ -150,18 +155,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             });
         }
     }
-    convert(invocation, &arguments, sources, file, target, &options)
+    convert(
+        invocation, &arguments, sources, total, file, target, &options,
+    )
 }
 
 fn convert(
     invocation: &Invocation,
     arguments: &Arguments,
     sources: Vec<Device>,
+    total: u64,
     file: File,
     target: &str,
     options: &ConvertOptions,
 ) -> Outcome {
-    let total = sources.iter().map(Device::size).sum();
     let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
     let result = jobs::convert(sources, Arc::new(file), options, |event| match event {
         ConvertEvent::Progress(done) => progress.set(done),
@@ -300,26 +307,8 @@ fn open_sources(
     for name in names {
         let mut options = open::options(name, &arguments.source, cache)?;
         options.exclude_writers = true;
-        let source = open::source(name, &arguments.source);
-        if let Some(snapshot) = &snapshot {
-            // The snapshot's own errors are told in other words than those of
-            // opening.
-            let plain =
-                Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?;
-            if plain.top().format() == Format::Raw {
-                return Err(Failure::new(
-                    "Failed to load snapshot: Block format 'raw' used by device '' does not \
-                     support temporarily loading internal snapshots",
-                ));
-            }
-            drop(plain);
-            options.snapshot = Some(snapshot.clone());
-            let device = Device::open(queue, &source, &options)
-                .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))?;
-            devices.push(device);
-            continue;
-        }
-        devices.push(Device::open(queue, &source, &options).map_err(|e| open::failure(name, &e))?);
+        options.snapshot = snapshot.clone();
+        devices.push(open::device_with(queue, name, &arguments.source, &options)?);
     }
     Ok(devices)
 }
@@ -334,7 +323,7 @@ fn open_target(
     arguments: &Arguments,
     name: &str,
     cache: Option<CacheMode>,
-    total: u64,
+    aligned: bool,
 ) -> Result<File, Failure> {
     let path = name.strip_prefix("file:").unwrap_or(name);
     let open = |cache| {
@@ -349,11 +338,9 @@ fn open_target(
     };
     let opened = match cache {
         Some(cache) => open(cache),
-        // Direct I/O needs no memory for what nobody reads again soon. A
-        // length that is not aligned would need a bounce for its end.
-        None if total.is_multiple_of(4096) => {
-            open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe))
-        }
+        // Direct I/O needs no memory for what nobody reads again soon, but a
+        // bounce buffer for what is not aligned.
+        None if aligned => open(CacheMode::None).or_else(|_| open(CacheMode::Unsafe)),
         None => open(CacheMode::Unsafe),
     };
     let file = opened.map_err(|e| {

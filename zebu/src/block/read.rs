@@ -82,7 +82,7 @@ impl Device {
         if extent.length == length {
             match extent.mapping {
                 Mapping::Data { host } => {
-                    self.check_data(layer, offset, host.0)?;
+                    self.check_data(layer, offset, host.0, length)?;
                     let storage = self.layers()[layer].data();
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
                 }
@@ -108,7 +108,7 @@ impl Device {
             match extent.mapping {
                 Mapping::Zero { .. } | Mapping::Unallocated { .. } => iov.slice(at, length).fill(0),
                 Mapping::Data { host } => {
-                    self.check_data(layer, guest, host.0)?;
+                    self.check_data(layer, guest, host.0, extent.length)?;
                     plan.parts.push(Part {
                         layer,
                         host: host.0,
@@ -178,16 +178,20 @@ impl Device {
         }
     }
 
-    /// Refuses data that the file does not have: it was cut off, or the table
-    /// is wrong. QEMU reads zeroes there, silently.
-    fn check_data(&self, layer: usize, guest: u64, host: u64) -> Result<()> {
+    /// Refuses clusters that the file does not have: it was cut off, or the
+    /// table is wrong. QEMU reads zeroes there, silently.
+    fn check_data(&self, layer: usize, guest: u64, host: u64, length: u64) -> Result<()> {
         if let LayerImage::Qcow2(image) = &self.layers()[layer].image
             && !image.header().has_data_file()
         {
-            let cluster = host & !(image.geometry().cluster_size() - 1);
-            if image.is_past_end(&**image.data(), cluster)? {
+            let mask = image.geometry().cluster_size() - 1;
+            let last = (host + length - 1) & !mask;
+            if image.is_past_end(&**image.data(), last)? {
+                // The first such cluster, or the extent's first if that is one.
+                let end = image.data().len()?.saturating_add(mask) & !mask;
+                let cluster = end.max(host & !mask);
                 return Err(Error::Corrupt {
-                    guest,
+                    guest: guest + cluster.saturating_sub(host),
                     what: format!("Cluster offset {cluster:#x} is past the end of the file"),
                 });
             }

@@ -1,7 +1,9 @@
 //! Threads that inflate, one a core, shared by all queues of the process.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -9,39 +11,38 @@ use std::task::{Context, Poll, Waker};
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Workers {
+struct Work {
     jobs: Mutex<VecDeque<Job>>,
-    work: Condvar,
+    arrived: Condvar,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-fn workers() -> &'static Workers {
-    static WORKERS: OnceLock<&'static Workers> = OnceLock::new();
-    WORKERS.get_or_init(|| {
-        let workers: &'static Workers = Box::leak(Box::default());
-        let count = std::thread::available_parallelism().map_or(1, |n| n.get());
-        for _ in 0..count {
-            let spawned = std::thread::Builder::new()
+/// What the threads do next; None where the system allows no threads.
+fn workers() -> Option<&'static Work> {
+    static WORKERS: OnceLock<Option<&'static Work>> = OnceLock::new();
+    *WORKERS.get_or_init(|| {
+        let work: &'static Work = Box::leak(Box::default());
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = (0..cores).map_while(|_| {
+            std::thread::Builder::new()
                 .name("zebu-codec".into())
-                .spawn(move || work(workers));
-            if spawned.is_err() {
-                break;
-            }
-        }
-        workers
+                .spawn(|| run_jobs(work))
+                .ok()
+        });
+        (threads.count() > 0).then_some(work)
     })
 }
 
-fn work(workers: &Workers) {
+fn run_jobs(work: &Work) {
     loop {
-        let mut jobs = lock(&workers.jobs);
+        let mut jobs = lock(&work.jobs);
         let job = loop {
             match jobs.pop_front() {
                 Some(job) => break job,
-                None => jobs = workers.work.wait(jobs).unwrap_or_else(|e| e.into_inner()),
+                None => jobs = work.arrived.wait(jobs).unwrap_or_else(|e| e.into_inner()),
             }
         };
         drop(jobs);
@@ -50,11 +51,13 @@ fn work(workers: &Workers) {
 }
 
 struct Shared<T> {
-    value: Option<T>,
+    /// What the work returned, or what it panicked with.
+    value: Option<Result<T, Box<dyn Any + Send>>>,
     waker: Option<Waker>,
 }
 
-/// The result of work on another thread.
+/// The result of work on another thread. A panic there is one of who awaits
+/// it.
 pub struct Running<T>(Arc<Mutex<Shared<T>>>);
 
 /// Runs `work` on one of the threads, now; the result is awaited on any.
@@ -64,9 +67,8 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Runn
         waker: None,
     }));
     let result = shared.clone();
-    let workers = workers();
-    lock(&workers.jobs).push_back(Box::new(move || {
-        let value = work();
+    let job: Job = Box::new(move || {
+        let value = catch_unwind(AssertUnwindSafe(work));
         let waker = {
             let mut shared = lock(&result);
             shared.value = Some(value);
@@ -75,8 +77,14 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Runn
         if let Some(waker) = waker {
             waker.wake();
         }
-    }));
-    workers.work.notify_one();
+    });
+    match workers() {
+        Some(workers) => {
+            lock(&workers.jobs).push_back(job);
+            workers.arrived.notify_one();
+        }
+        None => job(),
+    }
     Running(shared)
 }
 
@@ -86,11 +94,34 @@ impl<T> Future for Running<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let mut shared = lock(&self.0);
         match shared.value.take() {
-            Some(value) => Poll::Ready(value),
+            Some(Ok(value)) => Poll::Ready(value),
+            Some(Err(panic)) => {
+                drop(shared);
+                resume_unwind(panic)
+            }
             None => {
                 shared.waker = Some(context.waker().clone());
                 Poll::Pending
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a reader that waits for ever for work that has panicked,
+    //! and against fewer threads after that.
+    use super::*;
+    use crate::storage::{Queue, QueueOptions};
+
+    #[test]
+    fn a_panic_is_the_waiters() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        for _ in 0..100 {
+            let running = run(|| -> u32 { resume_unwind(Box::new("broken")) });
+            let result = catch_unwind(AssertUnwindSafe(|| queue.block_on(running)));
+            assert_eq!(result.unwrap_err().downcast_ref(), Some(&"broken"));
+        }
+        assert_eq!(queue.block_on(run(|| 7)), 7);
     }
 }

@@ -4,6 +4,8 @@
 //! A lane reads a chunk, looks for zeroes and writes what is left. Ranges that
 //! the mapping knows to be zero are leapt over.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,7 @@ pub struct ConvertOptions {
     pub target_is_zero: bool,
     /// Go on after a read error, with zeroes for what could not be read.
     pub salvage: bool,
-    /// Bytes a second at most.
+    /// Bytes of data a second at most; what is known to be zero is not counted.
     pub rate: Option<u64>,
     /// How I/O is done.
     pub engine: EngineKind,
@@ -83,6 +85,9 @@ pub enum ConvertError {
         /// Why.
         source: Error,
     },
+    /// The sources have more than 2^64 bytes together.
+    #[error("the images are too large together")]
+    TooLarge,
     /// The I/O engine could not be started.
     #[error(transparent)]
     Engine(std::io::Error),
@@ -92,7 +97,7 @@ impl ConvertError {
     fn offset(&self) -> u64 {
         match self {
             ConvertError::Read { offset, .. } | ConvertError::Write { offset, .. } => *offset,
-            ConvertError::Engine(_) => 0,
+            ConvertError::TooLarge | ConvertError::Engine(_) => 0,
         }
     }
 }
@@ -109,7 +114,10 @@ pub fn convert(
     options: &ConvertOptions,
     mut tell: impl FnMut(ConvertEvent),
 ) -> Result<(), ConvertError> {
-    let total = sources.iter().map(Device::size).sum();
+    let total = sources
+        .iter()
+        .try_fold(0u64, |sum, source| sum.checked_add(source.size()))
+        .ok_or(ConvertError::TooLarge)?;
     let job = Arc::new(Job {
         sources,
         target,
@@ -118,6 +126,7 @@ pub fn convert(
         failure: Mutex::new(None),
         unreadable: Mutex::new(Vec::new()),
         start: Instant::now(),
+        written: AtomicU64::new(0),
     });
     lanes::run(&job, options.engine, options.lanes, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
@@ -156,6 +165,8 @@ struct Job {
     failure: Mutex<Option<ConvertError>>,
     unreadable: Mutex<Vec<(u64, i32)>>,
     start: Instant,
+    /// Bytes of data written, or about to be; counted for the rate only.
+    written: AtomicU64,
 }
 
 impl lanes::Job for Job {
@@ -165,34 +176,43 @@ impl lanes::Job for Job {
 
     async fn lane(&self, queue: &Queue) {
         let mut buffer = Buffer::new(CHUNK as usize);
-        while let Some(range) = self.cursor.take(|at| self.chunk_at(at).end()) {
-            self.slow_down(range.end);
-            let chunk = self.chunk_at(range.start);
-            match chunk.convert(self, queue, &mut buffer).await {
-                Ok(()) => self.cursor.finish(&range),
+        // No block of the target is in two chunks, so that a write which must
+        // read and write back the blocks at its ends meets no other lane there.
+        let end_of = |at: u64| ((at / CHUNK + 1) * CHUNK).min(self.cursor.total());
+        while let Some(chunk) = self.cursor.take(end_of) {
+            match self.convert(queue, &chunk, &mut buffer).await {
+                Ok(()) => self.cursor.finish(&chunk),
                 Err(e) => self.fail(e),
             }
         }
     }
 }
 
-/// A range of one source.
-#[derive(Clone, Copy)]
-struct Chunk {
+/// A part of a chunk that comes from one source and that the mapping says is
+/// alike.
+struct Segment {
     source: usize,
     /// Offset in the source.
     offset: u64,
-    /// Where the source starts in the target.
-    base: u64,
-    length: u64,
-}
-
-/// A part of a chunk that the mapping says is alike.
-struct Segment {
-    /// Offset in the chunk.
-    at: u64,
+    /// Offset in the target.
+    target: u64,
     length: u64,
     zero: bool,
+}
+
+impl Segment {
+    /// The error of a read of the segment.
+    fn read_error(&self, source: Error) -> ConvertError {
+        // A request has many extents; the error may know which one it was.
+        let guest = source
+            .guest_offset()
+            .unwrap_or(0)
+            .clamp(self.offset, self.offset + self.length - 1);
+        ConvertError::Read {
+            offset: self.target + (guest - self.offset),
+            source,
+        }
+    }
 }
 
 impl Job {
@@ -204,28 +224,21 @@ impl Job {
         }
     }
 
-    /// The chunk that starts at a byte of the target: up to the next multiple
-    /// of the chunk size in its source, or the end of that.
-    fn chunk_at(&self, at: u64) -> Chunk {
+    /// The source that has byte `at` of the target, and where it starts there.
+    fn source_at(&self, at: u64) -> (usize, u64) {
         let (mut base, mut source) = (0, 0);
         while at - base >= self.sources[source].size() {
             base += self.sources[source].size();
             source += 1;
         }
-        let offset = at - base;
-        let end = (offset / CHUNK + 1) * CHUNK;
-        Chunk {
-            source,
-            offset,
-            base,
-            length: end.min(self.sources[source].size()) - offset,
-        }
+        (source, base)
     }
 
-    /// Sleeps until `offset` may be reached by the rate limit.
-    fn slow_down(&self, offset: u64) {
+    /// Sleeps until `length` more bytes may be written by the rate limit.
+    fn slow_down(&self, length: u64) {
         if let Some(rate) = self.options.rate.filter(|rate| *rate > 0) {
-            let due = Duration::from_secs_f64(offset as f64 / rate as f64);
+            let written = self.written.fetch_add(length, Ordering::Relaxed) + length;
+            let due = Duration::from_secs_f64(written as f64 / rate as f64);
             std::thread::sleep(due.saturating_sub(self.start.elapsed()));
         }
     }
@@ -234,89 +247,72 @@ impl Job {
     fn skips_zeroes(&self) -> bool {
         self.options.target_is_zero && self.options.sparse > 0
     }
-}
-
-impl Chunk {
-    fn device<'a>(&self, job: &'a Job) -> &'a Device {
-        &job.sources[self.source]
-    }
-
-    /// Its start in the target.
-    fn target(&self) -> u64 {
-        self.base + self.offset
-    }
-
-    /// Its end in the target.
-    fn end(&self) -> u64 {
-        self.target() + self.length
-    }
-
-    fn read_error(&self, at: u64, source: Error) -> ConvertError {
-        // A request has many extents; the error may know which one it was.
-        let guest = source
-            .guest_offset()
-            .unwrap_or(0)
-            .clamp(self.offset + at, self.offset + self.length - 1);
-        ConvertError::Read {
-            offset: self.base + guest,
-            source,
-        }
-    }
 
     async fn convert(
         &self,
-        job: &Job,
         queue: &Queue,
+        chunk: &Range<u64>,
         buffer: &mut Buffer,
     ) -> Result<(), ConvertError> {
-        let segments = self.segments(job, queue).await?;
+        let segments = self.segments(queue, chunk).await?;
         for segment in segments.iter().filter(|s| s.zero) {
-            if !job.skips_zeroes() {
-                self.write_zeroes(job, queue, segment.at, segment.length)
+            if !self.skips_zeroes() {
+                self.write_zeroes(queue, segment.target, segment.length)
                     .await?;
             }
         }
         for segment in segments.iter().filter(|s| !s.zero) {
-            self.read(job, queue, segment, buffer).await?;
-            self.write(job, queue, segment, buffer).await?;
+            self.slow_down(segment.length);
+            self.read(queue, segment, buffer).await?;
+            self.write(queue, segment, buffer).await?;
         }
         Ok(())
     }
 
-    /// What the chunk consists of, neighbours that are alike joined.
-    async fn segments(&self, job: &Job, queue: &Queue) -> Result<Vec<Segment>, ConvertError> {
-        let device = self.device(job);
+    /// What a chunk consists of, neighbours that are alike joined.
+    async fn segments(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+    ) -> Result<Vec<Segment>, ConvertError> {
         let mut segments: Vec<Segment> = Vec::new();
-        let mut at = 0;
-        while at < self.length {
-            let offset = self.offset + at;
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let (source, base) = self.source_at(at);
+            let device = &self.sources[source];
+            let left = device.size() - (at - base);
+            let mut segment = Segment {
+                source,
+                offset: at - base,
+                target: at,
+                length: left.min(chunk.end - at),
+                zero: false,
+            };
             // A zero range may go on far beyond the chunk.
-            let limit = match at {
-                0 => device.size() - offset,
-                _ => self.length - at,
+            let limit = match at == chunk.start {
+                true => left,
+                false => segment.length,
             };
-            let status = match device.status(queue, offset, limit).await {
-                Ok(status) => status,
-                // The read below finds out which sectors are to blame.
-                Err(_) if job.options.salvage => crate::block::Status::data(self.length - at),
-                Err(e) => return Err(self.read_error(at, e)),
-            };
-            let length = status.length.min(self.length - at);
-            if status.zero && job.skips_zeroes() && status.length > length {
-                let end = self.target() + at + status.length;
-                // The cursor stays on a chunk's boundary within the source.
-                let end = self.base + (end - self.base) / CHUNK * CHUNK;
-                job.cursor.leap(self.end(), end);
+            match device.status(queue, segment.offset, limit).await {
+                Ok(status) => {
+                    segment.zero = status.zero;
+                    segment.length = segment.length.min(status.length);
+                    if status.zero && self.skips_zeroes() {
+                        self.cursor
+                            .leap(chunk.end, (at + status.length) / CHUNK * CHUNK);
+                    }
+                }
+                // The read will find out which sectors are to blame.
+                Err(_) if self.options.salvage => {}
+                Err(e) => return Err(segment.read_error(e)),
             }
+            at += segment.length;
             match segments.last_mut() {
-                Some(last) if last.zero == status.zero => last.length += length,
-                _ => segments.push(Segment {
-                    at,
-                    length,
-                    zero: status.zero,
-                }),
+                Some(last) if last.zero == segment.zero && last.source == source => {
+                    last.length += segment.length;
+                }
+                _ => segments.push(segment),
             }
-            at += length;
         }
         Ok(segments)
     }
@@ -325,7 +321,6 @@ impl Chunk {
     #[allow(unsafe_code)]
     async fn read(
         &self,
-        job: &Job,
         queue: &Queue,
         segment: &Segment,
         buffer: &mut Buffer,
@@ -333,30 +328,27 @@ impl Chunk {
         // SAFETY: `buffer` is borrowed until the reads, awaited here, have
         // ended.
         let iov = unsafe { buffer.iov() }.slice(0, segment.length as usize);
-        let offset = self.offset + segment.at;
-        match self.device(job).read(queue, offset, &iov).await {
+        let device = &self.sources[segment.source];
+        match device.read(queue, segment.offset, &iov).await {
             Ok(()) => Ok(()),
-            Err(_) if job.options.salvage => {
-                self.salvage(job, queue, segment, &iov).await;
+            Err(_) if self.options.salvage => {
+                self.salvage(queue, segment, &iov).await;
                 Ok(())
             }
-            Err(e) => Err(self.read_error(segment.at, e)),
+            Err(e) => Err(segment.read_error(e)),
         }
     }
 
     /// Reads sector by sector what can be read.
-    async fn salvage(&self, job: &Job, queue: &Queue, segment: &Segment, iov: &Iov) {
+    async fn salvage(&self, queue: &Queue, segment: &Segment, iov: &Iov) {
         const SECTOR: usize = 512;
         for start in (0..iov.len()).step_by(SECTOR) {
             let sector = iov.slice(start, SECTOR.min(iov.len() - start));
-            let at = segment.at + start as u64;
-            if let Err(e) = self
-                .device(job)
-                .read(queue, self.offset + at, &sector)
-                .await
-            {
+            let at = start as u64;
+            let device = &self.sources[segment.source];
+            if let Err(e) = device.read(queue, segment.offset + at, &sector).await {
                 sector.fill(0);
-                lock(&job.unreadable).push((self.target() + at, e.errno()));
+                lock(&self.unreadable).push((segment.target + at, e.errno()));
             }
         }
     }
@@ -365,13 +357,12 @@ impl Chunk {
     #[allow(unsafe_code)]
     async fn write(
         &self,
-        job: &Job,
         queue: &Queue,
         segment: &Segment,
         buffer: &mut Buffer,
     ) -> Result<(), ConvertError> {
         let length = segment.length as usize;
-        let sparse = job.options.sparse;
+        let sparse = self.options.sparse;
         let runs = match sparse {
             0 => vec![(0, length, false)],
             _ => zero::runs(
@@ -383,19 +374,17 @@ impl Chunk {
         // SAFETY: `buffer` is borrowed until the writes, awaited here, have
         // ended.
         let iov = unsafe { buffer.iov() };
-        let start = self.target() + segment.at;
         let mut writes = Vec::with_capacity(runs.len());
         for (at, length, zero) in runs {
-            let offset = start + at as u64;
+            let offset = segment.target + at as u64;
             if !zero {
                 let iov = iov.slice(at, length);
                 writes.push((
                     offset,
-                    storage::begin_write(&*job.target, queue, offset, iov),
+                    storage::begin_write(&*self.target, queue, offset, iov),
                 ));
-            } else if !job.skips_zeroes() {
-                self.write_zeroes(job, queue, segment.at + at as u64, length as u64)
-                    .await?;
+            } else if !self.skips_zeroes() {
+                self.write_zeroes(queue, offset, length as u64).await?;
             }
         }
         for (offset, write) in writes {
@@ -409,16 +398,14 @@ impl Chunk {
 
     async fn write_zeroes(
         &self,
-        job: &Job,
         queue: &Queue,
-        at: u64,
+        offset: u64,
         length: u64,
     ) -> Result<(), ConvertError> {
-        let offset = self.target() + at;
         // Without sparseness the target is to be fully allocated.
-        let result = match job.options.sparse {
-            0 => storage::zero_range(&*job.target, queue, offset, length).await,
-            _ => storage::punch_hole(&*job.target, queue, offset, length).await,
+        let result = match self.options.sparse {
+            0 => storage::zero_range(&*self.target, queue, offset, length).await,
+            _ => storage::punch_hole(&*self.target, queue, offset, length).await,
         };
         result.map_err(|e| ConvertError::Write {
             offset,

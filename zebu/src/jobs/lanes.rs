@@ -7,7 +7,8 @@ use std::future::Future;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
 use crate::storage::{EngineKind, Queue, QueueOptions};
@@ -127,34 +128,56 @@ pub(super) fn run<J: Job>(
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let lanes = lanes.unwrap_or(default_lanes(cores)).max(1);
     let threads = cores.min(lanes);
-    let caller = std::thread::current();
+    let running = Running {
+        threads: AtomicUsize::new(threads),
+        caller: std::thread::current(),
+    };
     tick();
     std::thread::scope(|scope| {
-        let mut running: Vec<_> = (0..threads)
+        let spawned: Vec<_> = (0..threads)
             .map(|i| {
                 // The lanes are dealt out as evenly as it goes.
                 let lanes = lanes / threads + usize::from(i < lanes % threads);
-                let caller = caller.clone();
+                let running = &running;
                 scope.spawn(move || {
+                    let _end = End(running);
                     let result = run_thread(job, engine, lanes);
                     if result.is_err() {
                         job.cursor().stop();
                     }
-                    caller.unpark();
                     result
                 })
             })
             .collect();
-        while running.iter().any(|thread| !thread.is_finished()) {
+        while running.threads.load(Ordering::Acquire) > 0 {
             std::thread::park_timeout(TICK);
             tick();
         }
-        let results = running.drain(..).map(|thread| match thread.join() {
+        // What came after the last look.
+        tick();
+        let results = spawned.into_iter().map(|thread| match thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         });
         results.collect::<io::Result<()>>()
     })
+}
+
+/// The threads of a job that have not ended, and who waits for them.
+struct Running {
+    threads: AtomicUsize,
+    caller: Thread,
+}
+
+/// A thread's end, also by a panic, when dropped. (`is_finished` turns true
+/// only after that, when nobody would wake the caller any more.)
+struct End<'a>(&'a Running);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::Release);
+        self.0.caller.unpark();
+    }
 }
 
 fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, lanes: usize) -> io::Result<()> {
@@ -171,4 +194,61 @@ fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, lanes: usize) -> io::Res
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a job that has ended and is not noticed: the caller would
+    //! sleep on, or not be told of the last chunks.
+    use super::*;
+    use std::time::Instant;
+
+    struct Nothing(Cursor);
+
+    impl Job for Nothing {
+        fn cursor(&self) -> &Cursor {
+            &self.0
+        }
+        async fn lane(&self, _: &Queue) {
+            while let Some(chunk) = self.0.take(|at| at + 1) {
+                self.0.finish(&chunk);
+            }
+        }
+    }
+
+    #[test]
+    fn short_jobs_end_at_once_and_are_told_of() {
+        let start = Instant::now();
+        for _ in 0..100 {
+            let job = Arc::new(Nothing(Cursor::new(5)));
+            let mut told = 0;
+            run(&job, EngineKind::Threads, None, || {
+                told = job.cursor().done()
+            })
+            .unwrap();
+            assert_eq!(told, 5);
+        }
+        assert!(start.elapsed() < 20 * TICK, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn leaps_count_once_and_skip_nothing_that_is_taken() {
+        let cursor = Cursor::new(10);
+        let first = cursor.take(|at| at + 2).unwrap();
+        assert_eq!(first, 0..2);
+        cursor.leap(2, 5);
+        assert_eq!(cursor.take(|at| at + 2), Some(5..7));
+        // Too late: somebody is there already.
+        cursor.leap(2, 9);
+        cursor.leap(5, 9);
+        // Backwards, or nowhere.
+        cursor.leap(7, 7);
+        cursor.leap(7, 6);
+        assert_eq!(cursor.take(|at| at + 3), Some(7..10));
+        assert_eq!(cursor.take(|at| at + 1), None);
+        for chunk in [0..2, 5..7, 7..10] {
+            cursor.finish(&chunk);
+        }
+        assert_eq!(cursor.done(), 10);
+    }
 }

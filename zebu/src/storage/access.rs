@@ -481,3 +481,44 @@ pub async fn write_zeroes(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against memory in more pieces than the kernel takes at once.
+    #![allow(unsafe_code)]
+    use super::super::{EngineKind, File, OpenFile, QueueOptions};
+    use super::*;
+
+    #[test]
+    fn thousands_of_segments() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let how = OpenFile {
+            write: true,
+            ..OpenFile::default()
+        };
+        let storage = File::open(file.path(), how).unwrap();
+        for engine in EngineKind::ALL {
+            let options = QueueOptions {
+                engine,
+                ..QueueOptions::default()
+            };
+            let Ok(queue) = Queue::new(options) else {
+                continue;
+            };
+            let mut bytes: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8).collect();
+            let expected = bytes.clone();
+            let segments: Vec<_> = bytes
+                .chunks_mut(2)
+                .map(|c| (c.as_mut_ptr(), c.len()))
+                .collect();
+            // SAFETY: `bytes` is used only when no request is in flight.
+            let iov = unsafe { Iov::from_segments(&segments) };
+            queue.block_on(async {
+                write(&storage, &queue, 7, &iov).await.unwrap();
+                iov.fill(0);
+                read(&storage, &queue, 7, &iov).await.unwrap();
+            });
+            assert!(bytes == expected, "{engine}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Guards against data lost where two lanes of a conversion write near each
+//! other, against a target that comes out longer than its sources, and against
+//! what is told of a conversion getting lost.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zebu::block::{Device, OpenOptions, Source};
+use zebu::jobs::{ConvertEvent, ConvertOptions, convert};
+use zebu::storage::{
+    Alignment, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage, StorageExtent,
+};
+
+/// Memory that wants aligned operations, as direct I/O does, and that takes its
+/// time to read, so that who reads a block to write it back meets the others.
+#[derive(Debug)]
+struct Blocks(Memory);
+
+const BLOCK: u64 = 4096;
+
+impl Storage for Blocks {
+    fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        if matches!(kind, OpKind::Read | OpKind::Write) {
+            assert!(offset.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK));
+        }
+        let started = self.0.start(queue, kind, offset, length, memory);
+        if kind == OpKind::Read {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        started
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.0.set_len(length)
+    }
+    fn allocated(&self) -> io::Result<u64> {
+        self.0.allocated()
+    }
+    fn alignment(&self) -> Alignment {
+        Alignment {
+            memory: BLOCK as usize,
+            offset: BLOCK as usize,
+        }
+    }
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        self.0.extent(offset)
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::None
+    }
+    fn is_device(&self) -> bool {
+        false
+    }
+}
+
+/// Bytes of which no sector is like another, or zero.
+fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+fn open(path: &Path) -> Device {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let source = Source::Name(path.to_str().unwrap().to_string());
+    Device::open(&queue, &source, &OpenOptions::default()).unwrap()
+}
+
+/// Converts files of these contents to a target that holds `before`; what it
+/// holds then, and the last progress told.
+fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) -> (Vec<u8>, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let sources = contents.iter().enumerate().map(|(i, content)| {
+        let path = dir.path().join(format!("{i}.raw"));
+        fs::write(&path, content).unwrap();
+        open(&path)
+    });
+    let target = Arc::new(Blocks(Memory::new(before)));
+    let mut last = 0;
+    convert(sources.collect(), target.clone(), options, |event| {
+        if let ConvertEvent::Progress(done) = event {
+            last = done;
+        }
+    })
+    .unwrap();
+    (target.0.to_vec(), last)
+}
+
+#[test]
+fn sources_that_meet_inside_a_block() {
+    // All boundaries of the second source's clusters lie inside blocks.
+    let contents = [noise(1536, 1), noise(6 << 20, 2), noise(4096 - 1536, 3)];
+    let expected = contents.concat();
+    for lanes in [1, 8] {
+        for (before, target_is_zero) in [(0, true), (0xee, false)] {
+            let options = ConvertOptions {
+                lanes: Some(lanes),
+                target_is_zero,
+                ..ConvertOptions::default()
+            };
+            let before = vec![before; expected.len()];
+            let (got, done) = converted(&contents, before, &options);
+            assert!(got == expected, "{lanes} lanes");
+            assert_eq!(done, expected.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn zeroes_next_to_data_inside_a_block() {
+    let mut last = vec![0; 3 << 20];
+    last[(1 << 20) - 512] = 1;
+    let contents = [noise(512, 1), vec![0; (1 << 20) + 1024], last];
+    let expected = contents.concat();
+    for sparse in [0, 512, 4096, 16 << 20] {
+        let options = ConvertOptions {
+            lanes: Some(8),
+            sparse,
+            ..ConvertOptions::default()
+        };
+        let (got, _) = converted(&contents, vec![0xee; expected.len()], &options);
+        assert!(got == expected, "sparse {sparse}");
+    }
+}
+
+#[test]
+fn the_target_keeps_its_length() {
+    for length in [512, 1536, 4096 + 512, (1 << 20) + 512] {
+        let content = noise(length, 4);
+        let options = ConvertOptions::default();
+        let (got, _) = converted(std::slice::from_ref(&content), vec![0; length], &options);
+        assert_eq!(got.len(), length);
+        assert!(got == content);
+        // A longer one too: what is behind stays.
+        let (got, _) = converted(
+            std::slice::from_ref(&content),
+            vec![9; length + 512],
+            &options,
+        );
+        assert!(got[..length] == content && got[length..] == [9; 512]);
+    }
+}
