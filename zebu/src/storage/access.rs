@@ -40,8 +40,10 @@ pub(crate) fn begin_read<'a>(
     iov: Iov,
 ) -> Reading<'a> {
     let length = iov.len() as u64;
-    let started = match check(OpKind::Read, offset, length) {
-        Some(result) => Some(Started::done(result)),
+    let started = match check(offset, length) {
+        Some(result) => Some(Started::done(
+            result.or_else(|_| read_far(storage, offset, &iov)),
+        )),
         None => fits(storage.alignment(), offset, &iov).then(|| {
             // SAFETY: `Reading` borrows the storage.
             unsafe { storage.start(queue, OpKind::Read, offset, length, Some(&iov)) }
@@ -79,17 +81,30 @@ impl Reading<'_> {
     }
 }
 
+/// Where operations end at the latest: the kernel counts offsets in 63 bits,
+/// and a block that is read or written as a whole must lie below that, too.
+const LIMIT: u64 = i64::MAX as u64 & !(BOUNCE as u64 - 1);
+
 /// What is known of an operation without starting it: that it is empty, or
-/// goes past the last offset that a file can have.
-fn check(kind: OpKind, offset: u64, length: u64) -> Option<io::Result<usize>> {
-    if length == 0 && kind != OpKind::Flush {
+/// goes too far.
+fn check(offset: u64, length: u64) -> Option<io::Result<usize>> {
+    if length == 0 {
         return Some(Ok(0));
     }
     match offset.checked_add(length) {
-        Some(end) if end <= i64::MAX as u64 => None,
-        _ if kind == OpKind::Read => Some(Err(io::Error::from_raw_os_error(libc::EINVAL))),
+        Some(end) if end <= LIMIT => None,
         _ => Some(Err(io::Error::from_raw_os_error(libc::EFBIG))),
     }
+}
+
+/// A read that goes beyond the limit: past the end of the storage, like any.
+#[cold]
+fn read_far(storage: &dyn Storage, offset: u64, iov: &Iov) -> io::Result<usize> {
+    if offset < storage.len()? {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    iov.fill(0);
+    Ok(iov.len())
 }
 
 /// A signal ended the operation before it moved anything.
@@ -251,7 +266,7 @@ pub(crate) fn begin_write<'a>(
     offset: u64,
     iov: Iov,
 ) -> Writing<'a> {
-    let started = match check(OpKind::Write, offset, iov.len() as u64) {
+    let started = match check(offset, iov.len() as u64) {
         Some(result) => Some(Started::done(result)),
         None => fits(storage.alignment(), offset, &iov)
             // SAFETY: `Writing` borrows the storage.
@@ -438,7 +453,9 @@ async fn range(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    if let Some(result) = check(kind, offset, length) {
+    if kind != OpKind::Flush
+        && let Some(result) = check(offset, length)
+    {
         return result.map(drop);
     }
     loop {
@@ -466,7 +483,7 @@ pub async fn write_zeroes(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    if let Some(result) = check(OpKind::Write, offset, length) {
+    if let Some(result) = check(offset, length) {
         return result.map(drop);
     }
     let mut buffer = queue.buffer(length.min(BOUNCE as u64) as usize);
