@@ -241,18 +241,94 @@ fn encrypted_images_say_what_is_missing() {
         "Unsupported encryption method 9",
     );
 
-    let lab = Lab::new();
-    lab.make(
-        "img create -q -f qcow2 --object secret,id=s,data=abc \
-         -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 x.qcow2 1M",
-    );
-    lab.settle();
+    let lab = luks("");
     assert_same_answer(&lab, &["info", "x.qcow2"], "an encrypted image");
     for (command, answer) in look(&lab, "x.qcow2") {
         if !["info", "check", "compare"].contains(&command) {
             answer.failed_with_one_line(1, command);
             assert!(answer.err.contains("encrypt"), "{command}: {answer:#?}");
         }
+    }
+}
+
+/// Where the recipe of `luks` puts the LUKS header.
+const LUKS: u64 = 0x40000;
+
+/// A small LUKS image, `x.qcow2`.
+fn luks(options: &str) -> Lab {
+    let lab = Lab::new();
+    lab.make(&format!(
+        "img create -q -f qcow2 --object secret,id=s,data=abc \
+         -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10{options} x.qcow2 1M"
+    ));
+    lab.settle();
+    lab
+}
+
+#[test]
+fn luks_headers_are_shown_as_qemu_shows_them() {
+    for options in [
+        ",encrypt.cipher-alg=aes-128",
+        ",encrypt.cipher-alg=serpent-192,encrypt.hash-alg=sha512",
+        ",encrypt.cipher-alg=twofish-256,encrypt.ivgen-alg=plain,encrypt.hash-alg=sha1",
+        ",encrypt.cipher-alg=cast5-128,encrypt.cipher-mode=cbc,encrypt.hash-alg=ripemd160",
+        ",encrypt.cipher-mode=ctr,encrypt.ivgen-hash-alg=sha512",
+        ",encrypt.cipher-mode=cbc,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=sha256",
+    ] {
+        let lab = luks(options);
+        for args in [
+            &["info", "x.qcow2"][..],
+            &["info", "--output=json", "x.qcow2"],
+        ] {
+            assert_same_answer(&lab, args, options);
+        }
+    }
+
+    let lab = luks("");
+    lab.make(
+        "img amend --object secret,id=s,data=abc --object secret,id=t,data=def \
+         -o encrypt.state=active,encrypt.new-secret=t,encrypt.iter-time=10,encrypt.keyslot=5 \
+         --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=x.qcow2",
+    );
+    lab.settle();
+    assert_same_answer(&lab, &["info", "x.qcow2"], "two key slots");
+}
+
+#[test]
+fn luks_headers_that_are_damaged() {
+    let lab = luks("");
+    let slot = |n: u64| LUKS + 208 + 48 * n;
+    for (offset, bytes) in [
+        // The extension of the qcow2 header: its type, offset and length.
+        (0x70, &[0][..]),
+        (0x78, &1u64.to_be_bytes()),
+        (0x78, &0x230000u64.to_be_bytes()),
+        (0x78, &(1u64 << 40).to_be_bytes()),
+        (0x80, &591u64.to_be_bytes()),
+        (0x80, &u64::MAX.to_be_bytes()),
+        (LUKS, b"X"),
+        (LUKS + 6, &[0, 2]),
+        (LUKS + 8, &[b'x'; 32]),
+        (LUKS + 8, b"des\0"),
+        (LUKS + 40, b"xts-essiv:sha1\0"),
+        (LUKS + 40, b"xts-essiv:sm3\0"),
+        (LUKS + 72, b"none\0"),
+        (LUKS + 104, &4039u32.to_be_bytes()),
+        (LUKS + 104, &u32::MAX.to_be_bytes()),
+        (LUKS + 108, &u32::MAX.to_be_bytes()),
+        (LUKS + 164, &0u32.to_be_bytes()),
+        (LUKS + 168, &[b'z'; 40]),
+        (slot(0), &[0; 8]),
+        (slot(0) + 4, &u32::MAX.to_be_bytes()),
+        (slot(0) + 40, &u32::MAX.to_be_bytes()),
+        (slot(1) + 40, &511u32.to_be_bytes()),
+        (slot(7) + 44, &u32::MAX.to_be_bytes()),
+    ] {
+        fs::copy(lab.path("x.qcow2"), lab.path("y.qcow2")).expect("copy");
+        lab.patch("y.qcow2", offset, bytes);
+        let what = format!("{bytes:02x?} at {offset:#x}");
+        lab.settle();
+        assert_same_answer(&lab, &["info", "y.qcow2"], &what);
     }
 }
 

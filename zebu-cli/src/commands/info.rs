@@ -10,7 +10,6 @@ use clap::Parser;
 use serde_json::Value;
 use zebu::block::{Device, OpenOptions, Source};
 use zebu::image::Image;
-use zebu::jobs;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
@@ -37,9 +36,8 @@ struct Arguments {
 
 /// What is specific to qcow2, as lines for people; `io` shows them too.
 pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<String> {
-    let bitmaps = jobs::bitmaps(queue, image)?;
     let mut out = String::from("Format specific information:\n");
-    text::dump(&mut out, &report::specific(image, &bitmaps), 1);
+    text::dump(&mut out, &report::specific(queue, image)?, 1);
     Ok(out)
 }
 

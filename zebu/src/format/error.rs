@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::luks::LuksError;
+
 /// An image that cannot be understood, or a value that the format cannot
 /// hold. Where QEMU has a message for the case the words are QEMU's, because
 /// scripts look for them.
@@ -112,6 +114,12 @@ pub enum FormatError {
     /// An encryption header extension in an image that is not LUKS.
     #[error("CRYPTO header extension only expected with LUKS encryption method")]
     CryptoUnexpected,
+    /// No encryption header extension in an image that is LUKS.
+    #[error("Missing CRYPTO header for crypt method {0}")]
+    CryptoMissing(u32),
+    /// An encryption header that makes no sense.
+    #[error(transparent)]
+    Luks(#[from] LuksError),
     /// An encryption header extension that is not 16 bytes long.
     #[error("CRYPTO header extension size {0}, but expected size 16")]
     CryptoLength(usize),

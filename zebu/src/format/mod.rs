@@ -1,13 +1,13 @@
 //! What is on the disk, as pure values: bytes in, values out, no I/O.
 //!
-//! One file a subject. Every structure decodes from a slice and encodes to
-//! bytes; nothing here reads a file, keeps state, or trusts a number. Bytes
+//! One file a subject. Every structure decodes from a slice and, but for LUKS
+//! headers, encodes to bytes; nothing here reads a file, keeps state, or trusts a number. Bytes
 //! that make no sense give a [`FormatError`] that names what is wrong and
 //! where, and no slice makes a decoder panic or allocate more than a small
 //! multiple of the slice.
 //!
 //! "Section" in the documentation is a section of the specification, QEMU's
-//! `docs/interop/qcow2`. Where QEMU does something else than the
+//! `docs/interop/qcow2`, unless a file names another. Where QEMU does something else than the
 //! specification says, so does this, and a comment says so. All numbers on
 //! the disk are big-endian; all sizes and offsets here are in bytes unless
 //! the name says otherwise.
@@ -20,6 +20,7 @@ mod geometry;
 mod header;
 mod l1;
 mod l2;
+mod luks;
 mod offset;
 mod refcount;
 mod snapshot;
@@ -42,6 +43,7 @@ pub use l2::{
     ALL_ALLOCATED, ALL_ZERO, COMPRESSED, ClusterKind, CompressedCluster, L2Entry, SubclusterKind,
     ZERO,
 };
+pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
 pub use snapshot::*;

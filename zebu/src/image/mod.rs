@@ -2,6 +2,7 @@
 
 mod cache;
 mod inflate;
+mod luks;
 mod map;
 mod open;
 mod preallocation;

@@ -6,7 +6,7 @@ use super::cache::Cache;
 use super::table::L1Table;
 use super::{CacheOptions, Image, SnapshotName};
 use crate::format::{
-    CryptMethod, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, Snapshot, check_table,
+    CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, Snapshot, check_table,
 };
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
@@ -45,6 +45,9 @@ impl OpenImage {
                 "Unsupported encryption method {method}"
             )));
         }
+        if header.crypt() == CryptMethod::Luks && header.extensions.crypto().is_none() {
+            return Err(FormatError::CryptoMissing(header.crypt_method).into());
+        }
         Ok(OpenImage {
             file,
             file_len,
@@ -60,14 +63,14 @@ impl OpenImage {
 
     /// Refuses an image whose data cannot be read without decrypting them.
     pub fn refuse_encrypted(&self) -> Result<()> {
-        let method = match self.header.crypt() {
-            CryptMethod::None | CryptMethod::Unknown(_) => return Ok(()),
-            CryptMethod::Aes => "AES",
-            CryptMethod::Luks => "LUKS",
-        };
-        Err(Error::Refused(format!(
-            "The image is encrypted ({method}), and decryption is not supported"
-        )))
+        if !self.header.is_encrypted() {
+            return Ok(());
+        }
+        // QEMU's words for an image without its key, of either method.
+        Err(Error::Refused(
+            "Parameter 'encrypt.key-secret' is required for cipher: decryption is not supported"
+                .into(),
+        ))
     }
 
     /// Reads the tables. `data` is the external data file, if the header says

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use zebu::Result;
 use zebu::block::{Device, Layer, LayerImage, Source};
-use zebu::format::{BitmapEntry, CryptMethod, Snapshot};
+use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
 use zebu::storage::Queue;
@@ -166,13 +166,15 @@ impl Qcow2Report {
             is_encrypted: header.is_encrypted(),
             is_dirty: header.is_dirty(),
             snapshots: image.snapshots().to_vec(),
-            specific: specific(image, &jobs::bitmaps(queue, image)?),
+            specific: specific(queue, image)?,
         })
     }
 }
 
 /// The "format specific" part, in qemu-img's order.
-pub fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
+pub fn specific(queue: &Queue, image: &Image) -> Result<Value> {
+    let bitmaps = jobs::bitmaps(queue, image)?;
+    let luks = queue.block_on(image.luks_header(queue))?;
     let header = image.header();
     let mut map = Map::new();
     let mut add = |key: &str, value: Value| {
@@ -189,10 +191,10 @@ pub fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
         }
     }
     add("refcount-bits", json!(image.geometry().refcount_bits()));
-    match header.crypt() {
-        CryptMethod::None | CryptMethod::Unknown(_) => {}
-        CryptMethod::Aes => add("encrypt", json!({"format": "aes"})),
-        CryptMethod::Luks => add("encrypt", json!({"format": "luks"})),
+    if let Some(luks) = luks {
+        add("encrypt", encryption(&luks));
+    } else if header.is_encrypted() {
+        add("encrypt", json!({"format": "aes"}));
     }
     if is_v3 {
         if header.has_data_file() {
@@ -204,7 +206,41 @@ pub fn specific(image: &Image, bitmaps: &[BitmapEntry]) -> Value {
         add("corrupt", json!(header.is_corrupt()));
         add("extended-l2", json!(header.has_extended_l2()));
     }
+    Ok(Value::Object(map))
+}
+
+fn encryption(luks: &LuksHeader) -> Value {
+    let mut map = Map::new();
+    let mut add = |key: &str, value: Value| {
+        map.insert(key.to_string(), value);
+    };
+    add("ivgen-alg", json!(luks.iv_generator.name()));
+    add("detached-header", json!(false));
+    add("hash-alg", json!(luks.hash.name()));
+    add("cipher-alg", json!(luks.cipher.to_string()));
+    add("uuid", json!(text(&luks.uuid)));
+    if let Some(hash) = luks.iv_generator.hash() {
+        add("ivgen-hash-alg", json!(hash.name()));
+    }
+    add("format", json!("luks"));
+    add("cipher-mode", json!(luks.mode.name()));
+    let slots: Vec<Value> = luks.slots.iter().map(luks_slot).collect();
+    add("slots", json!(slots));
+    add("payload-offset", json!(luks.payload_offset()));
+    add("master-key-iters", json!(luks.digest_iterations));
     Value::Object(map)
+}
+
+fn luks_slot(slot: &LuksSlot) -> Value {
+    if !slot.active {
+        return json!({"active": false, "key-offset": slot.key_offset()});
+    }
+    json!({
+        "active": true,
+        "iters": slot.iterations,
+        "key-offset": slot.key_offset(),
+        "stripes": slot.stripes,
+    })
 }
 
 fn bitmap(bitmap: &BitmapEntry) -> Value {
