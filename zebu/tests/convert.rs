@@ -21,8 +21,9 @@ struct Blocks(Memory);
 
 const BLOCK: u64 = 4096;
 
-impl Storage for Blocks {
-    fn start(
+// SAFETY: all is passed on to `Memory`, which keeps no memory.
+unsafe impl Storage for Blocks {
+    unsafe fn start(
         &self,
         queue: &Queue,
         kind: OpKind,
@@ -33,7 +34,8 @@ impl Storage for Blocks {
         if matches!(kind, OpKind::Read | OpKind::Write) {
             assert!(offset.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK));
         }
-        let started = self.0.start(queue, kind, offset, length, memory);
+        // SAFETY: passed on.
+        let started = unsafe { self.0.start(queue, kind, offset, length, memory) };
         if kind == OpKind::Read {
             std::thread::sleep(Duration::from_millis(5));
         }
