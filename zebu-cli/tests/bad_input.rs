@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Answer, Lab, Limits, assert_same_answer, beyond_qemu, testing_qemu};
+use common::{Answer, Lab, Limits, assert_same_answer, beyond_qemu, peer, testing_qemu};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -324,6 +324,9 @@ fn luks_headers_that_are_damaged() {
         (slot(1) + 40, &511u32.to_be_bytes()),
         (slot(7) + 44, &u32::MAX.to_be_bytes()),
     ] {
+        if offset == 0x70 && !peer().is_current() {
+            continue; // QEMU 7.2 crashes
+        }
         fs::copy(lab.path("x.qcow2"), lab.path("y.qcow2")).expect("copy");
         lab.patch("y.qcow2", offset, bytes);
         let what = format!("{bytes:02x?} at {offset:#x}");
