@@ -68,6 +68,35 @@ impl Device {
         queue.block_on(opening.chain(spec))?;
         Ok(Device::new(opening.layers, options.inspect))
     }
+
+    /// Opens an image that `storage` holds (in memory, say). Blocks.
+    ///
+    /// What it names is never opened, whatever [`OpenOptions::policy`] says: a
+    /// data file is an error, and so is a backing file unless
+    /// [`OpenOptions::no_backing`] leaves it aside. The options of how files
+    /// are opened and locked mean nothing here.
+    pub fn from_storage(
+        queue: &Queue,
+        storage: Arc<dyn Storage>,
+        options: &OpenOptions,
+    ) -> Result<Device> {
+        let options = &OpenOptions {
+            policy: Policy::Nothing,
+            ..options.clone()
+        };
+        let mut spec = ImageSpec::new(options.format, FileSpec::new(storage.path()));
+        let mut opening = Opening {
+            queue,
+            options,
+            layers: Vec::new(),
+            seen: Vec::new(),
+        };
+        queue.block_on(async {
+            let format = opening.format(&mut spec, &*storage).await?;
+            opening.image(spec, storage, format, Role::Top).await
+        })?;
+        Ok(Device::new(opening.layers, options.inspect))
+    }
 }
 
 /// A chain that is being opened.
@@ -114,16 +143,29 @@ impl Opening<'_> {
         };
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
-        let format = match spec.format {
-            Some(format) => format,
-            None => {
-                let format = probe(self.queue, &file).await?;
-                spec.set_format(format)?;
-                format
-            }
-        };
+        let format = self.format(&mut spec, &file).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
-        let file: Arc<dyn Storage> = Arc::new(file);
+        self.image(spec, Arc::new(file), format, role).await
+    }
+
+    /// The format of an image, by its content if need be.
+    async fn format(&self, spec: &mut ImageSpec, file: &dyn Storage) -> Result<Format> {
+        if let Some(format) = spec.format {
+            return Ok(format);
+        }
+        let format = probe(self.queue, file).await?;
+        spec.set_format(format)?;
+        Ok(format)
+    }
+
+    /// Opens an image whose file is open, and says which one is behind it.
+    async fn image(
+        &mut self,
+        mut spec: ImageSpec,
+        file: Arc<dyn Storage>,
+        format: Format,
+        role: Role,
+    ) -> Result<Option<ImageSpec>> {
         let (image, backing) = match format {
             Format::Raw => {
                 let raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;

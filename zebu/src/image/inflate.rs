@@ -46,7 +46,11 @@ impl Image {
             };
             result.map_err(|e| self.compressed_error(guest, cluster, e))
         };
-        self.inflated.get_or_load(cluster.offset.0, load).await
+        // By offset and length, as in the descriptor: in a broken image several
+        // lengths may begin at one offset, and not all of them inflate.
+        let sectors = (cluster.offset.0 % 512 + cluster.length) / 512;
+        let key = cluster.offset.0 | (sectors - 1) << self.geometry.compressed_size_shift();
+        self.inflated.get_or_load(key, load).await
     }
 
     /// The error of a cluster that does not inflate.

@@ -49,7 +49,7 @@ pub struct Image {
     slice_bits: u32,
     /// By slice number: guest offset over what a slice maps.
     slices: cache::Cache<table::Slice>,
-    /// Inflated clusters by the host offset of their data.
+    /// Inflated clusters by the host offset and length of their data.
     inflated: cache::Cache<Vec<u8>>,
     preallocated: preallocation::Known,
 }

@@ -6,7 +6,8 @@ use super::cache::Cache;
 use super::table::L1Table;
 use super::{CacheOptions, Image, SnapshotName};
 use crate::format::{
-    CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, Snapshot, check_table,
+    CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
+    Snapshot, check_table,
 };
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
@@ -15,6 +16,12 @@ use crate::{Error, Result};
 const DEFAULT_L2_CACHE: u64 = 32 << 20;
 /// Bytes of a slice when the caller does not say.
 const DEFAULT_SLICE: u64 = 4096;
+/// Bytes of an L1 table read at once: it is kept in another form.
+const L1_PIECE: u64 = 1 << 20;
+/// Bytes of the snapshot table read at once.
+const SNAPSHOT_PIECE: u64 = 64 << 10;
+/// [`MAX_SNAPSHOT_TABLE_BYTES`] as an offset.
+const MAX_SNAPSHOT_TABLE: u64 = MAX_SNAPSHOT_TABLE_BYTES as u64;
 /// Bytes of inflated clusters kept.
 const INFLATED_CACHE: u64 = 2 << 20;
 
@@ -101,7 +108,7 @@ impl OpenImage {
             cluster_size,
             self.file_len,
         )?;
-        let l1 = self.read_l1(queue, header.l1_offset, l1_entries).await?;
+        let l1 = read_l1(&*self.file, queue, header.l1_offset, l1_entries).await?;
         let snapshots = self.read_snapshots(queue).await?;
         let (slice_entries, slices) = slice_cache(&self.geometry, caches)?;
         let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
@@ -122,11 +129,6 @@ impl OpenImage {
         })
     }
 
-    async fn read_l1(&self, queue: &Queue, offset: u64, entries: u64) -> Result<L1Table> {
-        let bytes = storage::read_vec(&*self.file, queue, offset, entries as usize * 8).await?;
-        Ok(L1Table::decode(&bytes))
-    }
-
     /// Reads the snapshot table, whose length is known only by reading it.
     async fn read_snapshots(&self, queue: &Queue) -> Result<Vec<Snapshot>> {
         let count = self.header.nb_snapshots;
@@ -138,20 +140,60 @@ impl OpenImage {
             "Snapshot table",
             start,
             u64::from(count),
-            crate::format::SNAPSHOT_HEADER_BYTES,
+            SNAPSHOT_HEADER_BYTES,
             self.header.cluster_size(),
             self.file_len,
         )?;
-        let in_file = (self.file_len - start).min(MAX_SNAPSHOT_TABLE_BYTES as u64) as usize;
-        let mut length = in_file.min(64 << 10);
-        loop {
-            let bytes = storage::read_vec(&*self.file, queue, start, length).await?;
-            match Snapshot::decode_table(&bytes, count) {
-                Err(_) if length < in_file => length = in_file.min(length * 8),
-                result => return Ok(result?),
-            }
+        let end = self.file_len.min(start + MAX_SNAPSHOT_TABLE);
+        let mut snapshots = Vec::new();
+        let mut entries: Vec<u8> = Vec::new();
+        let (mut used, mut read) = (0, start);
+        for index in 0..u64::from(count) {
+            let (snapshot, length) = loop {
+                let rest = entries.get(used..).unwrap_or(&[]);
+                if let Some(found) = Snapshot::decode(rest, index)? {
+                    break found;
+                }
+                if read == end {
+                    return Err(match end - start {
+                        MAX_SNAPSHOT_TABLE => FormatError::SnapshotTableTooBig,
+                        _ => FormatError::Truncated {
+                            what: "snapshot table entry",
+                            offset: read - entries.len() as u64 + used as u64,
+                            need: SNAPSHOT_HEADER_BYTES,
+                            have: rest.len() as u64,
+                        }
+                        .at("snapshot", index),
+                    }
+                    .into());
+                }
+                // What was used goes, so that a table with holes costs no more
+                // than what it holds.
+                let gone = used.min(entries.len());
+                entries.drain(..gone);
+                used -= gone;
+                let length = (end - read).min(SNAPSHOT_PIECE);
+                entries.extend(storage::read_vec(&*self.file, queue, read, length as usize).await?);
+                read += length;
+            };
+            used += length;
+            snapshots.push(snapshot);
         }
+        Ok(snapshots)
     }
+}
+
+/// Reads an L1 table, which the caller has bounded.
+async fn read_l1(file: &dyn Storage, queue: &Queue, offset: u64, entries: u64) -> Result<L1Table> {
+    let mut table = L1Table::with_capacity(entries as usize);
+    let end = offset + entries * 8;
+    let mut at = offset;
+    while at < end {
+        let length = (end - at).min(L1_PIECE);
+        table.push(&storage::read_vec(file, queue, at, length as usize).await?);
+        at += length;
+    }
+    Ok(table)
 }
 
 /// How many entries a slice has, and the cache for them.
@@ -196,8 +238,7 @@ impl Image {
         let offset = snapshot.l1_offset;
         // QEMU keeps the size of the active disk here, whatever the size was
         // when the snapshot was taken.
-        let bytes = storage::read_vec(&*self.file, queue, offset, entries as usize * 8).await?;
-        self.l1 = L1Table::decode(&bytes);
+        self.l1 = read_l1(&*self.file, queue, offset, entries).await?;
         self.slices.clear();
         Ok(self)
     }

@@ -8,22 +8,26 @@ use crate::format::{Geometry, L1Entry, L2Entry};
 /// The active L1 table, or that of a snapshot.
 #[derive(Debug)]
 pub(crate) struct L1Table {
-    entries: Box<[AtomicU64]>,
+    entries: Vec<AtomicU64>,
 }
 
-fn words(bytes: &[u8]) -> Box<[AtomicU64]> {
+fn words(bytes: &[u8]) -> impl Iterator<Item = AtomicU64> {
     bytes
         .chunks_exact(8)
         .map(|word| AtomicU64::new(u64::from_be_bytes(word.try_into().expect("8 bytes"))))
-        .collect()
 }
 
 impl L1Table {
-    /// The table as it is on the disk.
-    pub(crate) fn decode(bytes: &[u8]) -> Self {
+    /// No entries yet, and room for some.
+    pub(crate) fn with_capacity(entries: usize) -> Self {
         L1Table {
-            entries: words(bytes),
+            entries: Vec::with_capacity(entries),
         }
+    }
+
+    /// Adds entries as they are on the disk.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.entries.extend(words(bytes));
     }
 
     /// Entry `index`; beyond the end nothing is allocated.
@@ -48,7 +52,7 @@ impl Slice {
     /// The slice as it is on the disk.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
         Slice {
-            words: words(bytes),
+            words: words(bytes).collect(),
         }
     }
 

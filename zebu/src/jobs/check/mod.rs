@@ -105,6 +105,7 @@ fn check_metadata(
         },
         say: report,
         suspicious: false,
+        counted_l1: 0,
         skipped_snapshots: false,
         skipped_unaligned: false,
     };
@@ -121,6 +122,8 @@ struct Check<'a> {
     say: &'a mut dyn FnMut(CheckMessage),
     /// Whether a copied flag of the active disk may be wrong.
     suspicious: bool,
+    /// Bytes of the L1 tables looked at so far.
+    counted_l1: u64,
     /// Whether it was told that snapshots were not looked at.
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.

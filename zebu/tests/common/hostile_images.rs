@@ -1,0 +1,603 @@
+//! Images as a stranger would make them, and what everybody does with an
+//! image: shared by `hostile.rs` and, by path, by the fuzz targets.
+//!
+//! [`build`] makes a small image with the format room's own encoders, sound
+//! but of any geometry; [`mutate`] then breaks what the header, the tables and
+//! the streams say. [`exercise`] opens it, asks for everything, and compares
+//! the answers with each other.
+
+use std::sync::Arc;
+
+use zebu::block::{Device, LayerImage, OpenOptions, Policy};
+use zebu::codec::{self, Compressor};
+use zebu::format::{
+    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, Compression, Extension, Geometry,
+    Header, HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, RefcountBlock,
+    RefcountTableEntry, Snapshot,
+};
+use zebu::image::{CacheOptions, OpenImage, SnapshotName};
+use zebu::jobs::{self, MeasureTarget, Qcow2Target};
+use zebu::storage::{Buffer, Memory, Queue, Storage};
+
+/// Numbers that look random: splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// An image that is being put together, cluster by cluster.
+struct Builder {
+    header: Header,
+    geometry: Geometry,
+    /// Without the header's cluster.
+    bytes: Vec<u8>,
+    refcounts: Vec<u64>,
+}
+
+impl Builder {
+    fn end(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Puts something into clusters of its own.
+    fn put(&mut self, bytes: &[u8]) -> HostOffset {
+        let at = self.end();
+        self.bytes.extend_from_slice(bytes);
+        let size = self.geometry.cluster_size() as usize;
+        self.bytes
+            .resize(self.bytes.len().next_multiple_of(size), 0);
+        self.refcounts.resize(self.bytes.len() / size, 1);
+        HostOffset(at)
+    }
+
+    fn write(&mut self, at: HostOffset, bytes: &[u8]) {
+        let at = at.0 as usize;
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Bytes of one cluster, `kind` telling how well they compress.
+fn content(random: &mut Random, size: u64) -> Vec<u8> {
+    let (seed, step) = (random.next(), random.pick(&[1, 7, 64, 4096]));
+    (0..size)
+        .map(|i| (seed.wrapping_mul(i / step + 1) >> 24) as u8)
+        .collect()
+}
+
+/// A sound image of any geometry, of at most about `most` bytes (that may be
+/// cut off within the last table), with everything in it that an image can
+/// have.
+pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
+    let cluster_bits = match most {
+        0..=0x3ffff => random.pick(&[9, 9, 9, 10, 12, 12, 14]),
+        _ => random.pick(&[9, 9, 10, 12, 12, 14, 14, 16, 21]),
+    };
+    let cluster_size = 1u64 << cluster_bits;
+    let clusters = 1 + random.below(200);
+    let size = clusters * cluster_size - random.pick(&[0, 0, 512, 511, 1]).min(cluster_size - 1);
+    let v2 = random.one_in(6);
+    let mut header = if v2 {
+        Header::new_v2(cluster_bits, size)
+    } else {
+        Header::new(cluster_bits, size)
+    };
+    if !v2 {
+        header.refcount_order = random.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6]);
+        header.set_extended_l2(cluster_bits >= 14 && random.one_in(2));
+        if random.one_in(3) {
+            header.set_compression(Compression::Zstd);
+        }
+        if random.one_in(8) {
+            header.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
+            header.set_data_file_name(Some(b"/etc/passwd"));
+        }
+        if random.one_in(4) {
+            header.compatible = random.below(4);
+        }
+    }
+    if random.one_in(4) {
+        header.set_backing(Some(b"json:{\"file.driver\":\"nbd\"}"), Some(b"raw"));
+    }
+    let geometry = Geometry::new(&header).expect("a sound geometry");
+    let mut image = Builder {
+        header,
+        geometry,
+        bytes: vec![0; cluster_size as usize],
+        refcounts: vec![1],
+    };
+    disk(random, &mut image, clusters, most);
+    if random.one_in(3) {
+        snapshots(random, &mut image);
+    }
+    if !v2 && random.one_in(3) {
+        bitmaps(random, &mut image);
+    }
+    refcounts(&mut image);
+    if image.header.fit().is_err() {
+        image.header.set_backing(None, None);
+        let _ = image.header.fit();
+    }
+    if let Ok(first) = image.header.encode() {
+        image.write(HostOffset(0), &first);
+    }
+    image.bytes
+}
+
+fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
+    let geometry = image.geometry;
+    let entries = geometry.l1_entries_for(clusters << geometry.cluster_bits());
+    let mut l1 = vec![0; (entries as usize + random.below(3) as usize) * 8];
+    image.header.l1_size = l1.len() as u32 / 8;
+    image.header.l1_offset = image.put(&l1).0;
+    for index in 0..entries {
+        if random.one_in(5) {
+            continue;
+        }
+        let mut table = vec![0; geometry.cluster_size() as usize];
+        let at = image.put(&table);
+        let used = (clusters - index * geometry.l2_entries() as u64)
+            .min(geometry.l2_entries() as u64)
+            .min(64);
+        for entry in 0..used as usize {
+            if let Some(entry_value) = cluster(random, image, most) {
+                let _ = entry_value.write(&mut table, entry, &geometry);
+            }
+        }
+        image.write(at, &table);
+        let entry = L1Entry::new(at, true, &geometry).expect("an aligned table");
+        l1[index as usize * 8..][..8].copy_from_slice(&entry.to_be_bytes());
+    }
+    let at = HostOffset(image.header.l1_offset);
+    image.write(at, &l1);
+}
+
+/// What one cluster of the disk is, its data put into the file.
+fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2Entry> {
+    let geometry = image.geometry;
+    let full = image.bytes.len() + 4 * geometry.cluster_size() as usize > most;
+    let kind = random.below(if full { 3 } else { 9 });
+    if kind == 0 {
+        return None;
+    }
+    if kind == 1 {
+        return L2Entry::zero_plain(&geometry).ok();
+    }
+    if kind == 2 {
+        // Nowhere, or shared with what is there.
+        let at = random.below(image.refcounts.len() as u64 + 1) << geometry.cluster_bits();
+        return L2Entry::data(HostOffset(at), random.one_in(2), &geometry).ok();
+    }
+    let data = content(random, geometry.cluster_size());
+    if kind <= 4 {
+        let kind = match image.header.compression {
+            Compression::Zlib => codec::Compression::Zlib,
+            Compression::Zstd => codec::Compression::Zstd,
+        };
+        let mut stream = vec![0; data.len()];
+        let length = Compressor::new().compress(kind, None, &data, &mut stream);
+        let length = length.ok().flatten()?;
+        let skip = random.below(600) as usize % (geometry.cluster_size() as usize / 2);
+        let mut padded = vec![0; skip];
+        padded.extend_from_slice(&stream[..length]);
+        let at = image.put(&padded).0 + skip as u64;
+        return L2Entry::compressed(HostOffset(at), length as u64, &geometry).ok();
+    }
+    let host = image.put(&data);
+    if kind == 5 {
+        return L2Entry::zero_allocated(host, true, &geometry).ok();
+    }
+    if geometry.has_extended_l2() && kind <= 7 {
+        let (allocated, zero) = (random.next() as u32, random.next() as u32);
+        return L2Entry::subclusters(Some(host), true, allocated, zero & !allocated, &geometry)
+            .ok();
+    }
+    L2Entry::data(host, true, &geometry).ok()
+}
+
+fn snapshots(random: &mut Random, image: &mut Builder) {
+    let count = 1 + random.below(3);
+    let table: Vec<Snapshot> = (0..count)
+        .map(|n| {
+            let mut snapshot = Snapshot {
+                l1_offset: image.header.l1_offset,
+                l1_size: image.header.l1_size,
+                id: (n + 1).to_string().into_bytes(),
+                name: vec![b'x'; random.below(40) as usize],
+                ..Snapshot::default()
+            };
+            if random.one_in(2) {
+                snapshot.set_extra(random.below(9000), image.header.size, None);
+            }
+            snapshot
+        })
+        .collect();
+    if let Ok(bytes) = Snapshot::encode_table(&table) {
+        image.header.snapshots_offset = image.put(&bytes).0;
+        image.header.nb_snapshots = count as u32;
+    }
+}
+
+fn bitmaps(random: &mut Random, image: &mut Builder) {
+    let data = image.put(&[0x55; 64]).0;
+    let table = image.put(&data.to_be_bytes()).0;
+    let list: Vec<BitmapEntry> = (0..1 + random.below(3))
+        .map(|n| BitmapEntry {
+            table_offset: table,
+            table_size: 1,
+            flags: random.below(4) as u32,
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits: 16,
+            extra_data: Vec::new(),
+            name: format!("b{n}").into_bytes(),
+        })
+        .collect();
+    if let Ok(bytes) = BitmapEntry::encode_directory(&list) {
+        let extension = BitmapsExtension {
+            count: list.len() as u32,
+            reserved: 0,
+            directory_size: bytes.len() as u64,
+            directory_offset: image.put(&bytes).0,
+        };
+        image.header.extensions.set(Extension::Bitmaps(extension));
+        image.header.autoclear |= 1;
+    }
+}
+
+/// Refcount table and blocks, at the end of the file.
+fn refcounts(image: &mut Builder) {
+    let geometry = image.geometry;
+    let cluster_size = geometry.cluster_size();
+    let per_block = geometry.refcount_block_entries() as u64;
+    // A generous guess of how many the blocks are, themselves counted.
+    let blocks = (image.refcounts.len() as u64 + 8).div_ceil(per_block) + 1;
+    let table_clusters = (blocks * 8).div_ceil(cluster_size);
+    let table = image.put(&vec![0; (table_clusters * cluster_size) as usize]);
+    image.header.refcount_table_offset = table.0;
+    image.header.refcount_table_clusters = table_clusters as u32;
+    let places: Vec<_> = (0..blocks)
+        .map(|_| image.put(&vec![0; cluster_size as usize]))
+        .collect();
+    for (index, place) in places.iter().enumerate() {
+        let mut bytes = vec![0; cluster_size as usize];
+        let mut block = RefcountBlock::new(&mut bytes[..], &geometry);
+        let counts = image.refcounts.iter().skip(index * per_block as usize);
+        for (entry, count) in counts.take(per_block as usize).enumerate() {
+            let _ = block.set(entry, *count);
+        }
+        image.write(*place, &bytes);
+        let entry = RefcountTableEntry::new(*place, &geometry).expect("aligned");
+        let at = HostOffset(table.0 + index as u64 * 8);
+        image.write(at, &entry.to_be_bytes());
+    }
+}
+
+/// Where the numbers of a header are: offset and length.
+const FIELDS: &[(usize, usize)] = &[
+    (4, 4),
+    (8, 8),
+    (16, 4),
+    (20, 4),
+    (24, 8),
+    (32, 4),
+    (36, 4),
+    (40, 8),
+    (48, 8),
+    (56, 4),
+    (60, 4),
+    (64, 8),
+    (72, 8),
+    (80, 8),
+    (88, 8),
+    (96, 4),
+    (100, 4),
+    (104, 1),
+];
+
+fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+    let field = bytes.get(at..at.saturating_add(length)).unwrap_or(&[]);
+    field.iter().fold(0, |n, b| (n << 8) | u64::from(*b))
+}
+
+fn set_number(bytes: &mut [u8], at: usize, length: usize, value: u64) {
+    if let Some(field) = bytes.get_mut(at..at.saturating_add(length)) {
+        field.copy_from_slice(&value.to_be_bytes()[8 - length..]);
+    }
+}
+
+/// A number that somebody may not have thought of, near `was` or not.
+fn odd_number(random: &mut Random, was: u64, cluster_size: u64, file_len: u64) -> u64 {
+    let clusters = file_len / cluster_size + 2;
+    match random.below(14) {
+        0 => was.wrapping_add(1),
+        1 => was.wrapping_sub(1),
+        2 => was ^ (1 << random.below(64)),
+        3 => u64::MAX,
+        4 => 0,
+        5 => random.next(),
+        6 => 1 << random.below(64),
+        7 => (1u64 << random.below(64)).wrapping_sub(1),
+        8 => file_len.wrapping_add(random.below(3)).wrapping_sub(1),
+        9 => was << random.below(64) | was,
+        10 => was ^ (random.below(8) << 61),
+        // Another cluster of this file: tables overlap.
+        _ => (random.below(clusters) * cluster_size) | (was & 0xe000_0000_0000_0001),
+    }
+}
+
+/// Breaks an image in one to eight places.
+pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..1 + random.below(8) {
+        mutate_once(random, bytes);
+    }
+}
+
+/// Breaks an image in one place, most often one that has a meaning.
+pub fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>) {
+    if bytes.is_empty() {
+        return;
+    }
+    let len = bytes.len() as u64;
+    let bits = number(bytes, 20, 4).clamp(9, 21);
+    let cluster_size = 1u64 << bits;
+    let l1 = number(bytes, 40, 8) as usize;
+    let l1_entry = l1.saturating_add(8 * random.below(4) as usize);
+    let l2 = (number(bytes, l1_entry, 8) & 0x00ff_ffff_ffff_fe00) as usize;
+    let l2_entry = l2.saturating_add(8 * random.below(64) as usize);
+    let table = number(bytes, 48, 8) as usize;
+    let (at, length) = match random.below(16) {
+        0..=2 => random.pick(FIELDS),
+        3 | 4 => (l1_entry, 8),
+        5..=7 => (l2_entry, 8),
+        8 => {
+            // Fields of the compressed descriptor: sectors and offset.
+            let was = number(bytes, l2_entry, 8);
+            let shift = 62 - (bits - 8);
+            let sectors = random.below(1 << (bits - 8));
+            let offset = was & ((1 << shift) - 1);
+            let offset = random.pick(&[offset, len - 1, len, 1 << 40, (len - 1) & !511, 1 << 48]);
+            let value = 1 << 62 | sectors << shift | (offset & ((1 << shift) - 1));
+            return set_number(bytes, l2_entry, 8, value);
+        }
+        9 => (table.saturating_add(8 * random.below(4) as usize), 8),
+        10 => {
+            let snapshot = number(bytes, 64, 8) as usize;
+            let fields = [(0, 8), (8, 4), (12, 2), (14, 2), (32, 4), (36, 4), (40, 8)];
+            let (at, length) = random.pick(&fields);
+            (snapshot.saturating_add(at), length)
+        }
+        11 => {
+            // A header extension: type or length.
+            let start = number(bytes, 100, 4) as usize;
+            (start.saturating_add(4 * random.below(40) as usize), 4)
+        }
+        12 => {
+            // Cut off.
+            return bytes.truncate(1 + random.below(len) as usize);
+        }
+        13 => {
+            // One table moves over another.
+            let from = random.below(len) / cluster_size * cluster_size;
+            let to = random.below(len) / cluster_size * cluster_size;
+            let count = cluster_size.min(len - from.max(to)) as usize;
+            let (from, to) = (from as usize, to as usize);
+            return bytes.copy_within(from..from + count, to);
+        }
+        14 => (random.below(len) as usize & !7, 8),
+        _ => (random.below(len) as usize, 1),
+    };
+    let was = number(bytes, at, length);
+    let value = odd_number(random, was, cluster_size, len);
+    set_number(bytes, at, length, value);
+}
+
+/// Steps of a walk over the disk at most.
+const STEPS: usize = 1500;
+/// Bytes read at the start of the disk, twice and compared.
+const WINDOW: u64 = 96 << 10;
+
+/// Opens what `bytes` hold and asks for all that can be asked of an image.
+/// Panics on answers that contradict each other.
+pub fn exercise(queue: &Queue, bytes: &[u8]) {
+    let storage: Arc<dyn Storage> = Arc::new(Memory::new(bytes.to_vec()));
+    let options = OpenOptions {
+        no_backing: true,
+        ..OpenOptions::default()
+    };
+    // What it names must not be opened: an image that names something opens
+    // only when that is left aside.
+    let strict = OpenOptions::default();
+    assert_eq!(strict.policy, Policy::Follow);
+    if let Ok(device) = Device::from_storage(queue, storage.clone(), &strict) {
+        assert_eq!(device.layers().len(), 1);
+        if let LayerImage::Qcow2(image) = &device.top().image {
+            assert!(image.header().backing_file().is_none());
+            assert!(!image.header().has_data_file());
+        }
+    }
+    let inspect = OpenOptions {
+        inspect: true,
+        ..OpenOptions::default()
+    };
+    if let Ok(device) = Device::from_storage(queue, storage.clone(), &inspect) {
+        jobs_of(queue, &device);
+    }
+    with_data_file(queue, &storage);
+    match Device::from_storage(queue, storage.clone(), &options) {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(device) => {
+            disk_of(queue, &device);
+            let LayerImage::Qcow2(image) = &device.top().image else {
+                return;
+            };
+            for snapshot in image.snapshots().iter().take(3) {
+                let id = String::from_utf8_lossy(&snapshot.id).into_owned();
+                let options = OpenOptions {
+                    snapshot: Some(SnapshotName::IdOrName(id)),
+                    ..options.clone()
+                };
+                if let Ok(device) = Device::from_storage(queue, storage.clone(), &options) {
+                    disk_of(queue, &device);
+                }
+            }
+        }
+    }
+}
+
+fn disk_of(queue: &Queue, device: &Device) {
+    walk(queue, device);
+    reads(queue, device);
+    if device.size() < 8 << 20 {
+        let target = MeasureTarget::Qcow2(Qcow2Target::default());
+        let _ = jobs::measure(queue, device, &target);
+    }
+    let state = device.read_vm_state(queue, 0, Buffer::new(700), 700);
+    let _ = queue.block_on(state);
+}
+
+/// Goes over the disk, and looks at its end.
+fn walk(queue: &Queue, device: &Device) {
+    let size = device.size();
+    let mut at = 0;
+    for _ in 0..STEPS {
+        if at >= size {
+            break;
+        }
+        match queue.block_on(device.status(queue, at, size - at)) {
+            Ok(status) => {
+                assert!(status.length >= 1 && status.length <= size - at);
+                assert!(status.zero || status.present);
+                at += status.length;
+            }
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                at += 512;
+            }
+        }
+    }
+    if size > 0 {
+        let _ = queue.block_on(device.status(queue, size - 1, 1));
+        let outside = queue.block_on(device.status(queue, size - 1, 2));
+        assert!(outside.is_err());
+    }
+}
+
+fn read(queue: &Queue, device: &Device, at: u64, length: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0xa5; length as usize];
+    match device.read_blocking(queue, at, &mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.is_empty());
+            Err(text)
+        }
+    }
+}
+
+/// Reads in pieces of several kinds, which must agree with each other and
+/// with the status.
+fn reads(queue: &Queue, device: &Device) {
+    let size = device.size();
+    let window = size.min(WINDOW);
+    assert!(read(queue, device, size, 1).is_err());
+    assert!(read(queue, device, u64::MAX, 2).is_err());
+    let whole = read(queue, device, 0, window);
+    for (at, length) in [
+        (0, 1),
+        (511, 1027),
+        (4096, 4096),
+        (1, 70_000),
+        (65_535, 2),
+        (30_000, 3),
+        (0, 96 << 10),
+    ] {
+        if at + length > window {
+            continue;
+        }
+        let part = read(queue, device, at, length);
+        if let Ok(whole) = &whole {
+            let expected = &whole[at as usize..(at + length) as usize];
+            assert_eq!(part.as_deref(), Ok(expected), "{length} bytes at {at}");
+        }
+    }
+    if let Ok(whole) = &whole {
+        let mut at = 0;
+        while at < window {
+            let Ok(status) = queue.block_on(device.status(queue, at, window - at)) else {
+                panic!("no status at {at} of what can be read");
+            };
+            let bytes = &whole[at as usize..(at + status.length) as usize];
+            if status.zero {
+                assert!(bytes.iter().all(|b| *b == 0), "not zero at {at}");
+            }
+            at += status.length;
+        }
+    }
+    let tail = size.min(5000);
+    let _ = read(queue, device, size - tail, tail);
+}
+
+/// What needs the metadata only.
+fn jobs_of(queue: &Queue, device: &Device) {
+    assert!(read(queue, device, 0, 1).is_err());
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        return;
+    };
+    let mut told = 0;
+    let _ = jobs::check(queue, image, &mut |message| {
+        told += 1;
+        if told < 50 {
+            assert!(!message.to_string().is_empty());
+        }
+    });
+    let _ = jobs::bitmaps(queue, image);
+}
+
+/// Maps an image with its data in a file that the caller gives.
+fn with_data_file(queue: &Queue, storage: &Arc<dyn Storage>) {
+    let Ok(image) = queue.block_on(OpenImage::new(queue, storage.clone())) else {
+        return;
+    };
+    if !image.header().has_data_file() {
+        return;
+    }
+    let data: Arc<dyn Storage> = Arc::new(Memory::new(vec![7; 8192]));
+    let image = image.finish(queue, Some(data), CacheOptions::default());
+    let Ok(image) = queue.block_on(image) else {
+        return;
+    };
+    let (mut at, size) = (0, image.size());
+    for _ in 0..STEPS {
+        if at >= size {
+            break;
+        }
+        at += match queue.block_on(image.extent(queue, at, size - at)) {
+            Ok(extent) => {
+                assert!(extent.length >= 1 && extent.length <= size - at);
+                extent.length
+            }
+            Err(_) => 512,
+        };
+    }
+}

@@ -1,0 +1,786 @@
+//! Guards against images made to do harm: a panic, a loop without end, memory
+//! in proportion to a number in the file, or a file opened that the caller's
+//! policy forbids.
+//!
+//! Generated images, each broken in a few places, and named cases from the
+//! field. Every case has two seconds and 64 MiB. `ZEBU_HOSTILE_RUNS` says how
+//! many images are generated, `ZEBU_HOSTILE_SEED` with which number to begin.
+
+#[path = "common/hostile_images.rs"]
+mod hostile_images;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use hostile_images::{Random, build, exercise, mutate};
+use zebu::Result;
+use zebu::block::{Device, LayerImage, OpenOptions, Policy, Source};
+use zebu::format::{
+    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, COMPRESSED, COPIED, Extension,
+    Header, INCOMPATIBLE_DATA_FILE, Snapshot,
+};
+use zebu::image::OpenImage;
+use zebu::jobs::{self, CheckReport};
+use zebu::storage::{
+    Alignment, CacheMode, EngineKind, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
+    StorageExtent,
+};
+
+const TIME: Duration = Duration::from_secs(2);
+const MEMORY: usize = 64 << 20;
+
+/// Counts what is allocated.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+fn grown(by: usize) {
+    let now = NOW.fetch_add(by, Ordering::Relaxed) + by;
+    PEAK.fetch_max(now, Ordering::Relaxed);
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        grown(layout.size());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        grown(layout.size());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test at a time: memory is counted for all threads together.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Runs a case within the bounds.
+#[track_caller]
+fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
+    let before = NOW.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let start = Instant::now();
+    let result = run();
+    let (time, peak) = (start.elapsed(), PEAK.load(Ordering::Relaxed) - before);
+    assert!(time < TIME, "{name} took {time:?}");
+    assert!(peak < MEMORY, "{name} took {peak} bytes of memory");
+    result
+}
+
+fn queue() -> Queue {
+    let options = QueueOptions {
+        engine: EngineKind::Threads,
+        inflate_here: true,
+        ..QueueOptions::default()
+    };
+    Queue::new(options).expect("a queue")
+}
+
+fn from_env(name: &str, default: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.map_or(default, |v| v.parse().expect("a number"))
+}
+
+#[test]
+fn generated_images() {
+    let _alone = alone();
+    let queue = queue();
+    let first = from_env("ZEBU_HOSTILE_SEED", 0);
+    for seed in first..first + from_env("ZEBU_HOSTILE_RUNS", 400) {
+        let mut random = Random(seed);
+        let mut bytes = build(&mut random, 256 << 10);
+        if seed % 8 != 0 {
+            mutate(&mut random, &mut bytes);
+        }
+        // A panic does not say which image it was.
+        let told = Told(seed);
+        case(&format!("seed {seed}"), || exercise(&queue, &bytes));
+        std::mem::forget(told);
+    }
+}
+
+/// Tells the seed while a panic unwinds.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        eprintln!("with ZEBU_HOSTILE_SEED={} ZEBU_HOSTILE_RUNS=1", self.0);
+    }
+}
+
+/// The generator would be of no use if what it makes were refused.
+#[test]
+fn generated_images_are_sound_before_they_are_broken() {
+    let _alone = alone();
+    let queue = queue();
+    let (mut opened, mut read) = (0, 0);
+    for seed in 0..200 {
+        let bytes = build(&mut Random(seed), 256 << 10);
+        let storage: Arc<dyn Storage> = Arc::new(Memory::new(bytes));
+        let options = OpenOptions {
+            no_backing: true,
+            ..OpenOptions::default()
+        };
+        if let Ok(device) = Device::from_storage(&queue, storage, &options) {
+            opened += 1;
+            let mut first = vec![0; device.size().min(512) as usize];
+            read += u32::from(device.read_blocking(&queue, 0, &mut first).is_ok());
+        }
+    }
+    assert!(opened >= 160, "{opened} of 200 open");
+    assert!(read >= 120, "{read} of 200 can be read");
+}
+
+const CLUSTER: u64 = 4096;
+const REFCOUNT_TABLE: u64 = CLUSTER;
+const REFCOUNT_BLOCK: u64 = 2 * CLUSTER;
+const L1: u64 = 3 * CLUSTER;
+const L2: u64 = 4 * CLUSTER;
+const DATA: u64 = 5 * CLUSTER;
+const END: u64 = 6 * CLUSTER;
+
+fn header() -> Header {
+    let mut header = Header::new(12, 16 << 20);
+    header.refcount_table_offset = REFCOUNT_TABLE;
+    header.refcount_table_clusters = 1;
+    header.l1_offset = L1;
+    header.l1_size = 8;
+    header
+}
+
+fn with_header(header: &Header) -> Vec<u8> {
+    let mut bytes = header.encode().expect("a sound header");
+    bytes.resize(END as usize, 0);
+    put(&mut bytes, REFCOUNT_TABLE, REFCOUNT_BLOCK);
+    for cluster in 0..6 {
+        let at = (REFCOUNT_BLOCK + 2 * cluster) as usize;
+        bytes[at + 1] = 1;
+    }
+    put(&mut bytes, L1, L2 | COPIED);
+    put(&mut bytes, L2, DATA | COPIED);
+    bytes[DATA as usize..].fill(0x5a);
+    bytes
+}
+
+/// A sound image of clusters of 4 KiB, the tables where the constants say.
+fn sound() -> Vec<u8> {
+    with_header(&header())
+}
+
+fn put(bytes: &mut [u8], at: u64, value: u64) {
+    bytes[at as usize..at as usize + 8].copy_from_slice(&value.to_be_bytes());
+}
+
+fn put32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+}
+
+fn memory(bytes: &[u8]) -> Arc<dyn Storage> {
+    Arc::new(Memory::new(bytes.to_vec()))
+}
+
+fn open(bytes: &[u8]) -> Result<Device> {
+    Device::from_storage(&queue(), memory(bytes), &OpenOptions::default())
+}
+
+/// The image is refused, and the message has the words.
+#[track_caller]
+fn refused(name: &str, bytes: &[u8], words: &str) {
+    case(name, || exercise(&queue(), bytes));
+    match open(bytes) {
+        Ok(_) => panic!("{name} opens"),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains(words), "{name}: {text}");
+        }
+    }
+}
+
+/// The image opens; reading from `at` fails, and the message has the words.
+#[track_caller]
+fn unreadable(name: &str, bytes: &[u8], at: u64, words: &str) {
+    case(name, || exercise(&queue(), bytes));
+    let device = open(bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let error = device
+        .read_blocking(&queue(), at, &mut [0; 100])
+        .expect_err(name);
+    let text = error.to_string();
+    assert!(text.contains(words), "{name}: {text}");
+}
+
+fn check(storage: Arc<dyn Storage>) -> Result<CheckReport> {
+    let options = OpenOptions {
+        inspect: true,
+        ..OpenOptions::default()
+    };
+    let queue = queue();
+    let device = Device::from_storage(&queue, storage, &options)?;
+    match &device.top().image {
+        LayerImage::Qcow2(image) => jobs::check(&queue, image, &mut |_| {}),
+        LayerImage::Raw(_) => panic!("a raw image"),
+    }
+}
+
+/// The check finds that something is wrong.
+#[track_caller]
+fn corrupt(name: &str, bytes: &[u8]) {
+    case(name, || exercise(&queue(), bytes));
+    let report = check(memory(bytes)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert!(report.corruptions > 0, "{name}: {report:?}");
+}
+
+#[test]
+fn the_image_that_is_broken_is_sound() {
+    let _alone = alone();
+    let report = check(memory(&sound())).expect("a check");
+    assert_eq!((report.corruptions, report.leaks), (0, 0));
+    let device = open(&sound()).expect("it opens");
+    let mut bytes = [0; 8192];
+    device.read_blocking(&queue(), 0, &mut bytes).expect("read");
+    assert!(bytes[..4096].iter().all(|b| *b == 0x5a));
+    assert!(bytes[4096..].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn l2_tables_that_overlap() {
+    let _alone = alone();
+    for (name, table) in [
+        ("refcount table", REFCOUNT_TABLE),
+        ("refcount block", REFCOUNT_BLOCK),
+        ("L1 table", L1),
+        ("another L2 table", L2),
+        ("data", DATA),
+    ] {
+        let mut bytes = sound();
+        put(&mut bytes, L1 + 8, table | COPIED);
+        corrupt(&format!("L2 over {name}"), &bytes);
+    }
+    let mut bytes = sound();
+    put(&mut bytes, 40, 0);
+    corrupt("L1 over the header", &bytes);
+    put(&mut bytes, 40, REFCOUNT_BLOCK);
+    corrupt("L1 over the refcount block", &bytes);
+    let mut bytes = sound();
+    put(&mut bytes, REFCOUNT_TABLE, REFCOUNT_TABLE);
+    corrupt("refcount block over its table", &bytes);
+    let mut bytes = sound();
+    put(&mut bytes, L2 + 8, L2 | COPIED);
+    corrupt("data over an L2 table", &bytes);
+}
+
+#[test]
+fn clusters_past_the_end() {
+    let _alone = alone();
+    for (offset, words) in [
+        (END, "past the end"),
+        (1 << 40, "past the end"),
+        (1 << 55, "past the end"),
+        (0x00ff_ffff_ffff_f000, "past the end"),
+        (DATA + 512, "unaligned"),
+    ] {
+        let mut bytes = sound();
+        put(&mut bytes, L2, offset | COPIED);
+        unreadable(&format!("data at {offset:#x}"), &bytes, 0, words);
+        let mut bytes = sound();
+        put(&mut bytes, L1, offset | COPIED);
+        unreadable(&format!("L2 table at {offset:#x}"), &bytes, 0, words);
+    }
+}
+
+/// Found by fuzzing: of clusters in a row, read at once, only the first was
+/// compared with the end of the file, and the others read as zeroes.
+#[test]
+fn clusters_in_a_row_that_go_past_the_end() {
+    let _alone = alone();
+    let mut bytes = sound();
+    put(&mut bytes, L2 + 8, END | COPIED);
+    put(&mut bytes, L2 + 16, (END + CLUSTER) | COPIED);
+    case("a row", || exercise(&queue(), &bytes));
+    let device = open(&bytes).expect("it opens");
+    for (at, length) in [(0, 3 * CLUSTER), (100, CLUSTER), (CLUSTER, 1)] {
+        let mut out = vec![0; length as usize];
+        let error = device.read_blocking(&queue(), at, &mut out);
+        let text = error.expect_err("past the end").to_string();
+        assert!(text.contains("offset 0x6000 is past the end"), "{text}");
+        assert!(text.contains("(guest offset 0x1000)"), "{text}");
+    }
+    // A last cluster of which a part is there is whole: the rest is zeroes.
+    bytes.resize((END + CLUSTER + 1) as usize, 7);
+    let device = open(&bytes).expect("it opens");
+    let mut out = vec![1; 3 * CLUSTER as usize];
+    device
+        .read_blocking(&queue(), 0, &mut out)
+        .expect("no cluster is missing");
+    assert_eq!(out[2 * CLUSTER as usize..][..2], [7, 0]);
+}
+
+#[test]
+fn header_numbers() {
+    let _alone = alone();
+    type Case<'a> = (&'a str, usize, usize, u64, &'a str);
+    let cases: &[Case<'_>] = &[
+        ("L1 larger than the file", 36, 4, 1 << 20, "L1 table"),
+        ("L1 larger than allowed", 36, 4, u32::MAX as u64, "L1 table"),
+        ("L1 at 2^63", 40, 8, 1 << 63, "L1 table"),
+        ("L1 at the end", 40, 8, END, "L1 table"),
+        ("header_length", 100, 4, u32::MAX as u64, "header exceeds"),
+        ("refcount_order 63", 96, 4, 63, "width"),
+        ("cluster_bits 63", 20, 4, 63, "luster size"),
+        ("cluster_bits 0", 20, 4, 0, "luster size"),
+        ("size 2^64-1", 24, 8, u64::MAX, "too big"),
+        ("size 2^62", 24, 8, 1 << 62, ""),
+        ("nb_snapshots 65536", 60, 4, 65536, "napshot table"),
+        ("nb_snapshots 65537", 60, 4, 65537, "napshot table"),
+        (
+            "nb_snapshots 2^32-1",
+            60,
+            4,
+            u32::MAX as u64,
+            "napshot table",
+        ),
+        (
+            "refcount table of 2^32-1",
+            56,
+            4,
+            u32::MAX as u64,
+            "eference count",
+        ),
+        ("refcount table at the end", 48, 8, END, "eference count"),
+        ("backing name of 2^32-1", 8, 8, 512, ""),
+    ];
+    for (name, at, length, value, words) in cases {
+        let mut bytes = sound();
+        bytes[*at..at + length].copy_from_slice(&value.to_be_bytes()[8 - length..]);
+        if *at == 8 {
+            put32(&mut bytes, 16, u32::MAX);
+        }
+        refused(name, &bytes, words);
+    }
+}
+
+#[test]
+fn large_clusters_in_a_tiny_file() {
+    let _alone = alone();
+    let mut bytes = sound();
+    put32(&mut bytes, 20, 21);
+    refused("all in one cluster", &bytes, "");
+    put(&mut bytes, 40, 0);
+    put(&mut bytes, 48, 0);
+    case("L1 is the header", || exercise(&queue(), &bytes));
+}
+
+#[test]
+fn snapshot_entries_past_the_end() {
+    let _alone = alone();
+    let snapshot = Snapshot {
+        l1_offset: L1,
+        l1_size: 8,
+        id: b"1".to_vec(),
+        ..Snapshot::default()
+    };
+    let table = Snapshot::encode_table(&[snapshot]).expect("a table");
+    let mut header = header();
+    header.nb_snapshots = 1;
+    header.snapshots_offset = END;
+    let mut bytes = with_header(&header);
+    bytes.extend_from_slice(&table);
+    assert!(open(&bytes).is_ok());
+    for (name, at, length, value) in [
+        ("id", 12, 2, 0xffff),
+        ("name", 14, 2, 0xffff),
+        ("extra data", 36, 4, 1024),
+        ("too much extra data", 36, 4, 1025),
+        ("much too much", 36, 4, u64::MAX),
+    ] {
+        let mut bytes = bytes.clone();
+        let at = END as usize + at;
+        bytes[at..at + length].copy_from_slice(&value.to_be_bytes()[8 - length..]);
+        refused(&format!("snapshot {name}"), &bytes, "napshot");
+    }
+    // Enough bytes for 65536 entries, were they all of the least length.
+    put32(&mut bytes, 60, 65536);
+    bytes.resize(bytes.len() + 65536 * 40, 0);
+    case("65536 snapshots", || open(&bytes).map(drop)).expect("they are there");
+    case("65536 snapshots", || exercise(&queue(), &bytes));
+    let last = bytes.len() - 4 * 40;
+    bytes.truncate(last);
+    refused("65536 snapshots but 3", &bytes, "napshot table");
+}
+
+#[test]
+fn compressed_clusters_anywhere() {
+    let _alone = alone();
+    // With clusters of 4 KiB: 58 bits of offset, 4 of sectors.
+    let descriptor = |offset: u64, sectors: u64| COMPRESSED | (sectors << 58) | offset;
+    for (name, entry) in [
+        ("at the last byte", descriptor(END - 1, 0)),
+        ("over the end", descriptor(END - 1, 15)),
+        ("at the end", descriptor(END, 3)),
+        ("at 2^40", descriptor(1 << 40, 15)),
+        ("at the largest offset", descriptor((1 << 58) - 1, 15)),
+        ("at 0", descriptor(0, 15)),
+        ("on an L2 table", descriptor(L2, 7)),
+    ] {
+        let mut bytes = sound();
+        // So that the stream is damaged, not only short.
+        bytes[DATA as usize..].fill(0xff);
+        put(&mut bytes, L2, entry);
+        let name = format!("compressed {name}");
+        unreadable(&name, &bytes, 0, "ompressed cluster at guest offset 0x0");
+    }
+}
+
+/// The offset is the same, what belongs to it is not: the answer must not
+/// depend on which of them was read before.
+#[test]
+fn compressed_clusters_of_one_offset_and_two_lengths() {
+    let _alone = alone();
+    let mut state = 1u32;
+    let data: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 28) as u8
+    })
+    .take(CLUSTER as usize)
+    .collect();
+    let mut stream = vec![0; CLUSTER as usize];
+    let length = zebu::codec::Compressor::new()
+        .compress(zebu::codec::Compression::Zlib, None, &data, &mut stream)
+        .expect("it compresses")
+        .expect("it fits");
+    assert!(length > 1024);
+    let mut bytes = sound();
+    bytes[DATA as usize..][..length].copy_from_slice(&stream[..length]);
+    let sectors = length as u64 / 512;
+    put(&mut bytes, L2, COMPRESSED | sectors << 58 | DATA);
+    put(&mut bytes, L2 + 8, COMPRESSED | DATA);
+    exercise(&queue(), &bytes);
+    let (device, queue) = (open(&bytes).expect("it opens"), queue());
+    let mut out = [0; 10];
+    device.read_blocking(&queue, 5, &mut out).expect("whole");
+    assert_eq!(out, data[5..15]);
+    let short = device.read_blocking(&queue, CLUSTER + 5, &mut out);
+    assert!(short.is_err(), "512 bytes of stream fill no cluster");
+}
+
+/// Names that must not be opened unless the caller says so.
+#[test]
+fn names_that_the_policy_forbids() {
+    let _alone = alone();
+    let mut backed = header();
+    backed.set_backing(Some(b"json:{\"file.driver\":\"nbd\"}"), None);
+    let mut data = header();
+    data.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
+    data.set_data_file_name(Some(b"/etc/passwd"));
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, header, words) in [
+        ("backing file", &backed, "json:{\"file.driver\":\"nbd\"}"),
+        ("data file", &data, "/etc/passwd"),
+    ] {
+        let bytes = with_header(header);
+        let path = directory.path().join("x.qcow2");
+        fs::write(&path, &bytes).expect("a file");
+        let source = Source::Name(path.to_string_lossy().into_owned());
+        let options = OpenOptions {
+            policy: Policy::Nothing,
+            ..OpenOptions::default()
+        };
+        let opened = case(name, || Device::open(&queue(), &source, &options));
+        for (how, result) in [("file", opened), ("memory", open(&bytes))] {
+            let text = result.err().unwrap_or_else(|| panic!("{name} opens"));
+            let text = text.to_string();
+            assert!(text.contains("may not open"), "{how}: {text}");
+            assert!(text.contains(words), "{how}: {text}");
+        }
+        let options = OpenOptions {
+            no_backing: true,
+            ..options
+        };
+        let opened = Device::open(&queue(), &source, &options);
+        assert_eq!(opened.is_ok(), name == "backing file");
+    }
+    // Even where names are followed, there is no network.
+    let path = directory.path().join("x.qcow2");
+    fs::write(&path, with_header(&backed)).expect("a file");
+    let source = Source::Name(path.to_string_lossy().into_owned());
+    let followed = Device::open(&queue(), &source, &OpenOptions::default());
+    let text = followed.expect_err("no network").to_string();
+    assert!(text.contains("'nbd' is not supported"), "{text}");
+}
+
+/// `count` images in a row; the last is backed by image number `then`.
+fn chain(directory: &Path, count: usize, then: Option<usize>) -> Source {
+    for n in 0..count {
+        let next = if n + 1 < count { Some(n + 1) } else { then };
+        let mut header = header();
+        if let Some(next) = next {
+            header.set_backing(Some(format!("{next}.qcow2").as_bytes()), Some(b"qcow2"));
+        }
+        let path = directory.join(format!("{n}.qcow2"));
+        fs::write(path, with_header(&header)).expect("a file");
+    }
+    Source::Name(directory.join("0.qcow2").to_string_lossy().into_owned())
+}
+
+#[test]
+fn backing_loops_and_long_chains() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    for count in 1..=3 {
+        let name = format!("a loop of {count}");
+        let source = chain(directory.path(), count, Some(0));
+        let result = case(&name, || {
+            Device::open(&queue(), &source, &OpenOptions::default())
+        });
+        let text = result.expect_err(&name).to_string();
+        assert!(text.contains("creates an infinite loop"), "{name}: {text}");
+    }
+    let source = chain(directory.path(), 100, None);
+    let device = case("a chain of 100", || {
+        Device::open(&queue(), &source, &OpenOptions::default())
+    })
+    .expect("it opens");
+    assert_eq!(device.layers().len(), 100);
+    drop(device);
+    let source = chain(directory.path(), 300, None);
+    let result = case("a chain of 300", || {
+        Device::open(&queue(), &source, &OpenOptions::default())
+    });
+    let text = result.expect_err("too long").to_string();
+    assert!(text.contains("chain is longer than"), "{text}");
+    assert!(text.len() < 10_000, "a message of {} bytes", text.len());
+}
+
+#[test]
+fn json_nested_deep() {
+    let _alone = alone();
+    for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
+        for depth in [100, 10_000, 1_000_000] {
+            let (open, close) = (open.repeat(depth), close.repeat(depth));
+            let name = format!("json:{{\"driver\":{open}1{close}}}");
+            let result = case("json", || Source::Name(name).resolve(None, None));
+            assert!(result.is_err());
+        }
+    }
+    let mut header = header();
+    let name = format!("json:{}", "[".repeat(1000));
+    header.set_backing(Some(name.as_bytes()), None);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("x.qcow2");
+    fs::write(&path, with_header(&header)).expect("a file");
+    let source = Source::Name(path.to_string_lossy().into_owned());
+    let result = Device::open(&queue(), &source, &OpenOptions::default());
+    assert!(result.is_err());
+}
+
+/// A file that claims to be `len` bytes long, of which only the first are
+/// there: what a sparse file is, on a file system without bounds.
+#[derive(Debug)]
+struct Vast {
+    bytes: Memory,
+    len: u64,
+}
+
+impl Storage for Vast {
+    fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        self.bytes.start(queue, kind, offset, length, memory)
+    }
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn allocated(&self) -> io::Result<u64> {
+        self.bytes.len()
+    }
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: false,
+            length: self.len.saturating_sub(offset),
+        })
+    }
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+    fn is_device(&self) -> bool {
+        false
+    }
+}
+
+fn vast(bytes: &[u8], len: u64) -> Arc<dyn Storage> {
+    Arc::new(Vast {
+        bytes: Memory::new(bytes.to_vec()),
+        len,
+    })
+}
+
+/// Looking for preallocated metadata went on past the refcount table, over
+/// every block that a file of this length might have.
+#[test]
+fn status_of_a_vast_sparse_file() {
+    let _alone = alone();
+    let mut header = Header::new(9, 1 << 20);
+    header.refcount_order = 6;
+    header.refcount_table_offset = 512;
+    header.refcount_table_clusters = 1;
+    header.l1_offset = 1024;
+    header.l1_size = 32;
+    let mut bytes = header.encode().expect("a header");
+    bytes.resize(4096, 0);
+    put(&mut bytes, 1024, 1536);
+    put(&mut bytes, 1536, 2048);
+    let (device, queue) = case("open", || {
+        let queue = queue();
+        let storage = vast(&bytes, 1 << 62);
+        let device = Device::from_storage(&queue, storage, &OpenOptions::default());
+        (device.expect("it opens"), queue)
+    });
+    let status = case("status", || queue.block_on(device.status(&queue, 0, 512)));
+    assert!(status.expect("a status").data);
+}
+
+/// Tables as large as allowed, in holes of a file.
+#[test]
+fn largest_tables_in_a_sparse_file() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("x.qcow2");
+    let mut header = header();
+    header.l1_offset = 1 << 30;
+    header.l1_size = 4 << 20;
+    header.refcount_table_offset = 2 << 30;
+    header.refcount_table_clusters = 2048;
+    let file = File::create(&path).expect("a file");
+    file.write_at(&header.encode().expect("a header"), 0)
+        .expect("written");
+    file.set_len(4 << 30).expect("a sparse file");
+    let source = Source::Name(path.to_string_lossy().into_owned());
+    let device = case("L1 table of 32 MiB", || {
+        Device::open(&queue(), &source, &OpenOptions::default())
+    })
+    .expect("it opens");
+    let mut bytes = [1; 512];
+    device.read_blocking(&queue(), 0, &mut bytes).expect("read");
+    assert_eq!(bytes, [0; 512]);
+    drop(device);
+
+    header.nb_snapshots = 65536;
+    header.snapshots_offset = 3 << 30;
+    file.write_at(&header.encode().expect("a header"), 0)
+        .expect("written");
+    case("and 65536 snapshots", || {
+        Device::open(&queue(), &source, &OpenOptions::default()).map(drop)
+    })
+    .expect("it opens");
+    // The second entry has too much extra data: no more is read.
+    file.write_at(&1025u32.to_be_bytes(), (3 << 30) + 40 + 36)
+        .expect("written");
+    let text = case("and a broken snapshot", || {
+        Device::open(&queue(), &source, &OpenOptions::default())
+    })
+    .expect_err("it is refused")
+    .to_string();
+    assert!(text.contains("entry 1"), "{text}");
+}
+
+/// Each table alone is allowed; together they cover the file thousands of
+/// times.
+#[test]
+fn check_of_tables_that_cover_the_file_many_times() {
+    let _alone = alone();
+    let file_len: u64 = 128 << 20;
+    let snapshots: Vec<Snapshot> = (0..60_000u32)
+        .map(|n| Snapshot {
+            l1_offset: 0,
+            l1_size: 4 << 20,
+            id: n.to_string().into_bytes(),
+            ..Snapshot::default()
+        })
+        .collect();
+    let mut small = Header::new(9, 0);
+    small.l1_offset = 512;
+    small.l1_size = 1;
+    small.refcount_table_offset = 1024;
+    small.refcount_table_clusters = 1;
+    let mut header = small.clone();
+    header.nb_snapshots = snapshots.len() as u32;
+    header.snapshots_offset = 4096;
+    let mut bytes = header.encode().expect("a header");
+    bytes.resize(4096, 0);
+    bytes.extend(Snapshot::encode_table(&snapshots).expect("a table"));
+    case("snapshots", || check(vast(&bytes, file_len)).map(drop)).expect("a check");
+
+    let bitmaps: Vec<BitmapEntry> = (0..60_000)
+        .map(|n| BitmapEntry {
+            table_offset: 512,
+            table_size: 1 << 23,
+            flags: 1,
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits: 16,
+            extra_data: Vec::new(),
+            name: n.to_string().into_bytes(),
+        })
+        .collect();
+    let directory = BitmapEntry::encode_directory(&bitmaps).expect("a directory");
+    let mut header = small;
+    header.autoclear = 1;
+    let extension = BitmapsExtension {
+        count: bitmaps.len() as u32,
+        reserved: 0,
+        directory_size: directory.len() as u64,
+        directory_offset: 4096,
+    };
+    header.extensions.set(Extension::Bitmaps(extension));
+    let mut bytes = header.encode().expect("a header");
+    bytes.resize(4096, 0);
+    bytes.extend(directory);
+    case("bitmaps", || check(vast(&bytes, file_len)).map(drop)).expect("a check");
+}
+
+/// A file that is a header and no more reads no further than it goes.
+#[test]
+fn files_cut_off_anywhere() {
+    let _alone = alone();
+    let bytes = sound();
+    for length in (0..600).chain((600..bytes.len()).step_by(97)) {
+        case(&format!("{length} bytes"), || {
+            exercise(&queue(), &bytes[..length]);
+            let storage = memory(&bytes[..length]);
+            let queue = queue();
+            let _ = queue.block_on(OpenImage::new(&queue, storage));
+        });
+    }
+}
