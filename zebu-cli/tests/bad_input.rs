@@ -296,6 +296,10 @@ fn luks_headers_are_shown_as_qemu_shows_them() {
 
 #[test]
 fn luks_headers_that_are_damaged() {
+    if !peer().is_current() {
+        println!("skipped: QEMU 7.2 knows fewer hashes, and crashes on one of these");
+        return;
+    }
     let lab = luks("");
     let slot = |n: u64| LUKS + 208 + 48 * n;
     for (offset, bytes) in [
@@ -324,9 +328,6 @@ fn luks_headers_that_are_damaged() {
         (slot(1) + 40, &511u32.to_be_bytes()),
         (slot(7) + 44, &u32::MAX.to_be_bytes()),
     ] {
-        if offset == 0x70 && !peer().is_current() {
-            continue; // QEMU 7.2 crashes
-        }
         fs::copy(lab.path("x.qcow2"), lab.path("y.qcow2")).expect("copy");
         lab.patch("y.qcow2", offset, bytes);
         let what = format!("{bytes:02x?} at {offset:#x}");

@@ -600,8 +600,9 @@ struct Vast {
     len: u64,
 }
 
-impl Storage for Vast {
-    fn start(
+// SAFETY: all is passed on to `Memory`, which keeps no memory.
+unsafe impl Storage for Vast {
+    unsafe fn start(
         &self,
         queue: &Queue,
         kind: OpKind,
@@ -609,7 +610,8 @@ impl Storage for Vast {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        self.bytes.start(queue, kind, offset, length, memory)
+        // SAFETY: passed on.
+        unsafe { self.bytes.start(queue, kind, offset, length, memory) }
     }
     fn len(&self) -> io::Result<u64> {
         Ok(self.len)
