@@ -20,6 +20,9 @@ use crate::{Error, Result};
 /// Bytes written at once.
 const CHUNK: usize = 1 << 20;
 
+/// The largest disk of any format, in bytes: a limit of QEMU.
+const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
+
 /// What is allocated when an image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preallocation {
@@ -179,6 +182,11 @@ impl CreateQcow2 {
             Some(size) if size <= i64::MAX as u64 => size,
             _ => return refuse("Could not resize image: Image size cannot be negative"),
         };
+        if size > MAX_SIZE {
+            return refuse(format!(
+                "Could not resize image: offset({size}) exceeds maximum({MAX_SIZE})"
+            ));
+        }
         let mut header = match self.version {
             2 => Header::new_v2(self.cluster_bits, size),
             _ => Header::new(self.cluster_bits, size),
