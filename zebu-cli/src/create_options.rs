@@ -54,7 +54,9 @@ impl CreateOptions {
             let (key, value) = match item.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
                 None => match item.strip_prefix("no") {
-                    Some(key) if known.contains(&key) => (key.to_string(), "off".to_string()),
+                    Some(key) if !known.contains(&item.as_str()) => {
+                        (key.to_string(), "off".to_string())
+                    }
                     _ => (item, "on".to_string()),
                 },
             };

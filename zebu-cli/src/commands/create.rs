@@ -541,7 +541,12 @@ fn create_qcow2(
         None => None,
         Some(data_file) => {
             let data = path_of(&data_file.name)
-                .and_then(|path| NewFile::open(path, LockRequest::DATA_WRITE));
+                // As a file that is made, and only then as one of an image.
+                .and_then(|path| NewFile::open(path, LockRequest::RAW_WRITE))
+                .and_then(|data| match data.file.lock(LockRequest::DATA_WRITE) {
+                    Ok(()) => Ok(data),
+                    Err(e) => Err(e.to_string()),
+                });
             Some(data.inspect_err(|_| {
                 if !file.existed {
                     file.remove();
