@@ -15,7 +15,7 @@ pub struct CreateOptions {
 /// What qemu-img knows for raw files.
 const RAW: [&str; 4] = ["size", "preallocation", "nocow", "extent_size_hint"];
 /// What qemu-img knows for qcow2 images, in files.
-const QCOW2: [&str; 27] = [
+const QCOW2: [&str; 23] = [
     "size",
     "compat",
     "backing_file",
@@ -31,8 +31,6 @@ const QCOW2: [&str; 27] = [
     "encrypt.ivgen-hash-alg",
     "encrypt.hash-alg",
     "encrypt.iter-time",
-    "encrypt.detached-header",
-    "encrypt.detached-mode",
     "cluster_size",
     "preallocation",
     "lazy_refcounts",
@@ -41,8 +39,6 @@ const QCOW2: [&str; 27] = [
     "extended_l2",
     "nocow",
     "extent_size_hint",
-    "keep_data_file",
-    "backing_format",
 ];
 
 impl CreateOptions {
@@ -58,7 +54,9 @@ impl CreateOptions {
             let (key, value) = match item.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
                 None => match item.strip_prefix("no") {
-                    Some(key) if known.contains(&key) => (key.to_string(), "off".to_string()),
+                    Some(key) if !known.contains(&item.as_str()) => {
+                        (key.to_string(), "off".to_string())
+                    }
                     _ => (item, "on".to_string()),
                 },
             };
@@ -68,6 +66,11 @@ impl CreateOptions {
             options.list.push((key, value));
         }
         Ok(options)
+    }
+
+    /// Sets an option, as if it were given last.
+    pub fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.list.push((key.to_string(), value.into()));
     }
 
     /// The value of an option.
@@ -95,6 +98,18 @@ impl CreateOptions {
         let wrong = |_| Failure::new(format!("Parameter '{key}' expects a size"));
         size::parse(text).map(Some).map_err(wrong)
     }
+}
+
+/// Whether `-o` asks for the list of options.
+pub fn asks_for_help(texts: &[String]) -> bool {
+    let mut items = texts.iter().flat_map(|text| split(text));
+    items.any(|item| item == "help" || item == "?")
+}
+
+/// Whether a value of `-o` is a list: not empty, and no empty item at an end.
+pub fn is_list(text: &str) -> bool {
+    let commas = text.len() - text.trim_end_matches(',').len();
+    !text.is_empty() && !text.starts_with(',') && commas.is_multiple_of(2)
 }
 
 /// The items of a list with commas between them; two commas mean one.

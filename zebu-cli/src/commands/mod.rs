@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod compare;
 mod convert;
+mod create;
 mod info;
 mod io;
 mod map;
@@ -22,7 +23,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 8] = [
+const COMMANDS: [Command; 9] = [
     ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
     (
@@ -35,6 +36,7 @@ const COMMANDS: [Command; 8] = [
         "Copy images to another, with format conversion",
         convert::run,
     ),
+    ("create", "Create and format new image file", create::run),
     ("info", "Display information about image", info::run),
     (
         "io",

@@ -1,9 +1,10 @@
-//! What is done with whole images: convert, compare, check, measure.
+//! What is done with whole images: convert, compare, check, create, measure.
 
 mod bitmaps;
 mod check;
 mod compare;
 mod convert;
+mod create;
 mod lanes;
 mod measure;
 mod zero;
@@ -12,4 +13,5 @@ pub use bitmaps::bitmaps;
 pub use check::{CheckMessage, CheckReport, check};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{ConvertError, ConvertEvent, ConvertOptions, convert};
+pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};

@@ -249,6 +249,20 @@ pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov)
         .await
 }
 
+/// Writes `bytes` at `offset`, as [`write()`] does.
+#[allow(unsafe_code)]
+pub async fn write_slice(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    bytes: &[u8],
+) -> io::Result<()> {
+    // SAFETY: `bytes` is borrowed until the write, awaited here, has ended; a
+    // write only reads the memory.
+    let iov = unsafe { Iov::from_raw(bytes.as_ptr().cast_mut(), bytes.len()) };
+    write(storage, queue, offset, &iov).await
+}
+
 /// A write that is in the engine already, unless it needs a bounce buffer.
 pub(crate) struct Writing<'a> {
     // Dropped first, which waits for the end: the rest is what it uses.

@@ -21,7 +21,9 @@ use std::io;
 use std::path::Path;
 
 pub(crate) use access::{Reading, begin_read, begin_write, read_pooled};
-pub use access::{allocate, flush, punch_hole, read, read_vec, write, write_zeroes, zero_range};
+pub use access::{
+    allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
+};
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};

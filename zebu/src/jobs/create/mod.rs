@@ -1,0 +1,560 @@
+//! New images.
+//!
+//! Everything that is pointed to is written first and the header last, each
+//! made durable before the next: a crash leaves a file that is no image, never
+//! one that opens wrongly.
+
+mod layout;
+
+use layout::{Layout, data_of_tables};
+
+use crate::format::{
+    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
+    HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, MAX_BACKING_FORMAT, MAX_BACKING_NAME,
+    MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MIN_CLUSTER_BITS,
+    MIN_EXTENDED_L2_CLUSTER_BITS, RefcountBlock, RefcountTableEntry,
+};
+use crate::storage::{self, Queue, Storage};
+use crate::{Error, Result};
+
+/// Bytes written at once.
+const CHUNK: usize = 1 << 20;
+
+/// The largest disk of any format, in bytes: a limit of QEMU.
+const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
+
+/// What is allocated when an image is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Preallocation {
+    /// Nothing.
+    #[default]
+    Off,
+    /// The mapping: every guest cluster has a host cluster, without data.
+    Metadata,
+    /// The mapping, and the space on the device.
+    Falloc,
+    /// The same, and zeroes are written.
+    Full,
+}
+
+impl Preallocation {
+    /// The name that options use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Metadata => "metadata",
+            Self::Falloc => "falloc",
+            Self::Full => "full",
+        }
+    }
+
+    /// The mode of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Off, Self::Metadata, Self::Falloc, Self::Full]
+            .into_iter()
+            .find(|mode| mode.name() == name)
+    }
+}
+
+/// The backing file of a new image, as its header shall name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewBacking {
+    /// Its name; a relative one is relative to the new image.
+    pub name: String,
+    /// The name of its format.
+    pub format: Option<String>,
+}
+
+/// The external data file of a new image, as its header shall name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDataFile {
+    /// Its name; a relative one is relative to the new image.
+    pub name: String,
+    /// It shall always be the raw image of the disk.
+    pub raw: bool,
+}
+
+/// A new qcow2 image. The default is QEMU's, of no size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateQcow2 {
+    /// Size of the disk in bytes, rounded up to a sector.
+    pub size: u64,
+    /// Version: 2 or 3.
+    pub version: u32,
+    /// Cluster size as a power of two.
+    pub cluster_bits: u32,
+    /// Refcount width as a power of two of bits.
+    pub refcount_order: u32,
+    /// Extended L2 entries.
+    pub extended_l2: bool,
+    /// Refcount updates may be postponed.
+    pub lazy_refcounts: bool,
+    /// The compression of compressed clusters.
+    pub compression: Compression,
+    /// What is allocated at once.
+    pub preallocation: Preallocation,
+    /// The backing file. It is not looked at.
+    pub backing: Option<NewBacking>,
+    /// The external data file.
+    pub data_file: Option<NewDataFile>,
+}
+
+impl Default for CreateQcow2 {
+    fn default() -> Self {
+        CreateQcow2 {
+            size: 0,
+            version: 3,
+            cluster_bits: 16,
+            refcount_order: 4,
+            extended_l2: false,
+            lazy_refcounts: false,
+            compression: Compression::Zlib,
+            preallocation: Preallocation::Off,
+            backing: None,
+            data_file: None,
+        }
+    }
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T> {
+    Err(Error::Refused(why.into()))
+}
+
+impl CreateQcow2 {
+    /// Refuses what no image can be, in QEMU's words. Touches nothing.
+    pub fn check(&self) -> Result<()> {
+        self.plan().map(drop)
+    }
+
+    fn check_combination(&self) -> Result<()> {
+        let old = self.version < 3;
+        let needs_v3 = |what: &str, only: &str| {
+            refuse(format!(
+                "{what} {only} compatibility level 1.1 {} above (use version=v3 or greater)",
+                if only == "require" { "or" } else { "and" }
+            ))
+        };
+        if !(MIN_CLUSTER_BITS..=MAX_CLUSTER_BITS).contains(&self.cluster_bits) {
+            return refuse("Cluster size must be a power of two between 512 and 2048k");
+        }
+        if self.extended_l2 && old {
+            return needs_v3("Extended L2 entries are", "only supported with");
+        }
+        if self.extended_l2 && self.cluster_bits < MIN_EXTENDED_L2_CLUSTER_BITS {
+            return refuse(
+                "Extended L2 entries are only supported with cluster sizes of at least 16384 bytes",
+            );
+        }
+        if self.backing.is_some() && self.preallocation != Preallocation::Off && !self.extended_l2 {
+            return refuse(
+                "Backing file and preallocation can only be used at the same time if extended_l2 \
+                 is on",
+            );
+        }
+        if self.lazy_refcounts && old {
+            return needs_v3("Lazy refcounts", "only supported with");
+        }
+        if self.refcount_order > MAX_REFCOUNT_ORDER {
+            return refuse("Refcount width must be a power of two and may not exceed 64 bits");
+        }
+        if self.refcount_order != 4 && old {
+            return needs_v3("Different refcount widths than 16 bits", "require");
+        }
+        if let Some(data_file) = &self.data_file {
+            if data_file.raw && self.backing.is_some() {
+                return refuse("Backing file and data-file-raw cannot be used at the same time");
+            }
+            if old {
+                return needs_v3("External data files are", "only supported with");
+            }
+        }
+        if self.compression != Compression::Zlib && old {
+            return needs_v3("Non-zlib compression type is", "only supported with");
+        }
+        Ok(())
+    }
+
+    /// The header without its tables.
+    fn header(&self) -> Result<Header> {
+        let size = match self.size.checked_next_multiple_of(512) {
+            Some(size) if size <= i64::MAX as u64 => size,
+            _ => return refuse("Could not resize image: Image size cannot be negative"),
+        };
+        if size > MAX_SIZE {
+            return refuse(format!(
+                "Could not resize image: offset({size}) exceeds maximum({MAX_SIZE})"
+            ));
+        }
+        let mut header = match self.version {
+            2 => Header::new_v2(self.cluster_bits, size),
+            _ => Header::new(self.cluster_bits, size),
+        };
+        header.refcount_order = self.refcount_order;
+        header.set_extended_l2(self.extended_l2);
+        header.set_compression(self.compression);
+        if self.lazy_refcounts {
+            header.compatible |= COMPATIBLE_LAZY_REFCOUNTS;
+        }
+        if let Some(data_file) = &self.data_file {
+            header.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
+            header.set_data_file_name(Some(data_file.name.as_bytes()));
+            if data_file.raw {
+                header.autoclear |= AUTOCLEAR_DATA_FILE_RAW;
+            }
+        }
+        if let Some(backing) = &self.backing {
+            let format = backing.format.as_deref();
+            let refused = |why: &str| {
+                let format = format.map_or_else(String::new, |f| format!(" with format '{f}'"));
+                refuse(format!(
+                    "Could not assign backing file '{}'{format}: {why}",
+                    backing.name
+                ))
+            };
+            if backing.name.len() > MAX_BACKING_NAME
+                || format.is_some_and(|f| f.len() > MAX_BACKING_FORMAT)
+            {
+                return refused("Invalid argument");
+            }
+            header.set_backing(Some(backing.name.as_bytes()), format.map(str::as_bytes));
+            if header.place_backing_name()? > header.cluster_size() {
+                return refused("No space left on device");
+            }
+        }
+        Ok(header)
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        self.check_combination()?;
+        let mut header = self.header()?;
+        let geometry = Geometry::new(&header)?;
+        if geometry.l1_entries() * 8 > MAX_L1_BYTES {
+            return refuse(
+                "The image size is too large for file format 'qcow2' (try using a larger cluster \
+                 size)",
+            );
+        }
+        let mut layout = Layout::new(&geometry)?;
+        let raw_data = self.data_file.as_ref().is_some_and(|d| d.raw);
+        match self.preallocation {
+            Preallocation::Off if !raw_data => {}
+            Preallocation::Falloc | Preallocation::Full if self.data_file.is_none() => {
+                layout.add_area(&geometry)?;
+            }
+            _ => layout.add_metadata(&geometry)?,
+        }
+        let at = |cluster| Ok::<_, FormatError>(cluster_start(&geometry, cluster)?.0);
+        header.l1_size = geometry.l1_entries() as u32; // At most 2^22.
+        header.l1_offset = at(layout.l1)?;
+        header.refcount_table_offset = at(layout.table)?;
+        header.refcount_table_clusters = layout.table_clusters as u32; // At most 8 MiB.
+        at(layout.end())?;
+        header.encode()?;
+        Ok(Plan {
+            header,
+            geometry,
+            layout,
+        })
+    }
+}
+
+fn cluster_start(geometry: &Geometry, cluster: u64) -> Result<HostOffset, FormatError> {
+    geometry
+        .cluster_offset(cluster)
+        .filter(|offset| offset.0 <= crate::format::OFFSET_MASK)
+        .ok_or(FormatError::ImageTooBig)
+}
+
+/// A new image before it is written.
+struct Plan {
+    header: Header,
+    geometry: Geometry,
+    layout: Layout,
+}
+
+/// Makes `file` a new image, whatever it held; `data` is the data file, if the
+/// options have one. Blocks.
+///
+/// Both are open for writing, and the caller has locked them. After a failure
+/// `file` is no image.
+pub fn create_qcow2(
+    queue: &Queue,
+    file: &dyn Storage,
+    data: Option<&dyn Storage>,
+    options: &CreateQcow2,
+) -> Result<()> {
+    let plan = options.plan()?;
+    if data.is_some() != options.data_file.is_some() {
+        return refuse("An external data file and its name belong together");
+    }
+    queue.block_on(async {
+        if let Some(data) = data {
+            plan.write_data_file(queue, data, options.preallocation)
+                .await?;
+        }
+        plan.write(queue, file, options.preallocation).await
+    })
+}
+
+/// Makes `file` a new raw image, whatever it held. Blocks.
+pub fn create_raw(
+    queue: &Queue,
+    file: &dyn Storage,
+    size: u64,
+    preallocation: Preallocation,
+) -> Result<()> {
+    if preallocation == Preallocation::Metadata {
+        return refuse("Unsupported preallocation mode: metadata");
+    }
+    if !file.is_device() {
+        file.set_len(0)?;
+    }
+    file.set_len(size)?;
+    queue.block_on(allocate(queue, file, 0, size, preallocation))?;
+    Ok(())
+}
+
+/// Takes the space of a range that reads as zeroes.
+async fn allocate(
+    queue: &Queue,
+    file: &dyn Storage,
+    offset: u64,
+    length: u64,
+    preallocation: Preallocation,
+) -> std::io::Result<()> {
+    match preallocation {
+        _ if length == 0 => Ok(()),
+        Preallocation::Off | Preallocation::Metadata => Ok(()),
+        Preallocation::Falloc if file.is_device() => Ok(()),
+        Preallocation::Falloc => storage::allocate(file, queue, offset, length).await,
+        Preallocation::Full => storage::write_zeroes(file, queue, offset, length).await,
+    }
+}
+
+impl Plan {
+    fn at(&self, cluster: u64) -> u64 {
+        cluster << self.geometry.cluster_bits()
+    }
+
+    fn is_preallocated(&self) -> bool {
+        !self.layout.l2.is_empty()
+    }
+
+    /// The end of the disk rounded up to what an L2 entry describes.
+    fn size_in_subclusters(&self) -> u64 {
+        (self.geometry.virtual_size()).next_multiple_of(self.geometry.subcluster_size())
+    }
+
+    async fn write_data_file(
+        &self,
+        queue: &Queue,
+        data: &dyn Storage,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let size = self.geometry.virtual_size();
+        if !data.is_device() {
+            data.set_len(0)?;
+        }
+        data.set_len(size)?;
+        allocate(queue, data, 0, size, preallocation).await?;
+        if self.is_preallocated() && !data.is_device() {
+            let rest = self.size_in_subclusters() - size;
+            storage::write_zeroes(data, queue, size, rest).await?;
+        }
+        storage::flush(data, queue).await?;
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        queue: &Queue,
+        file: &dyn Storage,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        if file.is_device() {
+            // What was there must not be taken for an image meanwhile.
+            let cluster_size = self.geometry.cluster_size();
+            storage::write_zeroes(file, queue, 0, cluster_size).await?;
+            storage::flush(file, queue).await?;
+        } else {
+            file.set_len(0)?;
+        }
+        self.write_data(queue, file, preallocation).await?;
+        self.write_l2(queue, file).await?;
+        self.write_refcounts(queue, file).await?;
+        self.write_tables(queue, file).await?;
+        storage::flush(file, queue).await?;
+        let header = self.header.encode()?;
+        storage::write_slice(file, queue, 0, &header).await?;
+        storage::flush(file, queue).await?;
+        Ok(())
+    }
+
+    /// The length of the file and its data.
+    async fn write_data(
+        &self,
+        queue: &Queue,
+        file: &dyn Storage,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let Some(last) = self.layout.data.last() else {
+            return Ok(());
+        };
+        let (size, rounded) = (self.geometry.virtual_size(), self.size_in_subclusters());
+        if let Some(area) = self.layout.area {
+            let (start, end) = (self.at(area), self.at(self.layout.end()));
+            file.set_len(end)?;
+            allocate(queue, file, start, end - start, preallocation).await?;
+            return Ok(());
+        }
+        // The rest of the last cluster is there, as zeroes.
+        let first_of_last = (self.layout.data.len() as u64 - 1) << self.geometry.l2_coverage_bits();
+        let at = self.at(*last) + (size - first_of_last);
+        file.set_len(at + (rounded - size))?;
+        storage::write_zeroes(file, queue, at, rounded - size).await?;
+        Ok(())
+    }
+
+    async fn write_l2(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+        let geometry = &self.geometry;
+        let mut out = Writer::new(queue, file);
+        for (index, (l2, clusters)) in
+            (self.layout.l2.iter().zip(data_of_tables(geometry))).enumerate()
+        {
+            let table = out
+                .piece(self.at(*l2), geometry.cluster_size() as usize)
+                .await?;
+            let first = match self.layout.data.get(index) {
+                Some(first) => self.at(*first),
+                // In a data file everything is where the guest has it.
+                None => (index as u64) << geometry.l2_coverage_bits(),
+            };
+            for i in 0..clusters {
+                let host = HostOffset(first + self.at(i));
+                let mut entry = L2Entry::data(host, true, geometry)?;
+                if geometry.has_extended_l2() {
+                    // It has its place, but no subcluster has data yet.
+                    entry.bitmap = 0;
+                }
+                let inside = entry.write(table, i as usize, geometry);
+                debug_assert!(inside, "a table has all its entries");
+            }
+        }
+        out.finish().await
+    }
+
+    async fn write_refcounts(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+        let geometry = &self.geometry;
+        let per_block = geometry.refcount_block_entries() as u64;
+        let cluster_size = geometry.cluster_size() as usize;
+        let full = RefcountBlock::new(vec![0; cluster_size], geometry);
+        let full = fill(full, 0, per_block)?.into_inner();
+        // The ranges in use, cut at the ends of blocks, go up like the blocks.
+        let mut out = Writer::new(queue, file);
+        for (index, block) in self.layout.blocks.iter().enumerate() {
+            if *block == 0 {
+                continue;
+            }
+            let bytes = out.piece(self.at(*block), cluster_size).await?;
+            let first = index as u64 * per_block;
+            let last = first + per_block;
+            let before = self.layout.used.range(..first).next_back();
+            for (start, end) in before
+                .into_iter()
+                .chain(self.layout.used.range(first..last))
+            {
+                let (start, end) = ((*start).max(first), (*end).min(last));
+                if (start, end) == (first, last) {
+                    bytes.copy_from_slice(&full);
+                } else if start < end {
+                    fill(
+                        RefcountBlock::new(&mut *bytes, geometry),
+                        start - first,
+                        end - first,
+                    )?;
+                }
+            }
+        }
+        out.finish().await
+    }
+
+    /// Refcount table and L1 table.
+    async fn write_tables(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+        let geometry = &self.geometry;
+        let bytes = self.at(self.layout.table_clusters) as usize; // At most 8 MiB.
+        let mut table = vec![0; bytes];
+        for (entry, block) in table.chunks_exact_mut(8).zip(&self.layout.blocks) {
+            if *block != 0 {
+                let value = RefcountTableEntry::new(HostOffset(self.at(*block)), geometry)?;
+                entry.copy_from_slice(&value.to_be_bytes());
+            }
+        }
+        storage::write_slice(file, queue, self.at(self.layout.table), &table).await?;
+        let mut l1 = vec![0; self.header.l1_size as usize * 8]; // At most 32 MiB.
+        for (entry, l2) in l1.chunks_exact_mut(8).zip(&self.layout.l2) {
+            let value = L1Entry::new(HostOffset(self.at(*l2)), true, geometry)?;
+            entry.copy_from_slice(&value.to_be_bytes());
+        }
+        if !l1.is_empty() {
+            storage::write_slice(file, queue, self.at(self.layout.l1), &l1).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts the clusters of entries `from` to `to` once.
+fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
+    mut block: RefcountBlock<B>,
+    from: u64,
+    to: u64,
+) -> Result<RefcountBlock<B>, FormatError> {
+    for entry in from..to {
+        block.set(entry as usize, 1)?;
+    }
+    Ok(block)
+}
+
+/// Gathers pieces that lie one after the other into large writes.
+struct Writer<'a> {
+    queue: &'a Queue,
+    file: &'a dyn Storage,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(queue: &'a Queue, file: &'a dyn Storage) -> Self {
+        Writer {
+            queue,
+            file,
+            start: 0,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Room for the `length` bytes at `offset`, zeroes until they are set.
+    async fn piece(&mut self, offset: u64, length: usize) -> Result<&mut [u8]> {
+        let follows = self.start + self.bytes.len() as u64 == offset;
+        if !follows || self.bytes.len() >= CHUNK {
+            self.write().await?;
+            self.start = offset;
+        }
+        let at = self.bytes.len();
+        self.bytes.resize(at + length, 0);
+        Ok(&mut self.bytes[at..])
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        if !self.bytes.is_empty() {
+            storage::write_slice(self.file, self.queue, self.start, &self.bytes).await?;
+            self.bytes.clear();
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<()> {
+        self.write().await
+    }
+}
