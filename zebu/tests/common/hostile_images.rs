@@ -11,9 +11,9 @@ use std::sync::Arc;
 use zebu::block::{Device, LayerImage, OpenOptions, Policy};
 use zebu::codec::{self, Compressor};
 use zebu::format::{
-    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, Compression, Extension, Geometry,
-    Header, HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, RefcountBlock,
-    RefcountTableEntry, Snapshot,
+    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, Compression, CryptoExtension,
+    Extension, Geometry, Header, HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry,
+    RefcountBlock, RefcountTableEntry, Snapshot,
 };
 use zebu::image::{CacheOptions, OpenImage, SnapshotName};
 use zebu::jobs::{self, MeasureTarget, Qcow2Target};
@@ -112,6 +112,12 @@ pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
         if random.one_in(8) {
             header.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
             header.set_data_file_name(Some(b"/etc/passwd"));
+        }
+        if random.one_in(16) {
+            header.crypt_method = 2;
+            let (offset, length) = (random.below(64) * cluster_size, 592);
+            let crypto = CryptoExtension { offset, length };
+            header.extensions.set(Extension::Crypto(crypto));
         }
         if random.one_in(4) {
             header.compatible = random.below(4);
@@ -572,6 +578,7 @@ fn jobs_of(queue: &Queue, device: &Device) {
         }
     });
     let _ = jobs::bitmaps(queue, image);
+    let _ = queue.block_on(image.luks_header(queue));
 }
 
 /// Maps an image with its data in a file that the caller gives.

@@ -1,0 +1,21 @@
+//! Writes images of the generator into a directory: `seeds DIRECTORY COUNT`.
+
+#[path = "../../zebu/tests/common/hostile_images.rs"]
+#[allow(dead_code)]
+mod hostile_images;
+
+use std::path::PathBuf;
+
+fn main() -> std::io::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let directory = PathBuf::from(arguments.next().expect("a directory"));
+    let count = arguments
+        .next()
+        .map_or(100, |n| n.parse().expect("a number"));
+    std::fs::create_dir_all(&directory)?;
+    for seed in 0..count {
+        let bytes = hostile_images::build(&mut hostile_images::Random(seed), 128 << 10);
+        std::fs::write(directory.join(format!("generated-{seed}")), bytes)?;
+    }
+    Ok(())
+}
