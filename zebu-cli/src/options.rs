@@ -67,7 +67,6 @@ pub fn source_cache(value: Option<&str>) -> Result<CacheMode, Failure> {
 }
 
 /// The value of `-t`: the cache mode of what is written.
-#[allow(dead_code)] // For the commands that write.
 pub fn target_cache(value: Option<&str>) -> Result<CacheMode, Failure> {
     cache(value, "cache")
 }

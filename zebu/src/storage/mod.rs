@@ -121,7 +121,10 @@ pub struct Started(StartedKind);
 enum StartedKind {
     /// In the engine; with the `iovec` array that it uses. The order matters:
     /// the Io is dropped first, which waits for the end.
-    InFlight(Io, #[allow(dead_code)] Option<Box<[libc::iovec]>>),
+    InFlight(
+        Io,
+        #[allow(dead_code, reason = "kept for the kernel, not read")] Option<Box<[libc::iovec]>>,
+    ),
     Done(io::Result<usize>),
 }
 
