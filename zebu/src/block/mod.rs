@@ -8,6 +8,7 @@ mod read;
 mod source;
 mod status;
 mod vm_state;
+mod write;
 
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};
@@ -17,6 +18,7 @@ pub use source::{
     ImageSpec, Locking, NATIVE_NEEDS_DIRECT, OverlapChecks, Qcow2Options, RawOptions, Source,
 };
 pub use status::Status;
+pub use write::Zeroing;
 
 /// The image formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -49,6 +49,13 @@ pub struct OpenOptions {
     pub l2_cache_size: Option<u64>,
     /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
     pub l2_cache_entry_size: Option<u64>,
+    /// Carry out discards (`discard=unmap`): free the clusters, and punch holes
+    /// into the file where its space is not needed any more. None: as the
+    /// image's own options say, else no.
+    pub discard: Option<bool>,
+    /// Look for zeroes in what is written, and write these as such. None: as
+    /// the image's own options say, else no.
+    pub detect_zeroes: Option<super::DetectZeroes>,
     /// Read this internal snapshot instead of the active disk.
     pub snapshot: Option<SnapshotName>,
 }
