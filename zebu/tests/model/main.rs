@@ -17,6 +17,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
+mod history;
+mod many_threads;
 mod one_thread;
 mod setup;
 mod step;
@@ -67,4 +69,9 @@ fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usi
 #[test]
 fn one_thread() {
     each_seed("one_thread", 3000, one_thread::run);
+}
+
+#[test]
+fn many_threads() {
+    each_seed("many_threads", 6000, many_threads::run);
 }
