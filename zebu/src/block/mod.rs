@@ -9,6 +9,7 @@ mod source;
 mod status;
 mod vm_state;
 mod write;
+mod zero;
 
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};

@@ -8,6 +8,7 @@ mod access;
 mod buffer;
 mod engine;
 mod file;
+mod join;
 mod lock;
 mod memory;
 mod native;
@@ -15,12 +16,15 @@ mod op;
 mod queue;
 mod threads;
 mod uring;
+mod zero;
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub(crate) use access::{Reading, begin_read, begin_write, read_pooled};
+pub(crate) use access::{Reading, Writing, begin_read, begin_write, read_pooled};
+pub(crate) use join::join;
+pub use zero::is_zero;
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };
