@@ -365,7 +365,9 @@ fn surround(
     // SAFETY: the caller keeps the buffers until its use of the result has
     // ended.
     #[allow(unsafe_code)]
-    let part = |(buffer, length): (&mut PoolBuffer, u64)| unsafe { buffer.iov() }.slice(0, length as usize);
+    let part = |(buffer, length): (&mut PoolBuffer, u64)| {
+        unsafe { buffer.iov() }.slice(0, length as usize)
+    };
     match (before.map(part), after.map(part)) {
         (None, None) => iov.clone(),
         (before, after) => {

@@ -6,8 +6,6 @@ use std::ops::Range;
 /// without being closed.
 pub struct Disk {
     pub bytes: Vec<u8>,
-    /// What a discarded cluster may show: the backing file.
-    pub base: Vec<u8>,
     cluster: usize,
     /// Whether a cluster may be allocated uncompressed, so that compressed data
     /// may be refused.
@@ -24,7 +22,6 @@ impl Disk {
     pub fn new(bytes: Vec<u8>, cluster: u64) -> Disk {
         let cluster = cluster as usize;
         Disk {
-            base: bytes.clone(),
             flushed: bytes.clone(),
             may_be_plain: vec![false; bytes.len().div_ceil(cluster)],
             bytes,

@@ -14,6 +14,7 @@ use zebu::storage::{Buffer, EngineKind, Queue, QueueOptions};
 
 use crate::common::Rng;
 use crate::common::peer;
+use crate::disk::assert_same;
 use crate::history::{Event, SECTOR, What, Word, judge, stamped, words};
 use crate::setup::{Opening, Setup, queue_options};
 use crate::trace;
@@ -28,7 +29,6 @@ struct Shared {
     cluster: usize,
     /// Where most requests go.
     hot: usize,
-    discards: bool,
     compresses: bool,
 }
 
@@ -49,8 +49,6 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         sectors,
         cluster: setup.cluster() as usize / SECTOR,
         hot: rng.below(sectors as u64) as usize,
-        // What a discard uncovers would be one more thing to know.
-        discards: !setup.discard_may_uncover(),
         compresses: setup.format == Format::Qcow2 && !setup.has_data_file(),
     });
     let mut content = make(&setup, folder, &shared);
@@ -87,6 +85,11 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
             .flatten()
             .collect();
         peer::assert_content(&image, setup.format.name(), &bytes, "after a close");
+        if setup.data_file_is_raw() {
+            let data = std::fs::read(folder.join("data.raw")).unwrap();
+            let data = &data[..bytes.len().min(data.len())];
+            assert_same(data, &bytes, 0, "the data file as a raw image");
+        }
     }
     steps
 }
@@ -210,7 +213,7 @@ impl Shared {
             0..9 => Request::Read,
             9..13 if self.compresses => Request::Compressed,
             13..16 => Request::Zero([Zeroing::Keep, Zeroing::Unmap][rng.below(2) as usize]),
-            16..19 if self.discards => Request::Discard,
+            16..19 => Request::Discard,
             19 => Request::Flush,
             _ => Request::Write,
         };

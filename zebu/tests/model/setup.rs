@@ -113,6 +113,10 @@ impl Setup {
         1 << self.options.cluster_bits
     }
 
+    pub fn is_preallocated(&self) -> bool {
+        self.options.preallocation != Preallocation::Off || self.data_file_is_raw()
+    }
+
     pub fn has_data_file(&self) -> bool {
         self.format == Format::Qcow2 && self.options.data_file.is_some()
     }
@@ -122,10 +126,10 @@ impl Setup {
         self.format == Format::Qcow2 && self.options.data_file.as_ref().is_some_and(|d| d.raw)
     }
 
-    /// Whether a cluster that is discarded may show the backing file again:
-    /// version 2 has no other way to say that nothing is there.
-    pub fn discard_may_uncover(&self) -> bool {
-        self.backing.is_some() && self.options.version == 2
+    /// Whether a discard changes nothing: version 2 cannot say that the
+    /// backing file's data are not meant.
+    pub fn ignores_discards(&self) -> bool {
+        self.format == Format::Qcow2 && self.backing.is_some() && self.options.version == 2
     }
 
     pub fn image(&self, folder: &Path) -> PathBuf {
@@ -165,9 +169,15 @@ impl Setup {
             create_raw(&queue, &file, self.size(), Preallocation::Off).unwrap();
             return;
         }
-        let data = (self.options.data_file.as_ref()).map(|data| create(folder.join(&data.name)));
+        let mut options = self.options.clone();
+        let data = options.data_file.as_mut().map(|data| {
+            // QEMU takes a relative name as of the current folder.
+            let path = folder.join(&data.name);
+            data.name = text(&path).to_string();
+            create(path)
+        });
         let data = data.as_ref().map(|data| data as _);
-        create_qcow2(&queue, &file, data, &self.options).unwrap();
+        create_qcow2(&queue, &file, data, &options).unwrap();
     }
 
     /// QEMU's commands that make the image used, and the ranges with the byte
@@ -181,17 +191,17 @@ impl Setup {
         let mut commands = Vec::new();
         for _ in 0..1 + rng.below(20) {
             let cluster = rng.below(clusters);
-            // Compressed clusters go where nothing is yet.
             if used.iter().any(|u| u.cluster == cluster) {
                 continue;
             }
             let (at, length) = (cluster * self.cluster(), self.cluster());
             let byte = 1 + rng.below(255) as u8;
-            let kind = rng.below(6);
+            // Compressed data go only where no cluster is taken.
+            let kind = rng.below(if self.is_preallocated() { 3 } else { 6 });
             let command = match kind {
                 0 => "write -z".to_string(),
                 1 if self.options.version == 3 => "write -z -u".to_string(),
-                2 => format!("write -P {byte}"),
+                1 | 2 => format!("write -P {byte}"),
                 _ => format!("write -c -P {byte}"),
             };
             commands.push(format!("{command} {at} {length}"));
