@@ -10,9 +10,7 @@ use super::protect::Protected;
 use super::refcounts::Refcounts;
 use super::table::Slice;
 use super::wait::{Gate, Ranges};
-use crate::format::{
-    AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry,
-};
+use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
