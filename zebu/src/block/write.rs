@@ -282,15 +282,6 @@ impl Device {
         Ok(true)
     }
 
-    /// Writes whole clusters compressed: `offset` at a cluster boundary, and
-    /// the length of `iov` whole clusters unless the range ends with the disk.
-    /// What does not shrink is written as it is. A cluster that is allocated
-    /// uncompressed already is an error, as in QEMU.
-    pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let _ = (queue, offset, iov);
-        Err(Error::Refused("not yet".into()))
-    }
-
     /// Makes every change durable that was completed before the call.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         match &self.top().image {

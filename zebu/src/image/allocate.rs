@@ -118,22 +118,6 @@ impl Image {
         Ok(HostOffset(first * self.geometry.cluster_size()))
     }
 
-    /// Takes room for `length` bytes of compressed data, at most a cluster.
-    /// Who does not use it drops the reference with [`Image::drop_bytes`].
-    pub(crate) async fn allocate_bytes(&self, queue: &Queue, length: u64) -> Result<HostOffset> {
-        let writer = self.writer()?;
-        loop {
-            match writer.refcounts.take_bytes(length, &writer.protected)? {
-                Ok(offset) => {
-                    let end = (offset + length).next_multiple_of(self.geometry.cluster_size());
-                    self.lengthen(writer, end)?;
-                    return Ok(HostOffset(offset));
-                }
-                Err(missing) => self.supply(queue, missing).await?,
-            }
-        }
-    }
-
     /// The clusters that `length` bytes at `offset` touch, as one reference.
     pub(crate) fn reference(&self, offset: u64, length: u64, punch: bool) -> Freed {
         let size = self.geometry.cluster_size();
@@ -171,7 +155,7 @@ impl Image {
     }
 
     /// Brings what was missing.
-    async fn supply(&self, queue: &Queue, missing: Missing) -> Result<()> {
+    pub(super) async fn supply(&self, queue: &Queue, missing: Missing) -> Result<()> {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
             Missing::Grow(index) => self.grow_refcount_table(queue, index).await,

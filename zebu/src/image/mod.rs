@@ -12,6 +12,7 @@ mod inflate;
 mod luks;
 mod map;
 mod open;
+mod pack;
 mod preallocation;
 mod protect;
 mod refcounts;

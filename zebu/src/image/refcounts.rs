@@ -150,14 +150,23 @@ impl Refcounts {
         self.state().take(want, protected)
     }
 
-    /// Takes room for `length` bytes (at most a cluster) of compressed data,
-    /// behind the last where that is possible.
+    /// Takes rooms for compressed data of these lengths, at most a cluster
+    /// each, one behind the other where that is possible; adds them (host
+    /// offset, length) to `rooms` until something is missing.
     pub(crate) fn take_bytes(
         &self,
-        length: u64,
+        lengths: &[u64],
+        rooms: &mut Vec<(u64, u64)>,
         protected: &Protected,
-    ) -> Result<Result<u64, Missing>> {
-        self.state().take_bytes(length, protected)
+    ) -> Result<Option<Missing>> {
+        let mut state = self.state();
+        for length in lengths {
+            match state.take_bytes(*length, protected)? {
+                Ok(offset) => rooms.push((offset, *length)),
+                Err(missing) => return Ok(Some(missing)),
+            }
+        }
+        Ok(None)
     }
 
     /// Adds `delta` to the refcount of a cluster; the new one.
