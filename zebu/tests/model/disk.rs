@@ -7,9 +7,9 @@ use std::ops::Range;
 pub struct Disk {
     pub bytes: Vec<u8>,
     cluster: usize,
-    /// Whether a cluster may be allocated uncompressed, so that compressed data
-    /// may be refused.
-    pub may_be_plain: Vec<bool>,
+    /// Whether a cluster may be allocated, so that compressed data may be
+    /// refused.
+    pub may_be_allocated: Vec<bool>,
     /// As it was at the last flush.
     flushed: Vec<u8>,
     /// The changes since: start and content.
@@ -23,7 +23,7 @@ impl Disk {
         let cluster = cluster as usize;
         Disk {
             flushed: bytes.clone(),
-            may_be_plain: vec![false; bytes.len().div_ceil(cluster)],
+            may_be_allocated: vec![false; bytes.len().div_ceil(cluster)],
             bytes,
             cluster,
             unflushed: Vec::new(),
@@ -49,11 +49,10 @@ impl Disk {
         self.unflushed.push((at, bytes.to_vec()));
     }
 
-    /// Notes that uncompressed data may be in all clusters that a range
-    /// touches.
-    pub fn set_plain(&mut self, range: &Range<usize>) {
+    /// Notes that all clusters that a range touches may be allocated.
+    pub fn set_allocated(&mut self, range: &Range<usize>) {
         let clusters = self.clusters(range);
-        self.may_be_plain[clusters].fill(true);
+        self.may_be_allocated[clusters].fill(true);
     }
 
     /// How many changes there were.

@@ -288,7 +288,7 @@ async fn perform(
         _ => What::Wrote(id),
     };
     let certain = match (request, result) {
-        // Uncompressed data may be there already.
+        // The cluster may be allocated already.
         (Request::Compressed, Err(_)) => false,
         (_, Err(e)) => panic!("thread {thread}: {request:?} {sectors:?}: {e}"),
         (Request::Discard, Ok(())) => false,

@@ -93,11 +93,11 @@ fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> Disk {
     }
     setup.make(folder);
     let mut disk = Disk::new(bytes, setup.cluster());
-    disk.may_be_plain.fill(setup.is_preallocated());
+    disk.may_be_allocated.fill(setup.is_preallocated());
     for used in setup.use_before(folder, rng) {
         let range = disk.cluster(used.cluster as usize);
         disk.put(range.start, &vec![used.byte; range.len()]);
-        disk.may_be_plain[used.cluster as usize] = !used.compressed;
+        disk.may_be_allocated[used.cluster as usize] = true;
     }
     disk.flush(disk.changes());
     disk
@@ -140,13 +140,13 @@ impl Run<'_> {
             }
             (Kind::Write(bytes), Ok(_)) => {
                 self.disk.put(step.range.start, bytes);
-                self.disk.set_plain(&step.range);
+                self.disk.set_allocated(&step.range);
             }
             (Kind::Compressed(bytes), result) => self.compressed(&step, bytes, result),
             (Kind::Zero(_), Ok(_)) => {
                 let zeroes = vec![0; step.range.len()];
                 self.disk.put(step.range.start, &zeroes);
-                self.disk.set_plain(&step.range);
+                self.disk.set_allocated(&step.range);
             }
             (Kind::Discard, Ok(_)) => self.discarded(&step),
             (Kind::Flush, Ok(_)) => self.disk.flush(changes),
@@ -162,19 +162,18 @@ impl Run<'_> {
         bytes
     }
 
-    /// Compressed data may be refused where uncompressed data may be; each
-    /// cluster has then been written or not.
+    /// Compressed data may be refused where a cluster is allocated; each one has
+    /// then been written or not.
     fn compressed(&mut self, step: &Step, bytes: &[u8], result: Result<Vec<u8>>) {
         let clusters = self.disk.clusters(&step.range);
         let Err(e) = result else {
             self.disk.put(step.range.start, bytes);
-            // What does not shrink is there uncompressed.
-            self.disk.set_plain(&step.range);
+            self.disk.set_allocated(&step.range);
             return;
         };
         let may_fail = self.setup.format == Format::Raw
             || self.setup.has_data_file()
-            || clusters.clone().any(|n| self.disk.may_be_plain[n]);
+            || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
         let line = step.line();
         assert!(may_fail, "{line}: {e}");
         for n in clusters {
@@ -188,7 +187,7 @@ impl Run<'_> {
                 assert_same(&found, old, range.start, &format!("{line}, refused"));
             }
         }
-        self.disk.set_plain(&step.range);
+        self.disk.set_allocated(&step.range);
     }
 
     /// A whole cluster reads as zeroes after it was discarded; the rest of the

@@ -212,7 +212,6 @@ impl Setup {
                 } else {
                     byte
                 },
-                compressed: kind > 2,
             });
         }
         qemu_io(&self.image(folder), "qcow2", &[], &commands).ok("using an image before");
@@ -224,7 +223,6 @@ impl Setup {
 pub struct Used {
     pub cluster: u64,
     pub byte: u8,
-    pub compressed: bool,
 }
 
 /// How an image is opened.
