@@ -72,8 +72,7 @@ impl Disk {
     /// Takes what is there after the device went without being closed, or says
     /// which byte cannot be.
     pub fn recover(&mut self, found: Vec<u8>) -> Result<(), String> {
-        for at in 0..found.len() {
-            let byte = found[at];
+        for (at, &byte) in found.iter().enumerate() {
             let possible = byte == self.bytes[at]
                 || byte == self.flushed[at]
                 || self.unflushed.iter().any(|(start, bytes)| {

@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use zebu::Error;
 use zebu::block::{Device, Format, Zeroing};
 use zebu::storage::{Buffer, EngineKind, Queue, QueueOptions};
 
@@ -30,6 +31,7 @@ struct Shared {
     /// Where most requests go.
     hot: usize,
     compresses: bool,
+    failures: Mutex<Vec<String>>,
 }
 
 impl Shared {
@@ -50,6 +52,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         cluster: setup.cluster() as usize / SECTOR,
         hot: rng.below(sectors as u64) as usize,
         compresses: setup.format == Format::Qcow2 && !setup.has_data_file(),
+        failures: Mutex::default(),
     });
     let mut content = make(&setup, folder, &shared);
     let mut steps = 0;
@@ -147,6 +150,8 @@ fn round(
         });
         events.collect::<Vec<Event>>()
     });
+    let failures = shared.failures.lock().unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     // Nobody writes any more: this read must find the last of everything, and
     // whole sectors of it.
     let mut bytes = vec![0; shared.sectors * SECTOR];
@@ -174,8 +179,10 @@ impl Thread {
         let events = Rc::new(RefCell::new(Vec::new()));
         let mut flight = VecDeque::new();
         for _ in 0..self.steps {
-            if flight.len() >= self.depth {
-                flight.pop_front().map(|handle| queue.block_on(handle));
+            if flight.len() >= self.depth
+                && let Some(handle) = flight.pop_front()
+            {
+                queue.block_on(handle);
             }
             let (request, sectors) = shared.draw(&mut self.rng);
             trace(|| format!("thread {}: {request:?} {sectors:?}", self.number));
@@ -289,8 +296,14 @@ async fn perform(
     };
     let certain = match (request, result) {
         // The cluster may be allocated already.
-        (Request::Compressed, Err(_)) => false,
-        (_, Err(e)) => panic!("thread {thread}: {request:?} {sectors:?}: {e}"),
+        (Request::Compressed, Err(Error::Io(_))) => false,
+        // Not a panic: the requests that this one waits with must end, or those
+        // of other threads never do.
+        (_, Err(e)) => {
+            let line = format!("thread {thread}: {request:?} {sectors:?}: {e}");
+            shared.failures.lock().unwrap().push(line);
+            false
+        }
         (Request::Discard, Ok(())) => false,
         (_, Ok(())) => true,
     };
