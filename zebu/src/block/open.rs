@@ -224,6 +224,11 @@ impl Opening<'_> {
         if header.is_dirty() && self.options.write && role == Role::Top {
             return Err(Error::Dirty);
         }
+        if self.options.snapshot.is_some() && self.options.write && role == Role::Top {
+            return Err(Error::Refused(
+                "Internal snapshots can only be opened read-only".into(),
+            ));
+        }
         let data = match self.data_file(spec, header)? {
             None => None,
             Some(data_file) => {
