@@ -10,7 +10,7 @@ mod measure;
 mod zero;
 
 pub use bitmaps::bitmaps;
-pub use check::{CheckMessage, CheckReport, check};
+pub use check::{CheckMessage, CheckReport, RepairMode, check, repair};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{ConvertError, ConvertEvent, ConvertOptions, convert};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};

@@ -7,7 +7,7 @@ use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, MAX_BITMAP_DIR
 impl Check<'_> {
     /// Counts the references of the bitmaps: directory, tables and data.
     pub(super) async fn count_bitmaps(&mut self) -> Result<()> {
-        let header = self.metadata.header;
+        let header = &self.metadata.header;
         let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
             return Ok(());
         };

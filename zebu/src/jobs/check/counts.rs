@@ -106,6 +106,44 @@ impl Counts {
     }
 }
 
+/// Finding room, for what a repair writes anew.
+impl Counts {
+    /// Clusters that are looked at: those of the file and one more, or as many
+    /// as were taken.
+    pub(super) fn end(&self) -> u64 {
+        self.cells.len()
+    }
+
+    /// The first of `clusters` clusters in a row, at `from` or later, that
+    /// nothing refers to: in the file or after its end.
+    pub(super) fn find_free(&self, from: u64, clusters: u64) -> u64 {
+        let mut first = from;
+        let mut at = from;
+        while at < self.end() && at - first < clusters {
+            if self.get(at) != 0 {
+                first = at + 1;
+            }
+            at += 1;
+        }
+        first
+    }
+
+    /// Counts one reference to each of some free clusters.
+    pub(super) fn take(&mut self, first: u64, clusters: u64) {
+        self.cells.grow(first + clusters);
+        for cluster in first..first + clusters {
+            self.cells.set(cluster, 1);
+        }
+    }
+
+    /// Takes it back.
+    pub(super) fn give_back(&mut self, first: u64, clusters: u64) {
+        for cluster in first..first + clusters {
+            self.cells.set(cluster, 0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +188,24 @@ mod tests {
         assert_eq!(counts.get(1), 1);
         assert_eq!(counts.get(0), 0);
         assert_eq!(counts.add(0, 3), 2);
+    }
+
+    #[test]
+    fn free_clusters_are_in_holes_or_after_the_end() {
+        let mut counts = counts(4);
+        for cluster in [0, 1, 3, 6] {
+            counts.add(cluster, 1);
+        }
+        assert_eq!(counts.find_free(0, 1), 2);
+        assert_eq!(counts.find_free(0, 2), 4);
+        assert_eq!(counts.find_free(3, 1), 4);
+        assert_eq!(counts.find_free(0, 100), 7);
+        assert_eq!(counts.find_free(500, 1), 500);
+        counts.take(7, 100);
+        assert_eq!((counts.end(), counts.get(106)), (107, 1));
+        assert_eq!(counts.find_free(5, 2), 107);
+        counts.give_back(7, 100);
+        assert_eq!(counts.get(106), 0);
     }
 
     #[test]

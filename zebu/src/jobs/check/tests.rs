@@ -76,14 +76,24 @@ impl TestImage {
 
     fn check(&self) -> (CheckReport, Vec<String>) {
         let queue = Queue::new(QueueOptions::default()).unwrap();
+        let bytes = self
+            .snapshots
+            .iter()
+            .map(Snapshot::encoded_len)
+            .sum::<usize>();
         let metadata = Metadata {
             file: Arc::new(Memory::new(self.bytes.clone())),
-            header: &self.header,
+            header: self.header.clone(),
             geometry: self.geometry(),
-            snapshots: &self.snapshots,
+            snapshots: SnapshotTable {
+                snapshots: self.snapshots.clone(),
+                bytes: bytes as u64,
+                errors: 0,
+            },
         };
         let mut messages = Vec::new();
-        let report = check_metadata(&queue, &metadata, &mut |m| messages.push(m.to_string()));
+        let mut say = |m: CheckMessage| messages.push(m.to_string());
+        let report = queue.block_on(check_metadata(&queue, &metadata, &mut say));
         (report.unwrap(), messages)
     }
 }
