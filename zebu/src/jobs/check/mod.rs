@@ -281,6 +281,9 @@ impl Check<'_> {
         }
         if self.counts.is_outside(offset, length) {
             self.corrupt(CheckMessage::OutsideFile { offset, length }, times);
+            if let Some(writable) = &mut self.writable {
+                writable.add_outside(offset, length);
+            }
             return;
         }
         let bits = self.metadata.geometry.cluster_bits();

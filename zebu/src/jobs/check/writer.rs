@@ -10,6 +10,17 @@ use crate::storage::{self, Queue, Storage};
 pub(super) struct Writer {
     queue: Queue,
     file: Arc<dyn Storage>,
+    /// What was done, for tests that interrupt it.
+    #[cfg(test)]
+    pub(super) log: std::rc::Rc<std::cell::RefCell<Vec<Event>>>,
+}
+
+/// One step of a repair.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Write(u64, Vec<u8>),
+    Barrier,
 }
 
 impl Writer {
@@ -17,17 +28,23 @@ impl Writer {
         Writer {
             queue: queue.clone(),
             file: file.clone(),
+            #[cfg(test)]
+            log: Default::default(),
         }
     }
 
     /// Writes `bytes` at `offset`; the file becomes longer if need be.
     pub(super) async fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        #[cfg(test)]
+        (self.log.borrow_mut()).push(Event::Write(offset, bytes.to_vec()));
         Ok(storage::write_slice(&*self.file, &self.queue, offset, bytes).await?)
     }
 
     /// Makes everything written so far durable: what is written afterwards may
     /// rely on it.
     pub(super) async fn barrier(&self) -> Result<()> {
+        #[cfg(test)]
+        self.log.borrow_mut().push(Event::Barrier);
         Ok(storage::flush(&*self.file, &self.queue).await?)
     }
 }

@@ -22,6 +22,8 @@
 mod header;
 mod rebuild;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod writable;
 
 use std::sync::Arc;
@@ -33,6 +35,9 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub(super) use writable::Writable;
+
+/// How often refcounts are made anew at most.
+const REBUILDS: usize = 3;
 
 /// What is to be repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,10 +137,17 @@ impl Repair {
             say(CheckMessage::NeedRebuild);
             return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
         }
-        say(CheckMessage::Rebuilding);
-        self.rebuild(&mut counted.counts).await?;
         let before = counted.report;
-        let mut counted = self.free_leaks(say).await?;
+        // Where the file has grown, there may be clusters now that tables
+        // named before there were any. Then it takes another time.
+        for _ in 0..REBUILDS {
+            if !counted.rebuild {
+                break;
+            }
+            say(CheckMessage::Rebuilding);
+            self.rebuild(&mut counted.counts).await?;
+            counted = self.free_leaks(say).await?;
+        }
         if counted.rebuild {
             say(CheckMessage::StillBroken);
         }
@@ -215,9 +227,13 @@ impl Repair {
 
 impl Counted {
     fn of(check: Check<'_>, stored: StoredRefcounts) -> Self {
+        let mut counts = check.counts;
+        if let Some(writable) = check.writable {
+            counts.avoid(writable.reserved(&stored));
+        }
         Counted {
             report: check.report,
-            counts: check.counts,
+            counts,
             stored,
             incomplete: check.incomplete,
             rebuild: check.rebuild,

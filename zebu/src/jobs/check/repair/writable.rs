@@ -17,6 +17,9 @@ pub(in super::super) struct Writable {
     /// Clusters of metadata other than L2 tables: 0 if there is none, 1 for
     /// one structure, 2 for more.
     uses: Cells,
+    /// Clusters that are referred to and not in the file: first and end of
+    /// each run.
+    outside: Vec<(u64, u64)>,
     /// Whether entries may be zeroed.
     zero: bool,
     /// Whether the structures were too many to be looked at.
@@ -36,6 +39,7 @@ impl Writable {
             zeroed: Vec::new(),
             geometry,
             uses: Cells::new(geometry.clusters_for(check.file_len), 1),
+            outside: Vec::new(),
             zero,
             unknown: false,
         };
@@ -70,6 +74,30 @@ impl Writable {
         if let Some(bitmaps) = header.extensions.bitmaps() {
             self.add(bitmaps.directory_offset, bitmaps.directory_size);
         }
+    }
+
+    /// Notes a region that ends after the end of the file: should the file
+    /// grow, what is written there must not be what the image refers to.
+    pub(in super::super) fn add_outside(&mut self, offset: u64, length: u64) {
+        let bits = self.geometry.cluster_bits();
+        let first = offset >> bits;
+        let end = (offset.saturating_add(length) - 1 >> bits) + 1;
+        // A file that was cut off lacks clusters in order.
+        match self.outside.last_mut() {
+            Some(last) if last.0 <= first && first <= last.1 => last.1 = last.1.max(end),
+            _ => self.outside.push((first, end)),
+        }
+    }
+
+    /// What is not free, though nothing in the file is known to refer to it:
+    /// all that a repair must not overwrite.
+    pub(super) fn reserved(self, stored: &StoredRefcounts) -> Vec<(u64, u64)> {
+        let bits = self.geometry.cluster_bits();
+        let mut reserved = self.outside;
+        // Blocks that are not counted, because their entry is damaged, are
+        // what the image goes by until the header names others.
+        reserved.extend(stored.blocks().map(|at| (at >> bits, (at >> bits) + 1)));
+        reserved
     }
 
     /// Marks what of a structure lies in the file.
