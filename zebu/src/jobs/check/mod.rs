@@ -42,7 +42,7 @@ pub use message::CheckMessage;
 use read::Reader;
 use refcounts::{Fix, StoredRefcounts};
 use repair::Writable;
-pub use repair::{RepairMode, repair};
+pub use repair::{RepairMode, repair, repair_file};
 use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
 use writer::Writer;

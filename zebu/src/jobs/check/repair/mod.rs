@@ -66,8 +66,8 @@ pub fn repair(
     queue.block_on(repair_file(queue, file, mode, say))
 }
 
-/// The same within a future of the queue.
-pub(crate) async fn repair_file(
+/// What [`repair`] does, within a future of the queue.
+pub async fn repair_file(
     queue: &Queue,
     file: Arc<dyn Storage>,
     mode: RepairMode,
