@@ -255,11 +255,11 @@ proptest! {
         let (result, after, events) = repair_logged(&before, mode);
         interrupt_everywhere(&before, &events, lost);
         let state = check(&after).unwrap();
-        if let (Ok(report), true) = (result, all) {
-            if report.check_errors == 0 {
-                prop_assert!(state.too_low.is_empty(), "{:?}", state.messages);
-                prop_assert!(state.report.corruptions <= report.corruptions);
-            }
+        if let (Ok(report), true) = (result, all)
+            && report.check_errors == 0
+        {
+            prop_assert!(state.too_low.is_empty(), "{:?}", state.messages);
+            prop_assert!(state.report.corruptions <= report.corruptions);
         }
     }
 }

@@ -81,7 +81,7 @@ impl Writable {
     pub(in super::super) fn add_outside(&mut self, offset: u64, length: u64) {
         let bits = self.geometry.cluster_bits();
         let first = offset >> bits;
-        let end = (offset.saturating_add(length) - 1 >> bits) + 1;
+        let end = ((offset.saturating_add(length) - 1) >> bits) + 1;
         // A file that was cut off lacks clusters in order.
         match self.outside.last_mut() {
             Some(last) if last.0 <= first && first <= last.1 => last.1 = last.1.max(end),
