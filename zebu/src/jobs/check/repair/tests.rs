@@ -159,6 +159,26 @@ fn refcounts_and_flags() {
 }
 
 #[test]
+fn entries_without_data() {
+    // Clusters of 1 KiB: table 1, block 2, L1 3, L2 4, data 5 and 6.
+    let mut image = TestImage::new(0);
+    image.header.cluster_bits = 10;
+    image.header.refcount_table_offset = 1 << 10;
+    image.header.l1_offset = 3 << 10;
+    image.bytes = vec![0; 7 << 10];
+    image.put(2, 0, 2 << 10);
+    for cluster in 0..7 {
+        image.bytes[(2 << 10) + 2 * cluster + 1] = 1;
+    }
+    image.put(6, 0, COPIED | 4 << 10);
+    image.put(8, 0, COPIED | 5 << 10);
+    // Zeroes that have half of a cluster and half of none.
+    image.put(8, 1, COPIED | (6 << 10) + 512 | 1);
+    let report = repairs(&image);
+    assert_eq!((report.corruptions_fixed, report.leaks_fixed), (1, 1));
+}
+
+#[test]
 fn lost_refcounts() {
     let mut image = TestImage::new(10);
     image.set_refcount(DATA + 1, 0);
