@@ -173,7 +173,7 @@ fn entries_without_data() {
     image.put(6, 0, COPIED | 4 << 10);
     image.put(8, 0, COPIED | 5 << 10);
     // Zeroes that have half of a cluster and half of none.
-    image.put(8, 1, COPIED | (6 << 10) + 512 | 1);
+    image.put(8, 1, COPIED | ((6 << 10) + 512) | 1);
     let report = repairs(&image);
     assert_eq!((report.corruptions_fixed, report.leaks_fixed), (1, 1));
 }
