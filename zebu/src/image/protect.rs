@@ -67,16 +67,17 @@ impl Protected {
         self.write().tables.remove(&offset);
     }
 
-    /// Refuses a range that hits a table.
+    /// Refuses a range that touches a cluster that a table is in.
     #[inline]
     pub(crate) fn check(&self, offset: u64, length: u64) -> Result<()> {
-        let end = offset.saturating_add(length);
+        let mask = self.cluster_size - 1;
+        let start = offset & !mask;
+        let end = offset.saturating_add(length).saturating_add(mask) & !mask;
         let places = self.read();
-        let first = offset & !(self.cluster_size - 1);
-        let table = places.tables.range(first..end).next();
+        let table = places.tables.range(start..end).next();
         let fixed = places.fixed.iter();
         let hit = table.map(|(_, what)| *what).or_else(|| {
-            let mut fixed = fixed.filter(|(r, _)| r.start < end && offset < r.end);
+            let mut fixed = fixed.filter(|(r, _)| r.start < end && start < r.end);
             fixed.next().map(|(_, what)| *what)
         });
         match hit {
