@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
 
-use super::io::NATIVE_NEEDS_DIRECT;
+
 use crate::failure::{Failure, Outcome};
 use crate::program::{self, Invocation};
 use crate::size::{self, SizeError};

@@ -5,7 +5,7 @@ use zebu::storage::Queue;
 
 use super::command::{Command, Failure, Outcome};
 use super::number::human_size;
-use super::read::size;
+use super::words::size;
 use super::session::Session;
 use crate::commands::info::specific_text;
 
