@@ -15,7 +15,6 @@ use clap::Parser;
 use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
 
-
 use crate::failure::{Failure, Outcome};
 use crate::program::{self, Invocation};
 use crate::size::{self, SizeError};

@@ -3,8 +3,8 @@
 //! without that driver.
 
 use super::command::{Command, Failure, Outcome};
-use super::words::strerror;
 use super::session::Session;
+use super::words::strerror;
 
 /// break, remove_break, resume, wait_break.
 pub const COMMANDS: &[Command] = &[

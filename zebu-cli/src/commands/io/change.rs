@@ -4,9 +4,9 @@
 use super::command::{Command, Failure, Outcome, not_yet};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
-use super::words::{explain, size};
 use super::request::{Job, Request};
 use super::session::Session;
+use super::words::{explain, size};
 
 /// discard, flush, truncate.
 pub const COMMANDS: &[Command] = &[
@@ -16,7 +16,7 @@ pub const COMMANDS: &[Command] = &[
         args: Some("[-Cq] off len"),
         summary: "discards a number of bytes at a specified offset",
         help: "
- Tells that the content of a range is not needed any more. Without '-d unmap'
+ Tells that the content of a range is not needed any more. With '-d ignore'
  when the image is opened, nothing is done about it.
 
  -C  report numbers for machines

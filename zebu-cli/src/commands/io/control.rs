@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::command::{self, Command, Failure, Outcome};
 use super::getopt::Getopt;
 use super::number::parse_integer;
-use super::words::size;
 use super::opening::Opening;
 use super::session::Session;
+use super::words::size;
 
 /// open, close, quit, help, sleep, abort, sigraise.
 pub const COMMANDS: &[Command] = &[

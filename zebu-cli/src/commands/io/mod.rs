@@ -14,6 +14,7 @@ mod number;
 mod opening;
 mod output;
 mod overlay;
+mod quick_zeroes;
 mod read;
 mod reopen;
 mod report;

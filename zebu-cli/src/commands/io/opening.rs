@@ -27,8 +27,9 @@ pub struct Opening {
     pub copy_on_read: bool,
     /// Although others write to it (`-U`).
     pub force_share: bool,
-    /// Discards free space (`-d`); None: as the image's options say.
-    pub discard: Option<bool>,
+    /// Discards are ignored (`-d ignore`), unless the image's own options say
+    /// otherwise.
+    pub ignore_discards: bool,
     /// The cache mode (`-t`, `-n`).
     pub cache: CacheMode,
     /// The engine (`-i`, `-k`); None: the best there is.
@@ -56,9 +57,8 @@ impl Opening {
                 Err(e) => return Some(Err(e)),
             },
             'd' => match value {
-                "unmap" | "on" => self.discard = Some(true),
-                // The default, over which the image's own options win.
-                "ignore" | "off" => self.discard = None,
+                "unmap" | "on" => self.ignore_discards = false,
+                "ignore" | "off" => self.ignore_discards = true,
                 _ => return Some(Err(format!("Invalid discard option: {value}"))),
             },
             _ => return None,
@@ -115,6 +115,12 @@ impl Opening {
             Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
             None => None,
         };
+        let source = changed(source, &self.changes)?;
+        let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
+        let discard = match spec.options.common.discard {
+            Some(_) => None,
+            None => Some(!self.ignore_discards),
+        };
         let queue = Queue::new(QueueOptions {
             engine,
             ..QueueOptions::default()
@@ -125,10 +131,9 @@ impl Opening {
             write: !self.read_only,
             cache: self.cache,
             force_share: self.force_share,
-            discard: self.discard,
+            discard,
             ..OpenOptions::default()
         };
-        let source = changed(source, &self.changes)?;
         let device = Device::open(&queue, &source, &how).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, self.clone(), overlay))
     }

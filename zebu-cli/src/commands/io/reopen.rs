@@ -147,12 +147,7 @@ fn options_of(text: &str) -> Vec<(String, String)> {
 }
 
 /// Sets one option.
-fn change(
-    opening: &mut Opening,
-    format: Format,
-    key: String,
-    value: String,
-) -> Result<(), String> {
+fn change(opening: &mut Opening, format: Format, key: String, value: String) -> Result<(), String> {
     if key == "driver" && value == format.name() {
         return Ok(());
     }

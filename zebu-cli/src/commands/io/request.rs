@@ -9,9 +9,10 @@ use zebu::storage::{Buffer, Queue};
 use super::command::{Failure, Outcome};
 use super::content::Content;
 use super::output::Output;
-use super::words::{explain, failed};
+use super::quick_zeroes;
 use super::report::Statistics;
 use super::session::Session;
+use super::words::{explain, failed};
 
 /// What is done to a range.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub enum Job {
     Compressed(Content),
     /// It reads as zeroes.
     Zeroes(Zeroing),
+    /// It reads as zeroes, or the request fails if these had to be written.
+    QuickZeroes(Zeroing),
     /// Its content is not needed any more.
     Discard,
 }
@@ -99,7 +102,7 @@ impl Request {
     fn buffer_length(&self) -> usize {
         match self.job {
             Job::Data(_) | Job::Compressed(_) => self.count as usize,
-            Job::Zeroes(_) | Job::Discard => 0,
+            Job::Zeroes(_) | Job::QuickZeroes(_) | Job::Discard => 0,
         }
     }
 
@@ -130,6 +133,10 @@ impl Request {
             }
             Job::Zeroes(zeroing) => {
                 let result = device.write_zeroes(queue, offset, count, zeroing).await;
+                (buffer, result)
+            }
+            Job::QuickZeroes(zeroing) => {
+                let result = quick_zeroes::write(device, queue, offset, count, zeroing).await;
                 (buffer, result)
             }
             Job::Discard => (buffer, device.discard(queue, offset, count).await),

@@ -2,14 +2,14 @@
 
 use zebu::block::{LayerImage, Zeroing};
 
-use super::command::{Command, Failure, Outcome, not_yet};
+use super::command::{Command, Failure, Outcome};
 use super::content::Content;
 use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::number::MAX_REQUEST;
-use super::words::{check_sectors, failed, pattern, segments, size};
 use super::request::{Job, Request};
 use super::session::Session;
+use super::words::{check_sectors, failed, pattern, segments, size};
 
 /// write, writev, aio_write.
 pub const COMMANDS: &[Command] = &[
@@ -164,10 +164,14 @@ impl<'a> Flags<'a> {
     /// What is done to the range.
     fn job(&self) -> Result<Job, Failure> {
         if self.zeroes {
-            return Ok(Job::Zeroes(match self.unmap {
+            let zeroing = match self.unmap {
                 true => Zeroing::Unmap,
                 false => Zeroing::Keep,
-            }));
+            };
+            return Ok(match self.no_fallback {
+                true => Job::QuickZeroes(zeroing),
+                false => Job::Zeroes(zeroing),
+            });
         }
         let content = match self.file {
             Some(name) => Content::of_file(name).map_err(Failure::Err)?,
@@ -216,9 +220,6 @@ fn write(session: &mut Session, args: &[&str]) -> Outcome {
     if flags.vm_state {
         return Err(refuse_vm_state(session.image()?));
     }
-    if flags.no_fallback {
-        check_fallback(session.image()?, &request)?;
-    }
     request.run(session)
 }
 
@@ -263,4 +264,3 @@ fn refuse_vm_state(image: &OpenImage) -> Failure {
         LayerImage::Qcow2(_) => Failure::Err("not supported in this version: write -b".into()),
     }
 }
-

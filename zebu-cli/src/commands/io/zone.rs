@@ -2,8 +2,8 @@
 //! it gets from any image that has no zones.
 
 use super::command::{Command, Failure, Outcome};
-use super::words::{failed, size};
 use super::session::Session;
+use super::words::{failed, size};
 
 /// zone_append, zone_close, zone_finish, zone_open, zone_report, zone_reset.
 pub const COMMANDS: &[Command] = &[
