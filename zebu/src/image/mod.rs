@@ -16,6 +16,7 @@ mod pack;
 mod preallocation;
 mod protect;
 mod refcounts;
+mod resize;
 mod snapshot;
 mod table;
 mod target;
