@@ -91,7 +91,7 @@ impl Device {
         }
         if preallocation == Preallocation::Metadata {
             return Err(Error::Refused(
-                "Unsupported preallocation mode 'metadata'".into(),
+                "Unsupported preallocation mode: metadata".into(),
             ));
         }
         file.set_len(raw.offset() + size)?;

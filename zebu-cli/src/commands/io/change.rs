@@ -1,7 +1,9 @@
 //! The commands that change the image otherwise than by writing data:
 //! discard, flush, truncate.
 
-use super::command::{Command, Failure, Outcome, not_yet};
+use zebu::block::Preallocation;
+
+use super::command::{Command, Failure, Outcome};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
@@ -43,7 +45,12 @@ pub const COMMANDS: &[Command] = &[
         alias: "t",
         args: Some("[-m prealloc_mode] off"),
         summary: "truncates the current file at the given offset",
-        help: "",
+        help: "
+ Gives the disk another size: what is behind `off` is lost, what is new reads
+ as zeroes.
+
+ -m  what is preallocated of what is new: off, metadata, falloc or full
+",
         min: 1,
         max: Some(3),
         needs_file: true,
@@ -96,7 +103,19 @@ fn flush(session: &mut Session, _args: &[&str]) -> Outcome {
 }
 
 fn truncate(session: &mut Session, args: &[&str]) -> Outcome {
-    let _ = args;
     session.image_to_write()?;
-    not_yet("truncate")
+    let mut preallocation = Preallocation::Off;
+    let mut options = Getopt::new(args, "m:", &[]);
+    for option in options.by_ref() {
+        let (_, mode) = option.map_err(Failure::Option)?;
+        let mode = mode.unwrap_or_default();
+        preallocation = Preallocation::from_name(mode)
+            .ok_or_else(|| Failure::Named(format!("Invalid preallocation mode '{mode}'")))?;
+    }
+    let rest = options.into_rest();
+    let size = size(rest.first().ok_or(Failure::Usage)?)?;
+    session
+        .image()?
+        .resize(size, preallocation)
+        .map_err(|error| Failure::Named(error.to_string()))
 }

@@ -8,14 +8,15 @@ use super::report::is_filled_with;
 /// Bytes copied at once.
 const PIECE: u64 = 1 << 20;
 
-/// Copies what the image itself does not have of a range, in whole clusters.
+/// Copies what the image itself does not have of a range, in whole clusters
+/// (subclusters, where it has these).
 ///
 /// Nothing else may write to the device meanwhile.
 pub async fn copy_up(device: &Device, queue: &Queue, offset: u64, length: u64) -> zebu::Result<()> {
     let LayerImage::Qcow2(image) = &device.top().image else {
         return Ok(());
     };
-    let unit = image.geometry().cluster_size();
+    let unit = image.geometry().subcluster_size();
     let end = (offset + length).next_multiple_of(unit).min(device.size());
     let mut at = offset - offset % unit;
     let mut buffer = Buffer::new(PIECE.min(end.saturating_sub(at)) as usize);

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use zebu::block::Device;
+use zebu::block::{Device, Format, Preallocation};
 use zebu::storage::{Buffer, Handle, Queue};
 
 use super::copy_on_read;
@@ -126,6 +126,22 @@ impl OpenImage {
         self.finish_all();
         let copying = copy_on_read::copy_up(&self.device, &self.queue, offset, length);
         self.queue.block_on(copying)
+    }
+
+    /// Gives the disk another size, once what is in flight has ended.
+    pub fn resize(&mut self, size: u64, preallocation: Preallocation) -> zebu::Result<()> {
+        if self.device.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+            let text = "The new size must be a multiple of 512";
+            return Err(zebu::Error::Refused(text.into()));
+        }
+        self.finish_all();
+        match Rc::get_mut(&mut self.device) {
+            Some(device) => {
+                let resizing = device.resize(&self.queue, size, preallocation);
+                self.queue.block_on(resizing)
+            }
+            None => Err(zebu::Error::Refused("Requests are in flight".into())),
+        }
     }
 
     /// Ends the use of the image: everything is durable afterwards.
