@@ -93,13 +93,6 @@ impl Command {
     }
 }
 
-/// The outcome of commands that come with the write side.
-pub fn not_yet(name: &str) -> Outcome {
-    Err(Failure::Err(format!(
-        "not supported in this version: {name}"
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     //! Guards against a table in which a command hides another.

@@ -134,12 +134,30 @@ impl OpenImage {
             let text = "The new size must be a multiple of 512";
             return Err(zebu::Error::Refused(text.into()));
         }
+        let (device, queue) = self.own_device()?;
+        queue.block_on(device.resize(queue, size, preallocation))
+    }
+
+    /// Writes to the VM state, once what is in flight has ended.
+    pub fn write_vm_state(
+        &mut self,
+        position: u64,
+        buffer: Buffer,
+        length: usize,
+    ) -> (Buffer, zebu::Result<()>) {
+        match self.own_device() {
+            Ok((device, queue)) => {
+                queue.block_on(device.write_vm_state(queue, position, buffer, length))
+            }
+            Err(error) => (buffer, Err(error)),
+        }
+    }
+
+    /// The device for a change that nothing else may go on beside.
+    fn own_device(&mut self) -> zebu::Result<(&mut Device, &Queue)> {
         self.finish_all();
         match Rc::get_mut(&mut self.device) {
-            Some(device) => {
-                let resizing = device.resize(&self.queue, size, preallocation);
-                self.queue.block_on(resizing)
-            }
+            Some(device) => Ok((device, &self.queue)),
             None => Err(zebu::Error::Refused("Requests are in flight".into())),
         }
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use zebu::block::{Device, Zeroing};
+use zebu::block::{Device, Format, Zeroing};
 use zebu::storage::{Buffer, Queue};
 
 use super::command::{Failure, Outcome};
@@ -21,6 +21,8 @@ pub enum Job {
     Data(Content),
     /// It is written compressed.
     Compressed(Content),
+    /// It is written to the VM state, which is not on the disk.
+    VmState(Content),
     /// It reads as zeroes.
     Zeroes(Zeroing),
     /// It reads as zeroes, or the request fails if these had to be written.
@@ -53,13 +55,22 @@ impl Request {
     pub fn run(&self, session: &mut Session) -> Outcome {
         let out = session.out.clone();
         let image = session.image()?;
-        if !image.has_range(self.offset, self.count) {
+        let to_vm_state = matches!(self.job, Job::VmState(_));
+        if to_vm_state && image.device.top().format() == Format::Raw {
+            return Err(Failure::Out(failed(self.verb, libc::EOPNOTSUPP)));
+        }
+        if !to_vm_state && !image.has_range(self.offset, self.count) {
             return Err(Failure::Out(failed(self.verb, libc::EIO)));
         }
         let buffer = self.filled(image.take_buffer(self.buffer_length()));
         let start = Instant::now();
-        let making = self.make(&image.device, &image.queue, buffer);
-        let (buffer, result) = image.queue.block_on(making);
+        let (buffer, result) = match to_vm_state {
+            true => image.write_vm_state(self.offset, buffer, self.count as usize),
+            false => {
+                let making = self.make(&image.device, &image.queue, buffer);
+                image.queue.block_on(making)
+            }
+        };
         image.give_buffer(buffer);
         match result {
             Ok(()) => self.report(&out, start),
@@ -101,14 +112,14 @@ impl Request {
     /// Bytes of the buffer that it needs.
     fn buffer_length(&self) -> usize {
         match self.job {
-            Job::Data(_) | Job::Compressed(_) => self.count as usize,
+            Job::Data(_) | Job::Compressed(_) | Job::VmState(_) => self.count as usize,
             Job::Zeroes(_) | Job::QuickZeroes(_) | Job::Discard => 0,
         }
     }
 
     /// `buffer` with what is written in it.
     fn filled(&self, mut buffer: Buffer) -> Buffer {
-        if let Job::Data(content) | Job::Compressed(content) = &self.job {
+        if let Job::Data(content) | Job::Compressed(content) | Job::VmState(content) = &self.job {
             content.fill(&mut buffer[..self.count as usize]);
         }
         buffer
@@ -124,7 +135,7 @@ impl Request {
         let (offset, count) = (self.offset, self.count);
         let (buffer, result) = match self.job {
             _ if count == 0 => (buffer, Ok(())),
-            Job::Data(_) => {
+            Job::Data(_) | Job::VmState(_) => {
                 let length = count as usize;
                 device.write_buffer(queue, offset, buffer, length).await
             }

@@ -1,15 +1,14 @@
 //! The commands that write: write, writev, aio_write.
 
-use zebu::block::{LayerImage, Zeroing};
+use zebu::block::Zeroing;
 
 use super::command::{Command, Failure, Outcome};
 use super::content::Content;
 use super::getopt::Getopt;
-use super::image::OpenImage;
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
 use super::session::Session;
-use super::words::{check_sectors, failed, pattern, segments, size};
+use super::words::{check_sectors, pattern, segments, size};
 
 /// write, writev, aio_write.
 pub const COMMANDS: &[Command] = &[
@@ -177,9 +176,10 @@ impl<'a> Flags<'a> {
             Some(name) => Content::of_file(name).map_err(Failure::Err)?,
             None => Content::Byte(self.pattern.unwrap_or(Content::DEFAULT)),
         };
-        Ok(match self.compressed {
-            true => Job::Compressed(content),
-            false => Job::Data(content),
+        Ok(match (self.vm_state, self.compressed) {
+            (true, _) => Job::VmState(content),
+            (false, true) => Job::Compressed(content),
+            (false, false) => Job::Data(content),
         })
     }
 
@@ -217,9 +217,6 @@ fn write(session: &mut Session, args: &[&str]) -> Outcome {
     }
     flags.check_registered()?;
     let request = flags.request("write", offset, count)?;
-    if flags.vm_state {
-        return Err(refuse_vm_state(session.image()?));
-    }
     request.run(session)
 }
 
@@ -255,12 +252,4 @@ fn aio_write(session: &mut Session, args: &[&str]) -> Outcome {
     };
     flags.check_registered()?;
     flags.request("aio_write", offset, count)?.start(session)
-}
-
-/// Only reads reach the VM state.
-fn refuse_vm_state(image: &OpenImage) -> Failure {
-    match image.device.top().image {
-        LayerImage::Raw(_) => Failure::Out(failed("write", libc::EOPNOTSUPP)),
-        LayerImage::Qcow2(_) => Failure::Err("not supported in this version: write -b".into()),
-    }
 }
