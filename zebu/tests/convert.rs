@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zebu::block::{Device, OpenOptions, Source};
-use zebu::jobs::{ConvertEvent, ConvertOptions, convert};
+use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::storage::{
     Alignment, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage, StorageExtent,
 };
@@ -99,7 +99,8 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
     });
     let target = Arc::new(Blocks(Memory::new(before)));
     let mut last = 0;
-    convert(sources.collect(), target.clone(), options, |event| {
+    let raw = Target::Raw(target.clone());
+    convert(sources.collect(), raw, options, |event| {
         if let ConvertEvent::Progress(done) = event {
             last = done;
         }
@@ -114,10 +115,10 @@ fn sources_that_meet_inside_a_block() {
     let contents = [noise(1536, 1), noise(6 << 20, 2), noise(4096 - 1536, 3)];
     let expected = contents.concat();
     for lanes in [1, 8] {
-        for (before, target_is_zero) in [(0, true), (0xee, false)] {
+        for (before, zero_from) in [(0, Some(0)), (0xee, None)] {
             let options = ConvertOptions {
                 lanes: Some(lanes),
-                target_is_zero,
+                zero_from,
                 ..ConvertOptions::default()
             };
             let before = vec![before; expected.len()];
