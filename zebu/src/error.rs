@@ -48,6 +48,20 @@ pub enum Error {
         /// Size of the device in bytes.
         size: u64,
     },
+    /// A write that would have hit the image's own tables: they are wrong.
+    #[error("Preventing invalid write of {length} bytes at {offset:#x} on {what}")]
+    Overlap {
+        /// Host offset in bytes.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// What is there.
+        what: &'static str,
+    },
+    /// The image was not closed by its last writer, and its refcounts must be
+    /// repaired before it is written again ([`repair`](crate::jobs::repair)).
+    #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
+    Dirty,
     /// Another process uses the image.
     #[error("Failed to get {lock} lock\nIs another process using the image [{path}]?")]
     Locked {
@@ -94,9 +108,9 @@ impl Error {
         match self {
             Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
             Error::OutOfRange { .. } | Error::Format(_) => libc::EINVAL,
-            Error::Corrupt { .. } | Error::Compressed { .. } => libc::EIO,
+            Error::Corrupt { .. } | Error::Compressed { .. } | Error::Overlap { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
-            Error::Refused(_) => libc::ENOTSUP,
+            Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
             Error::While { source, .. } => source.errno(),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::source::ImageSpec;
 use super::status::KnownData;
-use super::{Format, Raw};
+use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
 use crate::storage::{Buffer, Iov, Queue, Storage};
@@ -85,17 +85,44 @@ pub struct Device {
     size: u64,
     /// Opened without what reading needs.
     inspect: bool,
+    /// If it was opened for writing: how.
+    pub(super) write: Option<WriteMode>,
+}
+
+/// What a writer asked for when it opened the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteMode {
+    /// Discards are carried out.
+    pub discard: bool,
+    /// What is done with writes of zeroes.
+    pub detect_zeroes: DetectZeroes,
 }
 
 impl Device {
     /// The device that `layers` make, the top one first: at least one.
-    pub(super) fn new(layers: Vec<Layer>, inspect: bool) -> Self {
+    pub(super) fn new(layers: Vec<Layer>, inspect: bool, write: Option<WriteMode>) -> Self {
         let size = layers[0].size();
         Device {
             layers,
             size,
             inspect,
+            write,
         }
+    }
+
+    /// The images of the chain, for whoever has the device for itself.
+    pub(super) fn layers_mut(&mut self) -> &mut [Layer] {
+        &mut self.layers
+    }
+
+    /// Whether discards are carried out.
+    pub(super) fn discards(&self) -> bool {
+        self.write.is_some_and(|w| w.discard)
+    }
+
+    /// What is done with writes of zeroes.
+    pub(super) fn detect_zeroes(&self) -> DetectZeroes {
+        self.write.map_or(DetectZeroes::Off, |w| w.detect_zeroes)
     }
 
     /// Size of the disk in bytes.

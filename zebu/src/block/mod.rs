@@ -1,6 +1,7 @@
 //! The device that everything above speaks to: read and status over a range,
 //! whatever the image's format and however long its backing chain.
 
+mod compressed;
 mod device;
 mod open;
 mod raw;
@@ -9,6 +10,7 @@ mod source;
 mod status;
 mod vm_state;
 mod write;
+mod zero;
 
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::device::{Device, Layer, LayerImage};
+use super::device::{Device, Layer, LayerImage, WriteMode};
 use super::source::{BackingSpec, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT};
-use super::{Format, Raw, Source};
+use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::{Header, MAGIC};
-use crate::image::{CacheOptions, Image, OpenImage, SnapshotName};
+use crate::image::{CacheOptions, Image, OpenImage, SnapshotName, WriteOptions};
 use crate::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
 use crate::{Error, Result};
 
@@ -73,7 +73,8 @@ impl Device {
             seen: Vec::new(),
         };
         queue.block_on(opening.chain(spec))?;
-        Ok(Device::new(opening.layers, options.inspect))
+        let write = opening.write_mode();
+        Ok(Device::new(opening.layers, options.inspect, write))
     }
 
     /// Opens an image that `storage` holds (in memory, say). Blocks.
@@ -102,7 +103,8 @@ impl Device {
             let format = opening.format(&mut spec, &*storage).await?;
             opening.image(spec, storage, format, Role::Top).await
         })?;
-        Ok(Device::new(opening.layers, options.inspect))
+        let write = opening.write_mode();
+        Ok(Device::new(opening.layers, options.inspect, write))
     }
 }
 
@@ -124,6 +126,19 @@ enum Role {
 }
 
 impl Opening<'_> {
+    /// How the opened device is written, if it is.
+    fn write_mode(&self) -> Option<WriteMode> {
+        let own = &self.layers[0].spec.options.common;
+        self.options.write.then(|| WriteMode {
+            discard: self.options.discard.or(own.discard).unwrap_or(false),
+            detect_zeroes: self
+                .options
+                .detect_zeroes
+                .or(own.detect_zeroes)
+                .unwrap_or(DetectZeroes::Off),
+        })
+    }
+
     async fn chain(&mut self, top: ImageSpec) -> Result<()> {
         let mut next = Some(top);
         while let Some(spec) = next {
@@ -206,6 +221,9 @@ impl Opening<'_> {
                 "qcow2: Image is corrupt; cannot be opened read/write".into(),
             ));
         }
+        if header.is_dirty() && self.options.write && role == Role::Top {
+            return Err(Error::Dirty);
+        }
         let data = match self.data_file(spec, header)? {
             None => None,
             Some(data_file) => {
@@ -236,7 +254,17 @@ impl Opening<'_> {
         if !self.options.inspect {
             image.refuse_encrypted()?;
         }
-        let image = image.finish(self.queue, data, caches).await?;
+        let given = given.clone();
+        let mut image = image.finish(self.queue, data, caches).await?;
+        if self.writes(role) && !self.options.inspect {
+            let discards = self.options.discard.or(spec.options.common.discard) == Some(true);
+            let how = WriteOptions {
+                punch_request: discards && given.pass_discard_request.unwrap_or(true),
+                punch_snapshot: discards && given.pass_discard_snapshot.unwrap_or(true),
+                punch_other: discards && given.pass_discard_other.unwrap_or(false),
+            };
+            image.begin_writing(self.queue, how).await?;
+        }
         match self.options.snapshot.as_ref().filter(|_| role == Role::Top) {
             Some(snapshot) => image.at_snapshot(self.queue, snapshot).await,
             None => Ok(image),

@@ -68,6 +68,10 @@ impl Device {
     /// After an error the memory's content is unspecified.
     pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         self.check_range(offset, iov.len() as u64)?;
+        let _stay = match &self.top().image {
+            LayerImage::Qcow2(image) => image.enter(),
+            LayerImage::Raw(_) => None,
+        };
         self.read_mapped(queue, offset, iov).await
     }
 

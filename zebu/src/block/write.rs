@@ -1,8 +1,25 @@
-//! Changing a device: write, zero, discard, flush.
+//! Changing a device: write, write compressed, flush, close.
+//!
+//! A write to what is mapped already goes straight to its host clusters, in
+//! parts like a read. The rest is filled: host clusters are taken, what the
+//! write leaves of the old content is read through the chain, all of it is
+//! written, and then mapped. See `image/change.rs` for who may do that when.
 
-use super::device::Device;
-use crate::storage::{Buffer, Iov, Queue};
+use std::ops::Range;
+
+use super::device::{Device, LayerImage};
+use super::{DetectZeroes, Raw};
+use crate::format::HostOffset;
+use crate::image::{Fill, Image, Mapping, Step, Target};
+use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue};
 use crate::{Error, Result};
+
+/// Zeroes of at most so many bytes beside the data of a write are written with
+/// them; more are left to the file system.
+const ZEROES_WRITTEN: u64 = 64 << 10;
+/// A write of at most so many bytes between old content on both sides is
+/// copied into it: one read and one write, instead of two and one.
+const COPIED: usize = 64 << 10;
 
 /// What becomes of the space of a range that is written with zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,75 +27,298 @@ pub enum Zeroing {
     /// It stays allocated.
     #[default]
     Keep,
-    /// It may be freed.
+    /// It may be freed, if the device was opened with
+    /// [`OpenOptions::discard`](super::OpenOptions::discard).
     Unmap,
 }
 
+/// What a write goes to.
+pub(super) enum Top<'a> {
+    Raw(&'a Raw),
+    Qcow2(&'a Image),
+}
+
 impl Device {
-    /// Writes `iov` to the disk from `offset` on. Durable after the next
-    /// [`Device::flush`]; when it returns, later reads see it.
+    /// Whether it was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.write.is_some()
+    }
+
+    /// The top image, for a change of a range.
+    pub(super) fn top_for_writing(&self, offset: u64, length: u64) -> Result<Top<'_>> {
+        if self.write.is_none() {
+            // As the kernel would say of a file that is open for reading.
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM)));
+        }
+        self.check_range(offset, length)?;
+        Ok(match &self.top().image {
+            LayerImage::Raw(raw) => Top::Raw(raw),
+            LayerImage::Qcow2(image) => Top::Qcow2(image),
+        })
+    }
+
+    /// Writes `iov` to the disk from `offset` on. When it returns, later reads
+    /// see it; it is durable after the next [`Device::flush`], or at once if
+    /// the cache mode is a write-through one.
     pub async fn write(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let _ = (queue, offset, iov);
-        Err(Error::Refused("not yet".into()))
+        let length = iov.len() as u64;
+        let top = self.top_for_writing(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        match self.detect_zeroes() {
+            DetectZeroes::Off => {}
+            _ if !iov.is_zero() => {}
+            DetectZeroes::On => {
+                return self
+                    .write_zeroes(queue, offset, length, Zeroing::Keep)
+                    .await;
+            }
+            DetectZeroes::Unmap => {
+                return self
+                    .write_zeroes(queue, offset, length, Zeroing::Unmap)
+                    .await;
+            }
+        }
+        match top {
+            Top::Raw(raw) => {
+                Ok(storage::write(&**raw.storage(), queue, raw.offset() + offset, iov).await?)
+            }
+            Top::Qcow2(image) => {
+                let result = self.write_image(queue, image, offset, iov).await;
+                self.changed(queue, image, result).await
+            }
+        }
     }
 
-    /// Writes whole clusters compressed: `offset` at a cluster boundary, and
-    /// the length of `iov` whole clusters unless the range ends with the disk.
-    /// What does not shrink is written as it is. A cluster that is allocated
-    /// uncompressed already is an error, as in QEMU.
-    pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let _ = (queue, offset, iov);
-        Err(Error::Refused("not yet".into()))
-    }
-
-    /// Stores clusters that are compressed already: for each, its offset at a
-    /// cluster boundary and where its stream is in `data`. A cluster that is
-    /// allocated uncompressed already is an error.
-    pub async fn write_packed_many(
+    /// Writes what is mapped already, and fills the rest.
+    pub(super) async fn write_image(
         &self,
         queue: &Queue,
-        clusters: &[(u64, std::ops::Range<usize>)],
-        data: &[u8],
-    ) -> Result<()> {
-        let _ = (queue, clusters, data);
-        Err(Error::Refused("not yet".into()))
-    }
-
-    /// Makes a range read as zeroes, without writing them where the format can
-    /// say so.
-    pub async fn write_zeroes(
-        &self,
-        queue: &Queue,
+        image: &Image,
         offset: u64,
-        length: u64,
-        zeroing: Zeroing,
+        iov: &Iov,
     ) -> Result<()> {
-        let _ = (queue, offset, length, zeroing);
-        Err(Error::Refused("not yet".into()))
+        image.announce(queue).await?;
+        let _stay = image.enter();
+        let total = iov.len() as u64;
+        // Most writes go to one place: no plan is made for these.
+        let first = image.target(queue, offset, total).await?;
+        if let Target::InPlace { host, length } = first
+            && length == total
+        {
+            image.check_data_write(host, length)?;
+            return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
+        }
+        let mut parts: Vec<(u64, usize, usize)> = Vec::new();
+        let mut changes: Vec<(u64, usize, usize)> = Vec::new();
+        let mut at = 0;
+        while at < iov.len() {
+            let guest = offset + at as u64;
+            let length = match image.target(queue, guest, total - at as u64).await? {
+                Target::InPlace { host, length } => {
+                    image.check_data_write(host, length)?;
+                    parts.push((host.0, at, length as usize));
+                    length
+                }
+                Target::Change { length } => {
+                    // As long as they can be: they are held together.
+                    match changes.last_mut() {
+                        Some((_, start, before)) if *start + *before == at => {
+                            *before += length as usize;
+                        }
+                        _ => changes.push((guest, at, length as usize)),
+                    }
+                    length
+                }
+            };
+            at += length as usize;
+        }
+        let in_place = write_parts(queue, image, parts, iov);
+        if changes.is_empty() {
+            return in_place.await;
+        }
+        image.relieve(queue).await?;
+        let change = async {
+            for (guest, at, length) in changes {
+                self.change(queue, image, guest, iov.slice(at, length))
+                    .await?;
+            }
+            Ok(())
+        };
+        let (in_place, change) = storage::join(in_place, change).await;
+        in_place.and(change)
     }
 
-    /// Tells that the content of a range is not needed any more. Whole
-    /// clusters inside it are freed and read as zeroes from now on; the rest
-    /// of the range stays as it is. Does nothing unless the device was opened
-    /// with [`OpenOptions::discard`](super::OpenOptions::discard).
-    pub async fn discard(&self, queue: &Queue, offset: u64, length: u64) -> Result<()> {
-        let _ = (queue, offset, length);
-        Err(Error::Refused("not yet".into()))
+    /// Writes a range of which something has no place of its own yet.
+    async fn change(&self, queue: &Queue, image: &Image, guest: u64, iov: Iov) -> Result<()> {
+        let _held = image.hold(guest, iov.len() as u64).await?;
+        let mut at = 0;
+        while at < iov.len() {
+            let (from, left) = (guest + at as u64, iov.len() - at);
+            let slice = image.own_slice(queue, from).await?;
+            let limit = (left as u64).min(image.to_slice_end(from));
+            // Looked at again, now that nobody else changes it.
+            at += match image.step(&slice, from, limit)? {
+                Step::InPlace { host, length } => {
+                    image.check_data_write(host, length)?;
+                    let part = iov.slice(at, length as usize);
+                    storage::write(&**image.data(), queue, host.0, &part).await?;
+                    length
+                }
+                Step::Fill(mut fill) => {
+                    let allocation = match fill.host {
+                        None if !image.geometry().has_data_file() => {
+                            let allocation = image.allocate(queue, fill.clusters).await?;
+                            fill.shorten(allocation.clusters(), image.geometry());
+                            Some(allocation)
+                        }
+                        _ => None,
+                    };
+                    let (host, fresh) = match &allocation {
+                        Some(allocation) => (allocation.host(), allocation.fresh),
+                        // In an external data file everything is where it is on
+                        // the disk.
+                        None => (fill.host.unwrap_or(HostOffset(fill.cluster)), false),
+                    };
+                    let part = iov.slice(at, fill.length as usize);
+                    self.fill(queue, image, &fill, host, fresh, &part).await?;
+                    image.map_fill(&slice, &fill, host)?;
+                    if let Some(allocation) = allocation {
+                        allocation.keep();
+                    }
+                    fill.length
+                }
+            } as usize;
+        }
+        Ok(())
+    }
+
+    /// Writes `iov` and what is kept of the old content around it to host
+    /// clusters from `host` on, which read as zeroes if they are `fresh`.
+    async fn fill(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        fill: &Fill,
+        host: HostOffset,
+        fresh: bool,
+        iov: &Iov,
+    ) -> Result<()> {
+        let end = fill.guest + fill.length;
+        let at = |guest: u64| host.0 + (guest - fill.cluster);
+        if fill.host.is_some() {
+            image.check_data_write(HostOffset(at(fill.head)), fill.tail - fill.head)?;
+        }
+        let data = &**image.data();
+        let (head, tail) = (fill.head..fill.guest, end..fill.tail);
+        let head_is_zero = self.reads_as_zero(queue, head.clone()).await?;
+        let tail_is_zero = self.reads_as_zero(queue, tail.clone()).await?;
+        if !head_is_zero && !tail_is_zero && iov.len() <= COPIED {
+            let mut all = self.old_content(queue, fill.head..fill.tail).await?;
+            let start = (fill.guest - fill.head) as usize;
+            iov.copy_to(&mut all[start..start + iov.len()]);
+            // SAFETY: `all` lives until the write, awaited here, has ended.
+            #[allow(unsafe_code)]
+            let whole = unsafe { all.iov() }.slice(0, (fill.tail - fill.head) as usize);
+            return Ok(storage::write(data, queue, at(fill.head), &whole).await?);
+        }
+        let margin = |range: Range<u64>, is_zero: bool| async move {
+            if range.is_empty() || (is_zero && fresh) {
+                return Ok(None);
+            }
+            let length = range.end - range.start;
+            if !is_zero {
+                return self.old_content(queue, range).await.map(Some);
+            }
+            if length > ZEROES_WRITTEN {
+                storage::zero_range(data, queue, at(range.start), length).await?;
+                return Ok(None);
+            }
+            let mut zeroes = queue.buffer(length as usize);
+            zeroes[..length as usize].fill(0);
+            Ok(Some(zeroes))
+        };
+        let (before, after) = storage::join(
+            margin(head.clone(), head_is_zero),
+            margin(tail.clone(), tail_is_zero),
+        )
+        .await;
+        let (mut before, mut after) = (before?, after?);
+        let whole = surround(
+            before.as_mut().map(|b| (b, head.end - head.start)),
+            iov,
+            after.as_mut().map(|b| (b, tail.end - tail.start)),
+        );
+        let start = match &before {
+            Some(_) => fill.head,
+            None => fill.guest,
+        };
+        Ok(storage::write(data, queue, at(start), &whole).await?)
+    }
+
+    /// What the disk reads as now, in a buffer that may be longer.
+    async fn old_content(&self, queue: &Queue, range: Range<u64>) -> Result<PoolBuffer> {
+        let length = (range.end - range.start) as usize;
+        let mut buffer = queue.buffer(length);
+        // SAFETY: the buffer lives until the read, awaited here, has ended.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        self.read_mapped(queue, range.start, &iov).await?;
+        Ok(buffer)
+    }
+
+    /// Whether the metadata say that a range reads as zeroes. It may reach
+    /// past the end of the disk.
+    pub(super) async fn reads_as_zero(&self, queue: &Queue, range: Range<u64>) -> Result<bool> {
+        let mut at = range.start;
+        while at < range.end {
+            let (_, extent) = self.resolve(queue, at, range.end - at).await?;
+            match extent.mapping {
+                Mapping::Zero { .. } | Mapping::Unallocated { .. } => at += extent.length,
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     /// Makes every change durable that was completed before the call.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
-        let _ = queue;
-        Err(Error::Refused("not yet".into()))
+        match &self.top().image {
+            _ if self.write.is_none() => Ok(()),
+            LayerImage::Raw(raw) => Ok(storage::flush(&**raw.storage(), queue).await?),
+            LayerImage::Qcow2(image) => image.flush(queue).await,
+        }
     }
 
     /// Makes everything durable and ends the use of the device. Dropped
     /// without it, changes since the last flush may be lost and clusters leak,
     /// but the image stays consistent. Does nothing for a device that is not
     /// open for writing.
-    pub async fn close(self, queue: &Queue) -> Result<()> {
-        let _ = queue;
-        Ok(())
+    pub async fn close(mut self, queue: &Queue) -> Result<()> {
+        self.flush(queue).await?;
+        match &mut self.layers_mut()[0].image {
+            LayerImage::Raw(_) => Ok(()),
+            LayerImage::Qcow2(image) => image.close(queue).await,
+        }
+    }
+
+    /// After a change: the image is marked if it turned out to be corrupt, and
+    /// the mapping made durable where every write is.
+    pub(super) async fn changed(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        result: Result<()>,
+    ) -> Result<()> {
+        if let Err(Error::Overlap { .. }) = &result {
+            image.mark_corrupt(queue).await?;
+        }
+        result?;
+        match image.file().cache_mode().is_write_through() {
+            true => image.flush(queue).await,
+            false => Ok(()),
+        }
     }
 
     /// Writes the first `length` bytes of a buffer that is given back.
@@ -105,4 +345,61 @@ impl Device {
         let iov = unsafe { Iov::from_raw(bytes.as_ptr().cast_mut(), bytes.len()) };
         queue.block_on(self.write(queue, offset, &iov))
     }
+}
+
+/// The bytes of two buffers around those of `iov`.
+fn surround(
+    before: Option<(&mut PoolBuffer, u64)>,
+    iov: &Iov,
+    after: Option<(&mut PoolBuffer, u64)>,
+) -> Iov {
+    // SAFETY: the caller keeps the buffers until its use of the result has
+    // ended.
+    #[allow(unsafe_code)]
+    let part = |(buffer, length): (&mut PoolBuffer, u64)| {
+        unsafe { buffer.iov() }.slice(0, length as usize)
+    };
+    match (before.map(part), after.map(part)) {
+        (None, None) => iov.clone(),
+        (before, after) => {
+            let parts = [before.as_ref(), Some(iov), after.as_ref()];
+            Iov::concat(parts.into_iter().flatten())
+        }
+    }
+}
+
+/// Writes parts of `iov` (host offset, place, length) where they belong, by
+/// host offset, neighbours together, several at once.
+async fn write_parts(
+    queue: &Queue,
+    image: &Image,
+    mut parts: Vec<(u64, usize, usize)>,
+    iov: &Iov,
+) -> Result<()> {
+    parts.sort_unstable();
+    let mut flight = std::collections::VecDeque::new();
+    let mut rest = &parts[..];
+    while let Some(&(host, _, first)) = rest.first() {
+        let mut end = host + first as u64;
+        let count = 1 + rest[1..]
+            .iter()
+            .take_while(|(next, _, length)| {
+                let follows = *next == end;
+                end = next + *length as u64;
+                follows
+            })
+            .count();
+        let (run, left) = rest.split_at(count);
+        rest = left;
+        if flight.len() >= queue.options().parts.max(1) {
+            let writing: storage::Writing<'_> = flight.pop_front().expect("not empty");
+            writing.finish().await?;
+        }
+        let part = iov.gather(run.iter().map(|(_, at, length)| (*at, *length)));
+        flight.push_back(storage::begin_write(&**image.data(), queue, host, part));
+    }
+    while let Some(writing) = flight.pop_front() {
+        writing.finish().await?;
+    }
+    Ok(())
 }

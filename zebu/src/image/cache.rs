@@ -168,10 +168,28 @@ impl<V> Cache<V> {
         }
     }
 
-    /// Forgets every value.
-    pub(crate) fn clear(&mut self) {
-        for shard in &mut self.shards {
-            shard.get_mut().unwrap_or_else(|e| e.into_inner()).clear();
+    /// Values that it keeps when none is in use.
+    pub(crate) fn capacity(&self) -> usize {
+        self.shard_capacity * self.shards.len()
+    }
+
+    /// Puts a value in, unless there is one or it is being loaded: then that
+    /// is left, and the answer is false.
+    pub(crate) fn insert(&self, key: u64, value: Arc<V>) -> bool {
+        if !self.begin(key) {
+            return false;
+        }
+        self.end(key, Some(value));
+        true
+    }
+
+    /// Forgets every value. What is being loaded now stays.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            shard
+                .write()
+                .unwrap_or_else(|e| e.into_inner())
+                .retain(|_, entry| matches!(entry, Entry::Loading(_)));
         }
     }
 
@@ -183,17 +201,28 @@ impl<V> Cache<V> {
 }
 
 /// Removes the least recently used ready entries until `keep` are left. Those
-/// being loaded stay: they are bounded by the requests in flight.
+/// being loaded or in use stay: they are bounded by the requests in flight, and
+/// by the slices that wait to be written.
+///
+/// A value in use must stay since its user may change it: a second copy, loaded
+/// from the disk, would not have the change. (The caller has the shard for
+/// writing, so nobody can begin to use it now.)
 fn evict<V>(shard: &mut Shard<V>, keep: usize) {
     loop {
         let ready = shard.iter().filter_map(|(key, entry)| match entry {
-            Entry::Ready { used, .. } => Some((used.load(Ordering::Relaxed), *key)),
+            Entry::Ready { used, value } => {
+                let free = Arc::strong_count(value) == 1;
+                Some((used.load(Ordering::Relaxed), *key, free))
+            }
             Entry::Loading(_) => None,
         });
         let (mut count, mut oldest) = (0, None);
-        for entry in ready {
+        for (used, key, free) in ready {
             count += 1;
-            oldest = Some(oldest.map_or(entry, |o: (u64, u64)| o.min(entry)));
+            if free {
+                let entry = (used, key);
+                oldest = Some(oldest.map_or(entry, |o: (u64, u64)| o.min(entry)));
+            }
         }
         match oldest {
             Some((_, key)) if count > keep => shard.remove(&key),

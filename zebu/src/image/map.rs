@@ -3,6 +3,8 @@
 //!
 //! With the L2 slice in the cache it does no I/O and waits for nothing.
 
+use std::sync::Arc;
+
 use super::Image;
 use super::table::Slice;
 use crate::format::{CompressedCluster, GuestOffset, HostOffset, SubclusterKind};
@@ -74,12 +76,26 @@ impl Image {
     }
 
     async fn load_extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
-        let number = self.slice_number(guest);
-        let slice = self
-            .slices
-            .get_or_load(number, || self.load_slice(queue, guest))
-            .await?;
+        let slice = self.slice(queue, guest).await?;
         self.extent_in(&slice, guest, limit)
+    }
+
+    /// The slice of `guest`, where there is an L2 table.
+    pub(super) async fn slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
+        self.slices
+            .get_or_load(self.slice_number(guest), || self.load_slice(queue, guest))
+            .await
+    }
+
+    /// Bytes of the disk from `guest` to the end of what its slice maps.
+    pub(crate) fn to_slice_end(&self, guest: u64) -> u64 {
+        let bytes = 1u64 << self.slice_bits;
+        bytes - (guest & (bytes - 1))
+    }
+
+    /// The place of the entry of `guest` in its slice.
+    pub(super) fn index_in_slice(&self, guest: u64) -> usize {
+        self.geometry.l2_index(GuestOffset(guest)) & (self.slice_entries - 1)
     }
 
     /// Bytes of the disk that one L2 table maps; a power of two.
@@ -87,7 +103,7 @@ impl Image {
         self.geometry.l2_coverage()
     }
 
-    fn slice_number(&self, guest: u64) -> u64 {
+    pub(super) fn slice_number(&self, guest: u64) -> u64 {
         guest >> self.slice_bits
     }
 
@@ -114,7 +130,7 @@ impl Image {
 
     fn extent_in(&self, slice: &Slice, guest: u64, limit: u64) -> Result<Extent> {
         let geometry = &self.geometry;
-        let mut index = geometry.l2_index(GuestOffset(guest)) & (self.slice_entries - 1);
+        let mut index = self.index_in_slice(guest);
         let within = guest & (geometry.subcluster_size() - 1);
         let subcluster = geometry.subcluster_index(GuestOffset(guest));
         let (mapping, mut length) = self.run_at(slice, index, subcluster, guest)?;

@@ -1,15 +1,30 @@
-//! One qcow2 image: map, then read; caches.
+//! One qcow2 image: map, then read or write; caches; what reaches the disk and
+//! in which order.
 
+mod allocate;
 mod cache;
+mod change;
+mod commit;
+mod epoch;
+mod frees;
+mod grow;
 mod inflate;
 mod luks;
 mod map;
 mod open;
+mod pack;
 mod preallocation;
+mod protect;
+mod refcounts;
 mod snapshot;
 mod table;
+mod target;
+mod wait;
+mod writer;
+mod zero;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::format::{Geometry, Header, Snapshot};
@@ -18,6 +33,8 @@ use crate::storage::Storage;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
+pub(crate) use target::{Fill, Step, Target};
+pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,8 +54,8 @@ pub struct Image {
     file: Arc<dyn Storage>,
     /// The same as `file` without an external data file.
     data: Arc<dyn Storage>,
-    /// Bytes of `file` when it was opened.
-    file_len: u64,
+    /// Bytes that `file` has at least.
+    file_len: AtomicU64,
     header: Header,
     geometry: Geometry,
     snapshots: Vec<Snapshot>,
@@ -52,6 +69,8 @@ pub struct Image {
     /// Inflated clusters by the host offset and length of their data.
     inflated: cache::Cache<Vec<u8>>,
     preallocated: preallocation::Known,
+    /// If it is open for writing.
+    writer: Option<Box<writer::Writer>>,
 }
 
 impl Image {
@@ -97,9 +116,33 @@ impl Image {
     pub(crate) fn is_past_end(&self, storage: &dyn Storage, offset: u64) -> Result<bool> {
         // The file only grows while it is open, so the common case needs no
         // look at it.
-        if offset < self.file_len && std::ptr::addr_eq(storage, Arc::as_ptr(&self.file)) {
+        if offset < self.file_len() && std::ptr::addr_eq(storage, Arc::as_ptr(&self.file)) {
             return Ok(false);
         }
         Ok(offset >= storage.len()?)
+    }
+
+    /// Bytes that the file has at least.
+    fn file_len(&self) -> u64 {
+        self.file_len.load(Ordering::Relaxed)
+    }
+
+    fn set_file_len(&self, length: u64) {
+        self.file_len.store(length, Ordering::Relaxed);
+    }
+
+    /// Host offset of the active L1 table.
+    fn l1_offset(&self) -> u64 {
+        self.header.l1_offset
+    }
+
+    /// Where the cluster of `guest` starts.
+    fn cluster_start(&self, guest: u64) -> u64 {
+        guest & !(self.geometry.cluster_size() - 1)
+    }
+
+    /// Whether it is open for writing.
+    pub fn is_writable(&self) -> bool {
+        self.writer.is_some()
     }
 }

@@ -116,7 +116,7 @@ impl OpenImage {
         Ok(Image {
             data: data.unwrap_or_else(|| self.file.clone()),
             file: self.file,
-            file_len: self.file_len,
+            file_len: self.file_len.into(),
             snapshots,
             l1,
             slice_entries,
@@ -126,6 +126,7 @@ impl OpenImage {
             preallocated: Default::default(),
             header: self.header,
             geometry: self.geometry,
+            writer: None,
         })
     }
 
@@ -233,7 +234,7 @@ impl Image {
             entries,
             8,
             self.header.cluster_size(),
-            self.file_len,
+            self.file_len(),
         )?;
         let offset = snapshot.l1_offset;
         // QEMU keeps the size of the active disk here, whatever the size was

@@ -66,7 +66,7 @@ impl Image {
         let Ok(Some(offset)) = entry.block(&self.geometry) else {
             return Ok(None);
         };
-        if offset.0 >= self.file_len {
+        if offset.0 >= self.file_len() {
             return Ok(None);
         }
         let block = storage::read_vec(&*self.file, queue, offset.0, cluster_size as usize).await?;

@@ -181,6 +181,28 @@ impl Iov {
         unsafe { Iov::from_segments(&segments) }
     }
 
+    /// The bytes of several, one after another. The promises of all of them
+    /// hold for the result.
+    pub(crate) fn concat<'a>(parts: impl Iterator<Item = &'a Iov>) -> Iov {
+        let mut segments = Vec::new();
+        for part in parts {
+            part.for_each(|ptr, len| segments.push((ptr, len)));
+        }
+        // SAFETY: on the promises of the parts.
+        unsafe { Iov::from_segments(&segments) }
+    }
+
+    /// Whether every byte is 0.
+    pub(crate) fn is_zero(&self) -> bool {
+        let mut zero = true;
+        self.for_each(|ptr, len| {
+            // SAFETY: on the promise of the Iov; nothing writes to it here.
+            let bytes = unsafe { std::slice::from_raw_parts(ptr, len) };
+            zero = zero && super::is_zero(bytes);
+        });
+        zero
+    }
+
     /// The segment, if there is exactly one.
     pub(crate) fn single(&self) -> Option<(*mut u8, usize)> {
         match &self.kind {

@@ -8,6 +8,7 @@ mod access;
 mod buffer;
 mod engine;
 mod file;
+mod join;
 mod lock;
 mod memory;
 mod native;
@@ -15,23 +16,26 @@ mod op;
 mod queue;
 mod threads;
 mod uring;
+mod zero;
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub(crate) use access::{Reading, begin_read, begin_write, read_pooled};
+pub(crate) use access::{Reading, Writing, begin_read, begin_write, read_pooled};
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
+pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};
 pub(crate) use queue::{Io, PoolBuffer};
+pub use zero::is_zero;
 
 /// What the offsets, lengths and memory of direct I/O must be multiples of,
 /// in bytes (powers of two). Both are 1 where anything goes.

@@ -113,7 +113,7 @@ impl Target {
         data: &[u8],
     ) -> Result<()> {
         match self {
-            Target::Image(device) => device.write_packed_many(queue, clusters, data).await,
+            Target::Image(device) => device.write_packed(queue, clusters, data).await,
             Target::Raw(_) => unreachable!("a raw target has no compressed clusters"),
         }
     }

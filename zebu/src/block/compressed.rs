@@ -1,0 +1,129 @@
+//! Compressed writes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::write::Top;
+use crate::codec::{self, Compressor};
+use crate::image::Image;
+use crate::storage::{Iov, Queue};
+use crate::{Error, Result};
+
+/// Clusters that are compressed at once.
+const AT_ONCE: usize = 8;
+
+fn errno<T>(errno: i32) -> Result<T> {
+    Err(Error::Io(std::io::Error::from_raw_os_error(errno)))
+}
+
+impl Device {
+    /// Writes whole clusters compressed: `offset` at a cluster boundary, and
+    /// the length of `iov` whole clusters unless the range ends with the disk.
+    /// What does not shrink is written as it is. A cluster that is allocated
+    /// already is an error, as in QEMU.
+    pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let length = iov.len() as u64;
+        let image = self.packed_top(offset, length)?;
+        let size = image.geometry().cluster_size();
+        let end = offset + length;
+        let whole = end.is_multiple_of(size) || end == self.size();
+        if !offset.is_multiple_of(size) || !whole {
+            return errno(libc::EINVAL);
+        }
+        let mut at = 0;
+        while at < iov.len() {
+            let count = (iov.len() - at).min(AT_ONCE * size as usize);
+            let part = iov.slice(at, count);
+            let result = self.compress(queue, image, offset + at as u64, &part).await;
+            self.changed(queue, image, result).await?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Stores clusters whose data are compressed already, as this image
+    /// compresses them: for each its guest offset and the place of its data,
+    /// less than a cluster. The guest offsets go up, and where the data of one
+    /// cluster follow those of the one before they are written together. A
+    /// cluster that is allocated already is an error.
+    pub async fn write_packed(
+        &self,
+        queue: &Queue,
+        clusters: &[(u64, Range<usize>)],
+        data: &[u8],
+    ) -> Result<()> {
+        for (guest, _) in clusters {
+            let image = self.packed_top(*guest, 1)?;
+            if !guest.is_multiple_of(image.geometry().cluster_size()) {
+                return errno(libc::EINVAL);
+            }
+        }
+        let image = self.packed_top(0, 0)?;
+        let result = image.write_packed(queue, clusters, data).await;
+        self.changed(queue, image, result).await
+    }
+
+    /// The top image, if it can have compressed clusters.
+    fn packed_top(&self, offset: u64, length: u64) -> Result<&Image> {
+        match self.top_for_writing(offset, length)? {
+            Top::Qcow2(image) if !image.geometry().has_data_file() => Ok(image),
+            _ => errno(libc::ENOTSUP),
+        }
+    }
+
+    /// Compresses and stores some clusters.
+    async fn compress(&self, queue: &Queue, image: &Image, guest: u64, iov: &Iov) -> Result<()> {
+        let size = image.geometry().cluster_size() as usize;
+        let kind = image.compression();
+        let pack = move |source: &[u8]| {
+            let mut packed = vec![0; size - 1];
+            let mut compressor = Compressor::new();
+            let length = compressor.compress(kind, None, source, &mut packed);
+            let length = length.map_err(|e| Error::Refused(e.to_string()))?;
+            packed.truncate(length.unwrap_or(0));
+            Ok::<_, Error>(length.is_some().then_some(packed))
+        };
+        let cluster = |nth: usize| {
+            // The last one of the disk may be short: zeroes follow.
+            let mut source = vec![0; size];
+            let count = size.min(iov.len() - nth * size);
+            iov.slice(nth * size, count).copy_to(&mut source[..count]);
+            source
+        };
+        let count = iov.len().div_ceil(size);
+        let mut packed = Vec::new();
+        if queue.options().inflate_here || count == 1 {
+            for nth in 0..count {
+                packed.push(pack(&cluster(nth))?);
+            }
+        } else {
+            let running: Vec<_> = (0..count)
+                .map(|nth| {
+                    let source = Arc::new(cluster(nth));
+                    codec::workers::run(move || pack(&source))
+                })
+                .collect();
+            for running in running {
+                packed.push(running.await?);
+            }
+        }
+        let mut clusters = Vec::new();
+        let mut data = Vec::new();
+        for (nth, packed) in packed.into_iter().enumerate() {
+            let at = guest + (nth * size) as u64;
+            match packed {
+                Some(packed) => {
+                    clusters.push((at, data.len()..data.len() + packed.len()));
+                    data.extend(packed);
+                }
+                None => {
+                    let part = nth * size..iov.len().min((nth + 1) * size);
+                    let part = iov.slice(part.start, part.len());
+                    self.write_image(queue, image, at, &part).await?;
+                }
+            }
+        }
+        image.write_packed(queue, &clusters, &data).await
+    }
+}

@@ -1,0 +1,220 @@
+//! Zeroes and discards.
+
+use super::device::Device;
+use super::write::{Top, Zeroing};
+use crate::Result;
+use crate::image::Image;
+use crate::storage::{self, Queue};
+
+/// Zeroes are written as data in pieces of so many bytes.
+const PIECE: u64 = 1 << 20;
+
+impl Device {
+    /// Makes a range read as zeroes, without writing them where the format can
+    /// say so.
+    pub async fn write_zeroes(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+        zeroing: Zeroing,
+    ) -> Result<()> {
+        let top = self.top_for_writing(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let unmap = zeroing == Zeroing::Unmap && self.discards();
+        match top {
+            Top::Raw(raw) => {
+                let (file, at) = (&**raw.storage(), raw.offset() + offset);
+                match unmap {
+                    true => storage::punch_hole(file, queue, at, length).await?,
+                    false => storage::zero_range(file, queue, at, length).await?,
+                }
+                Ok(())
+            }
+            Top::Qcow2(image) => {
+                let result = self.zero_image(queue, image, offset, length, unmap).await;
+                self.changed(queue, image, result).await
+            }
+        }
+    }
+
+    async fn zero_image(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        offset: u64,
+        length: u64,
+        unmap: bool,
+    ) -> Result<()> {
+        let unit = image.geometry().subcluster_size();
+        let end = offset + length;
+        // What ends with the disk may as well end with the cluster.
+        let whole_end = match end == self.size() {
+            true => end.next_multiple_of(unit),
+            false => end & !(unit - 1),
+        };
+        let whole = offset.next_multiple_of(unit)..whole_end;
+        if whole.is_empty() {
+            return self.write_zero_data(queue, image, offset, end).await;
+        }
+        if offset < whole.start {
+            self.write_zero_data(queue, image, offset, whole.start)
+                .await?;
+        }
+        self.zero_whole(queue, image, whole.start, whole.end, unmap)
+            .await?;
+        if whole.end < end {
+            self.write_zero_data(queue, image, whole.end, end).await?;
+        }
+        Ok(())
+    }
+
+    /// Zeroes whole subclusters.
+    async fn zero_whole(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        start: u64,
+        end: u64,
+        unmap: bool,
+    ) -> Result<()> {
+        let cluster_size = image.geometry().cluster_size();
+        image.announce(queue).await?;
+        let mut at = start;
+        while at < end {
+            image.relieve(queue).await?;
+            // A slice at a time, so that others are not held up for long.
+            let mut length = (end - at).min(image.to_slice_end(at));
+            if image.header().is_data_file_raw() {
+                // The data file shows it too.
+                let data = &**image.data();
+                let inside = data.len()?.saturating_sub(at).min(length);
+                if inside > 0 {
+                    match unmap {
+                        true => storage::punch_hole(data, queue, at, inside).await?,
+                        false => storage::zero_range(data, queue, at, inside).await?,
+                    }
+                }
+            }
+            let done = {
+                let _stay = image.enter();
+                let _held = image.hold(at, length).await?;
+                image.zero(queue, at, length, unmap).await?
+            };
+            if done < length {
+                // The format cannot say it of this cluster.
+                let cluster = (at + done) & !(cluster_size - 1);
+                let to = end.min(cluster + cluster_size);
+                self.write_zero_data(queue, image, at + done, to).await?;
+                length = to - at;
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Writes zeroes as data, unless the range reads as such already.
+    async fn write_zero_data(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        start: u64,
+        end: u64,
+    ) -> Result<()> {
+        let end = end.min(self.size());
+        let mut buffer = queue.buffer(PIECE.min(end - start) as usize);
+        buffer.fill(0);
+        // SAFETY: the buffer lives until the last write, awaited here, has
+        // ended.
+        #[allow(unsafe_code)]
+        let zeroes = unsafe { buffer.iov() };
+        let mut at = start;
+        while at < end {
+            let length = PIECE.min(end - at);
+            let is_zero = {
+                let _stay = image.enter();
+                self.reads_as_zero(queue, at..at + length).await?
+            };
+            if !is_zero {
+                let piece = zeroes.slice(0, length as usize);
+                self.write_image(queue, image, at, &piece).await?;
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Tells that the content of a range is not needed any more. Whole
+    /// clusters inside it are freed and read as zeroes from now on; the rest
+    /// of the range stays as it is. Does nothing unless the device was opened
+    /// with [`OpenOptions::discard`](super::OpenOptions::discard).
+    pub async fn discard(&self, queue: &Queue, offset: u64, length: u64) -> Result<()> {
+        let top = self.top_for_writing(offset, length)?;
+        if length == 0 || !self.discards() {
+            return Ok(());
+        }
+        match top {
+            Top::Raw(raw) => {
+                let (file, at) = (&**raw.storage(), raw.offset() + offset);
+                Ok(storage::punch_hole(file, queue, at, length).await?)
+            }
+            Top::Qcow2(image) => {
+                let result = self.discard_image(queue, image, offset, length).await;
+                self.changed(queue, image, result).await
+            }
+        }
+    }
+
+    async fn discard_image(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let cluster_size = image.geometry().cluster_size();
+        let has_backing = self.layers().len() > 1 || image.header().backing_file().is_some();
+        if image.geometry().version() < 3 && has_backing {
+            // It could not say that the backing file's data are not meant.
+            return Ok(());
+        }
+        let end = match offset + length == self.size() {
+            true => self.size().next_multiple_of(cluster_size),
+            false => (offset + length) & !(cluster_size - 1),
+        };
+        image.announce(queue).await?;
+        let mut at = offset.next_multiple_of(cluster_size);
+        while at < end {
+            image.relieve(queue).await?;
+            let _stay = image.enter();
+            let extent = image.extent(queue, at, end - at).await?;
+            if !has_backing && is_plain(&extent) {
+                // Nothing to drop, perhaps not even a table.
+                at += extent.length;
+                continue;
+            }
+            let length = (end - at).min(image.to_slice_end(at));
+            let _held = image.hold(at, length).await?;
+            if image.geometry().has_data_file() {
+                let data = &**image.data();
+                let inside = data.len()?.saturating_sub(at).min(length);
+                if inside > 0 {
+                    storage::punch_hole(data, queue, at, inside).await?;
+                }
+            }
+            image.drop_clusters(queue, at, length, has_backing).await?;
+            at += length;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing is said of the extent, and nothing kept for it.
+fn is_plain(extent: &crate::image::Extent) -> bool {
+    matches!(
+        extent.mapping,
+        crate::image::Mapping::Unallocated { host: None }
+    )
+}

@@ -1,0 +1,261 @@
+//! Taking host clusters and giving them back.
+
+use super::Image;
+use super::frees::Freed;
+use super::refcounts::{Load, Missing, Run, Taken};
+use super::writer::Writer;
+use crate::Result;
+use crate::format::HostOffset;
+use crate::storage::{self, Queue};
+
+/// How far the file is made longer than it must be, in bytes: so that most
+/// writes to new clusters are inside it, which the file system does side by
+/// side. Closing the image cuts off what was not used.
+const AHEAD: u64 = 64 << 20;
+
+/// Clusters that were taken for a request. Unless they are kept, they are free
+/// again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Allocation<'a> {
+    image: &'a Image,
+    writer: &'a Writer,
+    run: Run,
+    /// They read as zeroes.
+    pub fresh: bool,
+}
+
+impl Allocation<'_> {
+    /// Host offset of the first.
+    pub(crate) fn host(&self) -> HostOffset {
+        HostOffset(self.run.first * self.image.geometry.cluster_size())
+    }
+
+    /// How many.
+    pub(crate) fn clusters(&self) -> u64 {
+        self.run.count
+    }
+
+    /// Something points to them now.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Allocation<'_> {
+    fn drop(&mut self) {
+        self.writer.frees.push_ready(Freed {
+            first: self.run.first,
+            count: self.run.count,
+            punch: false,
+        });
+    }
+}
+
+impl Image {
+    /// Takes up to `want` (at least 1) clusters side by side, in memory: what
+    /// points to them must not be written before their refcounts are, which
+    /// `commit` sees to.
+    pub(crate) async fn allocate(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
+        let writer = self.writer()?;
+        loop {
+            match writer.refcounts.take(want, &writer.protected)? {
+                Taken::Run { run, fresh } => {
+                    let allocation = Allocation {
+                        image: self,
+                        writer,
+                        run,
+                        fresh,
+                    };
+                    let end = (run.first + run.count) * self.geometry.cluster_size();
+                    self.lengthen(writer, end)?;
+                    return Ok(allocation);
+                }
+                Taken::Missing(missing) => self.supply(queue, missing).await?,
+            }
+        }
+    }
+
+    /// Takes `count` clusters side by side, wherever there are as many. Only
+    /// while nobody else uses the image.
+    pub(crate) async fn allocate_contiguous(
+        &mut self,
+        queue: &Queue,
+        count: u64,
+    ) -> Result<HostOffset> {
+        // Pieces are taken until enough of them lie side by side; the others
+        // are given back after.
+        let mut useless = Vec::new();
+        let mut run: Option<Run> = None;
+        let result = loop {
+            let have = run.map_or(0, |r| r.count);
+            if have == count {
+                break Ok(());
+            }
+            let more = match self.allocate(queue, count - have).await {
+                Ok(more) => more,
+                Err(e) => break Err(e),
+            };
+            let piece = more.run;
+            more.keep();
+            match &mut run {
+                Some(run) if run.first + run.count == piece.first => run.count += piece.count,
+                other => useless.extend(other.replace(piece)),
+            }
+        };
+        if result.is_err() {
+            useless.extend(run);
+        }
+        let writer = self.writer()?;
+        for run in useless {
+            writer.frees.push_ready(Freed {
+                first: run.first,
+                count: run.count,
+                punch: false,
+            });
+        }
+        result?;
+        let first = run.map_or(0, |r| r.first);
+        Ok(HostOffset(first * self.geometry.cluster_size()))
+    }
+
+    /// The clusters that `length` bytes at `offset` touch, as one reference.
+    pub(crate) fn reference(&self, offset: u64, length: u64, punch: bool) -> Freed {
+        let size = self.geometry.cluster_size();
+        let first = offset / size;
+        Freed {
+            first,
+            count: (offset + length).div_ceil(size) - first,
+            punch,
+        }
+    }
+
+    /// Adds `delta` to the refcount of a cluster; the new one.
+    pub(crate) async fn change_refcount(
+        &self,
+        queue: &Queue,
+        cluster: u64,
+        delta: i64,
+    ) -> Result<u64> {
+        loop {
+            match self.writer()?.refcounts.change(cluster, delta)? {
+                Ok(refcount) => return Ok(refcount),
+                Err(missing) => self.supply(queue, missing).await?,
+            }
+        }
+    }
+
+    /// The refcount of a cluster.
+    pub(crate) async fn refcount(&self, queue: &Queue, cluster: u64) -> Result<u64> {
+        loop {
+            match self.writer()?.refcounts.get(cluster)? {
+                Ok(refcount) => return Ok(refcount),
+                Err(missing) => self.supply(queue, missing).await?,
+            }
+        }
+    }
+
+    /// Brings what was missing.
+    pub(super) async fn supply(&self, queue: &Queue, missing: Missing) -> Result<()> {
+        match missing {
+            Missing::Load(load) => self.load_refcounts(queue, load).await,
+            Missing::Grow(index) => self.grow_refcount_table(queue, index).await,
+        }
+    }
+
+    async fn load_refcounts(&self, queue: &Queue, load: Load) -> Result<()> {
+        if self.is_past_end(&*self.file, load.offset.0)? {
+            return Err(crate::Error::Refused(format!(
+                "Refcount block {:#x} at {:#x} is past the end of the file",
+                load.index, load.offset.0
+            )));
+        }
+        let size = self.geometry.cluster_size() as usize;
+        let bytes = storage::read_vec(&*self.file, queue, load.offset.0, size).await?;
+        self.writer()?.refcounts.loaded(load, bytes);
+        Ok(())
+    }
+
+    /// Makes the file reach to `end` at least.
+    pub(super) fn lengthen(&self, writer: &Writer, end: u64) -> Result<()> {
+        if end <= self.file_len() {
+            return Ok(());
+        }
+        let _one = writer.length.lock().unwrap_or_else(|e| e.into_inner());
+        if end <= self.file_len() {
+            return Ok(());
+        }
+        if self.file.is_device() {
+            return Err(std::io::Error::from_raw_os_error(libc::ENOSPC).into());
+        }
+        let cluster_size = self.geometry.cluster_size();
+        // A little for a small image, more for one that grows.
+        let ahead = (end / 4).clamp(cluster_size, AHEAD.max(cluster_size));
+        let wanted = (end + ahead).next_multiple_of(cluster_size);
+        self.file.set_len(wanted)?;
+        self.set_file_len(wanted);
+        Ok(())
+    }
+
+    /// Lowers the refcounts of what is ready for it, and gives its space back
+    /// to the file where that is wanted. The caller holds the metadata gate.
+    pub(crate) async fn settle(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
+        writer.frees.advance(&writer.epochs);
+        let ready = writer.frees.take_ready();
+        let mut ready = ready.into_iter();
+        let mut result = Ok(());
+        for freed in ready.by_ref() {
+            if let Err((left, e)) = self.settle_one(queue, freed).await {
+                writer.frees.push_ready(left);
+                result = Err(e);
+                break;
+            }
+        }
+        ready.for_each(|freed| writer.frees.push_ready(freed));
+        result
+    }
+
+    /// After an error: what is left to do.
+    async fn settle_one(
+        &self,
+        queue: &Queue,
+        freed: Freed,
+    ) -> std::result::Result<(), (Freed, crate::Error)> {
+        let mut left = freed;
+        while left.count > 0 {
+            match self.settle_some(queue, left).await {
+                Ok(done) => {
+                    left.first += done;
+                    left.count -= done;
+                }
+                Err(e) => return Err((left, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles the first clusters of `freed`; how many.
+    async fn settle_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
+        let size = self.geometry.cluster_size();
+        let writer = self.writer()?;
+        let mut last = 0;
+        while last < freed.count && self.refcount(queue, freed.first + last).await? == 1 {
+            last += 1;
+        }
+        if last == 0 {
+            // Others refer to it still.
+            self.change_refcount(queue, freed.first, -1).await?;
+            return Ok(1);
+        }
+        // All this before it can be taken by somebody.
+        self.inflated.clear();
+        if freed.punch {
+            storage::punch_hole(&*self.file, queue, freed.first * size, last * size).await?;
+        }
+        for cluster in freed.first..freed.first + last {
+            writer.protected.remove_table(cluster * size);
+            self.change_refcount(queue, cluster, -1).await?;
+        }
+        Ok(last)
+    }
+}

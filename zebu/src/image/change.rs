@@ -1,0 +1,198 @@
+//! Changing the mapping of guest clusters.
+//!
+//! Whoever changes the mapping of a cluster holds it (`Writer::clusters`) from
+//! before looking at the entry until after setting it. So of two writes to one
+//! unallocated cluster one allocates, and the other waits and then finds it
+//! allocated.
+//!
+//! A write in place holds nothing. It may overtake a change of the mapping, or
+//! be overtaken, just as the two requests might; the host cluster that it goes
+//! to cannot get another use meanwhile (`epoch.rs`).
+
+use std::sync::Arc;
+
+use super::Image;
+use super::frees::Freed;
+use super::table::Slice;
+use super::target::Fill;
+use super::wait::Held;
+use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+/// Slices of a new L2 table that are put into the cache at once.
+const NEW_SLICES: u64 = 16;
+
+impl Image {
+    /// Waits until nobody else changes the clusters of a range, and keeps
+    /// others away.
+    pub(crate) async fn hold(&self, guest: u64, length: u64) -> Result<Held<'_>> {
+        let bits = self.geometry.cluster_bits();
+        let range = guest >> bits..(guest + length).div_ceil(1 << bits);
+        Ok(self.writer()?.clusters.hold(range).await)
+    }
+
+    /// The slice of `guest`, in a table that the active disk alone has: one is
+    /// made if need be. The caller holds the cluster of `guest`.
+    pub(crate) async fn own_slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
+        let index = self.geometry.l1_index(GuestOffset(guest));
+        if index >= self.l1.len() as u64 {
+            return Err(Error::Refused(format!(
+                "The L1 table has no entry for guest offset {guest:#x}"
+            )));
+        }
+        let entry = self.l1.get(index);
+        if entry.raw_offset().0 == 0 || !entry.copied() {
+            self.make_table(queue, index, guest).await?;
+        }
+        self.slice(queue, guest).await
+    }
+
+    /// Gives the entry `index` of the L1 table an L2 table of its own.
+    async fn make_table(&self, queue: &Queue, index: u64, guest: u64) -> Result<()> {
+        let writer = self.writer()?;
+        // Others may want it too, for other clusters.
+        let _held = writer.tables.hold(index..index + 1).await;
+        let size = self.geometry.cluster_size();
+        let entry = self.l1.get(index).without_reserved();
+        if entry.raw_offset().0 != 0 && entry.copied() {
+            return Ok(());
+        }
+        let before = entry
+            .l2_table(&self.geometry)
+            .map_err(|e| Error::Format(e.at("L1 entry", index)))?;
+        let allocation = self.allocate(queue, 1).await?;
+        let table = allocation.host();
+        match before {
+            // The table on the disk is whole before anything can point to it.
+            Some(old) => {
+                if self.is_past_end(&*self.file, old.0)? {
+                    return Err(Error::Corrupt {
+                        guest,
+                        what: format!("L2 table offset {:#x} is past the end of the file", old.0),
+                    });
+                }
+                // None of its slices is dirty: while a snapshot has the table
+                // too, nobody sets an entry.
+                let bytes = storage::read_vec(&*self.file, queue, old.0, size as usize).await?;
+                storage::write_slice(&*self.file, queue, table.0, &bytes).await?;
+            }
+            None => {
+                if !allocation.fresh {
+                    storage::write_zeroes(&*self.file, queue, table.0, size).await?;
+                }
+                self.cache_new_slices(guest);
+            }
+        }
+        writer.protected.add_table(table.0, "active L2 table");
+        self.l1
+            .set(index, L1Entry::new(table, true, &self.geometry)?);
+        allocation.keep();
+        writer.dirty().l1.push(index);
+        if let Some(old) = before {
+            writer.frees.push(self.reference(old.0, size, false));
+        }
+        Ok(())
+    }
+
+    /// Puts slices of a new table, all unallocated, into the cache: nobody
+    /// need read these from the disk.
+    fn cache_new_slices(&self, guest: u64) {
+        let bytes = self.slice_entries * self.geometry.l2_entry_size();
+        let slices = self.geometry.cluster_size() / bytes as u64;
+        let number = self.slice_number(guest);
+        let group = match self.slices.capacity() as u64 > 2 * NEW_SLICES {
+            true => NEW_SLICES.min(slices),
+            false => 1,
+        };
+        let first = number & !(group - 1);
+        let empty = vec![0; bytes];
+        for number in first..first + group {
+            self.slices.insert(number, Arc::new(Slice::decode(&empty)));
+        }
+    }
+
+    /// Sets the entry of the cluster of `guest`, which the caller holds, and
+    /// drops what the old one referred to and the new one does not.
+    ///
+    /// Everything that the new entry points to is written, and its refcount
+    /// raised.
+    pub(crate) fn set_entry(
+        &self,
+        slice: &Arc<Slice>,
+        guest: u64,
+        new: L2Entry,
+        punch: bool,
+    ) -> Result<()> {
+        let writer = self.writer()?;
+        let old = self.entry(slice, guest);
+        if old == new {
+            return Ok(());
+        }
+        slice.set(self.index_in_slice(guest), new, &self.geometry);
+        if slice.soil() {
+            let number = self.slice_number(guest);
+            writer.dirty().slices.push((number, slice.clone()));
+        }
+        // Only now: what is dropped is in no copy of the slice made later.
+        if let Some(freed) = self.referred(old, punch)
+            && self.referred(new, punch) != Some(freed)
+        {
+            writer.frees.push(freed);
+        }
+        Ok(())
+    }
+
+    /// The clusters of the file that an entry refers to. (Those of an external
+    /// data file are not counted.)
+    fn referred(&self, entry: L2Entry, punch: bool) -> Option<Freed> {
+        match entry.kind(&self.geometry).ok()? {
+            ClusterKind::Compressed(cluster) => {
+                Some(self.reference(cluster.offset.0, cluster.length, punch))
+            }
+            ClusterKind::Data { host } | ClusterKind::Zero { host: Some(host) } => {
+                let counted = !self.geometry.has_data_file();
+                counted.then(|| self.reference(host.0, 1, punch))
+            }
+            _ => None,
+        }
+    }
+
+    /// Maps the clusters of a fill to host clusters from `host` on, after
+    /// everything of it was written there.
+    pub(crate) fn map_fill(&self, slice: &Arc<Slice>, fill: &Fill, host: HostOffset) -> Result<()> {
+        let size = self.geometry.cluster_size();
+        let punch = self.writer()?.options.punch_other;
+        for nth in 0..fill.clusters {
+            let cluster = fill.cluster + nth * size;
+            let host = HostOffset(host.0 + nth * size);
+            let from = fill.guest.max(cluster);
+            let to = (fill.guest + fill.length).min(cluster + size);
+            let old = self.entry(slice, cluster);
+            let new = self.filled(old, host, from, to)?;
+            self.set_entry(slice, cluster, new, punch)?;
+        }
+        Ok(())
+    }
+
+    /// The entry of a cluster that was `old`, after bytes `from` to `to` of it
+    /// were written at `host`.
+    fn filled(&self, old: L2Entry, host: HostOffset, from: u64, to: u64) -> Result<L2Entry> {
+        let geometry = &self.geometry;
+        if !geometry.has_extended_l2() {
+            return Ok(L2Entry::data(host, true, geometry)?);
+        }
+        let allocated = match old.is_compressed() {
+            true => u32::MAX,
+            false => old.allocated_bits() | self.touched(from, to),
+        };
+        let zero = old.zero_bits() & !allocated;
+        Ok(L2Entry::subclusters(
+            Some(host),
+            true,
+            allocated,
+            zero,
+            geometry,
+        )?)
+    }
+}

@@ -1,0 +1,274 @@
+//! Metadata on their way to the disk, in the order that keeps the image
+//! consistent whenever the machine stops.
+//!
+//! Everything is changed in memory first. A commit brings what has gathered
+//! since the last one to the disk, in batches:
+//! 1. what is to be written of the L2 and L1 tables is copied; every mapping
+//!    in the copy has its data written and its refcounts raised (in memory)
+//!    already, and every reference dropped before is not in it any more;
+//! 2. refcount blocks are written (new ones first, made durable, and then the
+//!    refcount table's pointers to them);
+//! 3. the files are made durable: now refcounts and data are;
+//! 4. the copied L2 and L1 entries are written, merged where they touch;
+//! 5. the file is made durable: now the mappings are, and what was dropped is
+//!    gone.
+//!
+//! L1 entries and the L2 tables that they point to may be written together: a
+//! new L2 table was written in full (`change.rs`), and is durable since 3.
+//!
+//! One commit runs at a time. A flush that finds one running waits for it, and
+//! then one commit serves all who wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Image;
+use super::frees::Freed;
+use super::refcounts::Writing as RefcountWriting;
+use super::table::Slice;
+use super::writer::Writer;
+use crate::format::GuestOffset;
+use crate::storage::{self, Buffer, Queue, Storage};
+use crate::{Error, Result};
+
+/// Bytes of a piece of an L1 or refcount table that are written together.
+const PIECE: u64 = 4096;
+
+/// Pieces of metadata that are to be written, copied.
+struct Batch {
+    buffer: Buffer,
+    /// Host offset, place in the buffer, length; by host offset.
+    pieces: Vec<(u64, usize, usize)>,
+}
+
+/// What a commit took and must give back if it does not end well.
+struct Frozen<'a> {
+    writer: &'a Writer,
+    slices: Vec<(u64, Arc<Slice>)>,
+    l1: Vec<u64>,
+    dropped: Vec<Freed>,
+    refcounts: Vec<RefcountWriting>,
+}
+
+impl Frozen<'_> {
+    /// All of it is durable.
+    fn end(mut self) {
+        self.writer.refcounts.written(&self.refcounts, true);
+        self.writer.frees.gone(std::mem::take(&mut self.dropped));
+        self.slices.clear();
+        self.l1.clear();
+        self.refcounts.clear();
+    }
+}
+
+impl Drop for Frozen<'_> {
+    /// It is as dirty as before, also if the commit was dropped on its way.
+    fn drop(&mut self) {
+        self.writer.refcounts.written(&self.refcounts, false);
+        self.writer.frees.back(std::mem::take(&mut self.dropped));
+        let mut dirty = self.writer.dirty();
+        dirty.l1.extend(self.l1.drain(..));
+        for (number, slice) in self.slices.drain(..) {
+            if slice.soil() {
+                dirty.slices.push((number, slice));
+            }
+        }
+    }
+}
+
+impl Image {
+    /// Makes durable what was completed before the call.
+    pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
+        let mine = writer.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let _pass = writer.gate.enter().await;
+        // A commit that began after we asked may have done it all.
+        if writer.committed.load(Ordering::SeqCst) >= mine {
+            return Ok(());
+        }
+        let until = writer.asked.load(Ordering::SeqCst);
+        self.commit(queue, true).await?;
+        writer.committed.store(until, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Writes metadata back when much has gathered. Called by requests before
+    /// they change anything or hold anything.
+    pub(crate) async fn relieve(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
+        if !writer.is_pressed(self) {
+            return Ok(());
+        }
+        let _pass = writer.gate.enter().await;
+        if writer.is_pressed(self) {
+            let durable = writer.frees.pending() > 0;
+            self.commit(queue, durable).await?;
+        }
+        Ok(())
+    }
+
+    /// The commit described above. Without `durable`, step 5 is left to the
+    /// next one (and 3, if there is nothing to follow it). The caller has
+    /// passed the gate.
+    pub(crate) async fn commit(&self, queue: &Queue, durable: bool) -> Result<()> {
+        let writer = self.writer()?;
+        writer.check()?;
+        // What was dropped before the copy is made is not in the copy.
+        let dropped = writer.frees.take_dropped();
+        let (mut slices, mut l1) = {
+            let mut dirty = writer.dirty();
+            (
+                std::mem::take(&mut dirty.slices),
+                std::mem::take(&mut dirty.l1),
+            )
+        };
+        slices.sort_unstable_by_key(|(number, _)| self.slice_host(*number));
+        l1.sort_unstable();
+        l1.dedup();
+        let mut frozen = Frozen {
+            writer,
+            slices,
+            l1,
+            dropped,
+            refcounts: Vec::new(),
+        };
+        let batch = self.copy(&frozen);
+        // Refcounts were raised before the mappings were set that we copied.
+        frozen.refcounts = writer.refcounts.begin_writing();
+        self.write_refcounts(queue, &frozen.refcounts).await?;
+        // (What was dropped may have been written, not durably, before.)
+        if durable || !batch.pieces.is_empty() || !frozen.dropped.is_empty() {
+            self.make_durable(queue).await?;
+        }
+        if !batch.pieces.is_empty() {
+            self.write_batch(queue, batch).await?;
+            if durable || !frozen.dropped.is_empty() {
+                self.flush_file(queue, &*self.file).await?;
+            }
+        }
+        frozen.end();
+        self.settle(queue).await
+    }
+
+    /// Copies what the dirty tables are now.
+    fn copy(&self, frozen: &Frozen<'_>) -> Batch {
+        let geometry = &self.geometry;
+        let slice_bytes = self.slice_entries * geometry.l2_entry_size();
+        let table = self.l1_offset();
+        // A piece is inside the table's clusters.
+        let piece = PIECE.min(geometry.cluster_size());
+        let mut l1: Vec<u64> = frozen.l1.iter().map(|i| i / (piece / 8)).collect();
+        l1.dedup();
+        let length = frozen.slices.len() * slice_bytes + l1.len() * piece as usize;
+        let mut batch = Batch {
+            buffer: Buffer::new(length),
+            pieces: Vec::new(),
+        };
+        let mut at = 0;
+        for (number, slice) in &frozen.slices {
+            slice.clean();
+            slice.encode(&mut batch.buffer[at..at + slice_bytes], geometry);
+            batch
+                .pieces
+                .push((self.slice_host(*number), at, slice_bytes));
+            at += slice_bytes;
+        }
+        for index in l1 {
+            let bytes = &mut batch.buffer[at..at + piece as usize];
+            self.l1.encode(index * (piece / 8), bytes);
+            let place = (table + index * piece, at, piece as usize);
+            batch.pieces.push(place);
+            at += piece as usize;
+        }
+        batch
+    }
+
+    /// Host offset of slice `number`.
+    fn slice_host(&self, number: u64) -> u64 {
+        let guest = GuestOffset(number << self.slice_bits);
+        let table = self.l1.get(self.geometry.l1_index(guest)).raw_offset();
+        let first = self.geometry.l2_index(guest);
+        table.0 + (first * self.geometry.l2_entry_size()) as u64
+    }
+
+    async fn write_refcounts(&self, queue: &Queue, all: &[RefcountWriting]) -> Result<()> {
+        let writer = self.writer()?;
+        if all.is_empty() {
+            return Ok(());
+        }
+        let mut buffer = Buffer::new(all.iter().map(|w| w.bytes.len()).sum());
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        for w in all {
+            buffer[at..at + w.bytes.len()].copy_from_slice(&w.bytes);
+            pieces.push((w.offset, at, w.bytes.len()));
+            at += w.bytes.len();
+        }
+        self.write_batch(queue, Batch { buffer, pieces }).await?;
+        let mut new: Vec<u64> = all.iter().filter(|w| w.new).map(|w| w.index).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        self.flush_file(queue, &*self.file).await?;
+        let piece = PIECE.min(self.geometry.cluster_size());
+        new.sort_unstable();
+        new.dedup_by_key(|index| *index / (piece / 8));
+        for index in new {
+            let (offset, bytes) = writer.refcounts.table_piece(index, piece, all);
+            storage::write_slice(&*self.file, queue, offset, &bytes).await?;
+        }
+        writer.refcounts.listed(all);
+        Ok(())
+    }
+
+    /// Writes pieces, several at once, neighbours together.
+    async fn write_batch(&self, queue: &Queue, mut batch: Batch) -> Result<()> {
+        // SAFETY: the buffer lives until the last write has ended: `flight` is
+        // dropped first, which waits for that.
+        #[allow(unsafe_code)]
+        let iov = unsafe { batch.buffer.iov() };
+        let mut flight = VecDeque::new();
+        let mut rest = &batch.pieces[..];
+        while let Some(&(host, at, first)) = rest.first() {
+            let mut length = first;
+            let mut count = 1;
+            while let Some(&(next, place, more)) = rest.get(count)
+                && next == host + length as u64
+                && place == at + length
+            {
+                length += more;
+                count += 1;
+            }
+            rest = &rest[count..];
+            if flight.len() >= queue.options().parts.max(1) {
+                let writing: storage::Writing<'_> = flight.pop_front().expect("not empty");
+                writing.finish().await?;
+            }
+            let part = iov.slice(at, length);
+            flight.push_back(storage::begin_write(&*self.file, queue, host, part));
+        }
+        while let Some(writing) = flight.pop_front() {
+            writing.finish().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the data and what was written of the metadata durable.
+    async fn make_durable(&self, queue: &Queue) -> Result<()> {
+        if self.header.has_data_file() {
+            self.flush_file(queue, &*self.data).await?;
+        }
+        self.flush_file(queue, &*self.file).await
+    }
+
+    /// A flush that failed is never tried again: what it should have made
+    /// durable may be lost already, and a second one would not say so.
+    pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+        let result = storage::flush(file, queue).await;
+        if let Err(e) = &result {
+            self.writer()?.fail(e.raw_os_error().unwrap_or(libc::EIO));
+        }
+        result.map_err(Error::Io)
+    }
+}

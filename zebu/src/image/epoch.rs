@@ -1,0 +1,83 @@
+//! Which requests are in flight, as far as that matters for using a freed
+//! cluster again.
+//!
+//! A request maps a guest offset and then uses the host cluster for as long
+//! as its I/O takes. When the cluster is unmapped meanwhile, it must not get
+//! another use before that request has ended: a read would return foreign
+//! data, a write would overwrite them. So a freed cluster waits for a *grace
+//! period*: until every request has ended that was in flight when the period
+//! began. (Requests that came later have seen the new mapping.)
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts the requests in flight by the epoch in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    now: AtomicU64,
+    /// Requests of even and of odd epochs. There are never more than two
+    /// epochs with requests: [`Epochs::begin`] waits for the last but one.
+    inside: [AtomicU64; 2],
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(crate) struct Stay<'a>(&'a AtomicU64);
+
+impl Epochs {
+    /// A request begins.
+    pub(crate) fn enter(&self) -> Stay<'_> {
+        loop {
+            let now = self.now.load(Ordering::SeqCst);
+            let inside = &self.inside[(now & 1) as usize];
+            inside.fetch_add(1, Ordering::SeqCst);
+            // If the epoch is still the same, whoever ends it sees the count.
+            // If not, we may be counted in the wrong one.
+            if self.now.load(Ordering::SeqCst) == now {
+                return Stay(inside);
+            }
+            inside.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Begins a grace period. The one before has elapsed; one caller at a
+    /// time.
+    pub(crate) fn begin(&self) {
+        debug_assert!(self.elapsed());
+        self.now.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether every request has ended that was in flight when the last grace
+    /// period began.
+    pub(crate) fn elapsed(&self) -> bool {
+        let before = self.now.load(Ordering::SeqCst).wrapping_sub(1);
+        self.inside[(before & 1) as usize].load(Ordering::SeqCst) == 0
+    }
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a grace period that ends while a request from before it
+    //! is in flight, and one that never ends because new requests come.
+    use super::*;
+
+    #[test]
+    fn waits_for_the_old_and_not_for_the_new() {
+        let epochs = Epochs::default();
+        let old = epochs.enter();
+        epochs.begin();
+        assert!(!epochs.elapsed());
+        let new = epochs.enter();
+        drop(old);
+        assert!(epochs.elapsed());
+        epochs.begin();
+        assert!(!epochs.elapsed());
+        drop(new);
+        assert!(epochs.elapsed());
+    }
+}

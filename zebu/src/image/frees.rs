@@ -1,0 +1,118 @@
+//! References that were dropped, on their way to a lowered refcount.
+//!
+//! A dropped reference goes through these stages, in order:
+//! 1. *dropped*: the mapping in memory does not have it any more;
+//! 2. *gone*: nor does the disk (`commit.rs`);
+//! 3. *waiting*: for the requests that were in flight then (`epoch.rs`);
+//! 4. *ready*: the refcount may be lowered, and a free cluster taken.
+
+use std::sync::{Mutex, MutexGuard};
+
+use super::epoch::Epochs;
+
+/// A reference to clusters side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Freed {
+    /// Number of the first cluster.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// Whether the file may give up the space of what becomes free.
+    pub punch: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Frees {
+    stages: Mutex<Stages>,
+}
+
+#[derive(Debug, Default)]
+struct Stages {
+    dropped: Vec<Freed>,
+    gone: Vec<Freed>,
+    waiting: Vec<Freed>,
+    ready: Vec<Freed>,
+    /// Clusters in the first three.
+    pending: u64,
+}
+
+impl Frees {
+    fn stages(&self) -> MutexGuard<'_, Stages> {
+        self.stages.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The mapping in memory has dropped these. To be called after that.
+    pub(crate) fn push(&self, freed: Freed) {
+        let mut stages = self.stages();
+        stages.pending += freed.count;
+        // Discards come in order; what is side by side is one.
+        if let Some(last) = stages.dropped.last_mut()
+            && last.first + last.count == freed.first
+            && last.punch == freed.punch
+        {
+            last.count += freed.count;
+            return;
+        }
+        stages.dropped.push(freed);
+    }
+
+    /// Nothing ever pointed to these.
+    pub(crate) fn push_ready(&self, freed: Freed) {
+        self.stages().ready.push(freed);
+    }
+
+    /// What was dropped until now; [`Frees::gone`] or [`Frees::back`] follows.
+    pub(crate) fn take_dropped(&self) -> Vec<Freed> {
+        std::mem::take(&mut self.stages().dropped)
+    }
+
+    /// They are gone from the disk.
+    pub(crate) fn gone(&self, freed: Vec<Freed>) {
+        self.stages().gone.extend(freed);
+    }
+
+    /// They could not be written.
+    pub(crate) fn back(&self, freed: Vec<Freed>) {
+        self.stages().dropped.extend(freed);
+    }
+
+    /// Moves on what can move on; one caller at a time.
+    pub(crate) fn advance(&self, epochs: &Epochs) {
+        let mut stages = self.stages();
+        loop {
+            if !stages.waiting.is_empty() {
+                if !epochs.elapsed() {
+                    return;
+                }
+                let waiting = std::mem::take(&mut stages.waiting);
+                stages.pending -= waiting.iter().map(|f| f.count).sum::<u64>();
+                stages.ready.extend(waiting);
+            }
+            // The last period may have been somebody's with nothing to wait
+            // for; a new one begins only after it.
+            if stages.gone.is_empty() || !epochs.elapsed() {
+                return;
+            }
+            stages.waiting = std::mem::take(&mut stages.gone);
+            epochs.begin();
+        }
+    }
+
+    /// Takes what is ready.
+    pub(crate) fn take_ready(&self) -> Vec<Freed> {
+        let mut ready = std::mem::take(&mut self.stages().ready);
+        ready.sort_unstable_by_key(|f| f.first);
+        ready
+    }
+
+    /// Clusters that would be free after a commit.
+    pub(crate) fn pending(&self) -> u64 {
+        self.stages().pending
+    }
+
+    /// Whether anything is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        let stages = self.stages();
+        stages.pending == 0 && stages.ready.is_empty()
+    }
+}

@@ -1,0 +1,102 @@
+//! A larger refcount table.
+//!
+//! The new table and the refcount blocks that count it lie behind everything
+//! that the old one can count, so nobody else can have taken that space. All of
+//! it is durable before the header points to it.
+
+use super::Image;
+use crate::format::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+/// Where a larger table goes, in clusters.
+struct Area {
+    /// The first cluster; the blocks come first, then the table.
+    start: u64,
+    blocks: u64,
+    table: u64,
+}
+
+impl Image {
+    /// Makes the refcount table so long that it has entry `index`, if it is
+    /// not yet.
+    pub(crate) async fn grow_refcount_table(&self, queue: &Queue, index: u64) -> Result<()> {
+        let writer = self.writer()?;
+        let _pass = writer.gate.enter().await;
+        if index < writer.refcounts.table_len() {
+            return Ok(());
+        }
+        let size = self.geometry.cluster_size();
+        let per_block = self.geometry.refcount_block_entries() as u64;
+        // Entries of new blocks are not among these: the next commit writes
+        // them into the new table.
+        let (old_offset, mut entries) = writer.refcounts.table();
+        let old = entries.len() as u64;
+        let area = self.area(old)?;
+        let end = area.start + area.blocks + area.table;
+        let (from, to) = (area.start * size, end * size);
+        writer.protected.check(from, to - from)?;
+        self.lengthen(writer, to)?;
+
+        let mut bytes = vec![0; (to - from) as usize];
+        let (blocks, table) = bytes.split_at_mut((area.blocks * size) as usize);
+        for (nth, block) in (0..).zip(blocks.chunks_exact_mut(size as usize)) {
+            let first = area.start + nth * per_block;
+            let mut view = RefcountBlock::new(block, &self.geometry);
+            for entry in 0..end.saturating_sub(first).min(per_block) {
+                view.set(entry as usize, 1)?;
+            }
+        }
+        let new: Vec<(u64, u64)> = (0..area.blocks)
+            .map(|nth| (old + nth, (area.start + nth) * size))
+            .collect();
+        entries.extend(new.iter().map(|(_, offset)| *offset));
+        for (place, entry) in table.chunks_exact_mut(8).zip(&entries) {
+            place.copy_from_slice(&entry.to_be_bytes());
+        }
+        storage::write_slice(&*self.file, queue, from, &bytes).await?;
+        self.flush_file(queue, &*self.file).await?;
+
+        let offset = (area.start + area.blocks) * size;
+        self.change_header(queue, |header| {
+            header.refcount_table_offset = offset;
+            header.refcount_table_clusters = area.table as u32;
+        })
+        .await?;
+        let places = offset..offset + area.table * size;
+        writer.protected.set("refcount table", places);
+        for (_, block) in &new {
+            writer.protected.add_table(*block, "refcount block");
+        }
+        let entries = area.table * size / 8;
+        writer.refcounts.grown(offset, entries, &new, end);
+        let freed = self.reference(old_offset, old * 8, writer.options.punch_other);
+        writer.frees.push(freed);
+        Ok(())
+    }
+
+    /// Where the table goes that follows one of `old` entries.
+    fn area(&self, old: u64) -> Result<Area> {
+        let size = self.geometry.cluster_size();
+        let per_block = self.geometry.refcount_block_entries() as u64;
+        let most = MAX_REFCOUNT_TABLE_BYTES / size;
+        let mut blocks = 1;
+        loop {
+            let need = ((old + blocks) * 8).div_ceil(size);
+            // Half as large again, so that it seldom happens.
+            let table = (old * 12).div_ceil(size).min(most).max(need);
+            if need > most {
+                return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+            }
+            let now = (blocks + table).div_ceil(per_block);
+            if now <= blocks {
+                return Ok(Area {
+                    start: old * per_block,
+                    blocks,
+                    table,
+                });
+            }
+            blocks = now;
+        }
+    }
+}

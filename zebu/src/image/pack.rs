@@ -1,0 +1,117 @@
+//! Writing compressed clusters, whose data are packed: one follows another
+//! without regard to clusters, and a cluster counts each that has data in it.
+
+use std::ops::Range;
+
+use super::Image;
+use super::writer::Writer;
+use crate::Result;
+use crate::format::{ClusterKind, HostOffset, L2Entry};
+use crate::storage::{self, Queue};
+
+/// Room taken for compressed data. What was not mapped is free again when this
+/// is dropped.
+struct Packed<'a> {
+    image: &'a Image,
+    writer: &'a Writer,
+    /// Host offset and length.
+    rooms: Vec<(u64, u64)>,
+    /// So many are mapped.
+    mapped: usize,
+}
+
+impl Drop for Packed<'_> {
+    fn drop(&mut self) {
+        for (offset, length) in &self.rooms[self.mapped..] {
+            let freed = self.image.reference(*offset, *length, false);
+            self.writer.frees.push_ready(freed);
+        }
+    }
+}
+
+impl Image {
+    /// Writes and maps clusters whose compressed data lie in `data`; see
+    /// [`Device::write_packed`](crate::block::Device::write_packed).
+    pub(crate) async fn write_packed(
+        &self,
+        queue: &Queue,
+        clusters: &[(u64, Range<usize>)],
+        data: &[u8],
+    ) -> Result<()> {
+        let (Some(first), Some(last)) = (clusters.first(), clusters.last()) else {
+            return Ok(());
+        };
+        let writer = self.writer()?;
+        self.announce(queue).await?;
+        self.relieve(queue).await?;
+        let _stay = self.enter();
+        let size = self.geometry.cluster_size();
+        let _held = self.hold(first.0, last.0 + size - first.0).await?;
+        for (guest, _) in clusters {
+            let slice = self.own_slice(queue, *guest).await?;
+            match self.kind(self.entry(&slice, *guest), *guest)? {
+                ClusterKind::Unallocated | ClusterKind::Zero { host: None } => {}
+                // Of an image with extended L2 entries this includes zeroes
+                // that have a host cluster.
+                _ => return Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
+            }
+        }
+        let lengths = clusters.iter().map(|(_, range)| range.len() as u64);
+        let mut packed = Packed {
+            image: self,
+            writer,
+            rooms: Vec::new(),
+            mapped: 0,
+        };
+        self.take_rooms(queue, lengths.collect(), &mut packed.rooms)
+            .await?;
+        let mut nth = 0;
+        while nth < clusters.len() {
+            let run = together(&clusters[nth..], &packed.rooms[nth..]);
+            let bytes = clusters[nth].1.start..clusters[nth + run - 1].1.end;
+            let host = packed.rooms[nth].0;
+            storage::write_slice(&*self.file, queue, host, &data[bytes]).await?;
+            nth += run;
+        }
+        for ((guest, _), (host, length)) in clusters.iter().zip(packed.rooms.clone()) {
+            let slice = self.own_slice(queue, *guest).await?;
+            let entry = L2Entry::compressed(HostOffset(host), length, &self.geometry)?;
+            self.set_entry(&slice, *guest, entry, false)?;
+            packed.mapped += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes room for compressed data of these lengths, one behind the other
+    /// where that is possible.
+    async fn take_rooms(
+        &self,
+        queue: &Queue,
+        lengths: Vec<u64>,
+        rooms: &mut Vec<(u64, u64)>,
+    ) -> Result<()> {
+        let writer = self.writer()?;
+        loop {
+            let rest = &lengths[rooms.len()..];
+            let missing = writer
+                .refcounts
+                .take_bytes(rest, rooms, &writer.protected)?;
+            match missing {
+                Some(missing) => self.supply(queue, missing).await?,
+                None => break,
+            }
+        }
+        let end = rooms.iter().map(|(offset, length)| offset + length).max();
+        let size = self.geometry.cluster_size();
+        self.lengthen(writer, end.unwrap_or(0).next_multiple_of(size))
+    }
+}
+
+/// How many of the first clusters have data that follow each other both in
+/// memory and in the file.
+fn together(clusters: &[(u64, Range<usize>)], rooms: &[(u64, u64)]) -> usize {
+    let pairs = clusters.windows(2).zip(rooms.windows(2));
+    1 + pairs
+        .take_while(|(c, r)| c[0].1.end == c[1].1.start && r[0].0 + r[0].1 == r[1].0)
+        .count()
+}

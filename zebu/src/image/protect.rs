@@ -1,0 +1,91 @@
+//! Where the image's own tables are, so that nothing else is written there,
+//! whatever refcounts and mappings say. The same structures as QEMU's default,
+//! `overlap-check=cached`, but for those not cached: they are all known here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::{Error, Result};
+
+/// The places of an image's tables, by host offset.
+#[derive(Debug)]
+pub(crate) struct Protected {
+    cluster_size: u64,
+    places: RwLock<Places>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    /// Header, L1 tables, refcount table and their like.
+    fixed: Vec<(Range<u64>, &'static str)>,
+    /// L2 tables and refcount blocks, a cluster each.
+    tables: BTreeMap<u64, &'static str>,
+}
+
+impl Protected {
+    /// Nothing yet.
+    pub(crate) fn new(cluster_size: u64) -> Self {
+        Protected {
+            cluster_size,
+            places: RwLock::default(),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Places> {
+        self.places.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Places> {
+        self.places.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Sets where a structure of this name is; an earlier place is forgotten.
+    pub(crate) fn set(&self, what: &'static str, range: Range<u64>) {
+        let mut places = self.write();
+        places.fixed.retain(|(_, name)| *name != what);
+        places.fixed.push((range, what));
+    }
+
+    /// Adds a place of a structure of which there may be several.
+    pub(crate) fn add(&self, what: &'static str, range: Range<u64>) {
+        self.write().fixed.push((range, what));
+    }
+
+    /// Forgets all places of a structure.
+    pub(crate) fn remove(&self, what: &'static str) {
+        self.write().fixed.retain(|(_, name)| *name != what);
+    }
+
+    /// The cluster at `offset` is a table from now on.
+    pub(crate) fn add_table(&self, offset: u64, what: &'static str) {
+        self.write().tables.insert(offset, what);
+    }
+
+    /// It is none any more.
+    pub(crate) fn remove_table(&self, offset: u64) {
+        self.write().tables.remove(&offset);
+    }
+
+    /// Refuses a range that hits a table.
+    #[inline]
+    pub(crate) fn check(&self, offset: u64, length: u64) -> Result<()> {
+        let end = offset.saturating_add(length);
+        let places = self.read();
+        let first = offset & !(self.cluster_size - 1);
+        let table = places.tables.range(first..end).next();
+        let fixed = places.fixed.iter();
+        let hit = table.map(|(_, what)| *what).or_else(|| {
+            let mut fixed = fixed.filter(|(r, _)| r.start < end && offset < r.end);
+            fixed.next().map(|(_, what)| *what)
+        });
+        match hit {
+            None => Ok(()),
+            Some(what) => Err(Error::Overlap {
+                offset,
+                length,
+                what,
+            }),
+        }
+    }
+}

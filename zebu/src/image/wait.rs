@@ -1,0 +1,130 @@
+//! What requests wait for: a gate that one passes at a time, and ranges that
+//! one holds at a time. Both are futures; a thread never blocks in them.
+//!
+//! Everybody who waits is woken when what they wait for is given up, and looks
+//! again: a waiter that was dropped meanwhile takes no turn with it.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+/// Lets one through at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    held: bool,
+    waiting: Vec<Waker>,
+}
+
+/// The right to be inside a [`Gate`].
+#[derive(Debug)]
+pub(crate) struct Pass<'a>(&'a Gate);
+
+impl Gate {
+    /// Waits until nobody is inside.
+    pub(crate) async fn enter(&self) -> Pass<'_> {
+        poll_fn(|context| {
+            let mut state = self.state();
+            if !state.held {
+                state.held = true;
+                return Poll::Ready(Pass(self));
+            }
+            if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn state(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.0.state();
+            state.held = false;
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Ranges of numbers, each held by one at a time. A range is taken as a whole
+/// or not at all, so nobody holds a part while waiting for the rest.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    state: Mutex<RangesState>,
+}
+
+#[derive(Debug, Default)]
+struct RangesState {
+    held: Vec<Range<u64>>,
+    waiting: Vec<(Range<u64>, Waker)>,
+}
+
+/// The right to a range.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    ranges: &'a Ranges,
+    range: Range<u64>,
+}
+
+impl Ranges {
+    /// Waits until nobody holds any of `range`, which is not empty.
+    pub(crate) async fn hold(&self, range: Range<u64>) -> Held<'_> {
+        debug_assert!(!range.is_empty());
+        poll_fn(|context| {
+            let mut state = self.state();
+            if !state.held.iter().any(|held| overlap(held, &range)) {
+                state.held.push(range.clone());
+                return Poll::Ready(Held {
+                    ranges: self,
+                    range: range.clone(),
+                });
+            }
+            let known = |w: &(Range<u64>, Waker)| w.0 == range && w.1.will_wake(context.waker());
+            if !state.waiting.iter().any(known) {
+                state.waiting.push((range.clone(), context.waker().clone()));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn state(&self) -> MutexGuard<'_, RangesState> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut woken = Vec::new();
+        {
+            let mut state = self.ranges.state();
+            let place = state.held.iter().position(|held| *held == self.range);
+            state.held.swap_remove(place.expect("held until dropped"));
+            let mut at = 0;
+            while at < state.waiting.len() {
+                if overlap(&state.waiting[at].0, &self.range) {
+                    woken.push(state.waiting.swap_remove(at).1);
+                } else {
+                    at += 1;
+                }
+            }
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}

@@ -1,0 +1,311 @@
+//! What an image has besides when it is open for writing.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::Image;
+use super::epoch::{Epochs, Stay};
+use super::frees::Frees;
+use super::protect::Protected;
+use super::refcounts::Refcounts;
+use super::table::Slice;
+use super::wait::{Gate, Ranges};
+use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+/// Bytes of dirty metadata that are written back at the latest.
+const DIRTY_BYTES: usize = 8 << 20;
+/// Dirty slices that are always allowed, however small the cache.
+const DIRTY_SLICES: usize = 64;
+/// Bytes of clusters that wait for a commit to become free, at most.
+const PENDING_BYTES: u64 = 256 << 20;
+
+/// How an image is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// Punch holes into the file where clusters become free: those that the
+    /// guest discarded, those of deleted snapshots, all others.
+    pub punch_request: bool,
+    /// See there.
+    pub punch_snapshot: bool,
+    /// See there.
+    pub punch_other: bool,
+}
+
+/// The shared state of those who change an image.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) options: WriteOptions,
+    /// By number of the guest cluster: whoever changes its mapping holds it.
+    pub(crate) clusters: Ranges,
+    /// By L1 index: whoever gives it a table of its own holds it. Taken when
+    /// clusters are held, never the other way round.
+    pub(crate) tables: Ranges,
+    /// Passed by whoever writes metadata to the disk. Taken last.
+    pub(crate) gate: Gate,
+    pub(crate) refcounts: Refcounts,
+    pub(crate) protected: Protected,
+    pub(crate) epochs: Epochs,
+    pub(crate) frees: Frees,
+    dirty: Mutex<Dirty>,
+    /// Flushes asked for, and how many of these a commit has served.
+    pub(crate) asked: AtomicU64,
+    pub(crate) committed: AtomicU64,
+    /// Held while the file is made longer.
+    pub(crate) length: Mutex<()>,
+    /// How long the file was when it was opened, in bytes.
+    opened_len: u64,
+    /// The error number of a flush that failed; 0: none did.
+    failed: AtomicI32,
+    corrupt: AtomicBool,
+    /// The header as it is on the disk.
+    header: Mutex<Header>,
+    /// Whether the header says all that it must before the first change.
+    announced: AtomicBool,
+}
+
+/// What differs from the disk.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    /// By number; each once.
+    pub(crate) slices: Vec<(u64, Arc<Slice>)>,
+    /// L1 indexes.
+    pub(crate) l1: Vec<u64>,
+}
+
+impl Writer {
+    /// Refuses to go on after a failed flush, or if the image turned out to be
+    /// corrupt.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.failed.load(Ordering::Relaxed) {
+            0 if self.corrupt.load(Ordering::Relaxed) => {
+                Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)))
+            }
+            0 => Ok(()),
+            errno => Err(Error::Io(std::io::Error::from_raw_os_error(errno))),
+        }
+    }
+
+    /// A flush failed.
+    pub(crate) fn fail(&self, errno: i32) {
+        self.failed.store(errno, Ordering::Relaxed);
+    }
+
+    pub(crate) fn dirty(&self) -> MutexGuard<'_, Dirty> {
+        self.dirty.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
+        self.header.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Whether enough has gathered to be written.
+    pub(crate) fn is_pressed(&self, image: &Image) -> bool {
+        let cluster_size = image.geometry.cluster_size();
+        let slice_bytes = image.slice_entries * image.geometry.l2_entry_size();
+        let most = (DIRTY_BYTES / slice_bytes)
+            .min(image.slices.capacity() / 2)
+            .max(DIRTY_SLICES);
+        self.dirty().slices.len() > most
+            || self.refcounts.dirty_blocks() as u64 * cluster_size > DIRTY_BYTES as u64
+            || self.frees.pending() * cluster_size > PENDING_BYTES
+    }
+}
+
+impl Image {
+    /// Prepares an image for being written: reads the refcount table.
+    pub(crate) async fn begin_writing(
+        &mut self,
+        queue: &Queue,
+        options: WriteOptions,
+    ) -> Result<()> {
+        let header = &self.header;
+        let table = read_words(
+            self,
+            queue,
+            header.refcount_table_offset,
+            u64::from(header.refcount_table_clusters) * self.geometry.cluster_size() / 8,
+        )
+        .await?;
+        let opened_len = self.file_len();
+        let fresh = (!self.file.is_device()).then_some(opened_len);
+        let refcounts = Refcounts::new(self.geometry, table, header.refcount_table_offset, fresh);
+        // Only what we maintain stays true.
+        let announced = header.autoclear & !AUTOCLEAR_DATA_FILE_RAW == 0;
+        self.writer = Some(Box::new(Writer {
+            options,
+            clusters: Ranges::default(),
+            tables: Ranges::default(),
+            gate: Gate::default(),
+            refcounts,
+            protected: Protected::new(self.geometry.cluster_size()),
+            epochs: Epochs::default(),
+            frees: Frees::default(),
+            dirty: Mutex::default(),
+            asked: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            length: Mutex::default(),
+            opened_len,
+            failed: AtomicI32::new(0),
+            corrupt: AtomicBool::new(false),
+            header: Mutex::new(header.clone()),
+            announced: AtomicBool::new(announced),
+        }));
+        self.protect_tables()
+    }
+
+    /// Notes where the image's tables are, as the header, the L1 table and the
+    /// refcount table say.
+    pub(crate) fn protect_tables(&self) -> Result<()> {
+        let protected = &self.writer()?.protected;
+        let header = &self.header;
+        let size = self.geometry.cluster_size();
+        protected.set("qcow2_header", 0..size);
+        let l1 = header.l1_offset..header.l1_offset + u64::from(header.l1_size) * 8;
+        protected.set("active L1 table", l1);
+        let (offset, entries) = self.writer()?.refcounts.table();
+        protected.set("refcount table", offset..offset + entries.len() as u64 * 8);
+        protected.remove("snapshot table");
+        protected.remove("inactive L1 table");
+        if !self.snapshots.is_empty() {
+            let length: usize = self.snapshots.iter().map(|s| s.encoded_len()).sum();
+            let start = header.snapshots_offset;
+            protected.set("snapshot table", start..start + length as u64);
+        }
+        for snapshot in &self.snapshots {
+            let start = snapshot.l1_offset;
+            let end = start.saturating_add(u64::from(snapshot.l1_size) * 8);
+            protected.add("inactive L1 table", start..end);
+        }
+        if let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) {
+            let start = bitmaps.directory_offset;
+            let end = start.saturating_add(bitmaps.directory_size);
+            protected.set("bitmap directory", start..end);
+        }
+        for index in 0..self.l1.len() as u64 {
+            let entry: L1Entry = self.l1.get(index);
+            if entry.raw_offset().0 != 0 {
+                protected.add_table(entry.raw_offset().0, "active L2 table");
+            }
+        }
+        for offset in self.writer()?.refcounts.block_offsets() {
+            protected.add_table(offset, "refcount block");
+        }
+        Ok(())
+    }
+
+    /// The state of a writable image.
+    pub(crate) fn writer(&self) -> Result<&Writer> {
+        match &self.writer {
+            Some(writer) => Ok(writer),
+            None => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EBADF))),
+        }
+    }
+
+    /// Marks the begin of a request, as long as the answer lives. None if the
+    /// image is not open for writing.
+    pub(crate) fn enter(&self) -> Option<Stay<'_>> {
+        self.writer.as_ref().map(|writer| writer.epochs.enter())
+    }
+
+    /// Before a request changes anything: the image can still be written, and
+    /// features that are not maintained here are not claimed any more.
+    pub(crate) async fn announce(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
+        writer.check()?;
+        if writer.announced.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _pass = writer.gate.enter().await;
+        if writer.announced.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
+            .await?;
+        writer.announced.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes the header on the disk, durably. The caller has passed the
+    /// gate, or is alone.
+    pub(crate) async fn change_header(
+        &self,
+        queue: &Queue,
+        change: impl FnOnce(&mut Header),
+    ) -> Result<()> {
+        let writer = self.writer()?;
+        let mut header = writer.header().clone();
+        change(&mut header);
+        self.write_header(queue, &header).await?;
+        *writer.header() = header;
+        Ok(())
+    }
+
+    /// Writes a header, durably.
+    async fn write_header(&self, queue: &Queue, header: &Header) -> Result<()> {
+        let mut bytes = header.encode()?;
+        // Whole sectors; what was behind it is of no meaning.
+        let size = self.geometry.cluster_size() as usize;
+        bytes.resize(bytes.len().next_multiple_of(512).min(size), 0);
+        storage::write_slice(&*self.file, queue, 0, &bytes).await?;
+        self.flush_file(queue, &*self.file).await
+    }
+
+    /// Says on the disk that the image is corrupt, and refuses writes from now
+    /// on. Version 2 cannot say it.
+    pub(crate) async fn mark_corrupt(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
+        if writer.corrupt.swap(true, Ordering::Relaxed) || self.geometry.version() < 3 {
+            return Ok(());
+        }
+        let _pass = writer.gate.enter().await;
+        self.change_header(queue, |h| h.set_incompatible(INCOMPATIBLE_CORRUPT, true))
+            .await
+    }
+
+    /// Makes everything durable, and the file no longer than it must be. Only
+    /// when no request is in flight and none will come.
+    pub(crate) async fn close(&mut self, queue: &Queue) -> Result<()> {
+        self.finish_writing(queue).await?;
+        let Some(writer) = self.writer.take() else {
+            return Ok(());
+        };
+        let used = writer.refcounts.high() * self.geometry.cluster_size();
+        let end = used.max(writer.opened_len);
+        if !self.file.is_device() && end < self.file_len() {
+            self.file.set_len(end)?;
+        }
+        Ok(())
+    }
+
+    /// Commits until nothing is left to be written or freed. Only when no
+    /// request is in flight.
+    pub(crate) async fn finish_writing(&self, queue: &Queue) -> Result<()> {
+        let Some(writer) = &self.writer else {
+            return Ok(());
+        };
+        let _pass = writer.gate.enter().await;
+        if writer.check().is_err() {
+            return writer.check();
+        }
+        // Each round moves what is freed one stage on.
+        for _ in 0..4 {
+            self.commit(queue, true).await?;
+            let clean = writer.refcounts.dirty_blocks() == 0 && writer.dirty().slices.is_empty();
+            if clean && writer.frees.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Big-endian words of a table.
+async fn read_words(image: &Image, queue: &Queue, offset: u64, count: u64) -> Result<Vec<u64>> {
+    let bytes = storage::read_vec(&*image.file, queue, offset, count as usize * 8).await?;
+    let words = bytes.chunks_exact(8);
+    Ok(words
+        .map(|w| u64::from_be_bytes(w.try_into().expect("8 bytes")))
+        .collect())
+}

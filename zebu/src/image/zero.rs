@@ -1,0 +1,124 @@
+//! Mappings without data: zeroes and discards.
+
+use std::sync::Arc;
+
+use super::Image;
+use super::table::Slice;
+use crate::format::{ClusterKind, HostOffset, L2Entry};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+impl Image {
+    /// Maps a range of whole subclusters to zeroes; with `unmap`, their host
+    /// clusters are dropped where they can be. The caller holds the clusters.
+    /// False if the format cannot say that of what is at `guest`; the range up
+    /// to there is done then: its length.
+    pub(crate) async fn zero(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+        unmap: bool,
+    ) -> Result<u64> {
+        let punch = self.writer()?.options.punch_request;
+        self.for_each_cluster(queue, guest, length, |slice, from, to| {
+            let Some(new) = self.zeroed(self.entry(slice, from), from, to, unmap)? else {
+                return Ok(false);
+            };
+            self.set_entry(slice, from, new, punch)?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Drops a range of whole clusters, which the caller holds; they read as
+    /// zeroes afterwards. (Version 2 with a backing file cannot say that:
+    /// the caller does not ask then.)
+    pub(crate) async fn drop_clusters(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+        has_backing: bool,
+    ) -> Result<()> {
+        let punch = self.writer()?.options.punch_request;
+        self.for_each_cluster(queue, guest, length, |slice, from, _| {
+            let old = self.entry(slice, from);
+            let is_free = matches!(self.kind(old, from)?, ClusterKind::Unallocated);
+            // As in QEMU: what is unallocated and reads as zeroes stays so.
+            if is_free && !has_backing {
+                return Ok(true);
+            }
+            let new = match self.geometry.version() {
+                2 => L2Entry::UNALLOCATED,
+                _ => L2Entry::zero_plain(&self.geometry)?,
+            };
+            self.set_entry(slice, from, new, punch)?;
+            Ok(true)
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Calls `change` with each part of the range that lies in one cluster,
+    /// and the slice that it is in; until that returns false. Bytes done.
+    async fn for_each_cluster(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+        mut change: impl FnMut(&Arc<Slice>, u64, u64) -> Result<bool>,
+    ) -> Result<u64> {
+        let end = guest + length;
+        let mut at = guest;
+        while at < end {
+            let slice = self.own_slice(queue, at).await?;
+            let stop = end.min(at + self.to_slice_end(at));
+            while at < stop {
+                let to = stop.min(self.cluster_start(at) + self.geometry.cluster_size());
+                if !change(&slice, at, to)? {
+                    return Ok(at - guest);
+                }
+                at = to;
+            }
+        }
+        Ok(length)
+    }
+
+    /// The entry of a cluster that was `old`, after the subclusters from
+    /// `from` to `to` became zeroes. None if the format cannot say it.
+    fn zeroed(&self, old: L2Entry, from: u64, to: u64, unmap: bool) -> Result<Option<L2Entry>> {
+        let geometry = &self.geometry;
+        let kind = self.kind(old, from)?;
+        let is_whole = to - from == geometry.cluster_size();
+        let compressed = matches!(kind, ClusterKind::Compressed(_));
+        if geometry.version() < 3 || (compressed && !is_whole) {
+            return Ok(None);
+        }
+        let host: Option<HostOffset> = match kind {
+            ClusterKind::Data { host } => Some(host),
+            ClusterKind::Zero { host } => host,
+            _ => None,
+        };
+        if is_whole && (unmap || compressed || host.is_none()) {
+            return Ok(Some(L2Entry::zero_plain(geometry)?));
+        }
+        let Some(host) = host.filter(|_| is_whole) else {
+            let touched = self.touched(from, to);
+            let allocated = old.allocated_bits() & !touched;
+            let zero = old.zero_bits() | touched;
+            let entry = L2Entry::subclusters(host, old.copied(), allocated, zero, geometry);
+            return Ok(Some(entry?));
+        };
+        Ok(Some(L2Entry::zero_allocated(host, old.copied(), geometry)?))
+    }
+
+    /// Refuses a write of data that would hit the image's own tables.
+    #[inline]
+    pub(crate) fn check_data_write(&self, host: HostOffset, length: u64) -> Result<(), Error> {
+        match self.geometry.has_data_file() {
+            true => Ok(()),
+            false => self.writer()?.protected.check(host.0, length),
+        }
+    }
+}
