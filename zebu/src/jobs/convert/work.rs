@@ -109,6 +109,11 @@ impl Job {
     ) -> Result<(), ConvertError> {
         if self.target.has_order() && !self.options.any_order {
             ticket.turn().await;
+            if ticket.is_first() {
+                // It brings in what the others need to take their places
+                // without waiting for anything.
+                return operations.finish().await;
+            }
             operations.start().await;
         }
         drop(ticket);
