@@ -115,6 +115,11 @@ impl Device {
         &mut self.layers
     }
 
+    /// The top image has this size now.
+    pub(super) fn set_size(&mut self, size: u64) {
+        self.size = size;
+    }
+
     /// Whether discards are carried out.
     pub(super) fn discards(&self) -> bool {
         self.write.is_some_and(|w| w.discard)

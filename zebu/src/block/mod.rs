@@ -6,6 +6,7 @@ mod device;
 mod open;
 mod raw;
 mod read;
+mod resize;
 mod source;
 mod status;
 mod vm_state;
@@ -15,6 +16,7 @@ mod zero;
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy};
 pub use raw::Raw;
+pub use resize::Preallocation;
 pub use source::{
     BackingSpec, CommonOptions, DetectZeroes, FileDriver, FileOptions, FileSpec, ImageOptions,
     ImageSpec, Locking, NATIVE_NEEDS_DIRECT, OverlapChecks, Qcow2Options, RawOptions, Source,

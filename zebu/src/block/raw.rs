@@ -57,4 +57,9 @@ impl Raw {
     pub fn size(&self) -> u64 {
         self.size
     }
+
+    /// Another size of the disk, which the storage has room for.
+    pub(super) fn set_size(&mut self, size: u64) {
+        self.size = size;
+    }
 }

@@ -353,10 +353,10 @@ fn surround(
     iov: &Iov,
     after: Option<(&mut PoolBuffer, u64)>,
 ) -> Iov {
-    // SAFETY: the caller keeps the buffers until its use of the result has
-    // ended.
-    #[allow(unsafe_code)]
     let part = |(buffer, length): (&mut PoolBuffer, u64)| {
+        // SAFETY: the caller keeps the buffers until its use of the result has
+        // ended.
+        #[allow(unsafe_code)]
         unsafe { buffer.iov() }.slice(0, length as usize)
     };
     match (before.map(part), after.map(part)) {

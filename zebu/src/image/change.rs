@@ -145,7 +145,7 @@ impl Image {
 
     /// The clusters of the file that an entry refers to. (Those of an external
     /// data file are not counted.)
-    fn referred(&self, entry: L2Entry, punch: bool) -> Option<Freed> {
+    pub(super) fn referred(&self, entry: L2Entry, punch: bool) -> Option<Freed> {
         match entry.kind(&self.geometry).ok()? {
             ClusterKind::Compressed(cluster) => {
                 Some(self.reference(cluster.offset.0, cluster.length, punch))

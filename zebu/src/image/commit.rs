@@ -68,7 +68,7 @@ impl Drop for Frozen<'_> {
         self.writer.refcounts.written(&self.refcounts, false);
         self.writer.frees.back(std::mem::take(&mut self.dropped));
         let mut dirty = self.writer.dirty();
-        dirty.l1.extend(self.l1.drain(..));
+        dirty.l1.append(&mut self.l1);
         for (number, slice) in self.slices.drain(..) {
             if slice.soil() {
                 dirty.slices.push((number, slice));

@@ -16,6 +16,7 @@ mod pack;
 mod preallocation;
 mod protect;
 mod refcounts;
+mod resize;
 mod snapshot;
 mod table;
 mod target;
@@ -33,6 +34,7 @@ use crate::storage::Storage;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
+pub(crate) use epoch::Stay;
 pub(crate) use target::{Fill, Step, Target};
 pub use writer::WriteOptions;
 

@@ -306,15 +306,6 @@ impl Refcounts {
     pub(crate) fn high(&self) -> u64 {
         self.state().high
     }
-
-    /// Forgets that anything is fresh, or that compressed data may be added to
-    /// a cluster: somebody else changed the file.
-    pub(crate) fn forget(&self) {
-        let mut state = self.state();
-        state.tail = None;
-        state.fresh = u64::MAX;
-        state.cursor = 0;
-    }
 }
 
 /// The smallest range with both; an empty one counts for nothing.

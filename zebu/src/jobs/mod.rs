@@ -1,4 +1,4 @@
-//! What is done with whole images: convert, compare, check, create, measure.
+//! What is done with whole images: convert, compare, check and repair, create, measure.
 
 mod bitmaps;
 mod check;
@@ -12,7 +12,7 @@ mod turns;
 mod zero;
 
 pub use bitmaps::bitmaps;
-pub use check::{CheckMessage, CheckReport, check};
+pub use check::{CheckMessage, CheckReport, RepairMode, check, repair, repair_file};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};

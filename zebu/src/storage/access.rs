@@ -9,7 +9,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage};
+use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage, Written};
 
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
@@ -240,9 +240,8 @@ pub(crate) async fn read_pooled(
 /// a write-through one.
 ///
 /// Where direct I/O needs it, the blocks around an unaligned range are read
-/// and written back: the caller keeps other writes away from those blocks, and
-/// if the range reaches into the last block of a file or beyond it, also
-/// others that make the file longer.
+/// and written back; other writes to those blocks wait meanwhile
+/// ([`Blocks`](super::Blocks)).
 pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
     begin_write(storage, queue, offset, iov.clone())
         .finish()
@@ -267,6 +266,7 @@ pub async fn write_slice(
 pub(crate) struct Writing<'a> {
     // Dropped first, which waits for the end: the rest is what it uses.
     started: Option<Started>,
+    written: Option<Written<'a>>,
     storage: &'a dyn Storage,
     queue: &'a Queue,
     offset: u64,
@@ -280,14 +280,23 @@ pub(crate) fn begin_write<'a>(
     offset: u64,
     iov: Iov,
 ) -> Writing<'a> {
+    let mut written = None;
     let started = match check(offset, iov.len() as u64) {
         Some(result) => Some(Started::done(result)),
-        None => fits(storage.alignment(), offset, &iov)
+        None => {
+            let range = offset..offset + iov.len() as u64;
+            let free = fits(storage.alignment(), offset, &iov)
+                && storage.blocks().is_none_or(|blocks| {
+                    written = blocks.try_plain(range);
+                    written.is_some()
+                });
             // SAFETY: `Writing` borrows the storage.
-            .then(|| unsafe { start_write(storage, queue, offset, &iov) }),
+            free.then(|| unsafe { start_write(storage, queue, offset, &iov) })
+        }
     };
     Writing {
         started,
+        written,
         storage,
         queue,
         offset,
@@ -312,15 +321,28 @@ impl Writing<'_> {
     pub(crate) async fn finish(self) -> io::Result<()> {
         let Writing {
             started,
+            mut written,
             storage,
             queue,
             offset,
             iov,
         } = self;
-        match started {
-            Some(started) => write_rest(storage, queue, offset, &iov, started).await,
-            None => write_bounced(storage, queue, offset, &iov).await,
-        }
+        let started = match started {
+            Some(started) => started,
+            None if !fits(storage.alignment(), offset, &iov) => {
+                return write_bounced(storage, queue, offset, &iov).await;
+            }
+            None => {
+                if let Some(blocks) = storage.blocks() {
+                    written = Some(blocks.plain(offset..offset + iov.len() as u64).await);
+                }
+                // SAFETY: `storage` is borrowed while this is awaited, below.
+                unsafe { start_write(storage, queue, offset, &iov) }
+            }
+        };
+        let result = write_rest(storage, queue, offset, &iov, started).await;
+        drop(written);
+        result
     }
 }
 
@@ -359,6 +381,7 @@ async fn write_bounced(
     iov: &Iov,
 ) -> io::Result<()> {
     let alignment = storage.alignment().offset;
+    let _written = begin_careful(storage, offset, iov.len() as u64).await?;
     let end_before = storage.len()?;
     let mut done = 0;
     while done < iov.len() {
@@ -386,6 +409,29 @@ async fn write_bounced(
         trim(storage, padded, wanted)?;
     }
     Ok(())
+}
+
+/// Keeps other writes away from the blocks of a range; also from everything
+/// behind it if the padding of the last block will make the storage longer.
+async fn begin_careful(
+    storage: &dyn Storage,
+    offset: u64,
+    length: u64,
+) -> io::Result<Option<Written<'_>>> {
+    let Some(blocks) = storage.blocks() else {
+        return Ok(None);
+    };
+    let mask = storage.alignment().offset as u64 - 1;
+    let start = offset & !mask;
+    let end = (offset + length + mask) & !mask;
+    let reaches = |end: u64| io::Result::Ok(end > storage.len()? && !storage.is_device());
+    if !reaches(end)? {
+        let written = blocks.careful(start..end).await;
+        if !reaches(end)? {
+            return Ok(Some(written));
+        }
+    }
+    Ok(Some(blocks.careful(start..u64::MAX).await))
 }
 
 /// Cuts the padding off, unless the storage has been made longer meanwhile.
@@ -472,6 +518,10 @@ async fn range(
     {
         return result.map(drop);
     }
+    let _written = match storage.blocks().filter(|_| kind != OpKind::Flush) {
+        Some(blocks) => Some(blocks.plain(offset..offset + length).await),
+        None => None,
+    };
     loop {
         // SAFETY: `storage` is borrowed while this is awaited.
         let started = unsafe { storage.start(queue, kind, offset, length, None) };

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind};
-use super::{Alignment, Iov, Queue, Started, Storage, StorageExtent};
+use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent};
 
 /// How the host's page cache takes part, by QEMU's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -89,6 +89,7 @@ pub struct File {
     cache: CacheMode,
     alignment: Alignment,
     device: bool,
+    blocks: Blocks,
 }
 
 impl File {
@@ -142,6 +143,7 @@ impl File {
             fd,
             path,
             cache: how.cache,
+            blocks: Blocks::default(),
             alignment,
             device,
         })
@@ -351,6 +353,10 @@ unsafe impl Storage for File {
 
     fn alignment(&self) -> Alignment {
         self.alignment
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        (self.alignment.offset > 1).then_some(&self.blocks)
     }
 
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {

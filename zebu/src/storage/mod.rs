@@ -5,6 +5,7 @@
 //! this room moves bytes through [`read()`], [`write()`] and their like.
 
 mod access;
+mod blocks;
 mod buffer;
 mod engine;
 mod file;
@@ -26,6 +27,8 @@ pub(crate) use access::{Reading, Writing, begin_read, begin_write, read_pooled};
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };
+pub use blocks::Blocks;
+pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub use engine::{Completion, Engine, EngineKind, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
@@ -117,6 +120,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 
     /// Whether it is a block device: of fixed size, its old content not zero.
     fn is_device(&self) -> bool;
+
+    /// The writes in flight, of a storage that has an alignment: see
+    /// [`Blocks`].
+    fn blocks(&self) -> Option<&Blocks> {
+        None
+    }
 }
 
 /// An operation that was started.

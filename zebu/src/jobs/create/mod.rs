@@ -23,40 +23,7 @@ const CHUNK: usize = 1 << 20;
 /// The largest disk of any format, in bytes: a limit of QEMU.
 const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
 
-/// What is allocated when an image is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Preallocation {
-    /// Nothing.
-    #[default]
-    Off,
-    /// The mapping: every guest cluster has a host cluster, without data.
-    Metadata,
-    /// The mapping, and the space on the device.
-    Falloc,
-    /// The same, and zeroes are written.
-    Full,
-}
-
-impl Preallocation {
-    /// The name that options use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Metadata => "metadata",
-            Self::Falloc => "falloc",
-            Self::Full => "full",
-        }
-    }
-
-    /// The mode of this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Off, Self::Metadata, Self::Falloc, Self::Full]
-            .into_iter()
-            .find(|mode| mode.name() == name)
-    }
-}
+pub use crate::block::Preallocation;
 
 /// The backing file of a new image, as its header shall name it.
 #[derive(Clone, Debug, PartialEq, Eq)]

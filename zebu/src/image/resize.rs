@@ -1,0 +1,170 @@
+//! Changes of a whole image: another size, nothing in it. Only for whoever has
+//! the image for itself.
+
+use super::Image;
+use super::frees::Freed;
+use crate::format::{ClusterKind, GuestOffset, Header, HostOffset, L1Entry, L2Entry};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+impl Image {
+    /// Changes the header, on the disk durably and then here.
+    pub(crate) async fn rewrite_header(
+        &mut self,
+        queue: &Queue,
+        change: impl FnOnce(&mut Header),
+    ) -> Result<()> {
+        self.change_header(queue, change).await?;
+        let header = self.writer()?.header().clone();
+        self.header = header;
+        self.protect_tables()
+    }
+
+    /// Gives the image an L1 table of at least `entries` entries, and makes it
+    /// durable.
+    pub(crate) async fn grow_l1(&mut self, queue: &Queue, entries: u64) -> Result<()> {
+        if entries <= self.l1.len() as u64 {
+            return Ok(());
+        }
+        let size = self.geometry.cluster_size();
+        let (old, old_bytes) = (self.l1_offset(), self.l1.len() as u64 * 8);
+        let bytes = (entries * 8).next_multiple_of(size);
+        let table = self.allocate_contiguous(queue, bytes / size).await?;
+        // What points to it is the header, so this must be durable first.
+        self.finish_writing(queue).await?;
+        let mut encoded = vec![0; bytes as usize];
+        self.l1.encode(0, &mut encoded);
+        storage::write_slice(&*self.file, queue, table.0, &encoded).await?;
+        self.flush_file(queue, &*self.file).await?;
+        self.l1.resize(entries as usize);
+        self.rewrite_header(queue, |header| {
+            header.l1_offset = table.0;
+            header.l1_size = entries as u32;
+        })
+        .await?;
+        if old_bytes > 0 {
+            let freed = self.reference(old, old_bytes, true);
+            self.writer()?.frees.push(freed);
+        }
+        Ok(())
+    }
+
+    /// Sets the size of the disk, in bytes, in the header and here. The L1
+    /// table is large enough.
+    pub(crate) async fn set_size(&mut self, queue: &Queue, bytes: u64) -> Result<()> {
+        self.rewrite_header(queue, |header| header.size = bytes)
+            .await?;
+        self.geometry = self.geometry.with_virtual_size(bytes & !511);
+        Ok(())
+    }
+
+    /// Unmaps every cluster from guest offset `from` (at a cluster boundary)
+    /// on: afterwards they are as in a new image.
+    pub(crate) async fn unmap_from(&mut self, queue: &Queue, from: u64) -> Result<()> {
+        self.finish_writing(queue).await?;
+        let coverage = self.geometry.l2_coverage();
+        for index in from / coverage..self.l1.len() as u64 {
+            let start = index * coverage;
+            if self.l1.get(index).raw_offset().0 == 0 {
+                continue;
+            }
+            match from <= start {
+                true => self.drop_table(queue, index).await?,
+                false => {
+                    let end = start + coverage;
+                    let mut at = from;
+                    while at < end {
+                        let slice = self.own_slice(queue, at).await?;
+                        let stop = at + self.to_slice_end(at);
+                        while at < stop {
+                            self.set_entry(&slice, at, L2Entry::UNALLOCATED, true)?;
+                            at += self.geometry.cluster_size();
+                        }
+                        self.relieve(queue).await?;
+                    }
+                }
+            }
+            self.relieve(queue).await?;
+        }
+        self.finish_writing(queue).await?;
+        self.slices.clear();
+        Ok(())
+    }
+
+    /// Drops an L2 table and everything that it refers to. None of its slices
+    /// is dirty; those in the cache are wrong afterwards.
+    async fn drop_table(&self, queue: &Queue, index: u64) -> Result<()> {
+        let writer = self.writer()?;
+        let size = self.geometry.cluster_size();
+        let entry = self.l1.get(index).without_reserved();
+        let Some(table) = entry.l2_table(&self.geometry)? else {
+            return Ok(());
+        };
+        let bytes = storage::read_vec(&*self.file, queue, table.0, size as usize).await?;
+        self.l1.set(index, L1Entry::UNALLOCATED);
+        writer.dirty().l1.push(index);
+        for nth in 0..self.geometry.l2_entries() {
+            let guest = GuestOffset(index * self.geometry.l2_coverage() + nth as u64 * size);
+            let entry = L2Entry::read(&bytes, nth, &self.geometry).unwrap_or_default();
+            let entry = entry.without_reserved(&self.geometry);
+            if let ClusterKind::Unallocated = self.kind(entry, guest.0)? {
+                continue;
+            }
+            if let Some(freed) = self.referred(entry, true) {
+                writer.frees.push(freed);
+            }
+        }
+        let freed: Freed = self.reference(table.0, size, true);
+        writer.frees.push(freed);
+        Ok(())
+    }
+
+    /// Maps whole clusters that are unallocated to host clusters that read as
+    /// zeroes, without writing data; the host ranges.
+    pub(crate) async fn map_ahead(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+    ) -> Result<Vec<(u64, u64)>> {
+        let size = self.geometry.cluster_size();
+        let mut places: Vec<(u64, u64)> = Vec::new();
+        let _held = self.hold(guest, length).await?;
+        let mut at = guest;
+        while at < guest + length {
+            let slice = self.own_slice(queue, at).await?;
+            let limit = (guest + length - at).min(self.to_slice_end(at));
+            let (host, clusters) = if self.geometry.has_data_file() {
+                (HostOffset(at), limit / size)
+            } else {
+                let allocation = self.allocate(queue, limit / size).await?;
+                let (host, clusters) = (allocation.host(), allocation.clusters());
+                if !allocation.fresh {
+                    storage::zero_range(&*self.file, queue, host.0, clusters * size).await?;
+                }
+                allocation.keep();
+                (host, clusters)
+            };
+            for nth in 0..clusters {
+                let host = HostOffset(host.0 + nth * size);
+                let entry = L2Entry::data(host, true, &self.geometry)?;
+                self.set_entry(&slice, at + nth * size, entry, false)?;
+            }
+            at += clusters * size;
+            match places.last_mut() {
+                Some((start, length)) if *start + *length == host.0 => *length += clusters * size,
+                _ => places.push((host.0, clusters * size)),
+            }
+        }
+        Ok(places)
+    }
+
+    /// Refuses a change of size that the image's format or content forbids.
+    pub(crate) fn check_resize(&self) -> Result<()> {
+        let refuse = |why: &str| Err(Error::Refused(why.into()));
+        if self.geometry.version() < 3 && !self.snapshots.is_empty() {
+            return refuse("Can't resize a version 2 image which has snapshots");
+        }
+        Ok(())
+    }
+}

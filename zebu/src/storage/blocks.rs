@@ -1,0 +1,111 @@
+//! Which blocks of a storage are being written, where that matters: with
+//! direct I/O a write that does not cover whole blocks reads them, changes
+//! them in memory and writes them back. No other write may touch those blocks
+//! meanwhile, or it is undone.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+/// The writes in flight to one storage.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of writes that leave everything beside them alone: these may overlap.
+    plain: Vec<Range<u64>>,
+    /// Of writes that write back what was there: nothing may overlap these.
+    careful: Vec<Range<u64>>,
+    waiting: Vec<Waker>,
+}
+
+/// A write in flight.
+#[derive(Debug)]
+pub(crate) struct Written<'a> {
+    blocks: &'a Blocks,
+    range: Range<u64>,
+    careful: bool,
+}
+
+impl Blocks {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Begins a plain write, unless that must wait.
+    pub(crate) fn try_plain(&self, range: Range<u64>) -> Option<Written<'_>> {
+        self.state().begin(&range, false).then(|| Written {
+            blocks: self,
+            range,
+            careful: false,
+        })
+    }
+
+    /// Begins a plain write when it may.
+    pub(crate) async fn plain(&self, range: Range<u64>) -> Written<'_> {
+        self.begin(range, false).await
+    }
+
+    /// Begins a write of whole blocks of which some bytes are written back.
+    pub(crate) async fn careful(&self, range: Range<u64>) -> Written<'_> {
+        self.begin(range, true).await
+    }
+
+    async fn begin(&self, range: Range<u64>, careful: bool) -> Written<'_> {
+        poll_fn(|context| {
+            let mut state = self.state();
+            if state.begin(&range, careful) {
+                return Poll::Ready(());
+            }
+            if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+        Written {
+            blocks: self,
+            range,
+            careful,
+        }
+    }
+}
+
+impl State {
+    /// Notes a write, if it may begin.
+    fn begin(&mut self, range: &Range<u64>, careful: bool) -> bool {
+        let hit = |list: &[Range<u64>]| list.iter().any(|r| overlap(r, range));
+        if hit(&self.careful) || (careful && hit(&self.plain)) {
+            return false;
+        }
+        match careful {
+            true => self.careful.push(range.clone()),
+            false => self.plain.push(range.clone()),
+        }
+        true
+    }
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        let woken = {
+            let mut state = self.blocks.state();
+            let list = match self.careful {
+                true => &mut state.careful,
+                false => &mut state.plain,
+            };
+            let place = list.iter().position(|r| *r == self.range);
+            list.swap_remove(place.expect("in flight until dropped"));
+            std::mem::take(&mut state.waiting)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
