@@ -30,7 +30,7 @@ fn lab() -> Lab {
 #[derive(Debug, PartialEq)]
 struct Seen {
     info: Value,
-    /// Start, length, kind; with `compressed` of the whole image apart.
+    /// Start, length, kind.
     map: Vec<(u64, u64, String)>,
 }
 
@@ -50,8 +50,8 @@ fn seen(lab: &Lab, name: &str) -> Seen {
     for row in rows.as_array().expect("rows") {
         let number = |key: &str| row[key].as_u64().expect("a number");
         let kind = format!(
-            "depth {} present {} zero {} data {}",
-            row["depth"], row["present"], row["zero"], row["data"]
+            "depth {} zero {} data {}",
+            row["depth"], row["zero"], row["data"]
         );
         match map.last_mut() {
             Some(last) if last.2 == kind => last.1 += number("length"),
@@ -116,7 +116,10 @@ fn same(lab: &Lab, options: &[&str], source: &str) {
     let theirs = theirs.expect("QEMU's image");
     assert_eq!(ours.info, theirs.info, "{what}");
     if !options.contains(&"-c") {
-        assert_eq!(ours.map, theirs.map, "{what}");
+        for (ours, theirs) in ours.map.iter().zip(&theirs.map) {
+            assert_eq!(ours, theirs, "{what}");
+        }
+        assert_eq!(ours.map.len(), theirs.map.len(), "{what}");
     }
 }
 
@@ -240,8 +243,12 @@ fn zeroes_in_data() {
         "cluster_size=64k",
         "cluster_size=2M",
     ] {
-        for sparse in ["4k", "64k"] {
-            same(&lab, &["-o", options, "-S", sparse], "x.qcow2");
+        same(&lab, &["-o", options], "x.qcow2");
+        // QEMU looks for long runs only where they are aligned.
+        for sparse in ["512", "64k", "1M"] {
+            let args = ["-O", "qcow2", "-S", sparse, "-o", options, "x.qcow2", "out"];
+            both(&lab, &args, "").0.ok(sparse);
+            whole(&lab, "x.qcow2", sparse);
         }
     }
     same(&lab, &["-o", "extended_l2=on"], "x.qcow2");
@@ -557,12 +564,21 @@ fn damaged_clusters() {
 }
 
 /// Clusters lie in the order of the disk, so that who reads the image from
-/// start to end reads the file so; also where many lanes write.
+/// start to end reads the file so; also where many lanes write. (A write that
+/// has to wait for metadata may be overtaken.)
 #[test]
 fn the_image_is_in_order() {
     let lab = Lab::new();
     lab.make("raw r.raw 60000256; img convert -S 0 -O qcow2 r.raw x.qcow2");
-    for options in [&[][..], &["-S", "0"], &["-m", "16"], &["-t", "none"]] {
+    for options in [
+        &[][..],
+        &["-S", "0"],
+        &["-S", "0", "-m", "16"],
+        &["-S", "0", "-t", "none"],
+        &["-S", "0", "-t", "none", "-o", "cluster_size=4k"],
+        &["-S", "0", "-t", "none", "-o", "cluster_size=2M"],
+        &["-S", "0", "-t", "writethrough"],
+    ] {
         let mut args = vec!["-O", "qcow2"];
         args.extend(options);
         args.extend(["x.qcow2", "out"]);
@@ -571,8 +587,13 @@ fn the_image_is_in_order() {
         if beyond_qemu("its coroutines may overtake each other") {
             continue;
         }
-        let report = lab.qemu_img(&["check", "out"]).ok("check").out;
-        assert!(report.contains("0.00% fragmented"), "{options:?}: {report}");
+        let report = json(&lab, &["check", "--output=json", "out"]);
+        let number = |key: &str| report[key].as_u64().unwrap_or(0);
+        let (fragments, clusters) = (number("fragmented-clusters"), number("allocated-clusters"));
+        assert!(
+            fragments <= 1 + clusters / 1000,
+            "{options:?}: {fragments} fragments in {clusters} clusters"
+        );
     }
 }
 

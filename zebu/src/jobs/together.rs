@@ -26,6 +26,11 @@ impl<'a, E> Together<'a, E> {
         self.operations.push(Box::pin(operation));
     }
 
+    /// Whether none is left to be driven.
+    pub(super) fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
     /// Starts them, in order: each goes as far as it gets without waiting.
     pub(super) async fn start(&mut self) {
         poll_fn(|context| {

@@ -49,11 +49,6 @@ impl Turns {
 }
 
 impl Ticket<'_> {
-    /// Whether there was none before it.
-    pub(super) fn is_first(&self) -> bool {
-        self.number == 0
-    }
-
     /// Waits until all tickets before this one were dropped.
     pub(super) fn turn(&self) -> impl Future<Output = ()> + '_ {
         Turn(self)

@@ -88,7 +88,7 @@ impl Job {
                     false => piece.range.end - at,
                 };
                 let (mut length, content) = match device.status(queue, offset, limit).await {
-                    Ok(status) => (status.length, self.content(&status)),
+                    Ok(status) => (status.length, self.content(at, &status)),
                     // The read will find out which sectors are to blame.
                     Err(_) if self.options.salvage => (limit, Content::Data),
                     Err(e) => return Err(piece.read_error(e)),
@@ -112,10 +112,12 @@ impl Job {
         Ok(fit(parts, chunk, unit, self.options.compress.is_some()))
     }
 
-    fn content(&self, status: &Status) -> Content {
-        let from_backing = self.options.above_backing && status.depth > 0;
+    fn content(&self, at: u64, status: &Status) -> Content {
+        let above_backing = self.options.above_backing;
+        let past_backing = self.options.zero_from.is_some_and(|from| at >= from);
         match status.zero {
-            _ if from_backing => Content::Backing,
+            _ if above_backing && status.depth > 0 => Content::Backing,
+            true if above_backing && past_backing => Content::Backing,
             // The whole image is to be allocated, with data.
             true if self.options.sparse == 0 && self.target.has_order() => Content::Data,
             true => Content::Zero,

@@ -11,7 +11,7 @@ mod pack;
 mod target;
 mod work;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -162,6 +162,7 @@ pub fn convert(
         options: options.clone(),
         cursor: Cursor::new(total),
         turns: Turns::default(),
+        has_written: AtomicBool::new(false),
         failure: Mutex::new(None),
         unreadable: Mutex::new(Vec::new()),
         start: Instant::now(),

@@ -1,5 +1,6 @@
 //! What a conversion writes to.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::ZERO_BLOCK;
@@ -72,6 +73,19 @@ impl Target {
         }
     }
 
+    /// Brings in what says where a range is, so that a write of it starts
+    /// without waiting for that.
+    pub(super) async fn look_up(&self, queue: &Queue, range: &Range<u64>) -> Result<()> {
+        let Target::Image(device) = self else {
+            return Ok(());
+        };
+        let mut at = range.start;
+        while at < range.end {
+            at += device.status(queue, at, range.end - at).await?.length;
+        }
+        Ok(())
+    }
+
     pub(super) async fn write(&self, queue: &Queue, offset: u64, iov: Iov) -> Result<()> {
         match self {
             Target::Raw(storage) => Ok(storage::write(&**storage, queue, offset, &iov).await?),
@@ -109,7 +123,7 @@ impl Target {
     pub(super) async fn write_packed(
         &self,
         queue: &Queue,
-        clusters: &[(u64, std::ops::Range<usize>)],
+        clusters: &[(u64, Range<usize>)],
         data: &[u8],
     ) -> Result<()> {
         match self {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::content::{Content, Part, Piece};
@@ -24,6 +24,8 @@ pub(super) struct Job {
     pub(super) chunk: u64,
     /// The order of the chunks.
     pub(super) turns: Turns,
+    /// Whether somebody had something to write when it was his turn.
+    pub(super) has_written: AtomicBool,
     /// The failure with the lowest offset so far.
     pub(super) failure: Mutex<Option<ConvertError>>,
     pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
@@ -91,11 +93,11 @@ impl Job {
             Some(compress) => {
                 let packed = self.pack(chunk, &parts, buffer, compress)?;
                 let operations = self.write_packed(queue, chunk, &packed, buffer);
-                self.in_turn(operations, ticket).await
+                self.in_turn(queue, chunk, operations, ticket).await
             }
             None => {
                 let operations = self.write(queue, chunk, &parts, buffer);
-                self.in_turn(operations, ticket).await
+                self.in_turn(queue, chunk, operations, ticket).await
             }
         }
     }
@@ -104,14 +106,20 @@ impl Job {
     /// it when others have theirs.
     async fn in_turn(
         &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
         mut operations: Operations<'_>,
         ticket: Ticket<'_>,
     ) -> Result<(), ConvertError> {
-        if self.target.has_order() && !self.options.any_order {
+        let has_order = self.target.has_order() && !self.options.any_order;
+        if has_order && !operations.is_empty() {
             ticket.turn().await;
-            if ticket.is_first() {
-                // It brings in what the others need to take their places
-                // without waiting for anything.
+            let offset = chunk.start;
+            let found = self.target.look_up(queue, chunk).await;
+            found.map_err(|source| ConvertError::Write { offset, source })?;
+            if !self.has_written.swap(true, Ordering::Relaxed) {
+                // The first brings in what the others need to take their
+                // places without waiting for anything.
                 return operations.finish().await;
             }
             operations.start().await;
@@ -199,12 +207,14 @@ impl Job {
                 false => operations.push(operation),
             }
         }
-        operations.push(async move {
-            for operation in one_by_one {
-                operation.await?;
-            }
-            Ok(())
-        });
+        if !one_by_one.is_empty() {
+            operations.push(async move {
+                for operation in one_by_one {
+                    operation.await?;
+                }
+                Ok(())
+            });
+        }
         operations
     }
 
