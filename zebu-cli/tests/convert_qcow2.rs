@@ -291,7 +291,6 @@ fn on_a_backing_file() {
             &["-S", "0"],
             &["-c"],
             &["-c", "-o", "cluster_size=256k"],
-            &["-o", "compat=0.10"],
             &["-o", "cluster_size=4k"],
             &["-o", "extended_l2=on"],
         ] {
@@ -299,10 +298,14 @@ fn on_a_backing_file() {
             all.extend(["-B", backing, "-F", format]);
             same(&lab, &all, source);
         }
-        // Larger clusters than the source's: their other parts are filled up
-        // from the backing file.
-        let options = ["-B", backing, "-F", format, "-o", "cluster_size=512k"];
-        same(&lab, &options, source);
+        // QEMU writes zeroes here that read as such anyway: what is in part of
+        // a cluster, and what version 2 cannot say.
+        for options in ["cluster_size=512k", "compat=0.10"] {
+            let options = ["-B", backing, "-F", format, "-o", options];
+            let args = [&["-O", "qcow2"], &options[..], &[source, "out"]].concat();
+            both(&lab, &args, "").0.ok("larger clusters");
+            whole(&lab, source, "larger clusters");
+        }
     }
     let named = "backing_file=base.raw,backing_fmt=raw";
     same(&lab, &["-o", named], "x.qcow2");
