@@ -11,18 +11,19 @@ use std::time::Duration;
 use zebu::block::{Device, OpenOptions, Source};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::storage::{
-    Alignment, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage, StorageExtent,
+    Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
+    StorageExtent,
 };
 
 /// Memory that wants aligned operations, as direct I/O does, and that takes its
 /// time to read, so that who reads a block to write it back meets the others.
 #[derive(Debug)]
-struct Blocks(Memory);
+struct Aligned(Memory, Blocks);
 
 const BLOCK: u64 = 4096;
 
 // SAFETY: all is passed on to `Memory`, which keeps no memory.
-unsafe impl Storage for Blocks {
+unsafe impl Storage for Aligned {
     unsafe fn start(
         &self,
         queue: &Queue,
@@ -68,6 +69,9 @@ unsafe impl Storage for Blocks {
     fn is_device(&self) -> bool {
         false
     }
+    fn blocks(&self) -> Option<&Blocks> {
+        Some(&self.1)
+    }
 }
 
 /// Bytes of which no sector is like another, or zero.
@@ -97,7 +101,7 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
         fs::write(&path, content).unwrap();
         open(&path)
     });
-    let target = Arc::new(Blocks(Memory::new(before)));
+    let target = Arc::new(Aligned(Memory::new(before), Blocks::default()));
     let mut last = 0;
     let raw = Target::Raw(target.clone());
     convert(sources.collect(), raw, options, |event| {

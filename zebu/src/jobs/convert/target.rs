@@ -60,19 +60,6 @@ impl Target {
         self.qcow2().is_some()
     }
 
-    /// Whether a write of this range must read and write back blocks at its
-    /// ends, which no other may touch meanwhile.
-    pub(super) fn shares_blocks(&self, offset: u64, length: u64) -> bool {
-        match self {
-            Target::Raw(storage) => {
-                let block = storage.alignment().offset as u64;
-                !offset.is_multiple_of(block) || !length.is_multiple_of(block)
-            }
-            // The device sees to it.
-            Target::Image(_) => false,
-        }
-    }
-
     /// Brings in what says where a range is, so that a write of it starts
     /// without waiting for that.
     pub(super) async fn look_up(&self, queue: &Queue, range: &Range<u64>) -> Result<()> {

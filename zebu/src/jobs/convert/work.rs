@@ -50,8 +50,8 @@ impl lanes::Job for Job {
 
     async fn lane(&self, queue: &Queue) {
         let mut buffer = Buffer::new(self.chunk as usize);
-        // No block of the target is in two chunks, so that a write which must
-        // read and write back the blocks at its ends meets no other lane there.
+        // No cluster of the target, and no block, is in two chunks: lanes do
+        // not meet.
         let end_of = |at: u64| ((at / self.chunk + 1) * self.chunk).min(self.cursor.total());
         while let Some((ticket, chunk)) = self.turns.take(|| self.cursor.take(end_of)) {
             match self.convert(queue, &chunk, &mut buffer, ticket).await {
@@ -193,27 +193,12 @@ impl Job {
         // meanwhile.
         let iov = unsafe { buffer.iov() };
         let mut operations = Together::new();
-        let mut one_by_one = Vec::new();
-        for run in runs {
-            let offset = run.range.start;
-            let length = run.range.end - offset;
-            let data = (!run.zero).then(|| {
-                let at = (offset - chunk.start) as usize;
-                iov.slice(at, length as usize)
+        for Run { range, zero } in runs {
+            let data = (!zero).then(|| {
+                let at = (range.start - chunk.start) as usize;
+                iov.slice(at, (range.end - range.start) as usize)
             });
-            let operation = self.write_run(queue, run.range, data);
-            match self.target.shares_blocks(offset, length) {
-                true => one_by_one.push(operation),
-                false => operations.push(operation),
-            }
-        }
-        if !one_by_one.is_empty() {
-            operations.push(async move {
-                for operation in one_by_one {
-                    operation.await?;
-                }
-                Ok(())
-            });
+            operations.push(self.write_run(queue, range, data));
         }
         operations
     }
