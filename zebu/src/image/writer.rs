@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Image;
 use super::epoch::{Epochs, Stay};
 use super::frees::Frees;
-use super::protect::Protected;
+use super::protect::{L2_TABLE, Protected};
 use super::refcounts::Refcounts;
 use super::table::Slice;
 use super::wait::{Gate, Ranges};
@@ -186,7 +186,7 @@ impl Image {
         for index in 0..self.l1.len() as u64 {
             let entry: L1Entry = self.l1.get(index);
             if entry.raw_offset().0 != 0 {
-                protected.add_table(entry.raw_offset().0, "active L2 table");
+                protected.add_table(entry.raw_offset().0, L2_TABLE);
             }
         }
         for offset in self.writer()?.refcounts.block_offsets() {
