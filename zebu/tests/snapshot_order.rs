@@ -178,9 +178,8 @@ fn check_stopped(queue: &Queue, bytes: &[u8], before: &Model, after: &Model) {
     let storage = Arc::new(Memory::new(bytes.to_vec()));
     let device = device(queue, storage.clone(), None);
     let found = names(&device);
-    let names_of = |model: &Model| -> Vec<String> {
-        model.snapshots.iter().map(|s| s.0.clone()).collect()
-    };
+    let names_of =
+        |model: &Model| -> Vec<String> { model.snapshots.iter().map(|s| s.0.clone()).collect() };
     let snapshots = [before, after]
         .into_iter()
         .find(|model| names_of(model) == found)
