@@ -57,7 +57,7 @@ fn messages_and_statuses() {
     for args in [
         &["a.qcow2"][..],
         &["-l", "a.qcow2"],
-        &["--list", "-q", "a.qcow2"],
+        &["-l", "-q", "a.qcow2"],
         &["-d", "none", "a.qcow2"],
         &["-a", "none", "a.qcow2"],
         &["-c", "s", "-l", "a.qcow2"],
@@ -245,6 +245,9 @@ impl Pair<'_> {
             // Refcounts that QEMU raised before one was too narrow stay raised,
             // so that it would fail again where it need not.
             fs::copy(self.lab.path("kept"), self.lab.path("theirs")).expect("copy");
+            if common::testing_qemu() {
+                fs::copy(self.lab.path("kept"), self.lab.path("ours")).expect("copy");
+            }
             if verb == "-c" {
                 self.names.pop();
             }

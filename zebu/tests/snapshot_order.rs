@@ -201,6 +201,9 @@ fn check_stopped(queue: &Queue, bytes: &[u8], before: &Model, after: &Model) {
     check_snapshots(queue, &bytes, &snapshots.snapshots);
 }
 
+/// Whether the event of this number has reached the disk.
+type Pick = Box<dyn Fn(usize, &mut Rng) -> bool>;
+
 /// Builds what the disk may hold at each instant of `events`, and checks it.
 fn check_all_stops(
     queue: &Queue,
@@ -214,7 +217,7 @@ fn check_all_stops(
     for part in events.split_inclusive(|event| matches!(event, Event::Flush)) {
         // Nothing, all, a part in order, any part.
         let cut = rng.below(part.len() as u64 + 1) as usize;
-        let picks: [Box<dyn Fn(usize, &mut Rng) -> bool>; 5] = [
+        let picks: [Pick; 5] = [
             Box::new(|_, _| false),
             Box::new(|_, _| true),
             Box::new(move |nth, _| nth < cut),
