@@ -12,7 +12,7 @@ pub struct Options {
     #[arg(value_name = "EXPERIMENT")]
     pub experiments: Vec<String>,
 
-    /// Smaller images, fewer and shorter runs: all within about ten minutes
+    /// Smaller images, fewer and shorter runs: all within about a quarter of an hour
     #[arg(long)]
     pub quick: bool,
 

@@ -1,12 +1,14 @@
-//! `check`: find errors and leaks in an image.
+//! `check`: find errors and leaks in an image, and repair them.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
-use zebu::block::LayerImage;
-use zebu::jobs::{self, CheckReport};
+use zebu::block::{LayerImage, OpenOptions};
+use zebu::image::Image;
+use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
+use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
@@ -45,34 +47,32 @@ const NO_CHECKS: u8 = 63;
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
-    match arguments.repair.as_deref() {
-        None => {}
-        Some("leaks" | "all") => {
-            return Err(Failure::new("--repair (-r) is not part of this version"));
-        }
-        Some(other) => {
-            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{other}'");
-            return Err(Failure::new(text).with_hint());
-        }
-    }
+    let mode = repair_mode(arguments.repair.as_deref())?;
     let name = one_name(&arguments.names)?;
     arguments.source.validate()?;
     let cache = source_cache(arguments.cache.as_deref())?;
 
     let queue = open::queue()?;
-    let device = open::device(&queue, name, &arguments.source, cache)?;
+    let options = OpenOptions {
+        write: mode.is_some(),
+        check: true,
+        ..open::options(name, &arguments.source, cache)?
+    };
+    let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let LayerImage::Qcow2(image) = &device.top().image else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
-    let mut stderr = std::io::BufWriter::new(std::io::stderr());
-    let result = jobs::check(&queue, image, &mut |message| {
-        // Nobody is left to tell that stderr is closed.
-        let _ = writeln!(stderr, "{message}");
-    });
-    let _ = stderr.flush();
-    drop(stderr);
-    let report = result.map_err(|e| Failure::new(format!("Check failed: {e}")))?;
+    let mut report = check(invocation, &queue, image, mode)?;
+    let (corruptions_fixed, leaks_fixed) = (report.corruptions_fixed, report.leaks_fixed);
+    if corruptions_fixed != 0 || leaks_fixed != 0 {
+        if format == OutputFormat::Human && !arguments.quiet {
+            output::print(&repaired_text(&report))?;
+        }
+        report = check(invocation, &queue, image, None)?;
+        report.corruptions_fixed = corruptions_fixed;
+        report.leaks_fixed = leaks_fixed;
+    }
     match format {
         OutputFormat::Json => {
             let report = to_json(&report, name, device.top().format().name());
@@ -84,6 +84,50 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         }
     }
     exit_status(&report)
+}
+
+/// The value of `-r`.
+fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
+    match value {
+        None => Ok(None),
+        Some("leaks") => Ok(Some(RepairMode::Leaks)),
+        Some("all") => Ok(Some(RepairMode::All)),
+        Some(other) => {
+            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{other}'");
+            Err(Failure::new(text).with_hint())
+        }
+    }
+}
+
+/// Checks the image, or repairs it, and tells on standard error what is found.
+fn check(
+    invocation: &Invocation,
+    queue: &Queue,
+    image: &Image,
+    mode: Option<RepairMode>,
+) -> Result<CheckReport, Failure> {
+    let mut stderr = std::io::BufWriter::new(std::io::stderr());
+    let mut say = |message: CheckMessage| {
+        // Nobody is left to tell that stderr is closed.
+        let _ = match message.names_program() {
+            true => writeln!(stderr, "{}: {message}", invocation.name),
+            false => writeln!(stderr, "{message}"),
+        };
+    };
+    let result = match mode {
+        None => jobs::check(queue, image, &mut say),
+        Some(mode) => jobs::repair(queue, image.file().clone(), mode, &mut say),
+    };
+    let _ = stderr.flush();
+    result.map_err(|e| Failure::new(format!("Check failed: {e}")))
+}
+
+fn repaired_text(report: &CheckReport) -> String {
+    format!(
+        "The following inconsistencies were found and repaired:\n\n    {} leaked clusters\n    {} \
+         corruptions\n\nDouble checking the fixed image now...\n",
+        report.leaks_fixed, report.corruptions_fixed
+    )
 }
 
 fn exit_status(report: &CheckReport) -> Outcome {
@@ -152,8 +196,10 @@ fn to_json(report: &CheckReport, name: &str, format: &str) -> Value {
     count("compressed-clusters", report.compressed_clusters);
     count("total-clusters", report.total_clusters);
     count("corruptions", report.corruptions);
+    count("corruptions-fixed", report.corruptions_fixed);
     count("check-errors", report.check_errors);
     count("leaks", report.leaks);
+    count("leaks-fixed", report.leaks_fixed);
     count("allocated-clusters", report.allocated_clusters);
     map.insert("filename".into(), json!(name));
     map.insert("format".into(), json!(format));

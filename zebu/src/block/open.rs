@@ -45,6 +45,9 @@ pub struct OpenOptions {
     /// Only look at the metadata: no data file and no backing file is opened,
     /// an encrypted image opens, and the device refuses to read.
     pub inspect: bool,
+    /// Open the top image to check or repair it: what a check finds there is
+    /// no error, and its tables are not read.
+    pub check: bool,
     /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
     pub l2_cache_size: Option<u64>,
     /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
@@ -214,15 +217,24 @@ impl Opening<'_> {
         file: Arc<dyn Storage>,
         role: Role,
     ) -> Result<Image> {
-        let image = OpenImage::new(self.queue, file).await?;
+        let for_check = self.options.check && role == Role::Top;
+        let image = match for_check {
+            false => OpenImage::new(self.queue, file).await?,
+            true => OpenImage::for_check(self.queue, file).await?,
+        };
         let header = image.header();
-        if header.is_corrupt() && self.options.write && role == Role::Top {
+        if header.is_corrupt() && self.options.write && role == Role::Top && !for_check {
             return Err(Error::Refused(
                 "qcow2: Image is corrupt; cannot be opened read/write".into(),
             ));
         }
-        if header.is_dirty() && self.options.write && role == Role::Top {
+        if header.is_dirty() && self.options.write && role == Role::Top && !for_check {
             return Err(Error::Dirty);
+        }
+        if self.options.snapshot.is_some() && self.options.write && role == Role::Top {
+            return Err(Error::Refused(
+                "Internal snapshots can only be opened read-only".into(),
+            ));
         }
         let data = match self.data_file(spec, header)? {
             None => None,
@@ -256,7 +268,7 @@ impl Opening<'_> {
         }
         let given = given.clone();
         let mut image = image.finish(self.queue, data, caches).await?;
-        if self.writes(role) && !self.options.inspect {
+        if self.writes(role) && !self.options.inspect && !for_check {
             let discards = self.options.discard.or(spec.options.common.discard) == Some(true);
             let how = WriteOptions {
                 punch_request: discards && given.pass_discard_request.unwrap_or(true),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::device::{Device, LayerImage};
 use crate::codec;
 use crate::format::CompressedCluster;
-use crate::image::{Image, Mapping};
+use crate::image::{Image, Mapping, Stay};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
 use crate::{Error, Result};
 
@@ -68,14 +68,21 @@ impl Device {
     /// After an error the memory's content is unspecified.
     pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         self.check_range(offset, iov.len() as u64)?;
-        let _stay = match &self.top().image {
-            LayerImage::Qcow2(image) => image.enter(),
-            LayerImage::Raw(_) => None,
-        };
+        let _stay = self.enter();
         self.read_mapped(queue, offset, iov).await
     }
 
+    /// A request begins: until the answer is dropped, no cluster that it may
+    /// find mapped is used for something else.
+    pub(super) fn enter(&self) -> Option<Stay<'_>> {
+        match &self.top().image {
+            LayerImage::Qcow2(image) => image.enter(),
+            LayerImage::Raw(_) => None,
+        }
+    }
+
     /// As [`Device::read`], also past the end of the disk, where VM state is.
+    /// The caller has entered.
     pub(super) async fn read_mapped(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let length = iov.len() as u64;
         if length == 0 {

@@ -23,6 +23,7 @@ impl Device {
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
+        let _stay = self.enter();
         let result = self.read_mapped(queue, offset, &iov).await;
         (buffer, result)
     }

@@ -35,6 +35,7 @@ use crate::storage::Storage;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
+pub(crate) use epoch::Stay;
 pub(crate) use target::{Fill, Step, Target};
 pub use writer::WriteOptions;
 

@@ -33,17 +33,33 @@ pub struct OpenImage {
     file_len: u64,
     header: Header,
     geometry: Geometry,
+    /// Whether the tables are left to a check.
+    for_check: bool,
 }
 
 impl OpenImage {
     /// Reads and checks the header.
     pub async fn new(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
+        Self::open(queue, file, false).await
+    }
+
+    /// The same for a check: an image opens whose refcount table is missing
+    /// or whose tables lie after the end of the file, and the tables are not
+    /// read. The [`Image`] knows neither guest data nor snapshots.
+    pub async fn for_check(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
+        Self::open(queue, file, true).await
+    }
+
+    async fn open(queue: &Queue, file: Arc<dyn Storage>, for_check: bool) -> Result<Self> {
         let file_len = file.len()?;
         let start = storage::read_vec(&*file, queue, 0, file_len.min(512) as usize).await?;
         let cluster_size = Header::decode_fixed(&start)?.cluster_size();
         let length = file_len.min(cluster_size) as usize;
         let first_cluster = storage::read_vec(&*file, queue, 0, length).await?;
-        let header = Header::decode(&first_cluster)?;
+        let header = match for_check {
+            false => Header::decode(&first_cluster)?,
+            true => Header::decode_for_check(&first_cluster)?,
+        };
         let geometry = Geometry::new(&header)?;
         // QEMU counts in sectors and never sees the odd bytes at the end.
         let geometry = geometry.with_virtual_size(header.size & !511);
@@ -60,12 +76,18 @@ impl OpenImage {
             file_len,
             header,
             geometry,
+            for_check,
         })
     }
 
     /// The header.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// What the header's numbers mean.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// Refuses an image whose data cannot be read without decrypting them.
@@ -88,6 +110,33 @@ impl OpenImage {
         data: Option<Arc<dyn Storage>>,
         caches: CacheOptions,
     ) -> Result<Image> {
+        let (l1, snapshots) = match self.for_check {
+            false => self.read_tables(queue).await?,
+            true => (L1Table::with_capacity(0), Vec::new()),
+        };
+        let cluster_size = self.header.cluster_size();
+        let (slice_entries, slices) = slice_cache(&self.geometry, caches)?;
+        let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
+        let cluster_bits = self.geometry.cluster_bits();
+        Ok(Image {
+            data: data.unwrap_or_else(|| self.file.clone()),
+            file: self.file,
+            file_len: self.file_len.into(),
+            snapshots,
+            l1,
+            slice_entries,
+            slice_bits: slice_entries.trailing_zeros() + cluster_bits,
+            slices,
+            inflated: Cache::new(inflated),
+            preallocated: Default::default(),
+            header: self.header,
+            geometry: self.geometry,
+            writer: None,
+        })
+    }
+
+    /// Reads the tables that are kept in memory.
+    async fn read_tables(&self, queue: &Queue) -> Result<(L1Table, Vec<Snapshot>)> {
         let header = &self.header;
         let cluster_size = header.cluster_size();
         let l1_entries = u64::from(header.l1_size);
@@ -109,25 +158,7 @@ impl OpenImage {
             self.file_len,
         )?;
         let l1 = read_l1(&*self.file, queue, header.l1_offset, l1_entries).await?;
-        let snapshots = self.read_snapshots(queue).await?;
-        let (slice_entries, slices) = slice_cache(&self.geometry, caches)?;
-        let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
-        let cluster_bits = self.geometry.cluster_bits();
-        Ok(Image {
-            data: data.unwrap_or_else(|| self.file.clone()),
-            file: self.file,
-            file_len: self.file_len.into(),
-            snapshots,
-            l1,
-            slice_entries,
-            slice_bits: slice_entries.trailing_zeros() + cluster_bits,
-            slices,
-            inflated: Cache::new(inflated),
-            preallocated: Default::default(),
-            header: self.header,
-            geometry: self.geometry,
-            writer: None,
-        })
+        Ok((l1, self.read_snapshots(queue).await?))
     }
 
     /// Reads the snapshot table, whose length is known only by reading it.

@@ -374,26 +374,21 @@ impl Job {
         // SAFETY: `buffer` is borrowed until the writes, awaited here, have
         // ended.
         let iov = unsafe { buffer.iov() };
-        let mut writes = Vec::with_capacity(runs.len());
+        let failed = |(offset, e): (u64, std::io::Error)| ConvertError::Write {
+            offset,
+            source: e.into(),
+        };
+        let mut writes = storage::Writings::new(&*self.target, queue, runs.len());
         for (at, length, zero) in runs {
             let offset = segment.target + at as u64;
             if !zero {
                 let iov = iov.slice(at, length);
-                writes.push((
-                    offset,
-                    storage::begin_write(&*self.target, queue, offset, iov),
-                ));
+                writes.write(offset, iov).await.map_err(failed)?;
             } else if !self.skips_zeroes() {
                 self.write_zeroes(queue, offset, length as u64).await?;
             }
         }
-        for (offset, write) in writes {
-            write.finish().await.map_err(|e| ConvertError::Write {
-                offset,
-                source: e.into(),
-            })?;
-        }
-        Ok(())
+        writes.finish().await.map_err(failed)
     }
 
     async fn write_zeroes(

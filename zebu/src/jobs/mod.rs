@@ -1,4 +1,4 @@
-//! What is done with whole images: convert, compare, check, create, measure.
+//! What is done with whole images: convert, compare, check and repair, create, measure.
 
 mod bitmaps;
 mod check;
@@ -10,7 +10,7 @@ mod measure;
 mod zero;
 
 pub use bitmaps::bitmaps;
-pub use check::{CheckMessage, CheckReport, check};
+pub use check::{CheckMessage, CheckReport, RepairMode, check, repair, repair_file};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{ConvertError, ConvertEvent, ConvertOptions, convert};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};

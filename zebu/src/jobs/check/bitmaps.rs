@@ -7,12 +7,13 @@ use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, MAX_BITMAP_DIR
 impl Check<'_> {
     /// Counts the references of the bitmaps: directory, tables and data.
     pub(super) async fn count_bitmaps(&mut self) -> Result<()> {
-        let header = self.metadata.header;
+        let header = &self.metadata.header;
         let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
             return Ok(());
         };
         if bitmaps.directory_size > MAX_BITMAP_DIRECTORY_BYTES {
             self.report.corruptions += 1;
+            self.incomplete = true;
             return Ok(());
         }
         self.count(bitmaps.directory_offset, bitmaps.directory_size, 1);
@@ -22,6 +23,7 @@ impl Check<'_> {
             .await?;
         let Ok(list) = BitmapEntry::decode_directory(&bytes, bitmaps.count) else {
             self.report.corruptions += 1;
+            self.incomplete = true;
             return Ok(());
         };
         let reader = self.reader.clone();
@@ -35,6 +37,7 @@ impl Check<'_> {
             if bitmap.check(&self.metadata.geometry).is_err() {
                 let name = String::from_utf8_lossy(&bitmap.name).into_owned();
                 self.corrupt(CheckMessage::Bitmap { name }, 1);
+                self.incomplete = true;
             }
             // Tables that overlap may be many and each as long as the file.
             counted = counted.saturating_add(inside(bitmap));
@@ -70,6 +73,7 @@ impl Check<'_> {
                     Err(_) => {
                         let name = String::from_utf8_lossy(&bitmap.name).into_owned();
                         self.corrupt(CheckMessage::BitmapTableEntry { name, entry }, 1);
+                        self.incomplete = true;
                     }
                 }
             }

@@ -26,6 +26,15 @@ impl Cells {
         }
     }
 
+    /// Makes it at least `len` numbers long.
+    pub(super) fn grow(&mut self, len: u64) {
+        if len > self.len {
+            let chunks = Cells::new(len, self.order).chunks.len();
+            self.chunks.resize_with(chunks, || None);
+            self.len = len;
+        }
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> u64 {
         self.len

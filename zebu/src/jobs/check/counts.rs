@@ -15,6 +15,10 @@ pub(super) struct Counts {
     max: u64,
     file_len: u64,
     cluster_size: u64,
+    /// Clusters that are not for the taking, though nothing refers to them or
+    /// they are after the end of the file: first and end of each run, in
+    /// order, apart from one another.
+    avoid: Vec<(u64, u64)>,
 }
 
 impl Counts {
@@ -27,6 +31,7 @@ impl Counts {
             max: geometry.refcount_max(),
             file_len,
             cluster_size: geometry.cluster_size(),
+            avoid: Vec::new(),
         }
     }
 
@@ -106,6 +111,68 @@ impl Counts {
     }
 }
 
+/// Finding room, for what a repair writes anew.
+impl Counts {
+    /// Clusters that are looked at: those of the file and one more, or as many
+    /// as were taken.
+    pub(super) fn end(&self) -> u64 {
+        self.cells.len()
+    }
+
+    /// Keeps runs of clusters from being found free.
+    pub(super) fn avoid(&mut self, mut runs: Vec<(u64, u64)>) {
+        runs.append(&mut self.avoid);
+        runs.sort_unstable();
+        for (first, end) in runs {
+            match self.avoid.last_mut() {
+                Some(last) if first <= last.1 => last.1 = last.1.max(end),
+                _ => self.avoid.push((first, end)),
+            }
+        }
+    }
+
+    /// The first of `clusters` clusters in a row, at `from` or later, that
+    /// nothing refers to: in the file or after its end.
+    pub(super) fn find_free(&self, from: u64, clusters: u64) -> u64 {
+        let mut from = from;
+        loop {
+            let first = self.find_unused(from, clusters);
+            let next = self.avoid.partition_point(|run| run.1 <= first);
+            match self.avoid.get(next) {
+                Some((start, end)) if *start < first + clusters => from = *end,
+                _ => return first,
+            }
+        }
+    }
+
+    fn find_unused(&self, from: u64, clusters: u64) -> u64 {
+        let mut first = from;
+        let mut at = from;
+        while at < self.end() && at - first < clusters {
+            if self.get(at) != 0 {
+                first = at + 1;
+            }
+            at += 1;
+        }
+        first
+    }
+
+    /// Counts one reference to each of some free clusters.
+    pub(super) fn take(&mut self, first: u64, clusters: u64) {
+        self.cells.grow(first + clusters);
+        for cluster in first..first + clusters {
+            self.cells.set(cluster, 1);
+        }
+    }
+
+    /// Takes it back.
+    pub(super) fn give_back(&mut self, first: u64, clusters: u64) {
+        for cluster in first..first + clusters {
+            self.cells.set(cluster, 0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +217,30 @@ mod tests {
         assert_eq!(counts.get(1), 1);
         assert_eq!(counts.get(0), 0);
         assert_eq!(counts.add(0, 3), 2);
+    }
+
+    #[test]
+    fn free_clusters_are_in_holes_or_after_the_end() {
+        let mut counts = counts(4);
+        for cluster in [0, 1, 3, 6] {
+            counts.add(cluster, 1);
+        }
+        assert_eq!(counts.find_free(0, 1), 2);
+        assert_eq!(counts.find_free(0, 2), 4);
+        assert_eq!(counts.find_free(3, 1), 4);
+        assert_eq!(counts.find_free(0, 100), 7);
+        assert_eq!(counts.find_free(500, 1), 500);
+        counts.take(7, 100);
+        assert_eq!((counts.end(), counts.get(106)), (107, 1));
+        assert_eq!(counts.find_free(5, 2), 107);
+        counts.give_back(7, 100);
+        assert_eq!(counts.get(106), 0);
+        counts.avoid(vec![(20, 30), (4, 5)]);
+        counts.avoid(vec![(25, 40), (60, 61)]);
+        assert_eq!(counts.find_free(4, 1), 5);
+        assert_eq!(counts.find_free(7, 13), 7);
+        assert_eq!(counts.find_free(7, 14), 40);
+        assert_eq!(counts.find_free(7, 21), 61);
     }
 
     #[test]

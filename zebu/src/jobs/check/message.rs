@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::format::MAX_SNAPSHOT_EXTRA;
+
 /// One thing that a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -87,6 +89,42 @@ pub enum CheckMessage {
     },
     /// The same for an L2 entry.
     CopiedData { entry: u64, refcount: u64 },
+    /// A snapshot that lacks what version 3 demands.
+    SnapshotIncomplete { index: usize },
+    /// A snapshot table that cannot be where the header says.
+    SnapshotTableOffset,
+    /// This many snapshots more than there may be.
+    SnapshotTableTooLarge { more: u32 },
+    /// A snapshot with more extra data than there may be.
+    SnapshotExtraTooLarge { index: u32 },
+    /// A repair leaves out the snapshots after the last that there may be.
+    SnapshotsDiscarded { count: u32 },
+    /// The same where the table has more bytes than it may have.
+    SnapshotsTooBigDiscarded { count: u32 },
+    /// A repair cuts extra data of this many bytes.
+    SnapshotExtraDiscarded { index: u32, extra: u32 },
+    /// The refcounts can only be repaired by making all anew, which repairing
+    /// leaks does not do.
+    NeedRebuild,
+    /// All refcounts are being made anew.
+    Rebuilding,
+    /// They do not agree with the references after that.
+    StillBroken,
+    /// What is wrong is being repaired.
+    Repairing(Box<CheckMessage>),
+}
+
+impl CheckMessage {
+    /// Whether QEMU says the program's name before it.
+    pub fn names_program(&self) -> bool {
+        use CheckMessage as M;
+        matches!(
+            self,
+            M::SnapshotTableOffset
+                | M::SnapshotTableTooLarge { .. }
+                | M::SnapshotExtraTooLarge { .. }
+        )
+    }
 }
 
 impl fmt::Display for CheckMessage {
@@ -237,6 +275,43 @@ impl fmt::Display for CheckMessage {
                 f,
                 "ERROR OFLAG_COPIED data cluster: l2_entry={entry:x} refcount={refcount}"
             ),
+            M::SnapshotIncomplete { index } => {
+                write!(f, "ERROR snapshot table entry {index} is incomplete")
+            }
+            M::SnapshotTableOffset => write!(f, "ERROR snapshot table offset invalid"),
+            M::SnapshotTableTooLarge { more } => write!(
+                f,
+                "ERROR snapshot table too large\nYou can force-remove all {more} overhanging \
+                 snapshots with qemu-img check -r all"
+            ),
+            M::SnapshotExtraTooLarge { index } => write!(
+                f,
+                "ERROR failed to read the snapshot table: Too much extra metadata in snapshot \
+                 table entry {index}\nYou can force-remove this extra metadata with qemu-img \
+                 check -r all"
+            ),
+            M::SnapshotsDiscarded { count } => {
+                write!(f, "Discarding {count} overhanging snapshots")
+            }
+            M::SnapshotsTooBigDiscarded { count } => write!(
+                f,
+                "Discarding {count} overhanging snapshots (snapshot table is too big)"
+            ),
+            M::SnapshotExtraDiscarded { index, extra } => write!(
+                f,
+                "Discarding too much extra metadata in snapshot table entry {index} ({extra} > \
+                 {MAX_SNAPSHOT_EXTRA})"
+            ),
+            M::NeedRebuild => write!(f, "ERROR need to rebuild refcount structures"),
+            M::Rebuilding => write!(f, "Rebuilding refcount structure"),
+            M::StillBroken => write!(f, "ERROR rebuilt refcount structure is still broken"),
+            M::Repairing(what) => {
+                let text = what.to_string();
+                let what = ["ERROR ", "Leaked "]
+                    .iter()
+                    .find_map(|prefix| text.strip_prefix(prefix));
+                write!(f, "Repairing {}", what.unwrap_or(&text))
+            }
         }
     }
 }

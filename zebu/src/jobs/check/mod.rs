@@ -1,5 +1,6 @@
 //! Check of a qcow2 image: count every reference to every cluster of the
-//! file, and compare with the refcounts that the image stores.
+//! file, and compare with the refcounts that the image stores. And repair:
+//! the same, and then the image is made to say what was counted.
 //!
 //! The work and the memory are bounded by the length of the file, whatever
 //! the numbers in it say. Every L2 table is read once, however many snapshots
@@ -11,7 +12,10 @@
 //! - `tables`: from the L1 tables to the guest's clusters;
 //! - `bitmaps`: the stored bitmaps;
 //! - `refcounts`: what the image stores, and the comparison;
-//! - `message`: what is found, in QEMU's words.
+//! - `snapshots`: the snapshot table, even if opening would refuse it;
+//! - `message`: what is found, in QEMU's words;
+//! - `repair`: what is written, and in which order;
+//! - `writer`: how.
 
 mod bitmaps;
 mod cells;
@@ -19,22 +23,29 @@ mod counts;
 mod message;
 mod read;
 mod refcounts;
+mod repair;
+mod snapshots;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::sync::Arc;
 
 use crate::format::{Geometry, Header, MAX_L1_BYTES, Snapshot};
-use crate::image::Image;
+use crate::image::{Image, OpenImage};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 use counts::Counts;
 pub use message::CheckMessage;
 use read::Reader;
-use refcounts::StoredRefcounts;
+use refcounts::{Fix, StoredRefcounts};
+use repair::Writable;
+pub use repair::{RepairMode, repair, repair_file};
+use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
+use writer::Writer;
 
 /// What a check found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +57,10 @@ pub struct CheckReport {
     pub leaks: u64,
     /// What could not be checked.
     pub check_errors: u64,
+    /// Errors that were repaired; these are not in `corruptions`.
+    pub corruptions_fixed: u64,
+    /// Leaks that were repaired; these are not in `leaks`.
+    pub leaks_fixed: u64,
     /// Where the last cluster in use ends, in bytes.
     pub image_end_offset: u64,
     /// Clusters of the virtual disk.
@@ -61,61 +76,65 @@ pub struct CheckReport {
 /// Checks an image, and changes nothing. Blocks.
 ///
 /// `report` is called for everything found, in the order of QEMU's check. An
-/// error means that the check could not be done.
+/// error means that the check could not be done. The header is read anew: it
+/// may have been repaired since the image was opened.
 pub fn check(
     queue: &Queue,
     image: &Image,
     report: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
-    let metadata = Metadata {
-        file: image.file().clone(),
-        header: image.header(),
-        geometry: *image.geometry(),
-        snapshots: image.snapshots(),
-    };
-    check_metadata(queue, &metadata, report)
+    queue.block_on(async {
+        let metadata = Metadata::load(queue, image.file(), None, report).await?;
+        check_metadata(queue, &metadata, report).await
+    })
 }
 
 /// What of an image a check looks at.
-struct Metadata<'a> {
+struct Metadata {
     file: Arc<dyn Storage>,
-    header: &'a Header,
+    header: Header,
     geometry: Geometry,
-    snapshots: &'a [Snapshot],
+    snapshots: SnapshotTable,
 }
 
-fn check_metadata(
+impl Metadata {
+    /// Reads header and snapshot table, the latter for a repair if `mode` is
+    /// given.
+    async fn load(
+        queue: &Queue,
+        file: &Arc<dyn Storage>,
+        mode: Option<RepairMode>,
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<Self> {
+        let image = OpenImage::for_check(queue, file.clone()).await?;
+        let header = image.header().clone();
+        let snapshots = SnapshotTable::load(queue, &**file, &header, mode, say).await?;
+        Ok(Metadata {
+            file: file.clone(),
+            geometry: *image.geometry(),
+            header,
+            snapshots,
+        })
+    }
+}
+
+async fn check_metadata(
     queue: &Queue,
-    metadata: &Metadata<'_>,
+    metadata: &Metadata,
     report: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
-    let file_len = metadata.file.len()?;
-    let geometry = &metadata.geometry;
-    if geometry.clusters_for(file_len) > i32::MAX as u64 {
-        return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
-    }
-    let check = Check {
-        reader: Reader::new(queue, &metadata.file, file_len),
-        metadata,
-        file_len,
-        counts: Counts::new(geometry, file_len),
-        report: CheckReport {
-            total_clusters: geometry.guest_clusters(),
-            ..CheckReport::default()
-        },
-        say: report,
-        suspicious: false,
-        counted_l1: 0,
-        skipped_snapshots: false,
-        skipped_unaligned: false,
-    };
-    queue.block_on(check.run())
+    let mut check = Check::new(queue, metadata, report)?;
+    let stored = check.count_all().await?;
+    check.compare(&stored, Fix::NOTHING).await?;
+    check.check_copied(&stored, false).await?;
+    check.report.corruptions += metadata.snapshots.errors;
+    Ok(check.report)
 }
 
 /// A check under way.
 struct Check<'a> {
     reader: Reader,
-    metadata: &'a Metadata<'a>,
+    metadata: &'a Metadata,
     file_len: u64,
     counts: Counts,
     report: CheckReport,
@@ -128,32 +147,75 @@ struct Check<'a> {
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.
     skipped_unaligned: bool,
+    /// Whether there may be references that were not counted: nothing may be
+    /// freed then.
+    incomplete: bool,
+    /// Whether the refcounts can only be repaired by making all anew.
+    rebuild: bool,
+    /// What a repair may change while it looks at the tables.
+    writable: Option<Writable>,
+}
+
+impl<'a> Check<'a> {
+    fn new(
+        queue: &Queue,
+        metadata: &'a Metadata,
+        say: &'a mut dyn FnMut(CheckMessage),
+    ) -> Result<Self> {
+        let file_len = metadata.file.len()?;
+        let geometry = &metadata.geometry;
+        if geometry.clusters_for(file_len) > i32::MAX as u64 {
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+        }
+        Ok(Check {
+            reader: Reader::new(queue, &metadata.file, file_len),
+            metadata,
+            file_len,
+            counts: Counts::new(geometry, file_len),
+            report: CheckReport {
+                total_clusters: geometry.guest_clusters(),
+                ..CheckReport::default()
+            },
+            say,
+            suspicious: false,
+            counted_l1: 0,
+            skipped_snapshots: false,
+            skipped_unaligned: false,
+            incomplete: false,
+            rebuild: false,
+            writable: None,
+        })
+    }
 }
 
 impl Check<'_> {
-    async fn run(mut self) -> Result<CheckReport> {
-        let header = self.metadata.header;
+    /// Counts all references; the answer is what the image stores.
+    async fn count_all(&mut self) -> Result<StoredRefcounts> {
         let stored = StoredRefcounts::load(&self.reader, self.metadata).await?;
+        self.count_references(&stored).await?;
+        Ok(stored)
+    }
 
+    async fn count_references(&mut self, stored: &StoredRefcounts) -> Result<()> {
         self.count(0, self.metadata.geometry.cluster_size(), 1);
-        let active = L1Table {
-            offset: header.l1_offset,
-            entries: u64::from(header.l1_size),
-            active: true,
-        };
+        let active = self.active_table();
         let others = self.snapshot_tables();
         let mut visits = Visits::plan(&self.reader, self.metadata, &active, &others).await?;
-        self.count_l1(&active, &mut visits, &stored).await?;
-        self.count_snapshots(&others, &mut visits, &stored).await?;
+        self.count_l1(&active, &mut visits, stored).await?;
+        self.count_snapshots(&others, &mut visits, stored).await?;
         self.count_header_tables();
         self.count_bitmaps().await?;
-        self.count_refcount_blocks(&stored);
+        self.count_refcount_blocks(stored);
+        Ok(())
+    }
 
-        self.compare(&stored).await?;
-        if self.suspicious {
-            self.check_copied(&active, &stored).await?;
+    /// The L1 table of the disk.
+    fn active_table(&self) -> L1Table {
+        L1Table {
+            offset: self.metadata.header.l1_offset,
+            entries: u64::from(self.metadata.header.l1_size),
+            active: true,
         }
-        Ok(self.report)
     }
 
     /// The L1 tables of the snapshots, in order; `Err` for one that cannot be.
@@ -180,7 +242,8 @@ impl Check<'_> {
                 active: false,
             })
         };
-        self.metadata.snapshots.iter().map(entry).collect()
+        let snapshots = &self.metadata.snapshots.snapshots;
+        snapshots.iter().map(entry).collect()
     }
 
     async fn count_snapshots(
@@ -200,14 +263,9 @@ impl Check<'_> {
 
     /// Counts what the header points to, besides the L1 tables.
     fn count_header_tables(&mut self) {
-        let header = self.metadata.header;
-        let snapshots: usize = self
-            .metadata
-            .snapshots
-            .iter()
-            .map(Snapshot::encoded_len)
-            .sum();
-        self.count(header.snapshots_offset, snapshots as u64, 1);
+        let header = &self.metadata.header;
+        let snapshots = self.metadata.snapshots.bytes;
+        self.count(header.snapshots_offset, snapshots, 1);
         let refcount_table =
             u64::from(header.refcount_table_clusters) << self.metadata.geometry.cluster_bits();
         self.count(header.refcount_table_offset, refcount_table, 1);
@@ -223,6 +281,9 @@ impl Check<'_> {
         }
         if self.counts.is_outside(offset, length) {
             self.corrupt(CheckMessage::OutsideFile { offset, length }, times);
+            if let Some(writable) = &mut self.writable {
+                writable.add_outside(offset, length);
+            }
             return;
         }
         let bits = self.metadata.geometry.cluster_bits();
@@ -245,5 +306,6 @@ impl Check<'_> {
     fn unchecked(&mut self, message: CheckMessage) {
         (self.say)(message);
         self.report.check_errors += 1;
+        self.incomplete = true;
     }
 }

@@ -20,6 +20,30 @@ pub(super) struct StoredRefcounts {
     ones: Cells,
 }
 
+/// Which differences are repaired as they are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fix {
+    /// Refcounts above the references.
+    pub(super) leaks: bool,
+    /// Refcounts below them.
+    pub(super) errors: bool,
+}
+
+impl Fix {
+    pub(super) const NOTHING: Fix = Fix {
+        leaks: false,
+        errors: false,
+    };
+    pub(super) const LEAKS: Fix = Fix {
+        leaks: true,
+        errors: false,
+    };
+    pub(super) const ALL: Fix = Fix {
+        leaks: true,
+        errors: true,
+    };
+}
+
 /// Where a refcount block is, according to the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Block {
@@ -33,9 +57,9 @@ enum Block {
 impl StoredRefcounts {
     /// Reads table and blocks, and keeps what the tables' copied flags are
     /// compared with.
-    pub(super) async fn load(reader: &Reader, metadata: &Metadata<'_>) -> Result<Self> {
+    pub(super) async fn load(reader: &Reader, metadata: &Metadata) -> Result<Self> {
         let geometry = metadata.geometry;
-        let header = metadata.header;
+        let header = &metadata.header;
         let bytes = u64::from(header.refcount_table_clusters) << geometry.cluster_bits();
         let bytes = bytes.min(MAX_REFCOUNT_TABLE_BYTES);
         let mut table = Vec::new();
@@ -86,6 +110,23 @@ impl StoredRefcounts {
             });
         }
         Ok(())
+    }
+
+    /// Where the refcount blocks are, as far as they can be there.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
+        let places = (0..self.table.len() as u64).map(|index| self.block(index));
+        places.filter_map(|block| match block {
+            Block::At(offset) => Some(offset),
+            _ => None,
+        })
+    }
+
+    /// The refcount block for a cluster, if it has one.
+    pub(super) fn block_of(&self, cluster: u64) -> Option<u64> {
+        match self.block(cluster >> self.geometry.refcount_block_bits()) {
+            Block::At(offset) => Some(offset),
+            _ => None,
+        }
     }
 
     fn block(&self, index: u64) -> Block {
@@ -188,23 +229,32 @@ impl Check<'_> {
             let cluster = offset >> geometry.cluster_bits();
             if entry & !BLOCK_MASK != 0 {
                 self.corrupt(CheckMessage::RefcountTableReserved { index }, 1);
+                self.rebuild = true;
             } else if geometry.offset_in_cluster(offset) != 0 {
                 self.corrupt(CheckMessage::RefcountBlockUnaligned { index }, 1);
+                self.rebuild = true;
             } else if cluster >= clusters {
                 self.corrupt(CheckMessage::RefcountBlockOutside { index }, 1);
+                self.rebuild = true;
             } else if offset != 0 {
                 self.count(offset, geometry.cluster_size(), 1);
                 let references = self.counts.get(cluster);
                 if references != 1 {
                     let message = CheckMessage::RefcountBlockShared { index, references };
                     self.corrupt(message, 1);
+                    self.rebuild = true;
                 }
             }
         }
     }
 
-    /// Compares the stored refcounts with the references counted.
-    pub(super) async fn compare(&mut self, stored: &StoredRefcounts) -> Result<()> {
+    /// Compares the stored refcounts with the references counted, and writes
+    /// the references where that is to be.
+    ///
+    /// For a repair all references that are no more must be gone durably
+    /// before, because refcounts are lowered here. One that is raised names
+    /// references that were there all the time.
+    pub(super) async fn compare(&mut self, stored: &StoredRefcounts, fix: Fix) -> Result<()> {
         let geometry = self.metadata.geometry;
         let mut end = geometry.clusters_for(self.file_len);
         if self.counts.get(end) != 0 {
@@ -229,15 +279,19 @@ impl Check<'_> {
             match stored.block(index) {
                 Block::None => {
                     for cluster in first..first + count {
-                        self.compare_one(cluster, 0, &mut highest);
+                        // There is no block to write to.
+                        self.compare_one(cluster, 0, Fix::NOTHING, &mut highest);
                     }
                 }
                 Block::Unaligned(offset) => self.unknown(index, offset, first, count),
-                Block::At(_) => {
+                Block::At(offset) => {
                     let Some(bytes) = blocks.next().await? else {
                         break;
                     };
-                    self.compare_block(bytes, first, count, &mut highest);
+                    let repaired = self.compare_block(bytes, first, count, fix, &mut highest);
+                    if let (Some(bytes), Some(writable)) = (repaired, &self.writable) {
+                        writable.writer.write(offset, &bytes).await?;
+                    }
                 }
             }
         }
@@ -246,15 +300,26 @@ impl Check<'_> {
     }
 
     /// Compares `count` clusters from `first` on, whose refcounts a block has.
-    fn compare_block(&mut self, block: &[u8], first: u64, count: u64, highest: &mut u64) {
+    /// The answer is the block as it must be written, if it must.
+    fn compare_block(
+        &mut self,
+        block: &[u8],
+        first: u64,
+        count: u64,
+        fix: Fix,
+        highest: &mut u64,
+    ) -> Option<Vec<u8>> {
         let geometry = self.metadata.geometry;
+        let mut repaired = Repaired::new(block, &geometry);
         if geometry.refcount_order() != 4 {
             for_each_refcount(block, &geometry, |entry, refcount| {
-                if entry < count {
-                    self.compare_one(first + entry, refcount, highest);
+                if entry < count
+                    && let Some(new) = self.compare_one(first + entry, refcount, fix, highest)
+                {
+                    repaired.set(entry, new);
                 }
             });
-            return;
+            return repaired.bytes;
         }
         let (mut stored, _) = block.as_chunks::<2>();
         stored = &stored[..stored.len().min(count as usize)];
@@ -266,39 +331,68 @@ impl Check<'_> {
             }
             let mut done = same;
             if same == 0 {
-                self.compare_one(cluster, u64::from(u16::from_be_bytes(*refcount)), highest);
+                let refcount = u64::from(u16::from_be_bytes(*refcount));
+                if let Some(new) = self.compare_one(cluster, refcount, fix, highest) {
+                    repaired.set(cluster - first, new);
+                }
                 done = 1;
             }
             stored = &stored[done..];
             cluster += done as u64;
         }
+        repaired.bytes
     }
 
+    /// Compares one cluster; the answer is what its refcount must become.
     #[inline]
-    fn compare_one(&mut self, cluster: u64, refcount: u64, highest: &mut u64) {
+    fn compare_one(
+        &mut self,
+        cluster: u64,
+        refcount: u64,
+        fix: Fix,
+        highest: &mut u64,
+    ) -> Option<u64> {
         let references = self.counts.get(cluster);
         if refcount == references {
             if refcount != 0 {
                 *highest = cluster;
             }
-            return;
+            return None;
         }
         *highest = cluster;
-        if refcount < references {
-            let message = CheckMessage::TooLow {
+        self.differs(cluster, refcount, references, fix)
+    }
+
+    fn differs(&mut self, cluster: u64, refcount: u64, references: u64, fix: Fix) -> Option<u64> {
+        // Blocks say 0 where one was lost; and the cluster may have been
+        // taken for free, which is not seen here.
+        self.rebuild |= refcount == 0;
+        let is_low = refcount < references;
+        let message = match is_low {
+            true => CheckMessage::TooLow {
                 cluster,
                 refcount,
                 references,
-            };
-            self.corrupt(message, 1);
-        } else {
-            (self.say)(CheckMessage::Leaked {
+            },
+            false => CheckMessage::Leaked {
                 cluster,
                 refcount,
                 references,
-            });
-            self.report.leaks += 1;
+            },
+        };
+        let report = &mut self.report;
+        let (fixed, found) = match is_low {
+            true => (&mut report.corruptions_fixed, &mut report.corruptions),
+            false => (&mut report.leaks_fixed, &mut report.leaks),
+        };
+        if (is_low && fix.errors) || (!is_low && fix.leaks) {
+            *fixed += 1;
+            (self.say)(CheckMessage::Repairing(Box::new(message)));
+            return Some(references);
         }
+        *found += 1;
+        (self.say)(message);
+        None
     }
 
     /// `count` clusters whose refcount block is at an impossible place.
@@ -312,5 +406,28 @@ impl Check<'_> {
             }
             self.report.check_errors += 1;
         }
+    }
+}
+
+/// A copy of a refcount block, made when the first refcount is changed.
+struct Repaired<'a> {
+    block: &'a [u8],
+    geometry: &'a Geometry,
+    bytes: Option<Vec<u8>>,
+}
+
+impl<'a> Repaired<'a> {
+    fn new(block: &'a [u8], geometry: &'a Geometry) -> Self {
+        Repaired {
+            block,
+            geometry,
+            bytes: None,
+        }
+    }
+
+    fn set(&mut self, entry: u64, refcount: u64) {
+        let bytes = self.bytes.get_or_insert_with(|| self.block.to_vec());
+        // The entry is in the block, and counts end where refcounts do.
+        let _ = RefcountBlock::new(&mut bytes[..], self.geometry).set(entry as usize, refcount);
     }
 }

@@ -54,7 +54,7 @@ impl Visits {
     /// Goes through the L1 tables, not yet into the L2 tables.
     pub(super) async fn plan(
         reader: &Reader,
-        metadata: &Metadata<'_>,
+        metadata: &Metadata,
         active: &L1Table,
         others: &[Result<L1Table, CheckMessage>],
     ) -> Result<Self> {
@@ -179,7 +179,10 @@ impl Check<'_> {
                     continue;
                 }
                 if let (Some(visit), Some(bytes)) = (visit, tables.next().await?) {
-                    self.count_l2(bytes, visit, stored);
+                    self.count_l2(bytes, entry & OFFSET_MASK, visit, stored);
+                    if let Some(writable) = &mut self.writable {
+                        writable.write_zeroed().await?;
+                    }
                 }
             }
         }
@@ -201,11 +204,12 @@ impl Check<'_> {
         }
     }
 
-    /// Counts the references of one L2 table.
-    fn count_l2(&mut self, table: &[u8], visit: Visit, stored: &StoredRefcounts) {
+    /// Counts the references of the L2 table at `offset`.
+    fn count_l2(&mut self, table: &[u8], offset: u64, visit: Visit, stored: &StoredRefcounts) {
         let geometry = self.metadata.geometry;
         let mut l2 = L2 {
             visit,
+            offset,
             next_host: 0,
         };
         if geometry.has_extended_l2() {
@@ -312,6 +316,9 @@ impl Check<'_> {
                 }
                 if geometry.offset_in_cluster(host) != 0 {
                     let message = unaligned(host, desc, bitmap, &geometry);
+                    if self.zero_entry(l2, index, &message) {
+                        return;
+                    }
                     self.corrupt(message, times);
                 }
                 self.count_host(l2, host);
@@ -361,12 +368,34 @@ impl Check<'_> {
         self.report.fragmented_clusters += visit.active;
     }
 
-    /// Reports the entries of the active disk whose copied flag is wrong.
-    pub(super) async fn check_copied(
-        &mut self,
-        active: &L1Table,
-        stored: &StoredRefcounts,
-    ) -> Result<()> {
+    /// Makes an entry without data read as zeroes and name no cluster, if that
+    /// is to be repaired: nothing is lost then.
+    fn zero_entry(&mut self, l2: &L2, index: usize, message: &CheckMessage) -> bool {
+        let geometry = &self.metadata.geometry;
+        let is_empty = matches!(message, CheckMessage::PreallocatedUnaligned { .. });
+        let at = l2.offset + (index * geometry.l2_entry_size()) as u64;
+        // With subclusters the bitmap says which are zeroes, and stays.
+        let desc = if geometry.has_extended_l2() { 0 } else { ZERO };
+        match &mut self.writable {
+            Some(writable) if is_empty && writable.may_zero(l2.offset) => {
+                writable.zeroed.push((at, desc));
+            }
+            _ => return false,
+        }
+        self.repaired(message.clone());
+        true
+    }
+
+    /// Reports the entries of the active disk whose copied flag is wrong, and
+    /// repairs those that can be.
+    ///
+    /// For a repair the refcounts must be durable before: a flag that says
+    /// "one reference" is believed.
+    pub(super) async fn check_copied(&mut self, stored: &StoredRefcounts, fix: bool) -> Result<()> {
+        if !self.suspicious {
+            return Ok(());
+        }
+        let active = &self.active_table();
         let geometry = self.metadata.geometry;
         let mut visits = Visits::plan(&self.reader, self.metadata, active, &[]).await?;
         let mut cache = stored.lookup(&self.reader);
@@ -391,25 +420,41 @@ impl Check<'_> {
                         entry,
                         refcount,
                     };
-                    self.corrupt(message, 1);
+                    let at = active.offset + index * 8;
+                    match self.writable.as_ref().filter(|w| fix && w.may_flag_l1(at)) {
+                        Some(writable) => {
+                            let new = entry ^ COPIED;
+                            writable.writer.write(at, &new.to_be_bytes()).await?;
+                            self.repaired(message);
+                        }
+                        None => self.corrupt(message, 1),
+                    }
                 }
                 if let Some(visit) = visits.take(entry, active) {
-                    let bytes = self.reader.read(offset, geometry.cluster_size()).await?;
-                    self.check_copied_l2(&bytes, visit, &mut cache).await?;
+                    self.check_copied_l2(offset, visit, &mut cache, fix).await?;
                 }
             }
             index += entries.len() as u64;
         }
     }
 
+    /// The same for the entries of the L2 table at `offset`.
     async fn check_copied_l2(
         &mut self,
-        table: &[u8],
+        offset: u64,
         visit: Visit,
         cache: &mut super::refcounts::Lookup<'_>,
+        fix: bool,
     ) -> Result<()> {
         let geometry = self.metadata.geometry;
-        for bytes in table.chunks_exact(geometry.l2_entry_size()) {
+        let mut table = self.reader.read(offset, geometry.cluster_size()).await?;
+        let fix = fix && (self.writable.as_ref()).is_some_and(|w| w.may_change_l2(offset));
+        // The entries that are changed, from the first to the last.
+        let mut changed = table.len()..0;
+        let mut at = 0;
+        for bytes in table.chunks_exact_mut(geometry.l2_entry_size()) {
+            let here = at..at + 8;
+            at += bytes.len();
             let entry = bytes[..8].try_into().map_or(0, u64::from_be_bytes);
             if entry & COMPRESSED != 0 || !matches!(kind(entry, &geometry), Kind::Host) {
                 continue;
@@ -420,19 +465,42 @@ impl Check<'_> {
                 let host = entry & OFFSET_MASK;
                 cache.get(host >> geometry.cluster_bits()).await?
             };
-            if let Some(refcount) = refcount
-                && (refcount == 1) != (entry & COPIED != 0)
-            {
-                self.corrupt(CheckMessage::CopiedData { entry, refcount }, visit.times);
+            let Some(refcount) = refcount else {
+                continue;
+            };
+            if (refcount == 1) == (entry & COPIED != 0) {
+                continue;
+            }
+            let message = CheckMessage::CopiedData { entry, refcount };
+            if fix {
+                bytes[..8].copy_from_slice(&(entry ^ COPIED).to_be_bytes());
+                changed = changed.start.min(here.start)..here.end;
+                self.repaired(message);
+            } else {
+                self.corrupt(message, visit.times);
             }
         }
+        if let (Some(bytes), Some(writable)) = (table.get(changed.clone()), &self.writable)
+            && !bytes.is_empty()
+        {
+            let start = offset + changed.start as u64;
+            writable.writer.write(start, bytes).await?;
+        }
         Ok(())
+    }
+
+    /// Tells of an error that was repaired.
+    fn repaired(&mut self, message: CheckMessage) {
+        (self.say)(CheckMessage::Repairing(Box::new(message)));
+        self.report.corruptions_fixed += 1;
     }
 }
 
 /// An L2 table under way.
 struct L2 {
     visit: Visit,
+    /// Where it is.
+    offset: u64,
     /// Where the next cluster is if the file is not fragmented; 0 at first.
     next_host: u64,
 }

@@ -9,23 +9,23 @@ use super::*;
 use crate::format::{HostOffset, L1Entry, L2Entry, RefcountBlock};
 use crate::storage::{Memory, QueueOptions};
 
-const CLUSTER: usize = 512;
+pub(super) const CLUSTER: usize = 512;
 /// Cluster numbers of the image of [`image`].
-const REFCOUNT_TABLE: usize = 1;
-const REFCOUNT_BLOCK: usize = 2;
-const L1: usize = 3;
-const L2: usize = 4;
-const DATA: usize = 5;
+pub(super) const REFCOUNT_TABLE: usize = 1;
+pub(super) const REFCOUNT_BLOCK: usize = 2;
+pub(super) const L1: usize = 3;
+pub(super) const L2: usize = 4;
+pub(super) const DATA: usize = 5;
 
 /// An image of clusters of 512 bytes with one L2 table and `data` clusters.
-struct TestImage {
-    header: Header,
-    bytes: Vec<u8>,
-    snapshots: Vec<Snapshot>,
+pub(super) struct TestImage {
+    pub(super) header: Header,
+    pub(super) bytes: Vec<u8>,
+    pub(super) snapshots: Vec<Snapshot>,
 }
 
 impl TestImage {
-    fn new(data: usize) -> Self {
+    pub(super) fn new(data: usize) -> Self {
         let mut header = Header::new(9, 1 << 20);
         header.fit().unwrap();
         header.l1_size = 32;
@@ -52,22 +52,22 @@ impl TestImage {
         image
     }
 
-    fn geometry(&self) -> Geometry {
+    pub(super) fn geometry(&self) -> Geometry {
         Geometry::new(&self.header).unwrap()
     }
 
     /// Stores a number in a table.
-    fn put(&mut self, cluster: usize, index: usize, number: u64) {
+    pub(super) fn put(&mut self, cluster: usize, index: usize, number: u64) {
         let at = cluster * CLUSTER + index * 8;
         self.bytes[at..at + 8].copy_from_slice(&number.to_be_bytes());
     }
 
-    fn get(&self, cluster: usize, index: usize) -> u64 {
+    pub(super) fn get(&self, cluster: usize, index: usize) -> u64 {
         let at = cluster * CLUSTER + index * 8;
         u64::from_be_bytes(self.bytes[at..at + 8].try_into().unwrap())
     }
 
-    fn set_refcount(&mut self, cluster: usize, refcount: u64) {
+    pub(super) fn set_refcount(&mut self, cluster: usize, refcount: u64) {
         let geometry = self.geometry();
         let at = REFCOUNT_BLOCK * CLUSTER;
         let mut block = RefcountBlock::new(&mut self.bytes[at..at + CLUSTER], &geometry);
@@ -76,14 +76,24 @@ impl TestImage {
 
     fn check(&self) -> (CheckReport, Vec<String>) {
         let queue = Queue::new(QueueOptions::default()).unwrap();
+        let bytes = self
+            .snapshots
+            .iter()
+            .map(Snapshot::encoded_len)
+            .sum::<usize>();
         let metadata = Metadata {
             file: Arc::new(Memory::new(self.bytes.clone())),
-            header: &self.header,
+            header: self.header.clone(),
             geometry: self.geometry(),
-            snapshots: &self.snapshots,
+            snapshots: SnapshotTable {
+                snapshots: self.snapshots.clone(),
+                bytes: bytes as u64,
+                errors: 0,
+            },
         };
         let mut messages = Vec::new();
-        let report = check_metadata(&queue, &metadata, &mut |m| messages.push(m.to_string()));
+        let mut say = |m: CheckMessage| messages.push(m.to_string());
+        let report = queue.block_on(check_metadata(&queue, &metadata, &mut say));
         (report.unwrap(), messages)
     }
 }

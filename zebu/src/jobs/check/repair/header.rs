@@ -1,0 +1,65 @@
+//! The fields of the header that a repair changes. Each write is within the
+//! first 512 bytes, which a disk writes as a whole: the header is as before or
+//! as after. The rest of the header is never written, so that nothing in it is
+//! lost that is not known here.
+
+use super::Repair;
+use crate::Result;
+use crate::format::{AUTOCLEAR_KNOWN, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+
+/// Where the fields are. Section "Header".
+const REFCOUNT_TABLE_AT: u64 = 48;
+const SNAPSHOTS_AT: u64 = 60;
+const INCOMPATIBLE_AT: u64 = 72;
+const AUTOCLEAR_AT: u64 = 88;
+
+impl Repair {
+    /// Clears the autoclear bits that are not known here, as everyone must who
+    /// writes to the image.
+    pub(super) async fn clear_unknown_autoclear(&mut self) -> Result<()> {
+        let header = &mut self.metadata.header;
+        let known = header.autoclear & AUTOCLEAR_KNOWN;
+        if known != header.autoclear {
+            header.autoclear = known;
+            self.writer
+                .write(AUTOCLEAR_AT, &known.to_be_bytes())
+                .await?;
+            self.writer.barrier().await?;
+        }
+        Ok(())
+    }
+
+    /// Names a refcount table, which is durable already.
+    pub(super) async fn switch_refcount_table(&mut self, offset: u64, clusters: u32) -> Result<()> {
+        self.metadata.header.refcount_table_offset = offset;
+        self.metadata.header.refcount_table_clusters = clusters;
+        let mut fields = offset.to_be_bytes().to_vec();
+        fields.extend(clusters.to_be_bytes());
+        self.writer.write(REFCOUNT_TABLE_AT, &fields).await?;
+        self.writer.barrier().await
+    }
+
+    /// Names a snapshot table, which is durable already.
+    pub(super) async fn switch_snapshot_table(&mut self, offset: u64, count: u32) -> Result<()> {
+        self.metadata.header.snapshots_offset = offset;
+        self.metadata.header.nb_snapshots = count;
+        let mut fields = count.to_be_bytes().to_vec();
+        fields.extend(offset.to_be_bytes());
+        self.writer.write(SNAPSHOTS_AT, &fields).await?;
+        self.writer.barrier().await
+    }
+
+    /// Clears the marks of an image that has to be checked.
+    pub(super) async fn mark_sound(&mut self) -> Result<()> {
+        let marks = INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT;
+        self.writer.barrier().await?;
+        let header = &mut self.metadata.header;
+        if header.incompatible & marks != 0 {
+            header.set_incompatible(marks, false);
+            let bits = header.incompatible.to_be_bytes();
+            self.writer.write(INCOMPATIBLE_AT, &bits).await?;
+            self.writer.barrier().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Repair: a check that makes the image say what was counted.
+//!
+//! The order of the writes is what makes it safe to be interrupted. Between
+//! any two of the steps below stands a barrier: what is before it is durable.
+//!
+//! 1. Entries that cannot be right stop naming clusters.
+//! 2. Refcounts are written. One that is lowered belongs to references that
+//!    are gone; one that is raised, to references that were there all along,
+//!    so that the image only becomes less dangerous to write to. If refcounts
+//!    are made anew, they are complete before the header names them, and
+//!    until then the old ones are as they were.
+//! 3. Copied flags follow the refcounts that they speak of.
+//! 4. A new snapshot table is written to clusters that are counted, then the
+//!    header names it, then the clusters of the old one are freed.
+//! 5. Only now the image is called sound.
+//!
+//! - `writable`: which tables may be written to;
+//! - `rebuild`: all refcounts anew;
+//! - `snapshots`: the snapshot table anew;
+//! - `header`: the fields of the header that change.
+
+mod header;
+mod rebuild;
+mod snapshots;
+#[cfg(test)]
+mod tests;
+mod writable;
+
+use std::sync::Arc;
+
+use super::counts::Counts;
+use super::refcounts::{Fix, StoredRefcounts};
+use super::{Check, CheckMessage, CheckReport, Metadata, Writer};
+use crate::storage::{Queue, Storage};
+use crate::{Error, Result};
+
+pub(super) use writable::Writable;
+
+/// How often refcounts are made anew at most.
+const REBUILDS: usize = 3;
+
+/// What is to be repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepairMode {
+    /// Leaked clusters; and copied flags, if nothing else is wrong.
+    Leaks,
+    /// Everything that can be.
+    All,
+}
+
+/// Repairs the image in `file`, which nobody else may use meanwhile. Blocks.
+///
+/// `say` is called for everything found and repaired, in the order and the
+/// words of QEMU. The report says what was repaired and what was not. If
+/// nothing is left but leaks, the image is no longer marked as dirty or
+/// corrupt.
+///
+/// An error means that the repair could not be done; the image is no worse
+/// than it was. So it is whenever the repair is interrupted.
+pub fn repair(
+    queue: &Queue,
+    file: Arc<dyn Storage>,
+    mode: RepairMode,
+    say: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    queue.block_on(repair_file(queue, file, mode, say))
+}
+
+/// What [`repair`] does, within a future of the queue.
+pub async fn repair_file(
+    queue: &Queue,
+    file: Arc<dyn Storage>,
+    mode: RepairMode,
+    say: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    let repair = Repair {
+        queue: queue.clone(),
+        writer: Writer::new(queue, &file),
+        metadata: Metadata::load(queue, &file, Some(mode), say).await?,
+        mode,
+    };
+    repair.run(say).await
+}
+
+/// A repair under way.
+struct Repair {
+    queue: Queue,
+    writer: Writer,
+    /// What the image says now.
+    metadata: Metadata,
+    mode: RepairMode,
+}
+
+/// What was found out about the clusters of the file.
+struct Counted {
+    report: CheckReport,
+    counts: Counts,
+    stored: StoredRefcounts,
+    /// Whether there may be references that were not counted.
+    incomplete: bool,
+    /// Whether the refcounts must be made anew.
+    rebuild: bool,
+    /// Whether a copied flag may be wrong.
+    suspicious: bool,
+}
+
+impl Repair {
+    async fn run(mut self, say: &mut dyn FnMut(CheckMessage)) -> Result<CheckReport> {
+        self.clear_unknown_autoclear().await?;
+        let damage = self.metadata.snapshots.errors;
+        let Counted {
+            mut report,
+            counts,
+            stored,
+            incomplete,
+            ..
+        } = self.refcounts(say).await?;
+        if damage != 0 && self.mode == RepairMode::All && !incomplete {
+            self.rewrite_snapshots(counts, &stored).await?;
+            report.corruptions_fixed += damage;
+        } else {
+            report.corruptions += damage;
+        }
+        if report.corruptions == 0 && report.check_errors == 0 {
+            self.mark_sound().await?;
+        }
+        Ok(report)
+    }
+
+    /// Repairs tables, refcounts and copied flags.
+    async fn refcounts(&mut self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
+        let mut counted = self.count_and_repair(say).await?;
+        if !counted.rebuild || counted.incomplete {
+            return Ok(counted);
+        }
+        if self.mode == RepairMode::Leaks {
+            say(CheckMessage::NeedRebuild);
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
+        }
+        let before = counted.report;
+        // Where the file has grown, there may be clusters now that tables
+        // named before there were any. Then it takes another time.
+        for _ in 0..REBUILDS {
+            if !counted.rebuild {
+                break;
+            }
+            say(CheckMessage::Rebuilding);
+            self.rebuild(&mut counted.counts).await?;
+            counted = self.free_leaks(say).await?;
+        }
+        if counted.rebuild {
+            say(CheckMessage::StillBroken);
+        }
+        let report = &mut counted.report;
+        report.corruptions_fixed +=
+            before.corruptions_fixed + before.corruptions.saturating_sub(report.corruptions);
+        // Leaks that only the rebuild made are no news.
+        report.leaks_fixed = before.leaks.saturating_sub(report.leaks);
+        self.repair_copied(counted, say).await
+    }
+
+    /// One check, with the repairs that need no new refcount structure.
+    async fn count_and_repair(&self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
+        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+        let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
+        let zero = self.mode == RepairMode::All;
+        check.writable = Some(Writable::new(&check, &stored, &self.writer, zero));
+        check.count_references(&stored).await?;
+        let counted = check.report;
+        check.compare(&stored, Fix::NOTHING).await?;
+        let found = check.report;
+        if check.incomplete || check.rebuild {
+            return Ok(Counted::of(check, stored));
+        }
+        if found.leaks != 0 || found.corruptions != 0 {
+            // What was zeroed above named clusters that are freed here.
+            self.writer.barrier().await?;
+            check.report = counted;
+            let fix = match self.mode {
+                RepairMode::Leaks => Fix::LEAKS,
+                RepairMode::All => Fix::ALL,
+            };
+            check.compare(&stored, fix).await?;
+        }
+        let counted = Counted::of(check, stored);
+        self.repair_copied(counted, say).await
+    }
+
+    /// Counts again, and lowers the refcounts of clusters that are no longer
+    /// referred to since the header has changed.
+    async fn free_leaks(&self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
+        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+        let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
+        check.writable = Some(Writable::new(&check, &stored, &self.writer, false));
+        check.count_references(&stored).await?;
+        check.compare(&stored, Fix::LEAKS).await?;
+        Ok(Counted::of(check, stored))
+    }
+
+    /// Repairs the copied flags of the disk.
+    async fn repair_copied(
+        &self,
+        counted: Counted,
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<Counted> {
+        // The flags speak of these refcounts.
+        self.writer.barrier().await?;
+        let fixed = counted.report.corruptions_fixed + counted.report.leaks_fixed;
+        let clean = counted.report.corruptions == 0
+            && counted.report.leaks == 0
+            && counted.report.check_errors == 0;
+        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+        let writable = Writable::new(&check, &counted.stored, &self.writer, false);
+        check.writable = Some(writable);
+        check.report = counted.report;
+        check.counts = counted.counts;
+        check.suspicious = counted.suspicious || fixed != 0;
+        let fix = clean || self.mode == RepairMode::All;
+        check.check_copied(&counted.stored, fix).await?;
+        Ok(Counted {
+            incomplete: counted.incomplete,
+            rebuild: counted.rebuild,
+            ..Counted::of(check, counted.stored)
+        })
+    }
+}
+
+impl Counted {
+    fn of(check: Check<'_>, stored: StoredRefcounts) -> Self {
+        let mut counts = check.counts;
+        if let Some(writable) = check.writable {
+            counts.avoid(writable.reserved(&stored));
+        }
+        Counted {
+            report: check.report,
+            counts,
+            stored,
+            incomplete: check.incomplete,
+            rebuild: check.rebuild,
+            suspicious: check.suspicious,
+        }
+    }
+}

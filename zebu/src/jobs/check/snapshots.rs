@@ -1,0 +1,150 @@
+//! The snapshot table as a check reads it: entries that opening an image
+//! refuses are found and told of, and cut down to what can be kept.
+
+use super::{CheckMessage, RepairMode};
+use crate::format::{
+    Header, MAX_SNAPSHOT_EXTRA, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS, SNAPSHOT_HEADER_BYTES,
+    Snapshot,
+};
+use crate::storage::{self, Queue, Storage};
+use crate::{Error, Result};
+
+/// Extra data that a snapshot of a version 3 image must have, in bytes: size
+/// of the VM state and size of the disk.
+const NEEDED_EXTRA: usize = 16;
+
+/// The snapshots of an image, and what is wrong with their table.
+#[derive(Default)]
+pub(super) struct SnapshotTable {
+    pub(super) snapshots: Vec<Snapshot>,
+    /// Bytes that the table takes up in the file.
+    pub(super) bytes: u64,
+    /// Errors found, each of which a new table would not have.
+    pub(super) errors: u64,
+}
+
+impl SnapshotTable {
+    /// Reads the table. Only if everything is to be repaired what cannot stay
+    /// is left out; else it is an error of which all is told.
+    pub(super) async fn load(
+        queue: &Queue,
+        file: &dyn Storage,
+        header: &Header,
+        mode: Option<RepairMode>,
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<Self> {
+        let start = header.snapshots_offset;
+        if !start.is_multiple_of(header.cluster_size()) || start > i64::MAX as u64 {
+            say(CheckMessage::SnapshotTableOffset);
+            return Err(os_error(libc::EINVAL));
+        }
+        let mut loading = Loading {
+            queue,
+            file,
+            file_len: file.len()?,
+            at: start,
+        };
+        let discard = mode == Some(RepairMode::All);
+        let mut table = SnapshotTable::default();
+        let mut count = header.nb_snapshots;
+        if let Some(more @ 1..) = count.checked_sub(MAX_SNAPSHOTS) {
+            if !discard {
+                say(CheckMessage::SnapshotTableTooLarge { more });
+                return Err(os_error(libc::EFBIG));
+            }
+            say(CheckMessage::SnapshotsDiscarded { count: more });
+            table.errors += u64::from(more);
+            count = MAX_SNAPSHOTS;
+        }
+        for index in 0..count {
+            let (snapshot, extra) = loading.next().await?;
+            if extra as usize > MAX_SNAPSHOT_EXTRA {
+                if !discard {
+                    say(CheckMessage::SnapshotExtraTooLarge { index });
+                    return Err(os_error(libc::EFBIG));
+                }
+                say(CheckMessage::SnapshotExtraDiscarded { index, extra });
+                table.errors += 1;
+            }
+            if loading.at - start > MAX_SNAPSHOT_TABLE_BYTES as u64 {
+                let count = count - index;
+                if !discard {
+                    say(CheckMessage::SnapshotTableTooLarge { more: count });
+                    return Err(os_error(libc::EFBIG));
+                }
+                say(CheckMessage::SnapshotsTooBigDiscarded { count });
+                table.errors += u64::from(count);
+                break;
+            }
+            table.bytes = loading.at - start;
+            table.snapshots.push(snapshot);
+        }
+        table.find_incomplete(header, discard, say);
+        Ok(table)
+    }
+
+    /// Finds the snapshots that lack what version 3 demands.
+    fn find_incomplete(
+        &mut self,
+        header: &Header,
+        repairing: bool,
+        say: &mut dyn FnMut(CheckMessage),
+    ) {
+        if header.version < 3 {
+            return;
+        }
+        for (index, snapshot) in self.snapshots.iter().enumerate() {
+            if snapshot.extra.len() < NEEDED_EXTRA {
+                let message = CheckMessage::SnapshotIncomplete { index };
+                say(match repairing {
+                    true => CheckMessage::Repairing(Box::new(message)),
+                    false => message,
+                });
+                self.errors += 1;
+            }
+        }
+    }
+}
+
+/// A table that is being read.
+struct Loading<'a> {
+    queue: &'a Queue,
+    file: &'a dyn Storage,
+    file_len: u64,
+    /// Where the last entry read ends.
+    at: u64,
+}
+
+impl Loading<'_> {
+    /// The next entry with as much of its extra data as may be, and how many
+    /// bytes of these it claims to have.
+    async fn next(&mut self) -> Result<(Snapshot, u32)> {
+        let fixed = SNAPSHOT_HEADER_BYTES;
+        let start = self.at.next_multiple_of(8);
+        let mut entry = self.read(start, fixed).await?;
+        let number = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
+        let names = u64::from(number(12)) + u64::from(number(14));
+        let claimed = u32::from_be_bytes([entry[36], entry[37], entry[38], entry[39]]);
+        let kept = claimed.min(MAX_SNAPSHOT_EXTRA as u32);
+        entry[36..].copy_from_slice(&kept.to_be_bytes());
+        entry.extend(self.read(start + fixed, u64::from(kept)).await?);
+        let names_at = start + fixed + u64::from(claimed);
+        entry.extend(self.read(names_at, names).await?);
+        self.at = names_at + names;
+        // It is whole, so this never is `None`.
+        let snapshot = Snapshot::decode(&entry, 0)?.map(|(snapshot, _)| snapshot);
+        Ok((snapshot.unwrap_or_default(), claimed))
+    }
+
+    /// At most 128 KiB; what lies after the end of the file is zero.
+    async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let inside = length.min(self.file_len.saturating_sub(offset));
+        let mut bytes = storage::read_vec(self.file, self.queue, offset, inside as usize).await?;
+        bytes.resize(length as usize, 0);
+        Ok(bytes)
+    }
+}
+
+fn os_error(number: i32) -> Error {
+    Error::Io(std::io::Error::from_raw_os_error(number))
+}

@@ -1,0 +1,50 @@
+//! Writes to the file of one repair.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::storage::{self, Queue, Storage};
+
+/// Writes metadata, one write after the other.
+#[derive(Clone)]
+pub(super) struct Writer {
+    queue: Queue,
+    file: Arc<dyn Storage>,
+    /// What was done, for tests that interrupt it.
+    #[cfg(test)]
+    pub(super) log: std::rc::Rc<std::cell::RefCell<Vec<Event>>>,
+}
+
+/// One step of a repair.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Write(u64, Vec<u8>),
+    Barrier,
+}
+
+impl Writer {
+    pub(super) fn new(queue: &Queue, file: &Arc<dyn Storage>) -> Self {
+        Writer {
+            queue: queue.clone(),
+            file: file.clone(),
+            #[cfg(test)]
+            log: Default::default(),
+        }
+    }
+
+    /// Writes `bytes` at `offset`; the file becomes longer if need be.
+    pub(super) async fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        #[cfg(test)]
+        (self.log.borrow_mut()).push(Event::Write(offset, bytes.to_vec()));
+        Ok(storage::write_slice(&*self.file, &self.queue, offset, bytes).await?)
+    }
+
+    /// Makes everything written so far durable: what is written afterwards may
+    /// rely on it.
+    pub(super) async fn barrier(&self) -> Result<()> {
+        #[cfg(test)]
+        self.log.borrow_mut().push(Event::Barrier);
+        Ok(storage::flush(&*self.file, &self.queue).await?)
+    }
+}
