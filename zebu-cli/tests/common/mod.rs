@@ -15,6 +15,8 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod script;
+
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -763,7 +765,10 @@ pub fn comparable(text: &str) -> String {
             .replace(", \"compressed\": true", "")
             .replace("[-abCqrv]", "[-abCqv]")
             .replace("[-Cqrv]", "[-Cqv]")
-            .replace("[-Ciqrv]", "[-Ciqv]");
+            .replace("[-Ciqrv]", "[-Ciqv]")
+            .replace("[-bcCfnqruz]", "[-bcCfnquz]")
+            .replace("[-Cfqr]", "[-Cfq]")
+            .replace("[-Cfiqruz]", "[-Cfiquz]");
         kept.push_str(&snapshot_row(&line).unwrap_or(line));
         kept.push('\n');
     }
