@@ -222,17 +222,23 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        let wanted = self.file_len().next_multiple_of(self.length_unit());
-        if wanted > self.file_len() {
-            // Now, since no write to its last page is in flight.
-            self.file.set_len(wanted)?;
-            self.set_file_len(wanted);
-        }
+        self.round_length()?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
             self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
                 .await?;
         }
         writer.announced.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the file as long as it must be to be written. No write to its last
+    /// page is in flight.
+    pub(super) fn round_length(&self) -> Result<()> {
+        let wanted = self.file_len().next_multiple_of(self.length_unit());
+        if wanted > self.file_len() {
+            self.file.set_len(wanted)?;
+            self.set_file_len(wanted);
+        }
         Ok(())
     }
 
