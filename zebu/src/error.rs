@@ -58,6 +58,12 @@ pub enum Error {
         /// What is there.
         what: &'static str,
     },
+    /// A cluster has as many references as the image's refcounts can count.
+    #[error("The cluster at {offset:#x} cannot be referred to once more: refcounts are too narrow")]
+    RefcountOverflow {
+        /// Host offset in bytes.
+        offset: u64,
+    },
     /// The image was not closed by its last writer, and its refcounts must be
     /// repaired before it is written again ([`repair`](crate::jobs::repair)).
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
@@ -107,7 +113,9 @@ impl Error {
     pub fn errno(&self) -> i32 {
         match self {
             Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
-            Error::OutOfRange { .. } | Error::Format(_) => libc::EINVAL,
+            Error::OutOfRange { .. } | Error::Format(_) | Error::RefcountOverflow { .. } => {
+                libc::EINVAL
+            }
             Error::Corrupt { .. } | Error::Compressed { .. } | Error::Overlap { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,

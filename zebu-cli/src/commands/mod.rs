@@ -9,6 +9,7 @@ mod info;
 mod io;
 mod map;
 mod measure;
+mod snapshot;
 
 use std::ffi::OsString;
 
@@ -23,7 +24,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 9] = [
+const COMMANDS: [Command; 10] = [
     ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
     (
@@ -48,6 +49,11 @@ const COMMANDS: [Command; 9] = [
         "measure",
         "Calculate file size required for a new image",
         measure::run,
+    ),
+    (
+        "snapshot",
+        "List or manipulate snapshots within image",
+        snapshot::run,
     ),
 ];
 

@@ -407,7 +407,9 @@ impl Opening<'_> {
             (Role::Data, _) => LockRequest::DATA_READ,
             (_, Format::Qcow2) if write => LockRequest::QCOW2_WRITE,
             (_, Format::Raw) if write => LockRequest::RAW_WRITE,
-            (Role::Top, _) if self.options.exclude_writers => LockRequest::QCOW2_READ,
+            (Role::Top | Role::Backing, _) if self.options.exclude_writers => {
+                LockRequest::QCOW2_READ
+            }
             (_, Format::Qcow2) => LockRequest::QCOW2_READ,
             (_, Format::Raw) => LockRequest::RAW_READ,
         };

@@ -18,6 +18,7 @@ mod protect;
 mod refcounts;
 mod resize;
 mod snapshot;
+mod snapshots;
 mod table;
 mod target;
 mod wait;

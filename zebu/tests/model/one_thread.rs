@@ -12,6 +12,7 @@ use zebu::storage::{EngineKind, Handle, Queue};
 use crate::common::Rng;
 use crate::common::peer;
 use crate::disk::{Disk, assert_same};
+use crate::interop::used_by_qemu;
 use crate::setup::{Opening, Setup};
 use crate::step::{Kind, Shape, Step, perform};
 use crate::trace;
@@ -44,6 +45,11 @@ struct Flying {
 pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
     let mut rng = Rng::new(seed);
     let setup = Setup::random(&mut rng);
+    run_on(setup, rng, folder, engines)
+}
+
+/// Uses an image of this kind for a while.
+pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind]) -> usize {
     trace(|| format!("{setup:?}"));
     let disk = make(&setup, folder, &mut rng);
     let shape = Shape::random(&mut rng, setup.size(), setup.cluster());
@@ -242,6 +248,10 @@ impl Run<'_> {
             false => drop(device),
         }
         judge(&self.setup, self.folder, &mut self.disk, closes);
+        if self.setup.format == Format::Qcow2 && self.rng.one_in(2) {
+            used_by_qemu(&self.setup, self.folder, &mut self.disk, &mut self.rng);
+            judge(&self.setup, self.folder, &mut self.disk, true);
+        }
         self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
         trace(|| format!("{:?}", self.opening));
         self.queue = Queue::new(self.opening.queue.clone()).unwrap();
