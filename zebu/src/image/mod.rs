@@ -5,6 +5,7 @@ mod allocate;
 mod cache;
 mod change;
 mod commit;
+mod downgrade;
 mod epoch;
 mod frees;
 mod grow;
@@ -31,10 +32,10 @@ use crate::Result;
 use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::Storage;
 
+pub(crate) use epoch::Stay;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
-pub(crate) use epoch::Stay;
 pub(crate) use target::{Fill, Step, Target};
 pub use writer::WriteOptions;
 
