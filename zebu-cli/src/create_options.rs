@@ -45,10 +45,14 @@ impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
     /// value are doubled. An error is what is wrong with them.
     pub fn parse(format: Format, texts: &[String]) -> Result<Self, String> {
-        let known: &[&str] = match format {
-            Format::Raw => &RAW,
-            Format::Qcow2 => &QCOW2,
-        };
+        match format {
+            Format::Raw => Self::parse_known(&RAW, texts),
+            Format::Qcow2 => Self::parse_known(&QCOW2, texts),
+        }
+    }
+
+    /// The same for options of these names.
+    pub fn parse_known(known: &[&str], texts: &[String]) -> Result<Self, String> {
         let mut options = CreateOptions::default();
         for item in texts.iter().flat_map(|text| split(text)) {
             let (key, value) = match item.split_once('=') {
@@ -66,6 +70,11 @@ impl CreateOptions {
             options.list.push((key, value));
         }
         Ok(options)
+    }
+
+    /// The names of the options that were given, in their order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(|(name, _)| name.as_str())
     }
 
     /// Sets an option, as if it were given last.

@@ -44,7 +44,7 @@ struct Arguments {
 }
 
 /// Formats that qemu-img knows and zebu does not write.
-const OTHER_FORMATS: [&str; 9] = [
+pub(super) const OTHER_FORMATS: [&str; 9] = [
     "vdi",
     "vmdk",
     "vpc",
@@ -56,7 +56,7 @@ const OTHER_FORMATS: [&str; 9] = [
     "file",
 ];
 /// Formats that nobody writes.
-const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
+pub(super) const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
 /// What a value of an option is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -260,6 +260,16 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     Ok(0)
 }
 
+/// Makes an image of `size` bytes with default options, as a target that is
+/// written to then.
+pub(super) fn make(queue: &Queue, format: Format, name: &str, size: u64) -> Result<(), String> {
+    let (path, options) = (path_of(name)?, CreateOptions::default());
+    match format {
+        Format::Raw => create_raw(queue, path, size, &options),
+        Format::Qcow2 => create_qcow2(queue, path, size, &options),
+    }
+}
+
 /// Makes the image. The inner failure is one of standard output.
 fn create(
     arguments: &Arguments,
@@ -307,7 +317,7 @@ fn create(
     Ok(Ok(0))
 }
 
-fn parse_format(name: &str) -> Result<Format, String> {
+pub(super) fn parse_format(name: &str) -> Result<Format, String> {
     if let Ok(format) = name.parse() {
         return Ok(format);
     }
@@ -321,7 +331,7 @@ fn parse_format(name: &str) -> Result<Format, String> {
 }
 
 /// The path that a file name means.
-fn path_of(name: &str) -> Result<&str, String> {
+pub(super) fn path_of(name: &str) -> Result<&str, String> {
     if let Some(path) = name.strip_prefix("file:") {
         return Ok(path);
     }
@@ -369,7 +379,7 @@ fn option_help(format: Format, name: Option<&str>) -> String {
 }
 
 /// Refuses values that are not of their option's kind.
-fn check_values(format: Format, options: &CreateOptions) -> Result<(), String> {
+pub(super) fn check_values(format: Format, options: &CreateOptions) -> Result<(), String> {
     for Known { name, kind, .. } in known_options(format) {
         let Some(value) = options.get(name) else {
             continue;
@@ -405,7 +415,7 @@ fn check_values(format: Format, options: &CreateOptions) -> Result<(), String> {
 }
 
 /// A number as C reads it; below zero it wraps around.
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     let value = match digits.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok()?,
@@ -418,11 +428,11 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// The value of a size that [`check_values`] has seen.
-fn size_of(options: &CreateOptions, name: &str) -> Option<u64> {
+pub(super) fn size_of(options: &CreateOptions, name: &str) -> Option<u64> {
     size::parse(options.get(name)?).ok()
 }
 
-fn is_on(options: &CreateOptions, name: &str) -> bool {
+pub(super) fn is_on(options: &CreateOptions, name: &str) -> bool {
     matches!(options.get(name), Some("on" | "yes" | "true" | "y"))
 }
 
@@ -627,7 +637,7 @@ fn qcow2_options(size: u64, options: &CreateOptions) -> Result<CreateQcow2, Stri
 }
 
 /// The power of two; 64, which is out of every range, if it is none.
-fn log2(value: u64) -> u32 {
+pub(super) fn log2(value: u64) -> u32 {
     match value.is_power_of_two() {
         true => value.trailing_zeros(),
         false => 64,

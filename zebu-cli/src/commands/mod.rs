@@ -1,14 +1,18 @@
 //! The commands, one file each.
 
+mod amend;
 mod bench;
 mod check;
+mod commit;
 mod compare;
 mod convert;
 mod create;
+mod dd;
 mod info;
 mod io;
 mod map;
 mod measure;
+mod rebase;
 
 use std::ffi::OsString;
 
@@ -23,9 +27,15 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 9] = [
+const COMMANDS: [Command; 13] = [
+    (
+        "amend",
+        "Update format-specific options of the image",
+        amend::run,
+    ),
     ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
+    ("commit", "Commit image to its backing file", commit::run),
     (
         "compare",
         "Check if two images have the same contents",
@@ -37,6 +47,11 @@ const COMMANDS: [Command; 9] = [
         convert::run,
     ),
     ("create", "Create and format new image file", create::run),
+    (
+        "dd",
+        "Copy a part of an image to another, with format conversion",
+        dd::run,
+    ),
     ("info", "Display information about image", info::run),
     (
         "io",
@@ -49,6 +64,7 @@ const COMMANDS: [Command; 9] = [
         "Calculate file size required for a new image",
         measure::run,
     ),
+    ("rebase", "Change backing file of the image", rebase::run),
 ];
 
 /// Runs a command; `None` if there is none of this name.
