@@ -15,6 +15,8 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod pair;
+
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
