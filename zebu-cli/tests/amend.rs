@@ -20,7 +20,6 @@ fn versions_and_refcounts() {
     for create in [
         "cluster_size=64k",
         "cluster_size=512",
-        "cluster_size=1M",
         "lazy_refcounts=on,cluster_size=4k",
     ] {
         let pair = Pair::new(&format!(
@@ -43,16 +42,32 @@ fn versions_and_refcounts() {
             "compat=1.1",
             "compat=0.10",
         ] {
-            // Of large clusters it takes qemu-img minutes.
-            if create == "cluster_size=1M" && options.contains("refcount_bits") {
-                continue;
-            }
             amend(&pair, options);
             assert_content(&pair.ours, "a.qcow2", "before.raw", options);
         }
         // It can still be written to.
         pair.ours.make("random a.qcow2 5 30 wzc");
         pair.ours.qemu_img(&["check", "a.qcow2"]).ok("check");
+    }
+}
+
+/// With refcounts QEMU takes a minute for this.
+#[test]
+fn large_clusters() {
+    let lab = Lab::new();
+    lab.make("create -o cluster_size=2M a.qcow2 5M; random a.qcow2 4 30 wzud");
+    lab.make("img convert -O raw a.qcow2 before.raw");
+    for options in [
+        "refcount_bits=64",
+        "refcount_bits=1",
+        "compat=0.10,refcount_bits=16",
+    ] {
+        if beyond_qemu("it takes very long") {
+            break;
+        }
+        lab.zebu(&["amend", "-o", options, "a.qcow2"]).ok(options);
+        lab.qemu_img(&["check", "a.qcow2"]).ok(options);
+        assert_content(&lab, "a.qcow2", "before.raw", options);
     }
 }
 
@@ -146,7 +161,7 @@ fn sizes() {
     for options in ["size=8M", "size=1M", "refcount_bits=2", "refcount_bits=64"] {
         amend(&pair, options);
     }
-    pair.fail(&["amend", "-o", "compat=0.10,refcount_bits=16", "a.qcow2"]);
+    pair.fail(&["amend", "-o", "compat=0.10", "a.qcow2"]);
     pair.fail(&["amend", "-o", "refcount_bits=1", "a.qcow2"]);
     pair.assert_alike(&["a.qcow2"], "refused");
 }

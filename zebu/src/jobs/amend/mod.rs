@@ -107,6 +107,9 @@ impl AmendOptions {
     }
 
     fn check_downgrade(&self, image: &Image, order: u32) -> Result<()> {
+        if order != 4 {
+            return refuse("compat=0.10 requires refcount_bits=16");
+        }
         let header = image.header();
         let size = self.size.unwrap_or(header.size);
         // Version 2 has no room for these numbers in its snapshot table.
@@ -118,9 +121,6 @@ impl AmendOptions {
         }
         if header.has_data_file() {
             return refuse("Cannot downgrade an image with a data file");
-        }
-        if order != 4 {
-            return refuse("compat=0.10 requires refcount_bits=16");
         }
         // Closed, it is not dirty.
         match header.incompatible & !INCOMPATIBLE_DIRTY {
