@@ -4,6 +4,7 @@ use zebu::block::Format;
 use zebu::jobs::Qcow2Target;
 
 use crate::failure::Failure;
+use crate::known_options::known_options;
 use crate::size;
 
 /// Keys and values in the order given; a later one counts.
@@ -12,59 +13,27 @@ pub struct CreateOptions {
     list: Vec<(String, String)>,
 }
 
-/// What qemu-img knows for raw files.
-const RAW: [&str; 4] = ["size", "preallocation", "nocow", "extent_size_hint"];
-/// What qemu-img knows for qcow2 images, in files.
-const QCOW2: [&str; 23] = [
-    "size",
-    "compat",
-    "backing_file",
-    "backing_fmt",
-    "data_file",
-    "data_file_raw",
-    "encryption",
-    "encrypt.format",
-    "encrypt.key-secret",
-    "encrypt.cipher-alg",
-    "encrypt.cipher-mode",
-    "encrypt.ivgen-alg",
-    "encrypt.ivgen-hash-alg",
-    "encrypt.hash-alg",
-    "encrypt.iter-time",
-    "cluster_size",
-    "preallocation",
-    "lazy_refcounts",
-    "refcount_bits",
-    "compression_type",
-    "extended_l2",
-    "nocow",
-    "extent_size_hint",
-];
-
 impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
     /// value are doubled. An error is what is wrong with them.
     pub fn parse(format: Format, texts: &[String]) -> Result<Self, String> {
-        match format {
-            Format::Raw => Self::parse_known(&RAW, texts),
-            Format::Qcow2 => Self::parse_known(&QCOW2, texts),
-        }
+        let known: Vec<&str> = known_options(format).iter().map(|o| o.name).collect();
+        Self::parse_known(&known, texts)
     }
 
     /// The same for options of these names.
     pub fn parse_known(known: &[&str], texts: &[String]) -> Result<Self, String> {
+        let is_known = |key: &str| known.contains(&key);
         let mut options = CreateOptions::default();
         for item in texts.iter().flat_map(|text| split(text)) {
             let (key, value) = match item.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
                 None => match item.strip_prefix("no") {
-                    Some(key) if !known.contains(&item.as_str()) => {
-                        (key.to_string(), "off".to_string())
-                    }
+                    Some(key) if !is_known(&item) => (key.to_string(), "off".to_string()),
                     _ => (item, "on".to_string()),
                 },
             };
-            if !known.contains(&key.as_str()) {
+            if !is_known(&key) {
                 return Err(format!("Invalid parameter '{key}'"));
             }
             options.list.push((key, value));

@@ -4,8 +4,11 @@
 mod commands;
 mod create_options;
 mod failure;
+mod file_name;
 mod json;
+mod known_options;
 mod localtime;
+mod new_image;
 mod open;
 mod options;
 mod output;

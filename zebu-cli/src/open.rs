@@ -86,3 +86,14 @@ pub fn device_with(
     Device::open(queue, &source, options)
         .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
 }
+
+/// What `open` opens in the first of `caches` (at least one) that works. The
+/// error is that of the last.
+pub fn in_first<T, E>(
+    caches: &[CacheMode],
+    open: impl Fn(CacheMode) -> Result<T, E>,
+) -> Result<T, E> {
+    let (last, others) = caches.split_last().expect("a cache mode");
+    let opened = others.iter().find_map(|cache| open(*cache).ok());
+    opened.map_or_else(|| open(*last), Ok)
+}

@@ -72,6 +72,102 @@ fn reads() {
 }
 
 #[test]
+fn writes() {
+    let lab = lab();
+    for args in [
+        &["-w", "x.qcow2"][..],
+        &["-w", "-c", "100", "x.qcow2"],
+        &["-w", "-c", "100", "-d", "1", "x.qcow2"],
+        &["-w", "-c", "100", "-d", "200", "--pattern", "7", "x.qcow2"],
+        &[
+            "-w", "-c", "100", "-s", "3", "-S", "7", "-o", "11", "x.qcow2",
+        ],
+        &[
+            "-w", "-c", "60", "-s", "512", "-S", "70000", "-o", "1M", "x.qcow2",
+        ],
+        &["-w", "-c", "100", "-n", "-t", "none", "x.qcow2"],
+        &["-w", "-c", "20", "-t", "directsync", "x.qcow2"],
+        &["-w", "-c", "20", "-t", "writethrough", "x.qcow2"],
+        &["-w", "-c", "100", "-t", "unsafe", "x.qcow2"],
+        &["-w", "-c", "100", "-q", "-f", "raw", "r.raw"],
+        &["-w", "-c", "100", "--flush-interval=64", "x.qcow2"],
+        &[
+            "-w",
+            "-c",
+            "99",
+            "-d",
+            "3",
+            "--flush-interval=10",
+            "x.qcow2",
+        ],
+        &[
+            "-w",
+            "-c",
+            "99",
+            "-d",
+            "10",
+            "--flush-interval=10",
+            "--no-drain",
+            "x.qcow2",
+        ],
+        &["-w", "-c", "5", "--flush-interval=64", "x.qcow2"],
+        &["-w", "-c", "100", "--flush-interval=0", "x.qcow2"],
+        &["-w", "-c", "10", "--no-drain", "x.qcow2"],
+        &["-w", "-c", "10", "--pattern", "010", "x.qcow2"],
+        &["-w", "-c", "10", "--pattern", "0xff", "x.qcow2"],
+    ] {
+        same(&lab, args).ok(&args.join(" "));
+    }
+    lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+}
+
+/// Guards against writes at other places, or of other bytes, than asked for.
+#[test]
+fn what_was_written_is_there() {
+    for (args, reads) in [
+        (
+            "-c 100 --pattern 7 -o 64k",
+            &["read -P 0 0 64k", "read -P 7 64k 400k", "read -P 0 464k 1M"][..],
+        ),
+        (
+            "-c 8 -s 100 -S 1000 --pattern 9 --flush-interval 2 -d 2",
+            &[
+                "read -P 9 3000 100",
+                "read -P 0 3100 900",
+                "read -P 9 7000 100",
+            ],
+        ),
+        (
+            "-c 1024 -d 3 --threads 3 --pattern 5 --flush-interval 50",
+            &["read -P 5 0 4M"],
+        ),
+        (
+            "-c 99999 -d 32 --random --threads 2 --pattern 6 -t none",
+            &["read -P 6 0 4M"],
+        ),
+        (
+            "-c 1024 --pattern 3 --flush-interval 64 --no-drain",
+            &["read -P 3 0 4M"],
+        ),
+    ] {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 4M");
+        if testing_qemu() && args.contains("--threads") {
+            continue;
+        }
+        let mut all = vec!["bench", "-w"];
+        all.extend(args.split(' '));
+        all.push("x.qcow2");
+        lab.zebu(&all).ok(args);
+        for read in reads {
+            lab.qemu_io(&["-r", "-c", read, "x.qcow2"]).ok(args);
+        }
+        let check = lab.qemu_img(&["check", "x.qcow2"]).ok(args);
+        assert!(check.out.contains("No errors"), "{check:#?}");
+    }
+}
+
+#[test]
 fn io_uring_where_the_kernel_has_it() {
     let lab = lab();
     let args = [
@@ -93,6 +189,14 @@ fn mistakes() {
         &["-f", "bogus", "x.qcow2"],
         &["--flush-interval=3", "x.qcow2"],
         &["nothing"],
+        &["-w", "nothing"],
+        &["-w", "-t", "bogus", "x.qcow2"],
+        &["-w", "-U", "x.qcow2"],
+        &["-w", "-c", "10", "-o", "20M", "x.qcow2"],
+        &["-w", "-c", "3", "-o", "4093k", "x.qcow2"],
+        &["-w", "--flush-interval=10", "x.qcow2"],
+        &["-w", "--flush-interval=10", "--no-drain", "x.qcow2"],
+        &["-w", "--flush-interval=10", "-f", "bogus", "x.qcow2"],
         // Native AIO, which -n means too, needs a cache mode without cache.
         &["-c", "10", "-i", "native", "x.qcow2"],
         &["-c", "10", "-n", "x.qcow2"],
@@ -102,6 +206,20 @@ fn mistakes() {
     // QEMU before 10 takes 0; with a depth of 0 it never ends.
     if testing_qemu() && !peer().is_current() {
         return;
+    }
+    if peer().is_current() {
+        for args in [
+            &["-w", "--flush-interval=-1", "x.qcow2"][..],
+            &["-w", "--flush-interval=x", "x.qcow2"],
+            &["-w", "--pattern", "256", "x.qcow2"],
+            &["-w", "--pattern", "-1", "x.qcow2"],
+            &["-w", "--pattern", "x", "x.qcow2"],
+            &["-w", "--pattern", "0x", "x.qcow2"],
+            &["-w", "--pattern", "1k", "x.qcow2"],
+            &["--pattern", "256", "x.qcow2"],
+        ] {
+            same(&lab, args).failed_with_one_line(1, &args.join(" "));
+        }
     }
     for (args, words) in [
         (["-c", "0", "x.qcow2"], "Invalid request count specified"),

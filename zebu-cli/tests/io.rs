@@ -6,6 +6,7 @@
 
 mod common;
 
+use common::script::timeless_answer;
 use common::{Answer, Lab, compare_answers, peer};
 
 const IMAGE: &str = "create base.qcow2 3M; random base.qcow2 5 20 w; \
@@ -13,35 +14,6 @@ const IMAGE: &str = "create base.qcow2 3M; random base.qcow2 5 20 w; \
     io x.qcow2: write -P 1 0 64k | write -P 2 64k 4k | write -z 1M 64k | write -c -P 5 2M 64k | \
     write -s noise 5M 150k | write -P 3 10485248 512; \
     raw r.raw 1000000";
-
-/// Takes times and rates out of an answer.
-fn timeless(text: &str) -> String {
-    let mut kept = String::new();
-    for line in text.split_inclusive('\n') {
-        let ops = line.find(" ops; ");
-        let machine = line.split(',').count() == 5 && line.contains(",0:00:");
-        match ops {
-            Some(at) => {
-                kept.push_str(&line[..at]);
-                kept.push_str(" ops; (…)\n");
-            }
-            None if machine => {
-                let fields: Vec<&str> = line.split(',').take(2).collect();
-                kept.push_str(&fields.join(","));
-                kept.push_str(",…\n");
-            }
-            None => kept.push_str(line),
-        }
-    }
-    kept
-}
-
-fn timeless_answer(answer: Answer) -> Answer {
-    Answer {
-        out: timeless(&answer.out),
-        ..answer
-    }
-}
 
 #[track_caller]
 fn same(lab: &Lab, args: &[&str], script: &str) -> Answer {

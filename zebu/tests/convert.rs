@@ -9,20 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zebu::block::{Device, OpenOptions, Source};
-use zebu::jobs::{ConvertEvent, ConvertOptions, convert};
+use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::storage::{
-    Alignment, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage, StorageExtent,
+    Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
+    StorageExtent,
 };
 
 /// Memory that wants aligned operations, as direct I/O does, and that takes its
 /// time to read, so that who reads a block to write it back meets the others.
 #[derive(Debug)]
-struct Blocks(Memory);
+struct Aligned(Memory, Blocks);
 
 const BLOCK: u64 = 4096;
 
 // SAFETY: all is passed on to `Memory`, which keeps no memory.
-unsafe impl Storage for Blocks {
+unsafe impl Storage for Aligned {
     unsafe fn start(
         &self,
         queue: &Queue,
@@ -68,6 +69,9 @@ unsafe impl Storage for Blocks {
     fn is_device(&self) -> bool {
         false
     }
+    fn blocks(&self) -> Option<&Blocks> {
+        Some(&self.1)
+    }
 }
 
 /// Bytes of which no sector is like another, or zero.
@@ -97,9 +101,10 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
         fs::write(&path, content).unwrap();
         open(&path)
     });
-    let target = Arc::new(Blocks(Memory::new(before)));
+    let target = Arc::new(Aligned(Memory::new(before), Blocks::new(4096)));
     let mut last = 0;
-    convert(sources.collect(), target.clone(), options, |event| {
+    let raw = Target::Raw(target.clone());
+    convert(sources.collect(), raw, options, |event| {
         if let ConvertEvent::Progress(done) = event {
             last = done;
         }
@@ -114,10 +119,10 @@ fn sources_that_meet_inside_a_block() {
     let contents = [noise(1536, 1), noise(6 << 20, 2), noise(4096 - 1536, 3)];
     let expected = contents.concat();
     for lanes in [1, 8] {
-        for (before, target_is_zero) in [(0, true), (0xee, false)] {
+        for (before, zero_from) in [(0, Some(0)), (0xee, None)] {
             let options = ConvertOptions {
                 lanes: Some(lanes),
-                target_is_zero,
+                zero_from,
                 ..ConvertOptions::default()
             };
             let before = vec![before; expected.len()];

@@ -1,7 +1,7 @@
 //! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
 //! and a line in [`ALL`].
 //!
-//! Still to come: `subclusters` (P3), `cache` (P4), `to-qcow2` (P5, the other way), `nbd` (P6).
+//! Still to come: `subclusters` (P3), `cache` (P4), `nbd` (P6).
 
 mod best;
 mod compare;
@@ -10,6 +10,7 @@ mod engines;
 mod fragmented;
 mod memory;
 mod metadata;
+mod to_qcow2;
 mod workers;
 
 use crate::bench::Bench;
@@ -31,6 +32,7 @@ pub trait Experiment: Sync {
 /// All experiments, in the order of the report.
 pub const ALL: &[&dyn Experiment] = &[
     &convert::Convert,
+    &to_qcow2::ToQcow2,
     &workers::Workers,
     &compare::Compare,
     &fragmented::Fragmented,

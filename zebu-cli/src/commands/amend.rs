@@ -7,9 +7,10 @@ use zebu::block::{Device, Format, OpenOptions};
 use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
-use super::create;
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
+use crate::known_options::{check_values, is_on, number, size_of};
+use crate::new_image::{log2, parse_format};
 use crate::options::{SourceOptions, target_cache};
 use crate::program::Invocation;
 use crate::progress::Progress;
@@ -130,7 +131,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     let helps = create_options::asks_for_help(&arguments.options);
     if let Some(format) = arguments.format.as_deref().filter(|_| helps) {
-        let format = create::parse_format(format).map_err(Failure::new)?;
+        let format = parse_format(format).map_err(Failure::new)?;
         return help(format);
     }
     let [name] = arguments.names.as_slice() else {
@@ -197,7 +198,7 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
             "Invalid parameter '{name}'\nThis option is only supported for image creation"
         ));
     }
-    create::check_values(Format::Qcow2, &options)?;
+    check_values(Format::Qcow2, &options)?;
     if ["backing_file", "backing_fmt"]
         .iter()
         .any(|name| options.get(name).is_some())
@@ -214,16 +215,13 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
         Some("1.1" | "v3") => Some(3),
         Some(other) => return Err(format!("Unknown compatibility level {other}")),
     };
-    let switch = |name| options.get(name).map(|_| create::is_on(&options, name));
+    let switch = |name| options.get(name).map(|_| is_on(&options, name));
     Ok(AmendOptions {
         version,
-        refcount_order: options
-            .get("refcount_bits")
-            .and_then(create::number)
-            .map(create::log2),
+        refcount_order: options.get("refcount_bits").and_then(number).map(log2),
         lazy_refcounts: switch("lazy_refcounts"),
         // As in qemu-img, 0 is no size.
-        size: create::size_of(&options, "size").filter(|size| *size != 0),
+        size: size_of(&options, "size").filter(|size| *size != 0),
         data_file: options.get("data_file").map(str::to_string),
         data_file_raw: switch("data_file_raw"),
     })

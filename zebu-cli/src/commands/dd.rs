@@ -9,8 +9,10 @@ use zebu::block::{Device, Format, OpenOptions, Source};
 use zebu::jobs::{self, CopyOptions, TransferError};
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
-use super::create;
+use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
+use crate::file_name::path_of;
+use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::SourceOptions;
 use crate::program::Invocation;
 use crate::{open, size};
@@ -134,7 +136,7 @@ fn output_format(name: Option<&str>) -> Result<Format, Failure> {
     name.parse().map_err(|_| {
         // What create says of formats that exist is more than qemu-img says
         // of those that do not.
-        match create::parse_format(name) {
+        match parse_format(name) {
             Err(why) if !why.starts_with("Unknown") => Failure::new(why),
             _ => Failure::new("Unknown file format"),
         }
@@ -167,7 +169,12 @@ fn creation_failure(output: &str, why: &str) -> Failure {
 }
 
 fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result<Device, Failure> {
-    create::make(queue, format, name, length).map_err(|why| creation_failure(name, &why))?;
+    let make = || {
+        let path = path_of(name)?;
+        let image = NewImage::new(format, length, &CreateOptions::default())?;
+        NewFiles::open(path, &image, &[CacheMode::WriteBack])?.make(queue, &image)
+    };
+    make().map_err(|why: String| creation_failure(name, &why))?;
     let options = OpenOptions {
         format: Some(format),
         write: true,

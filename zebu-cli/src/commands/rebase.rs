@@ -7,8 +7,8 @@ use zebu::block::{Device, ImageSpec, OpenOptions, Source};
 use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
 use zebu::storage::{EngineKind, Queue};
 
-use super::create::{OTHER_FORMATS, READ_ONLY_FORMATS};
 use crate::failure::{Failure, Outcome};
+use crate::new_image::is_format;
 use crate::open;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::program::Invocation;
@@ -139,11 +139,7 @@ fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
 /// Formats that only QEMU knows may be named too.
 fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
     match name {
-        Some(name)
-            if name.parse::<zebu::block::Format>().is_err()
-                && !OTHER_FORMATS.contains(&name)
-                && !READ_ONLY_FORMATS.contains(&name) =>
-        {
+        Some(name) if !is_format(name) => {
             Err(Failure::new(format!("Invalid format name: '{name}'")))
         }
         _ => Ok(()),

@@ -16,6 +16,7 @@
 #![allow(dead_code)]
 
 pub mod pair;
+pub mod script;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -765,7 +766,10 @@ pub fn comparable(text: &str) -> String {
             .replace(", \"compressed\": true", "")
             .replace("[-abCqrv]", "[-abCqv]")
             .replace("[-Cqrv]", "[-Cqv]")
-            .replace("[-Ciqrv]", "[-Ciqv]");
+            .replace("[-Ciqrv]", "[-Ciqv]")
+            .replace("[-bcCfnqruz]", "[-bcCfnquz]")
+            .replace("[-Cfqr]", "[-Cfq]")
+            .replace("[-Cfiqruz]", "[-Cfiquz]");
         kept.push_str(&snapshot_row(&line).unwrap_or(line));
         kept.push('\n');
     }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use super::device::{Device, Layer, LayerImage, WriteMode};
-use super::source::{BackingSpec, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT};
+use super::source::{
+    BackingSpec, CommonOptions, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT,
+};
 use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::{Header, MAGIC};
 use crate::image::{CacheOptions, Image, OpenImage, SnapshotName, WriteOptions};
@@ -171,6 +173,12 @@ impl Opening<'_> {
             }
             _ => Role::Backing,
         };
+        let read_only = |options: &CommonOptions| options.read_only == Some(true);
+        if self.writes(role)
+            && (read_only(&spec.options.common) || read_only(&spec.file.options.common))
+        {
+            return Err(Error::Refused("Block node is read-only".into()));
+        }
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
         let format = self.format(&mut spec, &file).await?;
@@ -404,7 +412,9 @@ impl Opening<'_> {
             (Role::Data, _) => LockRequest::DATA_READ,
             (_, Format::Qcow2) if write => LockRequest::QCOW2_WRITE,
             (_, Format::Raw) if write => LockRequest::RAW_WRITE,
-            (Role::Top, _) if self.options.exclude_writers => LockRequest::QCOW2_READ,
+            (Role::Top | Role::Backing, _) if self.options.exclude_writers => {
+                LockRequest::QCOW2_READ
+            }
             (_, Format::Qcow2) => LockRequest::QCOW2_READ,
             (_, Format::Raw) => LockRequest::RAW_READ,
         };

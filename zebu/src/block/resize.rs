@@ -1,5 +1,6 @@
 //! Changes of a whole device: its size, or its content dropped.
 
+use super::Format;
 use super::device::{Device, LayerImage};
 use super::write::Zeroing;
 use crate::format::MAX_L1_BYTES;
@@ -60,9 +61,11 @@ impl Device {
         self.top_for_writing(0, 0)?;
         let old = self.size();
         if size < old && preallocation != Preallocation::Off {
-            return Err(Error::Refused(
-                "Preallocation can't be used for shrinking an image".into(),
-            ));
+            let text = match self.top().format() {
+                Format::Raw => "Cannot use preallocation for shrinking files",
+                Format::Qcow2 => "Preallocation can't be used for shrinking an image",
+            };
+            return Err(Error::Refused(text.into()));
         }
         match &self.top().image {
             LayerImage::Raw(_) => self.resize_raw(queue, size, preallocation).await?,
@@ -91,7 +94,7 @@ impl Device {
         }
         if preallocation == Preallocation::Metadata {
             return Err(Error::Refused(
-                "Unsupported preallocation mode 'metadata'".into(),
+                "Unsupported preallocation mode: metadata".into(),
             ));
         }
         file.set_len(raw.offset() + size)?;

@@ -1,7 +1,8 @@
 //! The state of a virtual machine, which qcow2 keeps past the end of the disk.
 
 use super::device::{Device, LayerImage};
-use crate::storage::{Buffer, Queue};
+use crate::format::MAX_L1_BYTES;
+use crate::storage::{Buffer, Iov, Queue};
 use crate::{Error, Result};
 
 impl Device {
@@ -26,6 +27,45 @@ impl Device {
         let _stay = self.enter();
         let result = self.read_mapped(queue, offset, &iov).await;
         (buffer, result)
+    }
+
+    /// Writes the first `length` bytes of a buffer, which is given back, to the
+    /// top image's VM state from `position` on. Only the snapshots made
+    /// afterwards keep it: another size of the disk drops it.
+    pub async fn write_vm_state(
+        &mut self,
+        queue: &Queue,
+        position: u64,
+        mut buffer: Buffer,
+        length: usize,
+    ) -> (Buffer, Result<()>) {
+        // SAFETY: the buffer lives in this future until the write has ended;
+        // a dropped future waits for that before it drops the buffer.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let result = self.save_vm_state(queue, position, &iov).await;
+        (buffer, result)
+    }
+
+    async fn save_vm_state(&mut self, queue: &Queue, position: u64, iov: &Iov) -> Result<()> {
+        self.top_for_writing(0, 0)?;
+        let offset = self.vm_state_at(position, iov.len() as u64)?;
+        let image = self.own_image()?;
+        if image.geometry().has_data_file() {
+            let text = "The VM state cannot be in an external data file";
+            return Err(Error::Refused(text.into()));
+        }
+        let entries = image.geometry().l1_entries_for(offset + iov.len() as u64);
+        if entries * 8 > MAX_L1_BYTES {
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+        }
+        image.announce(queue).await?;
+        image.grow_l1(queue, entries).await?;
+        let LayerImage::Qcow2(image) = &self.top().image else {
+            return Ok(());
+        };
+        let result = self.write_image(queue, image, offset, iov).await;
+        self.changed(queue, image, result).await
     }
 
     /// The guest offset where `position` in the VM state is.

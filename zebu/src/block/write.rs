@@ -377,7 +377,8 @@ async fn write_parts(
     iov: &Iov,
 ) -> Result<()> {
     parts.sort_unstable();
-    let mut flight = std::collections::VecDeque::new();
+    let parts_at_once = queue.options().parts;
+    let mut flight = storage::Writings::new(&**image.data(), queue, parts_at_once);
     let mut rest = &parts[..];
     while let Some(&(host, _, first)) = rest.first() {
         let mut end = host + first as u64;
@@ -391,15 +392,9 @@ async fn write_parts(
             .count();
         let (run, left) = rest.split_at(count);
         rest = left;
-        if flight.len() >= queue.options().parts.max(1) {
-            let writing: storage::Writing<'_> = flight.pop_front().expect("not empty");
-            writing.finish().await?;
-        }
         let part = iov.gather(run.iter().map(|(_, at, length)| (*at, *length)));
-        flight.push_back(storage::begin_write(&**image.data(), queue, host, part));
+        flight.write(host, part).await.map_err(|(_, e)| e)?;
     }
-    while let Some(writing) = flight.pop_front() {
-        writing.finish().await?;
-    }
+    flight.finish().await.map_err(|(_, e)| e)?;
     Ok(())
 }

@@ -82,22 +82,14 @@ impl Device {
     ) -> Result<()> {
         let cluster_size = image.geometry().cluster_size();
         image.announce(queue).await?;
+        if image.header().is_data_file_raw() {
+            return self.zero_raw_data(queue, image, start, end, unmap).await;
+        }
         let mut at = start;
         while at < end {
             image.relieve(queue).await?;
             // A slice at a time, so that others are not held up for long.
             let mut length = (end - at).min(image.to_slice_end(at));
-            if image.header().is_data_file_raw() {
-                // The data file shows it too.
-                let data = &**image.data();
-                let inside = data.len()?.saturating_sub(at).min(length);
-                if inside > 0 {
-                    match unmap {
-                        true => storage::punch_hole(data, queue, at, inside).await?,
-                        false => storage::zero_range(data, queue, at, inside).await?,
-                    }
-                }
-            }
             let done = {
                 let _stay = image.enter();
                 let _held = image.hold(at, length).await?;
@@ -111,6 +103,29 @@ impl Device {
                 length = to - at;
             }
             at += length;
+        }
+        Ok(())
+    }
+
+    /// Zeroes a range of a raw external data file. The mapping stays as it is:
+    /// what it says to be data is zero in the file now, and the rest was
+    /// already. So the file is the disk at every instant, also for whoever
+    /// writes to the range meanwhile.
+    async fn zero_raw_data(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        start: u64,
+        end: u64,
+        unmap: bool,
+    ) -> Result<()> {
+        let data = &**image.data();
+        let inside = data.len()?.min(end).saturating_sub(start);
+        if inside > 0 {
+            match unmap {
+                true => storage::punch_hole(data, queue, start, inside).await?,
+                false => storage::zero_range(data, queue, start, inside).await?,
+            }
         }
         Ok(())
     }
@@ -186,6 +201,12 @@ impl Device {
         };
         image.announce(queue).await?;
         let mut at = offset.next_multiple_of(cluster_size);
+        if image.header().is_data_file_raw() {
+            return match at < end {
+                true => self.zero_raw_data(queue, image, at, end, true).await,
+                false => Ok(()),
+            };
+        }
         while at < end {
             image.relieve(queue).await?;
             let _stay = image.enter();

@@ -188,12 +188,22 @@ impl Image {
             return Err(std::io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
         let cluster_size = self.geometry.cluster_size();
+        let unit = cluster_size.max(self.length_unit());
         // A little for a small image, more for one that grows.
         let ahead = (end / 4).clamp(cluster_size, AHEAD.max(cluster_size));
-        let wanted = (end + ahead).next_multiple_of(cluster_size);
+        let wanted = (end + ahead).next_multiple_of(unit);
         self.file.set_len(wanted)?;
         self.set_file_len(wanted);
         Ok(())
+    }
+
+    /// What the length of the file is a multiple of while it is written, in
+    /// bytes: with direct I/O, whole pages (see `storage/blocks.rs`).
+    pub(super) fn length_unit(&self) -> u64 {
+        match self.file.is_device() {
+            true => 1,
+            false => self.file.blocks().map_or(1, |blocks| blocks.page()),
+        }
     }
 
     /// Lowers the refcounts of what is ready for it, and gives its space back

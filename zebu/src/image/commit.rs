@@ -19,7 +19,6 @@
 //! One commit runs at a time. A flush that finds one running waits for it, and
 //! then one commit serves all who wait.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -228,7 +227,7 @@ impl Image {
         // dropped first, which waits for that.
         #[allow(unsafe_code)]
         let iov = unsafe { batch.buffer.iov() };
-        let mut flight = VecDeque::new();
+        let mut flight = storage::Writings::new(&*self.file, queue, queue.options().parts);
         let mut rest = &batch.pieces[..];
         while let Some(&(host, at, first)) = rest.first() {
             let mut length = first;
@@ -241,16 +240,10 @@ impl Image {
                 count += 1;
             }
             rest = &rest[count..];
-            if flight.len() >= queue.options().parts.max(1) {
-                let writing: storage::Writing<'_> = flight.pop_front().expect("not empty");
-                writing.finish().await?;
-            }
             let part = iov.slice(at, length);
-            flight.push_back(storage::begin_write(&*self.file, queue, host, part));
+            flight.write(host, part).await.map_err(|(_, e)| e)?;
         }
-        while let Some(writing) = flight.pop_front() {
-            writing.finish().await?;
-        }
+        flight.finish().await.map_err(|(_, e)| e)?;
         Ok(())
     }
 

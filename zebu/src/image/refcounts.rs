@@ -606,13 +606,16 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
     let mut best = None;
     let mut start = Some(first);
     while let Some(at) = start {
-        let end = view.next_used(at).unwrap_or(view.entries());
-        let count = (end - at) as u64;
-        if count >= want {
+        // No further than is asked for: most of a block may be free.
+        let mut count = 1;
+        while count < want && view.get(at + count as usize) == Some(0) {
+            count += 1;
+        }
+        if count == want {
             return Some((first, at, want));
         }
         best = best.or(Some((first, at, count)));
-        start = view.next_free(end);
+        start = view.next_free(at + count as usize);
     }
     best
 }

@@ -132,7 +132,8 @@ impl Image {
         let fresh = (!self.file.is_device()).then_some(opened_len);
         let refcounts = Refcounts::new(self.geometry, table, header.refcount_table_offset, fresh);
         // Only what we maintain stays true.
-        let announced = header.autoclear & !AUTOCLEAR_DATA_FILE_RAW == 0;
+        let announced = header.autoclear & !AUTOCLEAR_DATA_FILE_RAW == 0
+            && opened_len.is_multiple_of(self.length_unit());
         self.writer = Some(Box::new(Writer {
             options,
             clusters: Ranges::default(),
@@ -221,8 +222,16 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
-            .await?;
+        let wanted = self.file_len().next_multiple_of(self.length_unit());
+        if wanted > self.file_len() {
+            // Now, since no write to its last page is in flight.
+            self.file.set_len(wanted)?;
+            self.set_file_len(wanted);
+        }
+        if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
+            self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
+                .await?;
+        }
         writer.announced.store(true, Ordering::Release);
         Ok(())
     }

@@ -14,7 +14,9 @@ mod lanes;
 mod measure;
 mod pace;
 mod rebase;
+mod together;
 mod transfer;
+mod turns;
 mod zero;
 
 pub use amend::{AmendOptions, amend};
@@ -22,7 +24,7 @@ pub use bitmaps::bitmaps;
 pub use check::{CheckMessage, CheckReport, RepairMode, check, repair, repair_file};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
-pub use convert::{ConvertError, ConvertEvent, ConvertOptions, convert};
+pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
 pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};

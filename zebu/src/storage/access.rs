@@ -317,6 +317,12 @@ unsafe fn start_write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &I
 }
 
 impl Writing<'_> {
+    /// Whether it is in the engine, or else waits for blocks or a bounce buffer
+    /// first.
+    pub(crate) fn has_started(&self) -> bool {
+        self.started.is_some()
+    }
+
     /// Waits until everything is written.
     pub(crate) async fn finish(self) -> io::Result<()> {
         let Writing {
@@ -470,7 +476,7 @@ pub async fn zero_range(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    match range(storage, queue, OpKind::ZeroRange, offset, length).await {
+    match zero(storage, queue, OpKind::ZeroRange, offset, length).await {
         Err(e) if is_unsupported(&e) => {
             let inside = storage.len()?.saturating_sub(offset);
             write_zeroes(storage, queue, offset, length.min(inside)).await
@@ -488,7 +494,7 @@ pub async fn punch_hole(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    match range(storage, queue, OpKind::PunchHole, offset, length).await {
+    match zero(storage, queue, OpKind::PunchHole, offset, length).await {
         Err(e) if is_unsupported(&e) => zero_range(storage, queue, offset, length).await,
         Err(e) => Err(e),
         Ok(()) => flush_zeroes(storage, queue).await,
@@ -504,6 +510,34 @@ pub async fn allocate(
     length: u64,
 ) -> io::Result<()> {
     range(storage, queue, OpKind::Allocate, offset, length).await
+}
+
+/// Has the file system zero a range; where direct I/O is in use, only the whole
+/// pages of it, and writes the rest.
+async fn zero(
+    storage: &dyn Storage,
+    queue: &Queue,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
+    let Some(blocks) = storage.blocks() else {
+        return range(storage, queue, kind, offset, length).await;
+    };
+    if let Some(result) = check(offset, length) {
+        return result.map(drop);
+    }
+    let (end, mask) = (offset + length, blocks.page() - 1);
+    let first = ((offset + mask) & !mask).min(end);
+    let last = (end & !mask).max(first);
+    range(storage, queue, kind, first, last - first).await?;
+    // It does not become longer.
+    let inside = storage.len()?;
+    for (start, end) in [(offset, first), (last, end)] {
+        let end = end.min(inside);
+        write_zeroes(storage, queue, start, end.saturating_sub(start)).await?;
+    }
+    Ok(())
 }
 
 async fn range(

@@ -2,6 +2,11 @@
 //! direct I/O a write that does not cover whole blocks reads them, changes
 //! them in memory and writes them back. No other write may touch those blocks
 //! meanwhile, or it is undone.
+//!
+//! The page cache must not be used beside direct I/O either, and it is, by
+//! `fallocate(2)` and `ftruncate(2)` for the rest of a page that they zero in
+//! part: a direct write to that page then fails to invalidate it, and the next
+//! flush ends with `EIO`. So these get whole pages only.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -9,9 +14,10 @@ use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 /// The writes in flight to one storage.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Blocks {
     state: Mutex<State>,
+    page: u64,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +38,20 @@ pub(crate) struct Written<'a> {
 }
 
 impl Blocks {
+    /// `page` (a power of two) is what the file system zeroes as a whole
+    /// without the page cache.
+    pub fn new(page: u64) -> Self {
+        Blocks {
+            state: Mutex::default(),
+            page,
+        }
+    }
+
+    /// Bytes of a page.
+    pub(crate) fn page(&self) -> u64 {
+        self.page
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }

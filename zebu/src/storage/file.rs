@@ -13,6 +13,9 @@ use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind};
 use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent};
 
+/// The largest block of a file system, in bytes.
+const MAX_PAGE: u64 = 64 << 10;
+
 /// How the host's page cache takes part, by QEMU's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum CacheMode {
@@ -121,7 +124,8 @@ impl File {
             }
             other => other?,
         };
-        let kind = file.metadata()?.file_type();
+        let metadata = file.metadata()?;
+        let kind = metadata.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -139,11 +143,12 @@ impl File {
         } else {
             Alignment::NONE
         };
+        let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
         Ok(File {
             fd,
             path,
             cache: how.cache,
-            blocks: Blocks::default(),
+            blocks: Blocks::new(page),
             alignment,
             device,
         })
@@ -218,6 +223,13 @@ fn clear_nonblock(fd: RawFd) -> io::Result<()> {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Bytes of a page of memory.
+fn page_size() -> u64 {
+    // SAFETY: a call without pointers.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).unwrap_or(4096).max(4096)
 }
 
 /// What `O_DIRECT` asks for on this descriptor: as `statx(2)` says

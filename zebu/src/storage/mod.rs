@@ -17,13 +17,14 @@ mod op;
 mod queue;
 mod threads;
 mod uring;
+mod writings;
 mod zero;
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub(crate) use access::{Reading, Writing, begin_read, begin_write, read_pooled};
+pub(crate) use access::{Reading, begin_read, read_pooled};
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };
@@ -38,6 +39,7 @@ pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};
 pub(crate) use queue::{Io, PoolBuffer};
+pub(crate) use writings::Writings;
 pub use zero::is_zero;
 
 /// What the offsets, lengths and memory of direct I/O must be multiples of,

@@ -4,6 +4,8 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod peer;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -300,7 +302,7 @@ pub fn queue(engine: EngineKind, write_here: bool) -> Queue {
 }
 
 /// Says which setup failed, and with which seed.
-struct Sayer(String);
+pub struct Sayer(pub String);
 
 impl Drop for Sayer {
     fn drop(&mut self) {

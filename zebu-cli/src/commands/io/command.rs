@@ -1,7 +1,7 @@
 //! What a command is, and the one table of all of them.
 
 use super::session::Session;
-use super::{control, look, read, write, zone};
+use super::{breakpoint, change, control, look, read, reopen, write, zone};
 
 /// A command of the language.
 #[derive(Debug)]
@@ -47,25 +47,28 @@ pub enum Failure {
     Told,
 }
 
+/// The tables of the files that have some.
+const TABLES: [&[Command]; 8] = [
+    read::COMMANDS,
+    write::COMMANDS,
+    change::COMMANDS,
+    look::COMMANDS,
+    control::COMMANDS,
+    reopen::COMMANDS,
+    breakpoint::COMMANDS,
+    zone::COMMANDS,
+];
+
 /// All commands, in the order of the help.
 pub fn all() -> impl Iterator<Item = &'static Command> {
-    let groups = [control::COMMANDS, look::COMMANDS, read::COMMANDS];
-    let later = [write::COMMANDS, zone::COMMANDS];
-    let mut commands: Vec<_> = groups.into_iter().chain(later).flatten().collect();
+    let mut commands: Vec<_> = TABLES.into_iter().flatten().collect();
     commands.sort_by_key(|c| c.name);
     commands.into_iter()
 }
 
 /// The command of this name or alias.
 pub fn find(name: &str) -> Option<&'static Command> {
-    let groups = [
-        read::COMMANDS,
-        write::COMMANDS,
-        look::COMMANDS,
-        control::COMMANDS,
-        zone::COMMANDS,
-    ];
-    let mut commands = groups.into_iter().flatten();
+    let mut commands = TABLES.into_iter().flatten();
     commands.find(|c| c.name == name || (!c.alias.is_empty() && c.alias == name))
 }
 
@@ -88,13 +91,6 @@ impl Command {
             "bad argument count {count} to {name}, expected {expected}"
         )))
     }
-}
-
-/// The outcome of commands that come with the write side.
-pub fn not_yet(name: &str) -> Outcome {
-    Err(Failure::Err(format!(
-        "not supported in this version: {name}"
-    )))
 }
 
 #[cfg(test)]

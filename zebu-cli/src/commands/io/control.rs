@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use super::command::{self, Command, Failure, Outcome};
 use super::getopt::Getopt;
 use super::number::parse_integer;
-use super::session::{Opening, Session};
+use super::opening::Opening;
+use super::session::Session;
+use super::words::size;
 
-/// open, close, quit, help, sleep.
+/// open, close, quit, help, sleep, abort, sigraise.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "open",
@@ -90,18 +92,21 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: false,
-        run: |_, _| command::not_yet("abort"),
+        run: abort,
     },
     Command {
         name: "sigraise",
         alias: "",
         args: Some("signal"),
         summary: "raises a signal",
-        help: "",
+        help: "
+ Sends this signal, a number, to the program itself: 'sigraise 9' ends it as
+ if it had been killed.
+",
         min: 1,
         max: Some(1),
         needs_file: false,
-        run: |_, _| command::not_yet("sigraise"),
+        run: sigraise,
     },
 ];
 
@@ -137,8 +142,7 @@ fn join(options: &mut Option<String>, more: &str) {
 }
 
 fn close(session: &mut Session, _args: &[&str]) -> Outcome {
-    session.close();
-    Ok(())
+    session.close()
 }
 
 fn quit(session: &mut Session, _args: &[&str]) -> Outcome {
@@ -176,6 +180,31 @@ fn sleep(session: &mut Session, args: &[&str]) -> Outcome {
     match &session.image {
         Some(image) if image.is_busy() => image.queue.block_on(pass(time)),
         _ => thread::sleep(time),
+    }
+    Ok(())
+}
+
+fn abort(session: &mut Session, _args: &[&str]) -> Outcome {
+    session.out.flush();
+    std::process::abort()
+}
+
+fn sigraise(session: &mut Session, args: &[&str]) -> Outcome {
+    /// The highest signal there is.
+    const MAX: u64 = 64;
+    let signal = size(args[0])?;
+    if signal > MAX {
+        let text = args[0];
+        return Err(Failure::Out(format!(
+            "signal argument '{text}' is too large to be a valid signal"
+        )));
+    }
+    session.out.flush();
+    // SAFETY: takes a number alone; this program handles no signals, so that
+    // no code of it runs but what follows.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::raise(signal as i32);
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use zebu::storage::Queue;
 
 use super::command::{Command, Failure, Outcome};
 use super::number::human_size;
-use super::read::size;
 use super::session::Session;
+use super::words::size;
 use crate::commands::info::specific_text;
 
 /// alloc, map, length, info.

@@ -1,26 +1,36 @@
 //! `io`: qemu-io's command language, from arguments and standard input.
 
+mod breakpoint;
+mod change;
 mod command;
+mod content;
 mod control;
+mod copy_on_read;
 mod getopt;
+mod image;
 mod input;
 mod look;
 mod number;
+mod opening;
 mod output;
+mod overlay;
+mod quick_zeroes;
 mod read;
+mod reopen;
 mod report;
+mod request;
 mod session;
+mod words;
 mod write;
 mod zone;
 
 use std::ffi::OsString;
 
-pub use session::NATIVE_NEEDS_DIRECT;
-
 use crate::failure::{Failure, Outcome};
 use crate::program::Invocation;
 use getopt::{Getopt, Long};
-use session::{Opening, Session};
+use opening::Opening;
+use session::Session;
 
 const LONG: &[Long] = &[
     ("aio", true, 'i'),

@@ -3,17 +3,16 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use zebu::Error;
 use zebu::block::{Device, LayerImage};
 use zebu::storage::{Buffer, Queue};
 
 use super::command::{Command, Failure, Outcome};
 use super::getopt::Getopt;
-use super::number::{MAX_REQUEST, parse_pattern};
+use super::number::MAX_REQUEST;
 use super::output::Output;
 use super::report::{Dump, Statistics, is_filled_with, pattern_failure};
 use super::session::Session;
-use crate::size::{self, SizeError};
+use super::words::{check_sectors, explain, failed, pattern, segments, size};
 
 /// read, readv, aio_read, aio_flush.
 pub const COMMANDS: &[Command] = &[
@@ -237,6 +236,9 @@ fn read_now(session: &mut Session, verb: &str, report: &Report, count: usize) ->
     if !image.has_range(report.offset, count as u64) {
         return Err(Failure::Out(failed(verb, libc::EIO)));
     }
+    image
+        .copy_up(report.offset, count as u64)
+        .map_err(|error| Failure::Out(explain(&out, verb, &error)))?;
     let buffer = image.take_buffer(count);
     let reading = image
         .device
@@ -274,6 +276,11 @@ fn aio_read(session: &mut Session, args: &[&str]) -> Outcome {
     let out = session.out.clone();
     let image = session.image()?;
     if image.has_range(offset, count as u64) {
+        if let Err(error) = image.copy_up(offset, count as u64) {
+            let text = explain(&out, "readv", &error);
+            out.print(format_args!("{text}\n"));
+            return Ok(());
+        }
         let (device, queue) = (image.device.clone(), image.queue.clone());
         image.start(count, read_later(device, queue, out, report, count));
     } else {
@@ -319,69 +326,4 @@ fn read_vm_state(session: &mut Session, report: &Report, count: usize) -> Outcom
     let outcome = conclude(&out, "read", report, &buffer[..count], result);
     image.give_buffer(buffer);
     outcome
-}
-
-/// Offset and total length of a command with any number of lengths.
-fn segments(args: &[&str]) -> Result<(u64, usize), Failure> {
-    let Some((offset, lengths)) = args.split_first().filter(|(_, rest)| !rest.is_empty()) else {
-        return Err(Failure::Usage);
-    };
-    let offset = size(offset)?;
-    let mut total = 0;
-    for text in lengths {
-        let length = size(text)?;
-        if length > MAX_REQUEST {
-            return Err(Failure::Out(format!(
-                "Argument '{text}' exceeds maximum size {MAX_REQUEST}"
-            )));
-        }
-        total += length;
-        if total > MAX_REQUEST {
-            return Err(Failure::Out(format!(
-                "The total number of bytes exceed the maximum size {MAX_REQUEST}"
-            )));
-        }
-    }
-    Ok((offset, total as usize))
-}
-
-/// A size, or what is said of a text that is none.
-pub fn size(text: &str) -> Result<u64, Failure> {
-    size::parse(text).map_err(|error| {
-        let what = match error {
-            SizeError::Syntax => "non-numeric argument, or extraneous/unrecognized suffix",
-            SizeError::Range => "argument too large",
-        };
-        Failure::Out(format!("Parsing error: {what} -- {text}"))
-    })
-}
-
-fn pattern(text: &str) -> Result<u8, Failure> {
-    parse_pattern(text).ok_or_else(|| Failure::Out(format!("{text} is not a valid pattern byte")))
-}
-
-/// VM state is read in whole sectors.
-fn check_sectors(offset: u64, count: u64) -> Outcome {
-    for (name, value) in [("offset", offset), ("count", count)] {
-        if !value.is_multiple_of(512) {
-            return Err(Failure::Out(format!(
-                "{value} is not a sector-aligned value for '{name}'"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// `VERB failed: ERROR`.
-fn failed(verb: &str, errno: i32) -> String {
-    let error = std::io::Error::from_raw_os_error(errno);
-    format!("{verb} failed: {}", zebu::strerror(&error))
-}
-
-/// The line that QEMU prints; what an image has wrong goes to standard error.
-fn explain(out: &Output, verb: &str, error: &Error) -> String {
-    if !matches!(error, Error::Io(_)) {
-        out.error(error);
-    }
-    failed(verb, error.errno())
 }

@@ -1,64 +1,22 @@
-//! Commands for QEMU's blkdebug breakpoints and for zoned devices: known, so
-//! that a script gets a clear answer.
+//! Commands for zoned devices: known, so that a script gets the answer that
+//! it gets from any image that has no zones.
 
-use super::command::{Command, not_yet};
+use super::command::{Command, Failure, Outcome};
+use super::session::Session;
+use super::words::{failed, size};
 
-/// break, remove_break, resume, wait_break, zone_*.
+/// zone_append, zone_close, zone_finish, zone_open, zone_report, zone_reset.
 pub const COMMANDS: &[Command] = &[
-    Command {
-        name: "break",
-        alias: "",
-        args: Some("event tag"),
-        summary: "sets a breakpoint on event and tags the stopped request as tag",
-        help: "",
-        min: 2,
-        max: Some(2),
-        needs_file: true,
-        run: |_, _| not_yet("break"),
-    },
-    Command {
-        name: "remove_break",
-        alias: "",
-        args: Some("tag"),
-        summary: "remove a breakpoint by tag",
-        help: "",
-        min: 1,
-        max: Some(1),
-        needs_file: true,
-        run: |_, _| not_yet("remove_break"),
-    },
-    Command {
-        name: "resume",
-        alias: "",
-        args: Some("tag"),
-        summary: "resumes the request tagged as tag",
-        help: "",
-        min: 1,
-        max: Some(1),
-        needs_file: true,
-        run: |_, _| not_yet("resume"),
-    },
-    Command {
-        name: "wait_break",
-        alias: "",
-        args: Some("tag"),
-        summary: "waits for the suspension of a request",
-        help: "",
-        min: 1,
-        max: Some(1),
-        needs_file: true,
-        run: |_, _| not_yet("wait_break"),
-    },
     Command {
         name: "zone_append",
         alias: "",
         args: Some("offset len [len..]"),
         summary: "append write a number of bytes at a specified offset",
         help: "",
-        min: 2,
-        max: None,
+        min: 3,
+        max: Some(4),
         needs_file: true,
-        run: |_, _| not_yet("zone_append"),
+        run: |session, args| refuse(session, "zone append", args),
     },
     Command {
         name: "zone_close",
@@ -69,7 +27,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| not_yet("zone_close"),
+        run: |session, args| refuse(session, "zone close", args),
     },
     Command {
         name: "zone_finish",
@@ -80,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| not_yet("zone_finish"),
+        run: |session, args| refuse(session, "zone finish", args),
     },
     Command {
         name: "zone_open",
@@ -91,7 +49,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| not_yet("zone_open"),
+        run: |session, args| refuse(session, "zone open", args),
     },
     Command {
         name: "zone_report",
@@ -102,7 +60,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| not_yet("zone_report"),
+        run: |session, args| refuse(session, "zone report", args),
     },
     Command {
         name: "zone_reset",
@@ -113,6 +71,16 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| not_yet("zone_reset"),
+        run: |session, args| refuse(session, "zone reset", args),
     },
 ];
+
+/// There are no zones, and nothing beyond the end of the disk.
+fn refuse(session: &mut Session, verb: &str, args: &[&str]) -> Outcome {
+    let (offset, _) = (size(args[0])?, size(args[1])?);
+    let errno = match session.image()?.has_range(offset, 0) {
+        true => libc::ENOTSUP,
+        false => libc::EIO,
+    };
+    Err(Failure::Out(failed(verb, errno)))
+}

@@ -1,0 +1,216 @@
+//! `bench`: how fast an image answers, as `qemu-img bench` measures it.
+//!
+//! The data path is the library's alone: each request in flight is a future
+//! with a buffer of its own that is reused for the next one. Nothing is
+//! allocated, locked or printed a request.
+
+mod offsets;
+mod pace;
+mod plan;
+mod requests;
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use clap::Parser;
+use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::storage::{CacheMode, EngineKind};
+
+use crate::failure::{Failure, Outcome};
+use crate::program::{self, Invocation};
+use plan::Plan;
+use requests::{measure, measure_threads, queue};
+
+/// Measures how fast an image is read or written.
+#[derive(Debug, Parser)]
+#[command(about = "Runs a simple benchmark on an image")]
+struct Arguments {
+    /// Number of requests
+    #[arg(
+        short = 'c',
+        long = "count",
+        value_name = "COUNT",
+        allow_hyphen_values = true
+    )]
+    count: Option<String>,
+    /// Number of requests in flight
+    #[arg(
+        short = 'd',
+        long = "depth",
+        value_name = "DEPTH",
+        allow_hyphen_values = true
+    )]
+    depth: Option<String>,
+    /// Format of the image
+    #[arg(short = 'f', long = "format", value_name = "FMT")]
+    format: Option<String>,
+    /// Linux native AIO, as -i native
+    #[arg(short = 'n', long = "native")]
+    native: bool,
+    /// How I/O is done: threads, native or io_uring
+    #[arg(short = 'i', long = "aio", value_name = "AIO")]
+    aio: Option<String>,
+    /// Where the first request starts
+    #[arg(
+        short = 'o',
+        long = "offset",
+        value_name = "OFFSET",
+        allow_hyphen_values = true
+    )]
+    offset: Option<String>,
+    /// Size of a request
+    #[arg(
+        short = 's',
+        long = "buffer-size",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
+    buffer_size: Option<String>,
+    /// From one request's start to the next one's; 0: the buffer size
+    #[arg(
+        short = 'S',
+        long = "step-size",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
+    step_size: Option<String>,
+    /// Cache mode: none, writeback, writethrough, directsync or unsafe
+    #[arg(short = 't', long = "cache", value_name = "CACHE")]
+    cache: Option<String>,
+    /// Accepted, without effect, as in qemu-img
+    #[arg(short = 'q', long = "quiet")]
+    quiet: bool,
+    /// Open the image although others may write to it
+    #[arg(short = 'U', long = "force-share")]
+    force_share: bool,
+    /// The image is given as options, not by its name
+    #[arg(long = "image-opts")]
+    image_opts: bool,
+    /// Write instead of reading: this destroys what the image holds
+    #[arg(short = 'w', long = "write")]
+    write: bool,
+    /// Byte to write, 0 by default
+    #[arg(long = "pattern", value_name = "BYTE", allow_hyphen_values = true)]
+    pattern: Option<String>,
+    /// Flush after so many writes
+    #[arg(
+        long = "flush-interval",
+        value_name = "COUNT",
+        allow_hyphen_values = true
+    )]
+    flush_interval: Option<String>,
+    /// Do not wait for requests in flight before a flush
+    #[arg(long = "no-drain")]
+    no_drain: bool,
+    /// Requests at random multiples of the buffer size, the same in every run,
+    /// instead of in steps (not in qemu-img)
+    #[arg(long = "random")]
+    random: bool,
+    /// Threads that share the requests, each with a queue of its own and its
+    /// part of the depth (not in qemu-img)
+    #[arg(long = "threads", value_name = "N", allow_hyphen_values = true)]
+    threads: Option<String>,
+    /// The image
+    #[arg(value_name = "FILE")]
+    files: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = program::parse(invocation, arguments)?;
+    let plan = Plan::new(&arguments)?;
+    let (engine, how) = opening(&arguments)?;
+    let [file] = arguments.files.as_slice() else {
+        return Err(Failure::new("Expecting one image file name").with_hint());
+    };
+    plan.check_flushes()?;
+    let source = match arguments.image_opts {
+        true => Source::Options(file.clone()),
+        false => Source::Name(file.clone()),
+    };
+    let can_not = |why: String| Failure::new(format!("Could not open '{file}': {why}"));
+    if how.write && how.force_share {
+        let text = "force-share=on can only be used with read-only images";
+        return Err(can_not(text.into()));
+    }
+    if engine == EngineKind::Native && !how.cache.is_direct() {
+        return Err(can_not(NATIVE_NEEDS_DIRECT.into()));
+    }
+    let queue = queue(engine).map_err(|e| can_not(e.to_string()))?;
+    let how = OpenOptions {
+        format: match &arguments.format {
+            Some(name) => Some(
+                name.parse()
+                    .map_err(|e: zebu::Error| can_not(e.to_string()))?,
+            ),
+            None => None,
+        },
+        ..how
+    };
+    let device = Device::open(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
+    let device = Arc::new(device);
+    announce(&plan)?;
+    let time = match plan.threads {
+        1 => measure(device.clone(), queue.clone(), &plan),
+        _ => measure_threads(&device, engine, &plan),
+    };
+    if let Some(device) = Arc::into_inner(device) {
+        let closing = queue.block_on(device.close(&queue));
+        closing.map_err(|e| Failure::new(format!("Could not close '{file}': {e}")))?;
+    }
+    let time = time?;
+    crate::output::print(&format!(
+        "Run completed in {:3.3} seconds.\n",
+        time.as_secs_f64()
+    ))
+}
+
+fn announce(plan: &Plan) -> Result<(), Failure> {
+    let kind = match plan.pattern {
+        Some(_) => "write",
+        None => "read",
+    };
+    let place = match plan.random {
+        true => "at random offsets".to_owned(),
+        false => format!(
+            "starting at offset {}, step size {}",
+            plan.offset, plan.step
+        ),
+    };
+    let mut text = format!(
+        "Sending {} {kind} requests, {} bytes each, {} in parallel ({place})\n",
+        plan.count, plan.size, plan.depth
+    );
+    if plan.flush_interval > 0 {
+        text.push_str(&format!(
+            "Sending flush every {} requests\n",
+            plan.flush_interval
+        ));
+    }
+    crate::output::print(&text).map(drop)
+}
+
+fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> {
+    let engine = match &arguments.aio {
+        Some(name) => name.parse().map_err(Failure::new)?,
+        None if arguments.native => EngineKind::Native,
+        None => EngineKind::best(),
+    };
+    let cache = match &arguments.cache {
+        Some(name) => name
+            .parse()
+            .map_err(|()| Failure::new("Invalid cache mode"))?,
+        None => CacheMode::default(),
+    };
+    if arguments.image_opts && arguments.format.is_some() {
+        let text = "--image-opts and --format are mutually exclusive";
+        return Err(Failure::new(text));
+    }
+    let how = OpenOptions {
+        cache,
+        write: arguments.write,
+        force_share: arguments.force_share,
+        ..OpenOptions::default()
+    };
+    Ok((engine, how))
+}

@@ -1,0 +1,123 @@
+//! When writes are flushed.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// What is to be done now besides a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing.
+    Nothing,
+    /// A flush, while other writes go on.
+    FlushBeside,
+    /// A flush, for which all others wait: [`Pace::resume`] ends that.
+    Flush,
+}
+
+/// When the writes of one thread are flushed: each time that the number of
+/// those left is a multiple of the interval, as qemu-img does it.
+pub struct Pace {
+    interval: u64,
+    drain: bool,
+    in_flight: Cell<u64>,
+    /// No write starts until a flush has been made.
+    stopped: Cell<bool>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Pace {
+    /// A flush after `interval` writes (0: none), which, with `drain`, waits
+    /// until none is in flight. `depth` writes at most are.
+    pub fn new(interval: u64, drain: bool, depth: u64) -> Pace {
+        let places = match interval {
+            0 => 0,
+            _ => depth as usize,
+        };
+        Pace {
+            interval,
+            drain,
+            in_flight: Cell::new(0),
+            stopped: Cell::new(false),
+            waiting: RefCell::new(Vec::with_capacity(places)),
+        }
+    }
+
+    /// Waits until a write may start.
+    pub async fn turn(&self) {
+        poll_fn(|context| {
+            if !self.stopped.get() {
+                return Poll::Ready(());
+            }
+            self.waiting.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// A write starts, after which there are so many left.
+    pub fn begin(&self, left: u64) -> Next {
+        self.in_flight.set(self.in_flight.get() + 1);
+        if self.interval == 0 || !left.is_multiple_of(self.interval) {
+            return Next::Nothing;
+        }
+        if !self.drain {
+            return Next::FlushBeside;
+        }
+        self.stopped.set(true);
+        Next::Nothing
+    }
+
+    /// A write has ended.
+    pub fn end(&self) -> Next {
+        let in_flight = self.in_flight.get() - 1;
+        self.in_flight.set(in_flight);
+        match self.stopped.get() && in_flight == 0 {
+            true => Next::Flush,
+            false => Next::Nothing,
+        }
+    }
+
+    /// Writes may start again.
+    pub fn resume(&self) {
+        self.stopped.set(false);
+        for waker in self.waiting.borrow_mut().drain(..) {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a flush too few or too early: a run would measure
+    //! something else than it says.
+    use super::*;
+
+    #[test]
+    fn a_flush_waits_for_what_is_in_flight() {
+        let pace = Pace::new(3, true, 2);
+        assert_eq!(pace.begin(8), Next::Nothing);
+        assert_eq!(pace.begin(7), Next::Nothing);
+        assert_eq!(pace.end(), Next::Nothing);
+        assert_eq!(pace.begin(6), Next::Nothing);
+        assert!(pace.stopped.get());
+        assert_eq!(pace.end(), Next::Nothing);
+        assert_eq!(pace.end(), Next::Flush);
+        pace.resume();
+        assert!(!pace.stopped.get());
+        assert_eq!(pace.begin(5), Next::Nothing);
+        assert_eq!(pace.end(), Next::Nothing);
+    }
+
+    #[test]
+    fn or_goes_on_beside_them() {
+        let pace = Pace::new(2, false, 2);
+        let next: Vec<_> = (0..5).rev().map(|left| pace.begin(left)).collect();
+        let (none, flush) = (Next::Nothing, Next::FlushBeside);
+        assert_eq!(next, [flush, none, flush, none, flush]);
+        assert!(!pace.stopped.get());
+        let never = Pace::new(0, true, 2);
+        assert_eq!(never.begin(0), Next::Nothing);
+        assert_eq!(never.end(), Next::Nothing);
+    }
+}

@@ -1,0 +1,290 @@
+//! `convert`: the content of images to a new image.
+
+mod target;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use zebu::block::Device;
+use zebu::image::SnapshotName;
+use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
+use zebu::storage::{EngineKind, Queue};
+
+use crate::create_options;
+use crate::failure::{Failure, Outcome};
+use crate::known_options::option_help;
+use crate::new_image::parse_format;
+use crate::options::{SourceOptions, source_cache};
+use crate::program::Invocation;
+use crate::progress::Progress;
+use crate::{open, output, size};
+
+/// Copy one or more images to another, with format conversion
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Options of the source (the same as --image-opts)
+    #[arg(long)]
+    source_image_opts: bool,
+    /// Cache mode of the sources
+    #[arg(short = 'T', long = "source-cache", value_name = "CACHE_MODE")]
+    source_cache: Option<String>,
+    /// Internal snapshot of the source to convert: id, name, or
+    /// snapshot.id=ID,snapshot.name=NAME
+    #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
+    /// Format of the target: raw (if not given) or qcow2
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    target_format: Option<String>,
+    /// The target is named by options (driver=qcow2,file.filename=PATH); with -n
+    #[arg(long)]
+    target_image_opts: bool,
+    /// Options of the target's format; help lists them
+    #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Cache mode of the target; if not given, direct I/O where the file
+    /// system has it, else the page cache
+    #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
+    target_cache: Option<String>,
+    /// Backing file of the target, with the content of the source's: what the
+    /// source has of it is left to it
+    #[arg(short = 'B', long = "backing", value_name = "FILE")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
+    backing_format: Option<String>,
+    /// Compress the target, with the codec that its option compression_type
+    /// names
+    #[arg(short = 'c', long)]
+    compress: bool,
+    /// How hard to compress: 1 to 9 for zlib, up to 22 for zstd
+    #[arg(long, value_name = "LEVEL", allow_hyphen_values = true)]
+    level: Option<i32>,
+    /// Copy bitmaps too: refused
+    #[arg(long)]
+    bitmaps: bool,
+    /// Leave broken bitmaps out
+    #[arg(long)]
+    skip_broken_bitmaps: bool,
+    /// Use the target that is there
+    #[arg(short = 'n', long)]
+    no_create: bool,
+    /// The target that is there reads as zeroes
+    #[arg(long)]
+    target_is_zero: bool,
+    /// Bytes of zeroes in a row that are left out of the target; 0 allocates
+    /// all of it
+    #[arg(
+        short = 'S',
+        long = "sparse-size",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
+    sparse: Option<String>,
+    /// Chunks in work at once, 1 to 16; if not given, by the number of cores
+    #[arg(
+        short = 'm',
+        long = "parallel",
+        value_name = "NUMBER",
+        allow_hyphen_values = true
+    )]
+    lanes: Option<String>,
+    /// Place data in the target as they come, not in the order of the source. A
+    /// raw target is always written so
+    #[arg(short = 'W', long = "oob-writes")]
+    unordered: bool,
+    /// Bytes a second at most
+    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
+    rate: Option<String>,
+    /// Go on after read errors, with zeroes
+    #[arg(long)]
+    salvage: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The sources, then the target
+    names: Vec<String>,
+}
+
+impl Arguments {
+    fn target_format(&self) -> &str {
+        self.target_format.as_deref().unwrap_or("raw")
+    }
+}
+
+/// What qemu-img allows for `-S`.
+const MAX_SPARSE: u64 = 16 << 20;
+/// What qemu-img allows for `-m`.
+const MAX_LANES: u64 = 16;
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let mut arguments: Arguments = super::parse(invocation, arguments)?;
+    arguments.source.image_opts |= arguments.source_image_opts;
+    let lists = &arguments.options;
+    if let Some(text) = lists.iter().find(|o| !create_options::is_list(o)) {
+        return Err(Failure::new(format!("Invalid option list: {text}")));
+    }
+    if create_options::asks_for_help(lists) {
+        let format = parse_format(arguments.target_format()).map_err(Failure::new)?;
+        let target = arguments.names.last().map(String::as_str);
+        return output::print(&option_help(format, target));
+    }
+    let mut options = job_options(&arguments)?;
+    let (sources, target) = match arguments.names.split_last() {
+        Some((target, sources)) if !sources.is_empty() => (sources, target),
+        _ => return Err(Failure::new("Must specify image file name")),
+    };
+    check_combinations(&arguments)?;
+    let queue = open::queue()?;
+    let sources = open_sources(&queue, &arguments, sources)?;
+    let target = target::open(&queue, &arguments, target, &sources, &mut options)?;
+    convert(invocation, &arguments, sources, target, &options)
+}
+
+fn convert(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    sources: Vec<Device>,
+    target: Target,
+    options: &ConvertOptions,
+) -> Outcome {
+    let total = sources.iter().map(Device::size).sum();
+    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
+    let result = jobs::convert(sources, target, options, |event| match event {
+        ConvertEvent::Progress(done) => progress.set(done),
+        ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let error = zebu::strerror(&error);
+            invocation.say(&format!(
+                "warning: error while reading offset {offset}: {error}"
+            ));
+        }
+        ConvertEvent::Unreadable { .. } => {}
+    });
+    progress.finish(result.is_ok());
+    match result {
+        Ok(()) => Ok(0),
+        Err(e @ ConvertError::Write { .. }) => {
+            let target = arguments.names.last().map_or("", String::as_str);
+            Err(Failure::new(format!("{e}; '{target}' is incomplete")))
+        }
+        Err(e) => Err(Failure::new(e.to_string())),
+    }
+}
+
+/// What the options say of the job itself.
+fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
+    let sparse = match &arguments.sparse {
+        None => 4096,
+        Some(text) => size::parse(text)
+            .ok()
+            .filter(|n| n % 512 == 0 && *n <= MAX_SPARSE)
+            .ok_or_else(|| {
+                Failure::new(format!(
+                    "Invalid buffer size for sparse output specified. Valid sizes are multiples \
+                     of 512 up to {MAX_SPARSE}. Select 0 to disable sparse detection (fully \
+                     allocates output)."
+                ))
+            })?,
+    };
+    let lanes = match &arguments.lanes {
+        None => None,
+        Some(text) => {
+            let number = text.parse().ok().filter(|n| (1..=MAX_LANES).contains(n));
+            Some(number.ok_or_else(|| {
+                Failure::new(format!(
+                    "Invalid number of coroutines specified. Must be between 1 and {MAX_LANES}."
+                ))
+            })?)
+        }
+    };
+    let rate = match &arguments.rate {
+        None => None,
+        Some(text) => Some(
+            size::parse(text)
+                .map_err(|_| Failure::new(format!("Invalid rate limit specified: '{text}'.")))?,
+        ),
+    };
+    Ok(ConvertOptions {
+        lanes: lanes.map(|n| n as usize),
+        sparse,
+        zero_from: arguments.target_is_zero.then_some(0),
+        above_backing: false,
+        compress: arguments.compress.then_some(CompressOptions {
+            level: arguments.level,
+        }),
+        any_order: arguments.unordered,
+        salvage: arguments.salvage,
+        rate,
+        engine: EngineKind::best(),
+    })
+}
+
+/// Refuses what makes no sense together, and what is not there.
+fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
+    let refused = [
+        (
+            arguments.target_image_opts && !arguments.no_create,
+            "--target-image-opts requires use of -n flag",
+        ),
+        (
+            arguments.target_image_opts && arguments.target_format.is_some(),
+            "--image-opts and --format are mutually exclusive",
+        ),
+        (
+            arguments.target_is_zero && !arguments.no_create,
+            "--target-is-zero requires use of -n flag",
+        ),
+        (
+            arguments.no_create && !arguments.options.is_empty(),
+            "-o has no effect when skipping image creation",
+        ),
+        (
+            arguments.skip_broken_bitmaps && !arguments.bitmaps,
+            "Use of --skip-broken-bitmaps requires --bitmaps",
+        ),
+        (
+            arguments.level.is_some() && !arguments.compress,
+            "--level requires -c",
+        ),
+        (
+            arguments.bitmaps && arguments.target_format() == "raw",
+            "Format driver 'raw' does not support bitmaps",
+        ),
+        (
+            arguments.bitmaps,
+            "--bitmaps: copying bitmaps is not part of this version",
+        ),
+    ];
+    match refused.iter().find(|(given, _)| *given) {
+        Some((_, why)) => Err(Failure::new(*why)),
+        None => Ok(()),
+    }
+}
+
+fn open_sources(
+    queue: &Queue,
+    arguments: &Arguments,
+    names: &[String],
+) -> Result<Vec<Device>, Failure> {
+    let cache = source_cache(arguments.source_cache.as_deref())?;
+    let snapshot = arguments.snapshot.as_deref().map(SnapshotName::from);
+    if snapshot.is_some() && names.len() > 1 {
+        return Err(Failure::new(
+            "No support for concatenating multiple snapshot",
+        ));
+    }
+    let mut devices = Vec::new();
+    for name in names {
+        let mut options = open::options(name, &arguments.source, cache)?;
+        options.exclude_writers = true;
+        options.snapshot = snapshot.clone();
+        devices.push(open::device_with(queue, name, &arguments.source, &options)?);
+    }
+    Ok(devices)
+}

@@ -1,0 +1,297 @@
+//! What a conversion writes to: a new image, or one that is there.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::codec::{Compression, Compressor};
+use zebu::format;
+use zebu::jobs::{ConvertError, ConvertOptions, Target};
+use zebu::storage::{CacheMode, File, LockRequest, OpenFile, Queue, Storage};
+
+use super::Arguments;
+use crate::create_options::CreateOptions;
+use crate::failure::Failure;
+use crate::file_name::{beside, path_of};
+use crate::known_options::check_values;
+use crate::new_image::{NewFiles, NewImage, parse_format};
+use crate::open;
+use crate::options::target_cache;
+
+/// Opens the target, and makes it before unless it is to be there. Says in
+/// `options` what is known of its content.
+pub fn open(
+    queue: &Queue,
+    arguments: &Arguments,
+    name: &str,
+    sources: &[Device],
+    options: &mut ConvertOptions,
+) -> Result<Target, Failure> {
+    let wanted = Wanted {
+        queue,
+        arguments,
+        name,
+        total: total(arguments, name, sources)?,
+        // Writes are aligned where all of the sources are.
+        aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
+        concatenated: sources.len() > 1,
+        cache: match &arguments.target_cache {
+            None => None,
+            Some(cache) => Some(target_cache(Some(cache))?),
+        },
+    };
+    match arguments.no_create {
+        true => wanted.existing(options),
+        false => wanted.new_image(options),
+    }
+}
+
+fn total(arguments: &Arguments, name: &str, sources: &[Device]) -> Result<u64, Failure> {
+    let mut sizes = sources.iter().map(Device::size);
+    sizes
+        .try_fold(0u64, |sum, size| sum.checked_add(size))
+        .ok_or_else(|| {
+            let why = ConvertError::TooLarge.to_string();
+            creation_failure(name, arguments.target_format(), &why)
+        })
+}
+
+fn creation_failure(name: &str, format: &str, why: &str) -> Failure {
+    Failure::new(format!("{name}: error while converting {format}: {why}"))
+}
+
+/// The target as it shall be.
+struct Wanted<'a> {
+    queue: &'a Queue,
+    arguments: &'a Arguments,
+    name: &'a str,
+    /// Size of the disk in bytes.
+    total: u64,
+    /// Every source ends at a block.
+    aligned: bool,
+    concatenated: bool,
+    /// The cache mode that was asked for.
+    cache: Option<CacheMode>,
+}
+
+impl Wanted<'_> {
+    /// The cache modes to try. Direct I/O needs no memory for what nobody reads
+    /// again soon, but a bounce buffer for what is not aligned.
+    fn caches(&self, aligned: bool) -> Vec<CacheMode> {
+        match self.cache {
+            Some(cache) => vec![cache],
+            None if aligned => vec![CacheMode::None, CacheMode::Unsafe],
+            None => vec![CacheMode::Unsafe],
+        }
+    }
+
+    /// Refuses what raw targets cannot have.
+    fn check_raw(&self) -> Result<(), Failure> {
+        let arguments = self.arguments;
+        let why = if arguments.backing.is_some() {
+            "Backing file not supported for file format 'raw'"
+        } else if arguments.backing_format.is_some() {
+            "Backing file format not supported for file format 'raw'"
+        } else if arguments.compress {
+            "Compression not supported for this file format"
+        } else {
+            return Ok(());
+        };
+        Err(Failure::new(why))
+    }
+}
+
+/// Targets that are there.
+impl Wanted<'_> {
+    fn existing(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
+        let source = match self.arguments.target_image_opts {
+            true => Source::Options(self.name.to_string()),
+            false => {
+                let name = self.arguments.target_format();
+                let format = parse_format(name).map_err(Failure::new)?;
+                if format == Format::Raw {
+                    return self.existing_raw();
+                }
+                Source::Name(self.name.to_string())
+            }
+        };
+        let device = self.open_device(&source, &self.caches(false), options)?;
+        self.check_size(device.size())?;
+        // What it holds past the end of its backing file may be anything.
+        options.above_backing = self.arguments.backing.is_some();
+        Ok(Target::Image(device))
+    }
+
+    fn existing_raw(&self) -> Result<Target, Failure> {
+        self.check_raw()?;
+        let path = path_of(self.name).map_err(Failure::new)?;
+        let opened = open::in_first(&self.caches(self.aligned), |cache| {
+            let how = OpenFile {
+                write: true,
+                create: false,
+                cache,
+            };
+            File::open(path, how)
+        });
+        let file = opened.map_err(|e| {
+            let e = zebu::strerror(&e);
+            let name = self.name;
+            Failure::new(format!(
+                "Could not open '{name}': Could not open '{path}': {e}"
+            ))
+        })?;
+        file.lock(LockRequest::RAW_WRITE)
+            .map_err(|e| open::failure(self.name, &e))?;
+        let length = file.len();
+        self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
+        Ok(Target::Raw(Arc::new(file)))
+    }
+
+    fn check_size(&self, size: u64) -> Result<(), Failure> {
+        match size < self.total {
+            true => Err(Failure::new("output file is smaller than input file")),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens an image for writing.
+    fn open_device(
+        &self,
+        source: &Source,
+        caches: &[CacheMode],
+        options: &ConvertOptions,
+    ) -> Result<Device, Failure> {
+        let format = match self.arguments.target_image_opts {
+            true => None,
+            false => Format::from_str(self.arguments.target_format()).ok(),
+        };
+        let opened = open::in_first(caches, |cache| {
+            let how = OpenOptions {
+                format,
+                write: true,
+                cache,
+                // Zeroes free what was there, if the target may have holes.
+                discard: Some(options.sparse > 0),
+                ..OpenOptions::default()
+            };
+            Device::open(self.queue, source, &how)
+        });
+        opened.map_err(|e| open::failure(self.name, &e))
+    }
+}
+
+/// New targets.
+impl Wanted<'_> {
+    fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
+        let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
+        let path = path_of(self.name).map_err(Failure::new)?;
+        let failure = |why: String| creation_failure(self.name, format.name(), &why);
+        let create = self.create_options(format)?;
+        let image = NewImage::new(format, self.total, &create).map_err(failure)?;
+        if let NewImage::Qcow2(image) = &image {
+            self.check_level(image.compression)?;
+        }
+        let caches = self.caches(self.writes_are_aligned(&image));
+        let files = NewFiles::open(path, &image, &caches).map_err(failure)?;
+        let backing = match self.look_at_backing(&create) {
+            Ok(backing) => backing,
+            Err(e) => {
+                files.give_up();
+                return Err(e);
+            }
+        };
+        files.make(self.queue, &image).map_err(failure)?;
+        options.above_backing = backing.is_some();
+        options.zero_from = match backing {
+            Some(size) => Some(size),
+            // Without clusters it has nothing of what the device held.
+            None => (files.are_zero() || !image.is_mapped()).then_some(0),
+        };
+        if format == Format::Raw {
+            return Ok(Target::Raw(Arc::new(files.into_file())));
+        }
+        let cache = files.cache_mode();
+        drop(files);
+        let source = Source::Name(self.name.to_string());
+        let device = self.open_device(&source, &[cache], options)?;
+        Ok(Target::Image(device))
+    }
+
+    /// The options of the image, with those of the command among them.
+    fn create_options(&self, format: Format) -> Result<CreateOptions, Failure> {
+        let arguments = self.arguments;
+        let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
+        check_values(format, &create).map_err(Failure::new)?;
+        if format == Format::Raw {
+            self.check_raw()?;
+            return Ok(create);
+        }
+        if let Some(backing) = &arguments.backing {
+            create.set("backing_file", backing.as_str());
+        }
+        if let Some(format) = &arguments.backing_format {
+            create.set("backing_fmt", format.as_str());
+        }
+        let why = if create.get("backing_file").is_some() && self.concatenated {
+            "Having a backing file for the target makes no sense when concatenating multiple \
+             input images"
+        } else if create.get("backing_file").is_some() && create.get("backing_fmt").is_none() {
+            "Use of backing file requires explicit backing format"
+        } else if arguments.compress && create.get("preallocation").is_some_and(|p| p != "off") {
+            "Compression and preallocation not supported at the same time"
+        } else if arguments.compress && create.get("data_file").is_some() {
+            "Compression and an external data file not supported at the same time"
+        } else {
+            return Ok(create);
+        };
+        Err(Failure::new(why))
+    }
+
+    /// Whether whole blocks are written, save for metadata.
+    fn writes_are_aligned(&self, image: &NewImage) -> bool {
+        let whole = match image {
+            NewImage::Raw { .. } => true,
+            NewImage::Qcow2(image) => image.cluster_bits >= 12,
+        };
+        self.aligned && whole && !self.arguments.compress
+    }
+
+    /// Opens the backing file, if there is to be one, before anything that is
+    /// there is lost; its size.
+    fn look_at_backing(&self, create: &CreateOptions) -> Result<Option<u64>, Failure> {
+        let Some(backing) = create.get("backing_file") else {
+            return Ok(None);
+        };
+        let format = create.get("backing_fmt").map(Format::from_str);
+        let opened = format.transpose().and_then(|format| {
+            let options = OpenOptions {
+                format,
+                ..OpenOptions::default()
+            };
+            let source = Source::Name(beside(backing, self.name));
+            Device::open(self.queue, &source, &options)
+        });
+        match opened {
+            Ok(device) => Ok(Some(device.size())),
+            Err(e) => Err(open::failure(
+                self.name,
+                &e.during("Could not open backing file"),
+            )),
+        }
+    }
+
+    /// Refuses a level that the codec does not have.
+    fn check_level(&self, kind: format::Compression) -> Result<(), Failure> {
+        let Some(level) = self.arguments.level else {
+            return Ok(());
+        };
+        let kind = match kind {
+            format::Compression::Zlib => Compression::Zlib,
+            format::Compression::Zstd => Compression::Zstd,
+        };
+        Compressor::new()
+            .compress(kind, Some(level), &[0; 512], &mut [0; 512])
+            .map(drop)
+            .map_err(|e| Failure::new(e.to_string()))
+    }
+}

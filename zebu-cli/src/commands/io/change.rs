@@ -1,0 +1,121 @@
+//! The commands that change the image otherwise than by writing data:
+//! discard, flush, truncate.
+
+use zebu::block::Preallocation;
+
+use super::command::{Command, Failure, Outcome};
+use super::getopt::Getopt;
+use super::number::MAX_REQUEST;
+use super::request::{Job, Request};
+use super::session::Session;
+use super::words::{explain, size};
+
+/// discard, flush, truncate.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "discard",
+        alias: "d",
+        args: Some("[-Cq] off len"),
+        summary: "discards a number of bytes at a specified offset",
+        help: "
+ Tells that the content of a range is not needed any more. With '-d ignore'
+ when the image is opened, nothing is done about it.
+
+ -C  report numbers for machines
+ -q  report nothing
+",
+        min: 2,
+        max: None,
+        needs_file: true,
+        run: discard,
+    },
+    Command {
+        name: "flush",
+        alias: "f",
+        args: None,
+        summary: "flush all in-core file state to disk",
+        help: "",
+        min: 0,
+        max: Some(0),
+        needs_file: true,
+        run: flush,
+    },
+    Command {
+        name: "truncate",
+        alias: "t",
+        args: Some("[-m prealloc_mode] off"),
+        summary: "truncates the current file at the given offset",
+        help: "
+ Gives the disk another size: what is behind `off` is lost, what is new reads
+ as zeroes.
+
+ -m  what is preallocated of what is new: off, metadata, falloc or full
+",
+        min: 1,
+        max: Some(3),
+        needs_file: true,
+        run: truncate,
+    },
+];
+
+fn discard(session: &mut Session, args: &[&str]) -> Outcome {
+    session.image_to_write()?;
+    let (mut machine, mut quiet) = (false, false);
+    let mut options = Getopt::new(args, "Cq", &[]);
+    for option in options.by_ref() {
+        match option.map_err(Failure::Option)? {
+            ('C', _) => machine = true,
+            _ => quiet = true,
+        }
+    }
+    let rest = options.into_rest();
+    let &[offset, length] = rest.as_slice() else {
+        return Err(Failure::Usage);
+    };
+    let (offset, count) = (size(offset)?, size(length)?);
+    if count > MAX_REQUEST {
+        return Err(Failure::Out(format!(
+            "length cannot exceed {MAX_REQUEST}, given {length}"
+        )));
+    }
+    let request = Request {
+        verb: "discard",
+        offset,
+        count,
+        job: Job::Discard,
+        durable: false,
+        quiet,
+        machine,
+    };
+    request.run(session)
+}
+
+fn flush(session: &mut Session, _args: &[&str]) -> Outcome {
+    let out = session.out.clone();
+    let image = session.image()?;
+    if image.opening.read_only {
+        return Ok(());
+    }
+    image
+        .queue
+        .block_on(image.device.flush(&image.queue))
+        .map_err(|error| Failure::Out(explain(&out, "flush", &error)))
+}
+
+fn truncate(session: &mut Session, args: &[&str]) -> Outcome {
+    session.image_to_write()?;
+    let mut preallocation = Preallocation::Off;
+    let mut options = Getopt::new(args, "m:", &[]);
+    for option in options.by_ref() {
+        let (_, mode) = option.map_err(Failure::Option)?;
+        let mode = mode.unwrap_or_default();
+        preallocation = Preallocation::from_name(mode)
+            .ok_or_else(|| Failure::Named(format!("Invalid preallocation mode '{mode}'")))?;
+    }
+    let rest = options.into_rest();
+    let size = size(rest.first().ok_or(Failure::Usage)?)?;
+    session
+        .image()?
+        .resize(size, preallocation)
+        .map_err(|error| Failure::Named(error.to_string()))
+}

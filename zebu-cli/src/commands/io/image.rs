@@ -1,0 +1,173 @@
+//! The image that is open, and the requests in flight on it.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use zebu::block::{Device, Format, Preallocation};
+use zebu::storage::{Buffer, Handle, Queue};
+
+use super::copy_on_read;
+use super::opening::Opening;
+use super::overlay::Overlay;
+
+/// Requests in flight at most; a further one waits for all of them.
+const MAX_IN_FLIGHT: usize = 1024;
+/// Bytes of requests in flight at most, unless one alone has more.
+const MAX_BYTES_IN_FLIGHT: usize = 256 << 20;
+/// The largest buffer kept for the next request.
+const MAX_SPARE: usize = 1 << 20;
+
+/// The image that is open.
+pub struct OpenImage {
+    /// What drives its requests.
+    pub queue: Queue,
+    /// The image.
+    pub device: Rc<Device>,
+    /// How it was opened.
+    pub opening: Opening,
+    /// Where writes go instead, with `-s`.
+    pub overlay: Option<Rc<Overlay>>,
+    in_flight: Vec<Handle<()>>,
+    bytes_in_flight: usize,
+    spare: Option<Buffer>,
+}
+
+impl OpenImage {
+    /// An image that was just opened.
+    pub fn new(
+        queue: Queue,
+        device: Device,
+        opening: Opening,
+        overlay: Option<Rc<Overlay>>,
+    ) -> OpenImage {
+        OpenImage {
+            queue,
+            device: Rc::new(device),
+            opening,
+            overlay,
+            in_flight: Vec::new(),
+            bytes_in_flight: 0,
+            spare: None,
+        }
+    }
+
+    /// Whether a range lies inside the disk.
+    pub fn has_range(&self, offset: u64, length: u64) -> bool {
+        let size = self.device.size();
+        offset <= size && length <= size - offset
+    }
+
+    /// A buffer of at least `length` bytes of any content.
+    pub fn take_buffer(&mut self, length: usize) -> Buffer {
+        match self.spare.take() {
+            Some(buffer) if buffer.len() >= length => buffer,
+            _ => Buffer::new(length),
+        }
+    }
+
+    /// Keeps a buffer for the next request.
+    pub fn give_buffer(&mut self, buffer: Buffer) {
+        if buffer.len() <= MAX_SPARE {
+            self.spare = Some(buffer);
+        }
+    }
+
+    /// Takes a request of so many bytes, which goes on beside everything else
+    /// whenever the session waits for something: nothing of it is printed
+    /// before the next prompt, as in qemu-io.
+    pub fn start(&mut self, bytes: usize, request: impl Future<Output = ()> + 'static) {
+        if self.in_flight.len() >= MAX_IN_FLIGHT
+            || self.bytes_in_flight.saturating_add(bytes) > MAX_BYTES_IN_FLIGHT
+        {
+            self.finish_all();
+        }
+        self.in_flight.push(self.queue.spawn(request));
+        self.bytes_in_flight += bytes;
+    }
+
+    /// Whether there may be requests in flight.
+    pub fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Waits for all requests in flight.
+    pub fn finish_all(&mut self) {
+        let handles = std::mem::take(&mut self.in_flight);
+        self.bytes_in_flight = 0;
+        self.queue.block_on(async {
+            for handle in handles {
+                handle.await;
+            }
+        });
+    }
+
+    /// Lets requests in flight go on without waiting for them.
+    pub fn advance(&self) {
+        if !self.is_busy() {
+            return;
+        }
+        let mut polled = false;
+        self.queue.block_on(poll_fn(|context| {
+            if std::mem::replace(&mut polled, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }));
+    }
+
+    /// Before a range is read: copies it into the image, with `-C`.
+    pub fn copy_up(&mut self, offset: u64, length: u64) -> zebu::Result<()> {
+        if !self.opening.copy_on_read {
+            return Ok(());
+        }
+        // The copy must not overtake a write that is in flight.
+        self.finish_all();
+        let copying = copy_on_read::copy_up(&self.device, &self.queue, offset, length);
+        self.queue.block_on(copying)
+    }
+
+    /// Gives the disk another size, once what is in flight has ended.
+    pub fn resize(&mut self, size: u64, preallocation: Preallocation) -> zebu::Result<()> {
+        if self.device.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+            let text = "The new size must be a multiple of 512";
+            return Err(zebu::Error::Refused(text.into()));
+        }
+        let (device, queue) = self.own_device()?;
+        queue.block_on(device.resize(queue, size, preallocation))
+    }
+
+    /// Writes to the VM state, once what is in flight has ended.
+    pub fn write_vm_state(
+        &mut self,
+        position: u64,
+        buffer: Buffer,
+        length: usize,
+    ) -> (Buffer, zebu::Result<()>) {
+        match self.own_device() {
+            Ok((device, queue)) => {
+                queue.block_on(device.write_vm_state(queue, position, buffer, length))
+            }
+            Err(error) => (buffer, Err(error)),
+        }
+    }
+
+    /// The device for a change that nothing else may go on beside.
+    fn own_device(&mut self) -> zebu::Result<(&mut Device, &Queue)> {
+        self.finish_all();
+        match Rc::get_mut(&mut self.device) {
+            Some(device) => Ok((device, &self.queue)),
+            None => Err(zebu::Error::Refused("Requests are in flight".into())),
+        }
+    }
+
+    /// Ends the use of the image: everything is durable afterwards.
+    pub fn close(mut self) -> zebu::Result<()> {
+        self.finish_all();
+        match Rc::try_unwrap(self.device) {
+            Ok(device) => self.queue.block_on(device.close(&self.queue)),
+            Err(shared) => self.queue.block_on(shared.flush(&self.queue)),
+        }
+    }
+}

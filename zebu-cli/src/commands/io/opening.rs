@@ -1,0 +1,218 @@
+//! What to open, and how.
+
+use std::rc::Rc;
+
+use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
+
+use super::image::OpenImage;
+use super::overlay::Overlay;
+
+/// What to open, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Opening {
+    /// The file name.
+    pub name: Option<String>,
+    /// Options (`-o`, or all of an `--image-opts`).
+    pub options: Option<String>,
+    /// Options that `reopen` gave since, which win over those.
+    pub changes: Vec<(String, String)>,
+    /// The format (`-f`).
+    pub format: Option<String>,
+    /// For reading only (`-r`).
+    pub read_only: bool,
+    /// Writes go nowhere (`-s`).
+    pub snapshot: bool,
+    /// What is read from a backing file is kept (`-C`).
+    pub copy_on_read: bool,
+    /// Although others write to it (`-U`).
+    pub force_share: bool,
+    /// Discards are ignored (`-d ignore`), unless the image's own options say
+    /// otherwise.
+    pub ignore_discards: bool,
+    /// The cache mode (`-t`, `-n`).
+    pub cache: CacheMode,
+    /// The engine (`-i`, `-k`); None: the best there is.
+    pub engine: Option<EngineKind>,
+}
+
+impl Opening {
+    /// Takes one of the options that the program and `open` have in common;
+    /// others give None. The error is a line to follow the program's name.
+    pub fn set(&mut self, letter: char, value: Option<&str>) -> Option<Result<(), String>> {
+        let value = value.unwrap_or_default();
+        match letter {
+            'r' => self.read_only = true,
+            's' => self.snapshot = true,
+            'C' => self.copy_on_read = true,
+            'U' => self.force_share = true,
+            'n' => self.cache = CacheMode::None,
+            'k' => self.engine = Some(EngineKind::Native),
+            't' => match value.parse() {
+                Ok(cache) => self.cache = cache,
+                Err(()) => return Some(Err(format!("Invalid cache option: {value}"))),
+            },
+            'i' => match value.parse() {
+                Ok(engine) => self.engine = Some(engine),
+                Err(e) => return Some(Err(e)),
+            },
+            'd' => match value {
+                "unmap" | "on" => self.ignore_discards = false,
+                "ignore" | "off" => self.ignore_discards = true,
+                _ => return Some(Err(format!("Invalid discard option: {value}"))),
+            },
+            _ => return None,
+        }
+        Some(Ok(()))
+    }
+
+    /// The line that says why it cannot be opened.
+    pub fn can_not(&self, why: impl std::fmt::Display) -> String {
+        match &self.name {
+            Some(name) => format!("can't open device {name}: {why}"),
+            None => format!("can't open: {why}"),
+        }
+    }
+
+    /// The image that is named.
+    pub fn source(&self) -> Source {
+        match (&self.options, &self.name) {
+            (None, name) => Source::Name(name.clone().unwrap_or_default()),
+            (Some(options), None) => Source::Options(options.clone()),
+            (Some(options), Some(name)) => Source::Options(format!(
+                "{options},file.filename={}",
+                name.replace(',', ",,")
+            )),
+        }
+    }
+
+    /// Opens it. With `-s`, makes the overlay that takes the writes.
+    pub fn open(&self) -> Result<OpenImage, String> {
+        let overlay = match self.snapshot && !self.read_only {
+            true => Some(Rc::new(Overlay::new(self)?)),
+            false => None,
+        };
+        self.open_over(overlay)
+    }
+
+    /// Opens it, or the overlay if there is one.
+    pub fn open_over(&self, overlay: Option<Rc<Overlay>>) -> Result<OpenImage, String> {
+        if self.force_share && !self.read_only {
+            return Err("force-share=on can only be used with read-only images".into());
+        }
+        if self.copy_on_read && self.read_only {
+            return Err("Can't use copy-on-read on read-only device".into());
+        }
+        let engine = self.engine.unwrap_or_else(EngineKind::best);
+        if engine == EngineKind::Native && !self.cache.is_direct() {
+            return Err(NATIVE_NEEDS_DIRECT.into());
+        }
+        let (source, format) = match &overlay {
+            Some(overlay) => (overlay.source(), None),
+            None => (self.source(), self.format.as_ref()),
+        };
+        let format = match format {
+            Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
+            None => None,
+        };
+        let source = changed(source, &self.changes)?;
+        let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
+        let discard = match spec.options.common.discard {
+            Some(_) => None,
+            None => Some(!self.ignore_discards),
+        };
+        let queue = Queue::new(QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        });
+        let queue = queue.map_err(|e| e.to_string())?;
+        let how = OpenOptions {
+            format,
+            write: !self.read_only,
+            cache: self.cache,
+            force_share: self.force_share,
+            discard,
+            ..OpenOptions::default()
+        };
+        let device = Device::open(&queue, &source, &how).map_err(|error| error.to_string())?;
+        Ok(OpenImage::new(queue, device, self.clone(), overlay))
+    }
+}
+
+/// `source` with options added to it.
+fn changed(source: Source, changes: &[(String, String)]) -> Result<Source, String> {
+    if changes.is_empty() {
+        return Ok(source);
+    }
+    match source {
+        Source::Name(name) => match name.strip_prefix("json:") {
+            Some(text) => change_json(text, changes),
+            None => Ok(Source::Options(with_options(&name_options(&name), changes))),
+        },
+        Source::Options(text) => Ok(Source::Options(with_options(&text, changes))),
+    }
+}
+
+/// A file name as options.
+fn name_options(name: &str) -> String {
+    let quoted = |name: &str| name.replace(',', ",,");
+    for driver in ["file", "host_device"] {
+        if let Some(path) = name.strip_prefix(driver).and_then(|n| n.strip_prefix(':')) {
+            let path = quoted(path);
+            return format!("file.driver={driver},file.filename={path}");
+        }
+    }
+    format!("file.filename={}", quoted(name))
+}
+
+fn with_options(text: &str, changes: &[(String, String)]) -> String {
+    let mut text = text.to_owned();
+    for (key, value) in changes {
+        let value = value.replace(',', ",,");
+        text.push_str(&format!(",{key}={value}"));
+    }
+    text
+}
+
+fn change_json(text: &str, changes: &[(String, String)]) -> Result<Source, String> {
+    let mut object: serde_json::Map<_, _> =
+        serde_json::from_str(text).map_err(|e| e.to_string())?;
+    for (key, value) in changes {
+        object.insert(key.clone(), value.clone().into());
+    }
+    let text = serde_json::Value::from(object);
+    Ok(Source::Name(format!("json:{text}")))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a reopened image that is another one, or has lost the
+    //! options that it was opened with.
+    use super::*;
+
+    #[test]
+    fn options_are_added_to_any_name() {
+        let changes = [("lazy-refcounts".to_owned(), "on".to_owned())];
+        for (source, result) in [
+            (
+                Source::Name("a,b".into()),
+                Source::Options("file.filename=a,,b,lazy-refcounts=on".into()),
+            ),
+            (
+                Source::Name("file:x".into()),
+                Source::Options("file.driver=file,file.filename=x,lazy-refcounts=on".into()),
+            ),
+            (
+                Source::Options("driver=qcow2,file.filename=x".into()),
+                Source::Options("driver=qcow2,file.filename=x,lazy-refcounts=on".into()),
+            ),
+            (
+                Source::Name(r#"json:{"driver":"qcow2"}"#.into()),
+                Source::Name(r#"json:{"driver":"qcow2","lazy-refcounts":"on"}"#.into()),
+            ),
+        ] {
+            assert_eq!(changed(source.clone(), &changes), Ok(result), "{source:?}");
+            assert_eq!(changed(source.clone(), &[]), Ok(source));
+        }
+    }
+}

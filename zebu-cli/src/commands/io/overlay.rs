@@ -1,0 +1,154 @@
+//! The temporary image that takes the writes of `-s`.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use zebu::block::{Device, OpenOptions, Source};
+use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
+use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
+
+use super::opening::Opening;
+
+/// Where temporary images are made unless `TMPDIR` says otherwise: they may be
+/// large, and `/tmp` is often memory.
+const DIRECTORY: &str = "/var/tmp";
+
+/// An image without a name: it is gone when this is dropped, or when the
+/// process ends in whatever way.
+#[derive(Debug)]
+pub struct Overlay {
+    file: File,
+    /// Options of the image behind it, if these are not in its header.
+    backing: String,
+}
+
+impl Overlay {
+    /// An empty one over the image that `opening` names. The error is what
+    /// fits after `can't open device NAME: `.
+    pub fn new(opening: &Opening) -> Result<Overlay, String> {
+        let queue = Queue::new(QueueOptions::default()).map_err(|e| e.to_string())?;
+        let base = look_at(&queue, opening)?;
+        let (name, backing) = match opening.source() {
+            Source::Name(name) => (Some(absolute(&name)), String::new()),
+            Source::Options(text) => (None, under_backing(&text)),
+        };
+        let directory = std::env::var_os("TMPDIR").map_or_else(|| DIRECTORY.into(), PathBuf::from);
+        let file = tempfile::tempfile_in(&directory).map_err(|error| {
+            format!(
+                "Could not create a temporary file in '{}': {}",
+                directory.display(),
+                zebu::strerror(&error)
+            )
+        })?;
+        let overlay = Overlay { file, backing };
+        let how = OpenFile {
+            write: true,
+            create: false,
+            cache: CacheMode::Unsafe,
+        };
+        let options = CreateQcow2 {
+            size: base.size(),
+            backing: name.map(|name| NewBacking {
+                name,
+                format: Some(base.top().format().name().to_owned()),
+            }),
+            ..CreateQcow2::default()
+        };
+        let storage = storage::File::open(overlay.path(), how).map_err(|e| e.to_string())?;
+        create_qcow2(&queue, &storage, None, &options).map_err(|e| e.to_string())?;
+        Ok(overlay)
+    }
+
+    /// The file, by a name that lasts as long as it is open.
+    fn path(&self) -> String {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+    }
+
+    /// How to open it. Nothing in it outlives the process, so that nothing
+    /// need be flushed.
+    pub fn source(&self) -> Source {
+        let (path, backing) = (self.path(), &self.backing);
+        Source::Options(format!(
+            "driver=qcow2,file.filename={path},cache.direct=off,cache.no-flush=on{backing}"
+        ))
+    }
+}
+
+/// The metadata of the image behind.
+fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
+    let format = match &opening.format {
+        Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
+        None => None,
+    };
+    let how = OpenOptions {
+        format,
+        cache: opening.cache,
+        inspect: true,
+        ..OpenOptions::default()
+    };
+    Device::open(queue, &opening.source(), &how).map_err(|e| e.to_string())
+}
+
+/// A name that means the same from any directory.
+fn absolute(name: &str) -> String {
+    let is_path = !["json:", "file:", "host_device:"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    match std::path::absolute(Path::new(name)) {
+        Ok(path) if is_path => path.to_string_lossy().into_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+/// The options of an image as those of the image behind another one, each
+/// after a comma.
+fn under_backing(text: &str) -> String {
+    let mut all = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = option_end(rest);
+        all.push_str(",backing.");
+        all.push_str(&rest[..end]);
+        rest = rest.get(end + 1..).unwrap_or_default();
+    }
+    all
+}
+
+/// Where the first option ends: at a comma that is not doubled.
+fn option_end(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        match (bytes[at], bytes.get(at + 1)) {
+            (b',', Some(b',')) => at += 2,
+            (b',', _) => return at,
+            _ => at += 1,
+        }
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against an overlay over another image than the one that was
+    //! named.
+    use super::*;
+
+    #[test]
+    fn options_are_moved_behind() {
+        assert_eq!(
+            under_backing("driver=qcow2,file.filename=a,,b,lazy-refcounts=on"),
+            ",backing.driver=qcow2,backing.file.filename=a,,b,backing.lazy-refcounts=on"
+        );
+        assert_eq!(under_backing(""), "");
+        assert_eq!(under_backing("a=1,"), ",backing.a=1");
+    }
+
+    #[test]
+    fn names_become_absolute() {
+        assert!(absolute("x:y").ends_with("/x:y") && absolute("x").starts_with('/'));
+        assert_eq!(absolute("json:{}"), "json:{}");
+        assert_eq!(absolute("/a/b"), "/a/b");
+    }
+}

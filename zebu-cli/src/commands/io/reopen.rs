@@ -1,0 +1,252 @@
+//! The command that opens the image again with other options.
+
+use zebu::block::Format;
+use zebu::storage::CacheMode;
+
+use super::command::{Command, Failure, Outcome};
+use super::getopt::Getopt;
+use super::image::OpenImage;
+use super::opening::Opening;
+use super::session::Session;
+
+/// reopen.
+pub const COMMANDS: &[Command] = &[Command {
+    name: "reopen",
+    alias: "",
+    args: Some("[(-r|-w)] [-c cache] [-o options]"),
+    summary: "reopens an image with new options",
+    help: "
+ Closes the image and opens it again, with its options changed:
+ 'reopen -o lazy-refcounts=on'. If that fails, it is open as it was before.
+
+ -r  for reading only
+ -w  for writing too
+ -c  the cache mode
+ -o  options of the image, as --image-opts has them
+",
+    min: 0,
+    max: None,
+    needs_file: true,
+    run: reopen,
+}];
+
+/// What any image can change.
+const KEYS: &[&str] = &[
+    "auto-read-only",
+    "cache.direct",
+    "cache.no-flush",
+    "detect-zeroes",
+    "discard",
+    "read-only",
+];
+/// What a raw image can change besides.
+const RAW_KEYS: &[&str] = &["offset", "size"];
+/// What a qcow2 image can change besides.
+const QCOW2_KEYS: &[&str] = &[
+    "cache-clean-interval",
+    "cache-size",
+    "discard-no-unref",
+    "l2-cache-entry-size",
+    "l2-cache-size",
+    "lazy-refcounts",
+    "overlap-check",
+    "pass-discard-other",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+    "refcount-cache-size",
+];
+
+/// What the options of the command say.
+#[derive(Default)]
+struct Flags {
+    read_only: Option<bool>,
+    cache: Option<CacheMode>,
+    options: Vec<(String, String)>,
+}
+
+impl Flags {
+    fn parse(args: &[&str]) -> Result<Flags, Failure> {
+        let mut flags = Flags::default();
+        let mut options = Getopt::new(args, "rwc:o:", &[]);
+        for option in options.by_ref() {
+            match option.map_err(Failure::Option)? {
+                ('c', Some(value)) => match value.parse() {
+                    Ok(cache) => flags.cache = Some(cache),
+                    Err(()) => {
+                        let text = format!("Invalid cache option: {value}");
+                        return Err(Failure::Named(text));
+                    }
+                },
+                ('o', Some(text)) => flags.options.extend(options_of(text)),
+                (letter, _) => {
+                    if flags.read_only.replace(letter == 'r').is_some() {
+                        let text = "Only one -r/-w option may be given";
+                        return Err(Failure::Named(text.into()));
+                    }
+                }
+            }
+        }
+        match options.into_rest().is_empty() {
+            true => Ok(flags),
+            false => Err(Failure::Usage),
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.options.iter().any(|(k, _)| k == key)
+    }
+
+    /// Refuses what is said twice.
+    fn check(&self) -> Result<(), String> {
+        if self.read_only.is_some() && self.has("read-only") {
+            return Err("Cannot set both -r/-w and 'read-only'".into());
+        }
+        let cache = self.has("cache.direct") || self.has("cache.no-flush");
+        match self.cache.is_some() && cache {
+            true => Err("Cannot set both -c and the cache options".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// What the image is opened by from now on.
+    fn apply(self, image: &OpenImage) -> Result<Opening, String> {
+        let mut opening = image.opening.clone();
+        if let Some(read_only) = self.read_only {
+            opening.read_only = read_only;
+        }
+        if let Some(cache) = self.cache {
+            opening.cache = cache;
+            opening.changes.retain(|(k, _)| !k.starts_with("cache."));
+        }
+        let format = image.device.top().format();
+        for (key, value) in self.options {
+            change(&mut opening, format, key, value)?;
+        }
+        if !opening.changes.is_empty() && image.overlay.is_none() {
+            opening.format = Some(format.name().into());
+        }
+        Ok(opening)
+    }
+}
+
+/// The options of a list, in its order.
+fn options_of(text: &str) -> Vec<(String, String)> {
+    let text = text.replace(",,", "\0");
+    let words = text.split(',').filter(|word| !word.is_empty());
+    let option = |word: &str| {
+        let (key, value) = match word.split_once('=') {
+            Some(option) => option,
+            None => match word.strip_prefix("no") {
+                Some(key) => (key, "off"),
+                None => (word, "on"),
+            },
+        };
+        (key.to_owned(), value.replace('\0', ","))
+    };
+    words.map(option).collect()
+}
+
+/// Sets one option.
+fn change(opening: &mut Opening, format: Format, key: String, value: String) -> Result<(), String> {
+    if key == "driver" && value == format.name() {
+        return Ok(());
+    }
+    let own = match format {
+        Format::Raw => RAW_KEYS,
+        Format::Qcow2 => QCOW2_KEYS,
+    };
+    let base = match key.strip_prefix("overlap-check.") {
+        Some(_) => "overlap-check",
+        None => &key,
+    };
+    if !KEYS.contains(&base) && !own.contains(&base) {
+        return Err(format!("Cannot change the option '{key}'"));
+    }
+    match (key.as_str(), value.as_str()) {
+        ("read-only", "on" | "yes" | "true" | "y") if opening.read_only => {}
+        ("read-only", "on" | "yes" | "true" | "y") => {
+            let name = opening.name.as_deref().unwrap_or_default();
+            return Err(format!(
+                "Read-only block node '{name}' cannot support read-write users"
+            ));
+        }
+        ("read-only", "off" | "no" | "false" | "n") => opening.read_only = false,
+        _ => {
+            opening.changes.retain(|(k, _)| *k != key);
+            opening.changes.push((key, value));
+        }
+    }
+    Ok(())
+}
+
+fn reopen(session: &mut Session, args: &[&str]) -> Outcome {
+    let flags = Flags::parse(args)?;
+    flags.check().map_err(Failure::Named)?;
+    let image = session.image()?;
+    let opening = flags.apply(image).map_err(Failure::Named)?;
+    exchange(session, &opening).map_err(Failure::Named)
+}
+
+/// Closes the image and opens it as `opening` says, or else as before.
+fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
+    let Some(image) = session.image.take() else {
+        return Ok(());
+    };
+    let (before, overlay) = (image.opening.clone(), image.overlay.clone());
+    let closed = image.close().map_err(|e| format!("close failed: {e}"));
+    let opened = closed.and_then(|()| opening.open_over(overlay.clone()));
+    let (image, result) = match opened {
+        Ok(image) => (image, Ok(())),
+        Err(error) => (
+            before
+                .open_over(overlay)
+                .map_err(|again| format!("{error}; not open any more: {again}"))?,
+            Err(error),
+        ),
+    };
+    session.image = Some(image);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against options that are read otherwise than when the image is
+    //! opened, and against a reopen that turns the image into another one.
+    use super::*;
+
+    #[test]
+    fn lists_of_options() {
+        let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(
+            options_of("a=1,b=x,,y,nolazy,z"),
+            [
+                option("a", "1"),
+                option("b", "x,y"),
+                option("lazy", "off"),
+                option("z", "on")
+            ]
+        );
+        assert_eq!(options_of(""), []);
+    }
+
+    #[test]
+    fn what_the_image_is_cannot_be_changed() {
+        let mut opening = Opening::default();
+        let mut set = |format, key: &str, value: &str| {
+            change(&mut opening, format, key.to_owned(), value.to_owned())
+        };
+        assert_eq!(set(Format::Qcow2, "lazy-refcounts", "on"), Ok(()));
+        assert_eq!(set(Format::Qcow2, "overlap-check.active-l2", "off"), Ok(()));
+        assert_eq!(set(Format::Qcow2, "driver", "qcow2"), Ok(()));
+        for (format, key, value) in [
+            (Format::Raw, "lazy-refcounts", "on"),
+            (Format::Qcow2, "offset", "512"),
+            (Format::Qcow2, "driver", "raw"),
+            (Format::Qcow2, "backing", "x"),
+            (Format::Qcow2, "file.filename", "x"),
+        ] {
+            let error = format!("Cannot change the option '{key}'");
+            assert_eq!(set(format, key, value), Err(error));
+        }
+    }
+}

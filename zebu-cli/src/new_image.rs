@@ -1,0 +1,328 @@
+//! Images that are made, by `create` and by `convert`.
+
+use std::fs;
+use std::path::Path;
+
+use zebu::block::Format;
+use zebu::format::Compression;
+use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use zebu::storage::{CacheMode, File, LockRequest, OpenFile, Queue, Storage};
+
+use crate::create_options::CreateOptions;
+use crate::file_name::path_of;
+use crate::known_options::{is_on, known_options, number, size_of};
+use crate::open;
+
+/// Formats that qemu-img knows and zebu does not write.
+const OTHER_FORMATS: [&str; 9] = [
+    "vdi",
+    "vmdk",
+    "vpc",
+    "vhdx",
+    "qcow",
+    "qed",
+    "parallels",
+    "luks",
+    "file",
+];
+/// Formats that nobody writes.
+const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
+
+/// The format of a new image, by its name.
+pub fn parse_format(name: &str) -> Result<Format, String> {
+    if let Ok(format) = name.parse() {
+        return Ok(format);
+    }
+    Err(if READ_ONLY_FORMATS.contains(&name) {
+        format!("Format driver '{name}' does not support image creation")
+    } else if OTHER_FORMATS.contains(&name) {
+        format!("Creating images of format '{name}' is not part of this version")
+    } else {
+        format!("Unknown file format '{name}'")
+    })
+}
+
+/// Whether QEMU has a format of this name.
+pub fn is_format(name: &str) -> bool {
+    name.parse::<Format>().is_ok()
+        || OTHER_FORMATS.contains(&name)
+        || READ_ONLY_FORMATS.contains(&name)
+}
+
+/// An image that can be made.
+pub enum NewImage {
+    /// A raw one.
+    Raw {
+        /// In bytes.
+        size: u64,
+        /// What is allocated at once.
+        preallocation: Preallocation,
+    },
+    /// A qcow2 one.
+    Qcow2(Box<CreateQcow2>),
+}
+
+impl NewImage {
+    /// The image that the options mean, whose values were looked at. In QEMU's
+    /// words why it cannot be.
+    pub fn new(format: Format, size: u64, options: &CreateOptions) -> Result<Self, String> {
+        match format {
+            Format::Raw => raw(size, options),
+            Format::Qcow2 => qcow2(size, options).map(Box::new).map(NewImage::Qcow2),
+        }
+    }
+
+    /// Whether its disk is mapped to the file from the start.
+    pub fn is_mapped(&self) -> bool {
+        match self {
+            NewImage::Raw { .. } => true,
+            NewImage::Qcow2(image) => {
+                image.preallocation != Preallocation::Off
+                    || image.data_file.as_ref().is_some_and(|d| d.raw)
+            }
+        }
+    }
+
+    fn data_file(&self) -> Option<&NewDataFile> {
+        match self {
+            NewImage::Raw { .. } => None,
+            NewImage::Qcow2(image) => image.data_file.as_ref(),
+        }
+    }
+}
+
+fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
+    let preallocation = match options.get("preallocation") {
+        None => Preallocation::Off,
+        Some(name) => Preallocation::from_name(name)
+            .ok_or_else(|| format!("invalid parameter value: {name}"))?,
+    };
+    if preallocation == Preallocation::Metadata {
+        return Err("Unsupported preallocation mode: metadata".into());
+    }
+    let size = size.next_multiple_of(512);
+    if size > i64::MAX as u64 {
+        return Err("Could not resize file: Invalid argument".into());
+    }
+    Ok(NewImage::Raw {
+        size,
+        preallocation,
+    })
+}
+
+/// The qcow2 image that the options mean.
+fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
+    let wrong = |parameter: &str, value: &str| {
+        format!("Parameter '{parameter}' does not accept value '{value}'")
+    };
+    let version = match options.get("compat") {
+        None | Some("1.1" | "v3") => 3,
+        Some("0.10" | "v2") => 2,
+        Some(other) => return Err(wrong("version", other)),
+    };
+    let text = |name| options.get(name).map(str::to_string);
+    let backing_format = text("backing_fmt");
+    if let Some(other) = backing_format.as_deref()
+        && !is_format(other)
+    {
+        return Err(wrong("backing-fmt", other));
+    }
+    let preallocation = match options.get("preallocation") {
+        None => Preallocation::Off,
+        Some(name) => Preallocation::from_name(name).ok_or_else(|| wrong("preallocation", name))?,
+    };
+    let compression = match options.get("compression_type") {
+        None | Some("zlib") => Compression::Zlib,
+        Some("zstd") => Compression::Zstd,
+        Some(other) => return Err(wrong("compression-type", other)),
+    };
+    refuse_encryption(options)?;
+    let cluster_size = size_of(options, "cluster_size").unwrap_or(65536);
+    let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
+    let backing = text("backing_file").map(|name| NewBacking {
+        name,
+        format: backing_format.clone(),
+    });
+    let data_file = text("data_file").map(|name| NewDataFile {
+        name,
+        raw: is_on(options, "data_file_raw"),
+    });
+    let image = CreateQcow2 {
+        size,
+        version,
+        // What is no power of two is none that exists.
+        cluster_bits: log2(cluster_size),
+        refcount_order: log2(refcount_bits),
+        extended_l2: is_on(options, "extended_l2"),
+        lazy_refcounts: is_on(options, "lazy_refcounts"),
+        compression,
+        preallocation,
+        backing,
+        data_file,
+    };
+    if image.backing.is_none() && backing_format.is_some() {
+        return Err("Backing format cannot be used without backing file".into());
+    }
+    if image.data_file.is_none() && is_on(options, "data_file_raw") {
+        return Err("data-file-raw requires data-file".into());
+    }
+    image.check().map_err(|e| e.to_string())?;
+    Ok(image)
+}
+
+/// The power of two; 64, which is out of every range, if it is none.
+pub fn log2(value: u64) -> u32 {
+    match value.is_power_of_two() {
+        true => value.trailing_zeros(),
+        false => 64,
+    }
+}
+
+fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
+    let given = known_options(Format::Qcow2)
+        .iter()
+        .map(|option| option.name)
+        .find(|name| name.starts_with("encrypt.") && options.get(name).is_some())
+        .or(is_on(options, "encryption").then_some("encryption"));
+    match given {
+        Some(name) => Err(format!("{name}: encryption is not part of this version")),
+        None => Ok(()),
+    }
+}
+
+/// The files of an image that is being made, locked.
+pub struct NewFiles {
+    file: NewFile,
+    data: Option<NewFile>,
+}
+
+impl NewFiles {
+    /// Opens the files of `image`, in the first of `caches` that works. What
+    /// they held is there until [`NewFiles::make`].
+    pub fn open(path: &str, image: &NewImage, caches: &[CacheMode]) -> Result<Self, String> {
+        let lock = match image {
+            NewImage::Raw { .. } => LockRequest::RAW_WRITE,
+            NewImage::Qcow2(_) => LockRequest::QCOW2_WRITE,
+        };
+        let file = NewFile::open(path, lock, caches)?;
+        let data = match image.data_file() {
+            None => None,
+            Some(data_file) => {
+                let data = path_of(&data_file.name)
+                    // As a file that is made, and only then as one of an image.
+                    .and_then(|path| NewFile::open(path, LockRequest::RAW_WRITE, caches))
+                    .and_then(|data| match data.file.lock(LockRequest::DATA_WRITE) {
+                        Ok(()) => Ok(data),
+                        Err(e) => Err(e.to_string()),
+                    });
+                Some(data.inspect_err(|_| file.remove_if_new())?)
+            }
+        };
+        Ok(NewFiles { file, data })
+    }
+
+    /// Makes them the image.
+    pub fn make(&self, queue: &Queue, image: &NewImage) -> Result<(), String> {
+        match image {
+            NewImage::Raw {
+                size,
+                preallocation,
+            } => self.make_raw(queue, *size, *preallocation),
+            NewImage::Qcow2(image) => {
+                let data = self.data.as_ref().map(|data| &data.file as &dyn Storage);
+                jobs::create_qcow2(queue, &self.file.file, data, image).map_err(|e| {
+                    // What they held is lost already.
+                    self.file.remove();
+                    if let Some(data) = &self.data {
+                        data.remove();
+                    }
+                    e.to_string()
+                })
+            }
+        }
+    }
+
+    fn make_raw(
+        &self,
+        queue: &Queue,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Result<(), String> {
+        let file = &self.file;
+        jobs::create_raw(queue, &file.file, size, preallocation).map_err(|e| {
+            file.remove_if_new();
+            match e.errno() {
+                libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
+                _ if file.file.is_device() => e.to_string(),
+                _ => format!("Could not resize file: {e}"),
+            }
+        })
+    }
+
+    /// Removes those that were not there before.
+    pub fn give_up(self) {
+        self.file.remove_if_new();
+        if let Some(data) = self.data {
+            data.remove_if_new();
+        }
+    }
+
+    /// Whether what is new reads as zeroes by itself: not so on a device.
+    pub fn are_zero(&self) -> bool {
+        let data = self.data.as_ref().unwrap_or(&self.file);
+        !data.file.is_device()
+    }
+
+    /// How the file of the image was opened.
+    pub fn cache_mode(&self) -> CacheMode {
+        self.file.file.cache_mode()
+    }
+
+    /// The file of the image, locked.
+    pub fn into_file(self) -> File {
+        self.file.file
+    }
+}
+
+/// A file that is being made. What it held is there until it is locked.
+struct NewFile {
+    file: File,
+    existed: bool,
+}
+
+impl NewFile {
+    fn open(path: &str, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
+        let existed = Path::new(path).exists();
+        let opened = open::in_first(caches, |cache| {
+            let how = OpenFile {
+                write: true,
+                create: true,
+                cache,
+            };
+            File::open(path, how)
+        });
+        let file =
+            opened.map_err(|e| format!("Could not create '{path}': {}", zebu::strerror(&e)))?;
+        let new = NewFile { file, existed };
+        new.file.lock(lock).map_err(|e| {
+            new.remove_if_new();
+            e.to_string()
+        })?;
+        Ok(new)
+    }
+
+    /// Removes it, if it is a file at all.
+    fn remove(&self) {
+        if !self.file.is_device() {
+            // Nothing better can be done with it.
+            let _ = fs::remove_file(self.file.path());
+        }
+    }
+
+    /// Removes it, if it was not there before.
+    fn remove_if_new(&self) {
+        if !self.existed {
+            self.remove();
+        }
+    }
+}

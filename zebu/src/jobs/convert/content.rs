@@ -1,0 +1,228 @@
+//! What a chunk of the target is made of.
+
+use std::ops::Range;
+
+use super::ConvertError;
+use super::work::Job;
+use crate::Error;
+use crate::block::Status;
+use crate::storage::Queue;
+
+/// What is to be done with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// It is copied.
+    Data,
+    /// The source reads as zeroes.
+    Zero,
+    /// It comes from the backing file, in the target too.
+    Backing,
+}
+
+/// A range of the target of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub range: Range<u64>,
+    pub content: Content,
+}
+
+/// A range of one source, and where it starts there.
+pub(super) struct Piece {
+    pub source: usize,
+    pub offset: u64,
+    /// In the target.
+    pub range: Range<u64>,
+}
+
+impl Piece {
+    /// The error of a read of it.
+    pub(super) fn read_error(&self, source: Error) -> ConvertError {
+        // A request has many extents; the error may know which one it was.
+        let length = self.range.end - self.range.start;
+        let guest = source
+            .guest_offset()
+            .unwrap_or(0)
+            .clamp(self.offset, self.offset + length - 1);
+        ConvertError::Read {
+            offset: self.range.start + (guest - self.offset),
+            source,
+        }
+    }
+}
+
+impl Job {
+    /// The pieces of the sources that `range` of the target comes from.
+    pub(super) fn pieces(&self, range: Range<u64>) -> Vec<Piece> {
+        let (mut pieces, mut base) = (Vec::new(), 0);
+        for (source, device) in self.sources.iter().enumerate() {
+            let end = base + device.size();
+            let (from, to) = (range.start.max(base), range.end.min(end));
+            if from < to {
+                pieces.push(Piece {
+                    source,
+                    offset: from - base,
+                    range: from..to,
+                });
+            }
+            base = end;
+        }
+        pieces
+    }
+
+    /// What a chunk consists of, neighbours that are alike joined, and cut
+    /// where the target's units are.
+    pub(super) async fn parts(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+    ) -> Result<Vec<Part>, ConvertError> {
+        let mut parts: Vec<Part> = Vec::new();
+        for piece in self.pieces(chunk.clone()) {
+            let device = &self.sources[piece.source];
+            let mut at = piece.range.start;
+            while at < piece.range.end {
+                let offset = piece.offset + (at - piece.range.start);
+                // A range that needs nothing may go on far beyond the chunk.
+                let limit = match at == chunk.start {
+                    true => device.size() - offset,
+                    false => piece.range.end - at,
+                };
+                let (mut length, content) = match device.status(queue, offset, limit).await {
+                    Ok(status) => (status.length, self.content(at, &status)),
+                    // The read will find out which sectors are to blame.
+                    Err(_) if self.options.salvage => (limit, Content::Data),
+                    Err(e) => return Err(piece.read_error(e)),
+                };
+                if let Some(from) = self.options.zero_from.filter(|from| *from > at) {
+                    length = length.min(from - at);
+                }
+                if self.is_left(at, content) {
+                    let end = (at + length) / self.chunk * self.chunk;
+                    self.cursor.leap(chunk.end, end);
+                }
+                let end = (at + length).min(piece.range.end);
+                join(&mut parts, at..end, content);
+                at = end;
+            }
+        }
+        let unit = match self.options.compress {
+            Some(_) => self.target.cluster_size(),
+            None => self.target.zero_unit(),
+        };
+        Ok(fit(parts, chunk, unit, self.options.compress.is_some()))
+    }
+
+    fn content(&self, at: u64, status: &Status) -> Content {
+        let above_backing = self.options.above_backing;
+        let past_backing = self.options.zero_from.is_some_and(|from| at >= from);
+        match status.zero {
+            _ if above_backing && status.depth > 0 => Content::Backing,
+            true if above_backing && past_backing => Content::Backing,
+            // The whole image is to be allocated, with data.
+            true if self.options.sparse == 0 && self.target.has_order() => Content::Data,
+            true => Content::Zero,
+            false => Content::Data,
+        }
+    }
+
+    /// Whether a range that starts at `at` needs nothing done.
+    pub(super) fn is_left(&self, at: u64, content: Content) -> bool {
+        match content {
+            Content::Data => false,
+            Content::Zero => self.is_zero_already(at),
+            Content::Backing => true,
+        }
+    }
+
+    /// Whether zeroes from `at` on are in the target, and may stay.
+    pub(super) fn is_zero_already(&self, at: u64) -> bool {
+        self.options.sparse > 0 && self.options.zero_from.is_some_and(|from| at >= from)
+    }
+}
+
+/// Adds a range behind the others.
+fn join(parts: &mut Vec<Part>, range: Range<u64>, content: Content) {
+    match parts.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.content == content => last.range.end = range.end,
+        _ => parts.push(Part { range, content }),
+    }
+}
+
+/// Lets data grow to whole units at the cost of zeroes beside them: a unit that
+/// is written in part would be filled up after that. With `whole`, also at the
+/// cost of what is left to the backing file, so that only whole units are left.
+fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part> {
+    let mut fitted = Vec::new();
+    for Part { range, content } in parts {
+        let shrinks = content == Content::Zero || whole && content == Content::Backing;
+        if !shrinks {
+            join(&mut fitted, range, content);
+            continue;
+        }
+        let start = range.start.next_multiple_of(unit).min(range.end);
+        let end = match range.end == chunk.end {
+            true => range.end,
+            false => (range.end / unit * unit).max(start),
+        };
+        join(&mut fitted, range.start..start, Content::Data);
+        join(&mut fitted, start..end, content);
+        join(&mut fitted, end..range.end, Content::Data);
+    }
+    fitted
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against parts that overlap or leave something out, and against
+    //! clusters that are compressed in part.
+    use super::Content::{Backing, Data, Zero};
+    use super::*;
+
+    fn parts(list: &[(u64, Content)]) -> Vec<Part> {
+        let mut at = 0;
+        let mut parts = Vec::new();
+        for (end, content) in list {
+            parts.push(Part {
+                range: at..*end,
+                content: *content,
+            });
+            at = *end;
+        }
+        parts
+    }
+
+    fn fitted(list: &[(u64, Content)], whole: bool) -> Vec<Part> {
+        let end = list.last().expect("parts").0;
+        fit(parts(list), &(0..end), 10, whole)
+    }
+
+    #[test]
+    fn data_grow_to_whole_units() {
+        assert_eq!(
+            fitted(&[(13, Zero), (14, Data), (50, Zero), (55, Data)], false),
+            parts(&[(10, Zero), (20, Data), (50, Zero), (55, Data)])
+        );
+        // Too little to be worth leaving out.
+        assert_eq!(
+            fitted(&[(3, Data), (9, Zero), (12, Data), (29, Zero)], false),
+            parts(&[(20, Data), (29, Zero)])
+        );
+        assert_eq!(fitted(&[(7, Zero)], true), parts(&[(7, Zero)]));
+    }
+
+    #[test]
+    fn what_the_backing_file_has_stays_unless_units_must_be_whole() {
+        let list = [(13, Backing), (26, Data), (37, Backing), (50, Zero)];
+        let kept = [
+            (13, Backing),
+            (26, Data),
+            (37, Backing),
+            (40, Data),
+            (50, Zero),
+        ];
+        assert_eq!(fitted(&list, false), parts(&kept));
+        let whole = [(10, Backing), (40, Data), (50, Zero)];
+        assert_eq!(fitted(&list, true), parts(&whole));
+    }
+}

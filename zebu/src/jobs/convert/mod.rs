@@ -1,0 +1,198 @@
+//! Convert: the content of one or more devices, one after the other, into a
+//! target.
+//!
+//! A lane takes a chunk of the target and asks the mapping what it is made of
+//! (`content.rs`), reads what are data, looks for zeroes, and writes what is
+//! left (`work.rs`), compressed if wanted (`pack.rs`). Ranges that the mapping
+//! knows to need nothing are leapt over.
+
+mod content;
+mod pack;
+mod target;
+mod work;
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+pub use target::Target;
+use work::Job;
+
+use super::lanes::{self, Cursor};
+use super::turns::Turns;
+use crate::block::Device;
+use crate::storage::EngineKind;
+use crate::{Error, Result};
+
+/// Bytes that a lane handles at a time, unless the target's clusters are
+/// larger.
+const CHUNK: u64 = 1 << 20;
+/// Blocks in which zeroes are looked for, in bytes, unless the target has
+/// larger ones.
+const ZERO_BLOCK: u64 = 4096;
+
+/// How to convert.
+#[derive(Clone, Debug)]
+pub struct ConvertOptions {
+    /// Chunks in work at once, over all threads (`-m`); None: as many as keep
+    /// all cores busy.
+    pub lanes: Option<usize>,
+    /// Runs of at least this many zero bytes are not written (`-S`); 0 writes
+    /// everything and allocates the whole target.
+    pub sparse: u64,
+    /// The target reads as zeroes from this offset on, in bytes; None: nothing
+    /// is known of it.
+    pub zero_from: Option<u64>,
+    /// The target has the same backing file as the source: what the source's
+    /// top image leaves to it is left to it in the target (`-B`).
+    pub above_backing: bool,
+    /// Store clusters compressed (`-c`). The target is a qcow2 image.
+    pub compress: Option<CompressOptions>,
+    /// Place chunks in the target as they are ready, not in the order of the
+    /// source (`-W`). A raw target is the same either way.
+    pub any_order: bool,
+    /// Go on after a read error, with zeroes for what could not be read.
+    pub salvage: bool,
+    /// Bytes of data a second at most; what is known to be zero is not counted.
+    pub rate: Option<u64>,
+    /// How I/O is done.
+    pub engine: EngineKind,
+}
+
+/// How to compress. The codec is the target's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompressOptions {
+    /// The level, as [`crate::codec::Compressor::compress`] has it.
+    pub level: Option<i32>,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        ConvertOptions {
+            lanes: None,
+            sparse: ZERO_BLOCK,
+            zero_from: None,
+            above_backing: false,
+            compress: None,
+            any_order: false,
+            salvage: false,
+            rate: None,
+            engine: EngineKind::best(),
+        }
+    }
+}
+
+/// What a conversion tells while it runs, on the thread that called it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConvertEvent {
+    /// So many bytes of the source are done.
+    Progress(u64),
+    /// Salvage: this sector could not be read, and is zero in the target.
+    Unreadable {
+        /// Offset in the concatenated sources, in bytes.
+        offset: u64,
+        /// Why, as an `errno`.
+        errno: i32,
+    },
+}
+
+/// Which side failed, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The source could not be read.
+    #[error("error while reading at byte {offset}: {source}")]
+    Read {
+        /// Offset in the concatenated sources, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
+    /// The target could not be written.
+    #[error("error while writing at byte {offset}: {source}")]
+    Write {
+        /// Offset in the target, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
+    /// The sources have more than 2^64 bytes together.
+    #[error("the images are too large together")]
+    TooLarge,
+    /// Only qcow2 images without an external data file have compressed
+    /// clusters.
+    #[error("Compression not supported for this file format")]
+    NotCompressible,
+    /// The I/O engine could not be started.
+    #[error(transparent)]
+    Engine(std::io::Error),
+}
+
+impl ConvertError {
+    fn offset(&self) -> u64 {
+        match self {
+            ConvertError::Read { offset, .. } | ConvertError::Write { offset, .. } => *offset,
+            ConvertError::TooLarge | ConvertError::NotCompressible | ConvertError::Engine(_) => 0,
+        }
+    }
+}
+
+/// Writes the bytes of `sources`, one after the other, to the start of
+/// `target`, which is long enough.
+///
+/// `tell` is called on this thread, now and then. On return everything was
+/// written and, unless the target's cache mode says otherwise, is durable.
+/// After an error the target's content is unspecified.
+pub fn convert(
+    sources: Vec<Device>,
+    target: Target,
+    options: &ConvertOptions,
+    mut tell: impl FnMut(ConvertEvent),
+) -> Result<(), ConvertError> {
+    let total = sources
+        .iter()
+        .try_fold(0u64, |sum, source| sum.checked_add(source.size()))
+        .ok_or(ConvertError::TooLarge)?;
+    if options.compress.is_some() && target.compression().is_none() {
+        return Err(ConvertError::NotCompressible);
+    }
+    let job = Arc::new(Job {
+        chunk: target.cluster_size().max(CHUNK),
+        sources,
+        target,
+        options: options.clone(),
+        cursor: Cursor::new(total),
+        turns: Turns::default(),
+        has_written: AtomicBool::new(false),
+        failure: Mutex::new(None),
+        unreadable: Mutex::new(Vec::new()),
+        start: Instant::now(),
+        written: AtomicU64::new(0),
+    });
+    lanes::run(&job, options.engine, options.lanes, || {
+        for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
+            tell(ConvertEvent::Unreadable { offset, errno });
+        }
+        tell(ConvertEvent::Progress(job.cursor.done()));
+    })
+    .map_err(ConvertError::Engine)?;
+    let failure = lock(&job.failure).take();
+    // The lanes have ended, and with them their references.
+    let closed = match Arc::into_inner(job) {
+        Some(job) => close(job.target, total, options.engine),
+        None => Ok(()),
+    };
+    failure.map_or(closed, Err)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
+    let queue = lanes::queue(engine).map_err(ConvertError::Engine)?;
+    let closed = queue.block_on(target.close(&queue));
+    closed.map_err(|source| ConvertError::Write {
+        offset: total,
+        source,
+    })
+}

@@ -1,0 +1,142 @@
+//! Compressing the clusters of a chunk.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::content::{Content, Part};
+use super::work::{Job, Operations};
+use super::{CompressOptions, ConvertError};
+use crate::Error;
+use crate::codec::{CodecError, Compression, Compressor};
+use crate::jobs::together::Together;
+use crate::jobs::zero;
+use crate::storage::{Buffer, Queue};
+
+/// What a chunk is stored as.
+#[derive(Default)]
+pub(super) struct Packed {
+    /// Compressed clusters: where each starts on the disk, and where it is in
+    /// `data`.
+    clusters: Vec<(u64, Range<usize>)>,
+    data: Vec<u8>,
+    /// Clusters that do not shrink: written as they are.
+    plain: Vec<Range<u64>>,
+    /// Clusters that are to read as zeroes.
+    zero: Vec<Range<u64>>,
+}
+
+/// Compresses with the compressor that this thread keeps.
+fn compress(
+    kind: Compression,
+    level: Option<i32>,
+    src: &[u8],
+    dst: &mut [u8],
+) -> Result<Option<usize>, CodecError> {
+    thread_local! {
+        static KEPT: RefCell<Compressor> = RefCell::new(Compressor::new());
+    }
+    KEPT.with_borrow_mut(|kept| kept.compress(kind, level, src, dst))
+}
+
+impl Job {
+    /// Compresses the data of a chunk, which are in `buffer`.
+    pub(super) fn pack(
+        &self,
+        chunk: &Range<u64>,
+        parts: &[Part],
+        buffer: &mut Buffer,
+        options: CompressOptions,
+    ) -> Result<Packed, ConvertError> {
+        let kind = self
+            .target
+            .compression()
+            .ok_or(ConvertError::NotCompressible)?;
+        let size = self.target.cluster_size();
+        let mut packed = Packed::default();
+        for Part { range, content } in parts {
+            if *content != Content::Data {
+                if !self.is_left(range.start, *content) {
+                    packed.zero.push(range.clone());
+                }
+                continue;
+            }
+            for offset in range.clone().step_by(size as usize) {
+                let cluster = offset..(offset + size).min(range.end);
+                let at = (offset - chunk.start) as usize;
+                let end = (cluster.end - chunk.start) as usize;
+                let bytes = &mut buffer[at..at + size as usize];
+                // A cluster is whole, also where the disk ends.
+                bytes[end - at..].fill(0);
+                if self.options.sparse > 0 && zero::is_zero(bytes) {
+                    if !self.is_zero_already(offset) {
+                        packed.zero.push(cluster);
+                    }
+                    continue;
+                }
+                let stored = packed.add(kind, options.level, &cluster, bytes);
+                stored.map_err(|source| ConvertError::Write { offset, source })?;
+            }
+        }
+        Ok(packed)
+    }
+
+    /// What is to be written of a packed chunk.
+    #[allow(unsafe_code)]
+    pub(super) fn write_packed<'a>(
+        &'a self,
+        queue: &'a Queue,
+        chunk: &Range<u64>,
+        packed: &'a Packed,
+        buffer: &'a mut Buffer,
+    ) -> Operations<'a> {
+        // SAFETY: the operations borrow `buffer`, which nobody writes to
+        // meanwhile.
+        let iov = unsafe { buffer.iov() };
+        let mut operations = Together::new();
+        if let Some((offset, _)) = packed.clusters.first() {
+            operations.push(async move {
+                let (clusters, data) = (&packed.clusters, &packed.data);
+                let written = self.target.write_packed(queue, clusters, data).await;
+                written.map_err(|source| ConvertError::Write {
+                    offset: *offset,
+                    source,
+                })
+            });
+        }
+        for cluster in &packed.plain {
+            let at = (cluster.start - chunk.start) as usize;
+            let iov = iov.slice(at, (cluster.end - cluster.start) as usize);
+            operations.push(self.write_data(queue, cluster.start, iov));
+        }
+        for range in &packed.zero {
+            operations.push(self.write_zeroes(queue, range.start, range.end - range.start));
+        }
+        operations
+    }
+}
+
+impl Packed {
+    /// Adds a cluster of the disk whose bytes are `bytes`.
+    fn add(
+        &mut self,
+        kind: Compression,
+        level: Option<i32>,
+        cluster: &Range<u64>,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let start = self.data.len();
+        // It must be shorter than the cluster to be worth it.
+        self.data.resize(start + bytes.len() - 1, 0);
+        let length = compress(kind, level, bytes, &mut self.data[start..])
+            .map_err(|e| Error::Refused(e.to_string()))?;
+        self.data.truncate(start + length.unwrap_or(0));
+        match length {
+            Some(_) => self.clusters.push((cluster.start, start..self.data.len())),
+            None => match self.plain.last_mut() {
+                Some(last) if last.end == cluster.start => last.end = cluster.end,
+                _ => self.plain.push(cluster.clone()),
+            },
+        }
+        Ok(())
+    }
+}

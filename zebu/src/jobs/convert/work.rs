@@ -1,0 +1,280 @@
+//! What the lanes of a conversion do with a chunk: read, and write.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::content::{Content, Part, Piece};
+use super::{ConvertError, ConvertOptions, Target, lock};
+use crate::block::Device;
+use crate::jobs::lanes::{self, Cursor};
+use crate::jobs::together::Together;
+use crate::jobs::turns::{Ticket, Turns};
+use crate::jobs::zero;
+use crate::storage::{Buffer, Iov, Queue};
+
+/// What the lanes share.
+pub(super) struct Job {
+    pub(super) sources: Vec<Device>,
+    pub(super) target: Target,
+    pub(super) options: ConvertOptions,
+    pub(super) cursor: Cursor,
+    /// Bytes of a chunk: whole clusters of the target.
+    pub(super) chunk: u64,
+    /// The order of the chunks.
+    pub(super) turns: Turns,
+    /// Whether somebody had something to write when it was his turn.
+    pub(super) has_written: AtomicBool,
+    /// The failure with the lowest offset so far.
+    pub(super) failure: Mutex<Option<ConvertError>>,
+    pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
+    pub(super) start: Instant,
+    /// Bytes of data written, or about to be; counted for the rate only.
+    pub(super) written: AtomicU64,
+}
+
+/// A range that is written alike.
+struct Run {
+    range: Range<u64>,
+    zero: bool,
+}
+
+/// Operations on a chunk.
+pub(super) type Operations<'a> = Together<'a, ConvertError>;
+
+impl lanes::Job for Job {
+    fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    async fn lane(&self, queue: &Queue) {
+        let mut buffer = Buffer::new(self.chunk as usize);
+        // No cluster of the target, and no block, is in two chunks: lanes do
+        // not meet.
+        let end_of = |at: u64| ((at / self.chunk + 1) * self.chunk).min(self.cursor.total());
+        while let Some((ticket, chunk)) = self.turns.take(|| self.cursor.take(end_of)) {
+            match self.convert(queue, &chunk, &mut buffer, ticket).await {
+                Ok(()) => self.cursor.finish(&chunk),
+                Err(e) => self.fail(e),
+            }
+        }
+    }
+}
+
+impl Job {
+    fn fail(&self, error: ConvertError) {
+        self.cursor.stop();
+        let mut failure = lock(&self.failure);
+        if failure.as_ref().is_none_or(|f| error.offset() < f.offset()) {
+            *failure = Some(error);
+        }
+    }
+
+    /// Sleeps until `length` more bytes may be written by the rate limit.
+    fn slow_down(&self, length: u64) {
+        if let Some(rate) = self.options.rate.filter(|rate| *rate > 0) {
+            let written = self.written.fetch_add(length, Ordering::Relaxed) + length;
+            let due = Duration::from_secs_f64(written as f64 / rate as f64);
+            std::thread::sleep(due.saturating_sub(self.start.elapsed()));
+        }
+    }
+
+    async fn convert(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        buffer: &mut Buffer,
+        ticket: Ticket<'_>,
+    ) -> Result<(), ConvertError> {
+        let parts = self.parts(queue, chunk).await?;
+        self.read(queue, chunk, &parts, buffer).await?;
+        match self.options.compress {
+            Some(compress) => {
+                let packed = self.pack(chunk, &parts, buffer, compress)?;
+                let operations = self.write_packed(queue, chunk, &packed, buffer);
+                self.in_turn(queue, chunk, operations, ticket).await
+            }
+            None => {
+                let operations = self.write(queue, chunk, &parts, buffer);
+                self.in_turn(queue, chunk, operations, ticket).await
+            }
+        }
+    }
+
+    /// Starts what is to be written when it is the lane's turn, and waits for
+    /// it when others have theirs.
+    async fn in_turn(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        mut operations: Operations<'_>,
+        ticket: Ticket<'_>,
+    ) -> Result<(), ConvertError> {
+        let has_order = self.target.has_order() && !self.options.any_order;
+        if has_order && !operations.is_empty() {
+            ticket.turn().await;
+            let offset = chunk.start;
+            let found = self.target.look_up(queue, chunk).await;
+            found.map_err(|source| ConvertError::Write { offset, source })?;
+            if !self.has_written.swap(true, Ordering::Relaxed) {
+                // The first brings in what the others need to take their
+                // places without waiting for anything.
+                return operations.finish().await;
+            }
+            operations.start().await;
+        }
+        drop(ticket);
+        operations.finish().await
+    }
+
+    /// Reads the data of a chunk to their place in `buffer`.
+    #[allow(unsafe_code)]
+    async fn read(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        parts: &[Part],
+        buffer: &mut Buffer,
+    ) -> Result<(), ConvertError> {
+        // SAFETY: `buffer` is borrowed until the reads, awaited here, have
+        // ended.
+        let iov = unsafe { buffer.iov() };
+        let mut reads = Together::new();
+        for part in parts.iter().filter(|p| p.content == Content::Data) {
+            self.slow_down(part.range.end - part.range.start);
+            for piece in self.pieces(part.range.clone()) {
+                let length = piece.range.end - piece.range.start;
+                let at = piece.range.start - chunk.start;
+                let iov = iov.slice(at as usize, length as usize);
+                reads.push(self.read_piece(queue, piece, iov));
+            }
+        }
+        reads.finish().await
+    }
+
+    async fn read_piece(&self, queue: &Queue, piece: Piece, iov: Iov) -> Result<(), ConvertError> {
+        let device = &self.sources[piece.source];
+        match device.read(queue, piece.offset, &iov).await {
+            Ok(()) => Ok(()),
+            Err(_) if self.options.salvage => {
+                self.salvage(queue, &piece, &iov).await;
+                Ok(())
+            }
+            Err(e) => Err(piece.read_error(e)),
+        }
+    }
+
+    /// Reads sector by sector what can be read.
+    async fn salvage(&self, queue: &Queue, piece: &Piece, iov: &Iov) {
+        const SECTOR: usize = 512;
+        for start in (0..iov.len()).step_by(SECTOR) {
+            let sector = iov.slice(start, SECTOR.min(iov.len() - start));
+            let at = start as u64;
+            let device = &self.sources[piece.source];
+            if let Err(e) = device.read(queue, piece.offset + at, &sector).await {
+                sector.fill(0);
+                lock(&self.unreadable).push((piece.range.start + at, e.errno()));
+            }
+        }
+    }
+
+    /// What is to be written of a chunk that is in `buffer`: all but zeroes.
+    #[allow(unsafe_code)]
+    fn write<'a>(
+        &'a self,
+        queue: &'a Queue,
+        chunk: &Range<u64>,
+        parts: &[Part],
+        buffer: &'a mut Buffer,
+    ) -> Operations<'a> {
+        let runs = self.runs(chunk, parts, buffer);
+        // SAFETY: the operations borrow `buffer`, which nobody writes to
+        // meanwhile.
+        let iov = unsafe { buffer.iov() };
+        let mut operations = Together::new();
+        for Run { range, zero } in runs {
+            let data = (!zero).then(|| {
+                let at = (range.start - chunk.start) as usize;
+                iov.slice(at, (range.end - range.start) as usize)
+            });
+            operations.push(self.write_run(queue, range, data));
+        }
+        operations
+    }
+
+    /// What is to be written of a chunk, in order.
+    fn runs(&self, chunk: &Range<u64>, parts: &[Part], bytes: &[u8]) -> Vec<Run> {
+        let sparse = self.options.sparse;
+        let block = self.target.zero_block(sparse) as usize;
+        let mut runs = Vec::new();
+        for Part { range, content } in parts {
+            if self.is_left(range.start, *content) {
+                continue;
+            }
+            if *content != Content::Data {
+                runs.push(Run {
+                    range: range.clone(),
+                    zero: true,
+                });
+                continue;
+            }
+            let at = (range.start - chunk.start) as usize;
+            let length = (range.end - range.start) as usize;
+            let found = match sparse {
+                0 => vec![(0, length, false)],
+                _ => zero::runs(&bytes[at..at + length], block, sparse as usize),
+            };
+            runs.extend(found.into_iter().map(|(start, length, zero)| {
+                let start = range.start + start as u64;
+                Run {
+                    range: start..start + length as u64,
+                    zero,
+                }
+            }));
+        }
+        runs.retain(|run| !run.zero || !self.is_zero_already(run.range.start));
+        runs
+    }
+
+    /// Writes `data`, or zeroes.
+    async fn write_run(
+        &self,
+        queue: &Queue,
+        range: Range<u64>,
+        data: Option<Iov>,
+    ) -> Result<(), ConvertError> {
+        match data {
+            Some(iov) => self.write_data(queue, range.start, iov).await,
+            None => {
+                let length = range.end - range.start;
+                self.write_zeroes(queue, range.start, length).await
+            }
+        }
+    }
+
+    pub(super) async fn write_data(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        iov: Iov,
+    ) -> Result<(), ConvertError> {
+        let written = self.target.write(queue, offset, iov).await;
+        written.map_err(|source| ConvertError::Write { offset, source })
+    }
+
+    pub(super) async fn write_zeroes(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), ConvertError> {
+        // Without sparseness the target is to be fully allocated.
+        let allocate = self.options.sparse == 0;
+        let written = self
+            .target
+            .write_zeroes(queue, offset, length, allocate)
+            .await;
+        written.map_err(|source| ConvertError::Write { offset, source })
+    }
+}

@@ -1,0 +1,63 @@
+//! Several writes of one task in flight.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::access::{Writing, begin_write};
+use super::{Iov, Queue, Storage};
+
+/// The writes of one request to one storage, so many at once.
+pub(crate) struct Writings<'a> {
+    storage: &'a dyn Storage,
+    queue: &'a Queue,
+    most: usize,
+    /// Started, with their offsets.
+    flight: VecDeque<(u64, Writing<'a>)>,
+}
+
+/// A write that failed: its offset, and why.
+pub(crate) type Failed = (u64, io::Error);
+
+impl<'a> Writings<'a> {
+    /// At most `most` (and at least one) of them in flight.
+    pub(crate) fn new(storage: &'a dyn Storage, queue: &'a Queue, most: usize) -> Self {
+        Writings {
+            storage,
+            queue,
+            most: most.max(1),
+            flight: VecDeque::new(),
+        }
+    }
+
+    /// Starts a write of `iov`, as [`write()`](super::write()) does it, when
+    /// there is room for it.
+    pub(crate) async fn write(&mut self, offset: u64, iov: Iov) -> Result<(), Failed> {
+        while self.flight.len() >= self.most {
+            self.finish_first().await?;
+        }
+        let writing = begin_write(self.storage, self.queue, offset, iov);
+        if writing.has_started() {
+            self.flight.push_back((offset, writing));
+            return Ok(());
+        }
+        // It waits for blocks that others write. Meanwhile this task must hold
+        // none: two who wait for each other would wait for ever.
+        self.finish().await?;
+        writing.finish().await.map_err(|e| (offset, e))
+    }
+
+    /// Waits until all is written.
+    pub(crate) async fn finish(&mut self) -> Result<(), Failed> {
+        while !self.flight.is_empty() {
+            self.finish_first().await?;
+        }
+        Ok(())
+    }
+
+    async fn finish_first(&mut self) -> Result<(), Failed> {
+        match self.flight.pop_front() {
+            Some((offset, writing)) => writing.finish().await.map_err(|e| (offset, e)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! QEMU's programs, as makers and judges of images.
+//!
+//! | variable         | meaning                                      |
+//! |------------------|----------------------------------------------|
+//! | `ZEBU_QEMU_IMG`  | the peer qemu-img; else `qemu-img` on `PATH` |
+//! | `ZEBU_QEMU_IO`   | the peer qemu-io; else `qemu-io` on `PATH`   |
+
+use std::fmt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What a program said, and its exit status.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "status {}\n{}{}", self.status, self.out, self.err)
+    }
+}
+
+impl Answer {
+    /// Fails the test unless the status is 0.
+    #[track_caller]
+    pub fn ok(self, what: &str) -> Self {
+        assert!(self.status == 0, "{what}: {self}");
+        self
+    }
+}
+
+fn run(variable: &str, default: &str, args: &[&str]) -> Answer {
+    let program = std::env::var_os(variable).unwrap_or_else(|| default.into());
+    let output = Command::new(&program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|e| {
+            panic!(
+                "cannot run {}: {e}. These tests compare with QEMU: install qemu-utils (Debian, \
+                 Ubuntu) or qemu-img (Fedora), or name the programs in ZEBU_QEMU_IMG and \
+                 ZEBU_QEMU_IO",
+                program.display()
+            )
+        });
+    Answer {
+        status: output.status.code().unwrap_or(-1),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+pub fn qemu_img(args: &[&str]) -> Answer {
+    run("ZEBU_QEMU_IMG", "qemu-img", args)
+}
+
+/// Carries out `commands` on an image; with `-t unsafe`, since no test of ours
+/// ends the machine.
+pub fn qemu_io(image: &Path, format: &str, options: &[&str], commands: &[String]) -> Answer {
+    let mut args = vec!["-f", format, "-t", "unsafe"];
+    args.extend(options);
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    args.push(text(image));
+    let answer = run("ZEBU_QEMU_IO", "qemu-io", &args);
+    // qemu-io before version 4 or so ends with 0 whatever happened.
+    let failed = ["failed", "Pattern verification"]
+        .iter()
+        .any(|word| answer.out.contains(word) || answer.err.contains(word));
+    Answer {
+        status: if failed { 1 } else { answer.status },
+        ..answer
+    }
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("paths of tests are UTF-8")
+}
+
+/// Fails the test unless QEMU finds neither errors nor leaks in a qcow2 image.
+#[track_caller]
+pub fn assert_clean(image: &Path, what: &str) {
+    qemu_img(&["check", "-f", "qcow2", text(image)]).ok(&format!("{what}: qemu-img check"));
+}
+
+/// Fails the test if QEMU finds errors. Leaks are freed.
+#[track_caller]
+pub fn assert_consistent(image: &Path, what: &str) {
+    let answer = qemu_img(&["check", "-f", "qcow2", text(image)]);
+    if answer.status != 3 {
+        answer.ok(&format!("{what}: qemu-img check"));
+        return;
+    }
+    qemu_img(&["check", "-r", "leaks", "-f", "qcow2", text(image)])
+        .ok(&format!("{what}: qemu-img check -r leaks"));
+}
+
+/// Fails the test unless QEMU reads these bytes from the image.
+#[track_caller]
+pub fn assert_content(image: &Path, format: &str, expected: &[u8], what: &str) {
+    let raw = image.with_extension("expected");
+    write_sparse(&raw, expected);
+    qemu_img(&[
+        "compare",
+        "-f",
+        format,
+        "-F",
+        "raw",
+        text(image),
+        text(&raw),
+    ])
+    .ok(&format!("{what}: qemu-img compare with what was written"));
+    let _ = std::fs::remove_file(raw);
+}
+
+/// A file of these bytes, with holes for zeroes.
+pub fn write_sparse(path: &Path, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(path).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    const BLOCK: usize = 64 << 10;
+    for (n, block) in bytes.chunks(BLOCK).enumerate() {
+        if block.iter().any(|b| *b != 0) {
+            file.write_all_at(block, (n * BLOCK) as u64).unwrap();
+        }
+    }
+}

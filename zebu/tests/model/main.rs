@@ -1,0 +1,77 @@
+//! Guards against data lost, misplaced or made up by any order of reads,
+//! writes, zeroes, discards, flushes and reopenings of any kind of image, and
+//! against an image that is not sound afterwards.
+//!
+//! Each run makes a random image, uses it at random and compares it with plain
+//! memory, and at each reopening QEMU checks it and reads it.
+//!
+//! | variable           | meaning                                             |
+//! |--------------------|-----------------------------------------------------|
+//! | `ZEBU_MODEL_STEPS` | requests to make at least; the last run is finished |
+//! | `ZEBU_MODEL_SEED`  | the first run's seed; the next ones count up        |
+//! | `ZEBU_MODEL_TRACE` | print each request                                  |
+//!
+//! A run that fails says its seed; `ZEBU_MODEL_STEPS=1` with that seed makes
+//! it again.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod disk;
+mod history;
+mod many_threads;
+mod one_thread;
+mod setup;
+mod step;
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use common::{Sayer, Watchdog};
+use zebu::storage::EngineKind;
+
+/// Prints a line if that was asked for.
+pub fn trace(line: impl FnOnce() -> String) {
+    static WANTED: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("ZEBU_MODEL_TRACE").is_some());
+    if *WANTED {
+        eprintln!("{}", line());
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().expect(variable))
+}
+
+/// Calls `run` with one seed after another until there were enough steps.
+fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usize) {
+    let steps = number("ZEBU_MODEL_STEPS").map_or(steps, |n| n as usize);
+    let first = number("ZEBU_MODEL_SEED").unwrap_or(1);
+    let engines = common::engines();
+    let (mut done, mut seed) = (0, first);
+    while done < steps {
+        let again = format!("ZEBU_MODEL_SEED={seed} ZEBU_MODEL_STEPS=1 cargo test {name}");
+        let _sayer = Sayer(again.clone());
+        let _watchdog = Watchdog::new(&again);
+        trace(|| format!("{name}, seed {seed}"));
+        // Half of the runs where direct I/O is real, half where it is fast.
+        let place = match seed % 2 {
+            0 => Path::new(env!("CARGO_TARGET_TMPDIR")),
+            _ => Path::new("/dev/shm"),
+        };
+        let folder = (tempfile::tempdir_in(place)).or_else(|_| tempfile::tempdir());
+        done += run(seed, folder.unwrap().path(), &engines);
+        seed += 1;
+    }
+    println!("{done} steps, seeds {first} to {}", seed - 1);
+}
+
+#[test]
+fn one_thread() {
+    each_seed("one_thread", 3000, one_thread::run);
+}
+
+#[test]
+fn many_threads() {
+    each_seed("many_threads", 6000, many_threads::run);
+}

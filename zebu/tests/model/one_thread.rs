@@ -1,0 +1,329 @@
+//! One thread with many requests in flight, none of which overlaps with one
+//! that changes what it touches: each has exactly one right result.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use zebu::Result;
+use zebu::block::{DetectZeroes, Device, Format, LayerImage};
+use zebu::jobs;
+use zebu::storage::{EngineKind, Handle, Queue};
+
+use crate::common::Rng;
+use crate::common::peer;
+use crate::disk::{Disk, assert_same};
+use crate::setup::{Opening, Setup};
+use crate::step::{Kind, Shape, Step, perform};
+use crate::trace;
+
+/// An image in use, and what it must contain.
+struct Run<'a> {
+    rng: Rng,
+    setup: Setup,
+    folder: &'a Path,
+    engines: &'a [EngineKind],
+    disk: Disk,
+    shape: Shape,
+    /// How it is open now.
+    opening: Opening,
+    queue: Queue,
+    device: Rc<Device>,
+    flight: Vec<Flying>,
+    depth: usize,
+}
+
+/// A request in flight.
+struct Flying {
+    step: Rc<Step>,
+    handle: Handle<Result<Vec<u8>>>,
+    /// For a flush: how many changes were complete when it began.
+    changes: usize,
+}
+
+/// Makes an image and uses it for a while. How many requests were made.
+pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
+    let mut rng = Rng::new(seed);
+    let setup = Setup::random(&mut rng);
+    trace(|| format!("{setup:?}"));
+    let disk = make(&setup, folder, &mut rng);
+    let shape = Shape::random(&mut rng, setup.size(), setup.cluster());
+    let opening = Opening::random(&mut rng, setup.cluster(), engines);
+    trace(|| format!("{opening:?}"));
+    let queue = Queue::new(opening.queue.clone()).unwrap();
+    let device = Rc::new(opening.open(&queue, &setup, folder, true));
+    let mut run = Run {
+        depth: 1 + rng.below(24) as usize,
+        rng,
+        setup,
+        folder,
+        engines,
+        disk,
+        shape,
+        opening,
+        queue,
+        device,
+        flight: Vec::new(),
+    };
+    let mut steps = 0;
+    for _ in 0..1 + run.rng.below(4) {
+        for _ in 0..10 + run.rng.below(90) {
+            run.step();
+            steps += 1;
+        }
+        run = run.reopen();
+    }
+    run.end();
+    steps
+}
+
+/// The image as it is before the first request, and its content.
+fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> Disk {
+    let size = setup.size() as usize;
+    let mut bytes = vec![0; size];
+    if let Some((length, _)) = setup.backing {
+        let mut backing = vec![0; length as usize];
+        for chunk in backing.chunks_mut(4096 << rng.below(6)) {
+            if !rng.one_in(3) {
+                rng.fill(chunk);
+            }
+        }
+        setup.make_backing(folder, &backing);
+        let common = backing.len().min(size);
+        bytes[..common].copy_from_slice(&backing[..common]);
+    }
+    setup.make(folder);
+    let mut disk = Disk::new(bytes, setup.cluster());
+    disk.may_be_allocated.fill(setup.is_preallocated());
+    for used in setup.use_before(folder, rng) {
+        let range = disk.cluster(used.cluster as usize);
+        disk.put(range.start, &vec![used.byte; range.len()]);
+        disk.may_be_allocated[used.cluster as usize] = true;
+    }
+    disk.flush(disk.changes());
+    disk
+}
+
+impl Run<'_> {
+    fn step(&mut self) {
+        let step = Rc::new(self.shape.step(&mut self.rng));
+        // Whom it minds must end first; which one that is does not depend on
+        // the clock, so that a seed means the same requests every time.
+        while let Some(n) = self.flight.iter().position(|f| f.step.minds(&step)) {
+            self.finish(n);
+        }
+        if self.flight.len() >= self.depth {
+            let n = self.rng.below(self.flight.len() as u64) as usize;
+            self.finish(n);
+        }
+        trace(|| step.line());
+        let future = perform(self.device.clone(), self.queue.clone(), step.clone());
+        self.flight.push(Flying {
+            handle: self.queue.spawn(future),
+            changes: self.disk.changes(),
+            step,
+        });
+    }
+
+    /// Waits for a request and looks at its result.
+    fn finish(&mut self, n: usize) {
+        let Flying {
+            step,
+            handle,
+            changes,
+        } = self.flight.remove(n);
+        let result = self.queue.block_on(handle);
+        let line = step.line();
+        match (&step.kind, result) {
+            (Kind::Read, Ok(found)) => {
+                let expected = &self.disk.bytes[step.range.clone()];
+                assert_same(&found, expected, step.range.start, &line);
+            }
+            (Kind::Write(bytes), Ok(_)) => {
+                self.disk.put(step.range.start, bytes);
+                self.disk.set_allocated(&step.range);
+            }
+            (Kind::Compressed(bytes), result) => self.compressed(&step, bytes, result),
+            (Kind::Zero(_), Ok(_)) => {
+                let zeroes = vec![0; step.range.len()];
+                self.disk.put(step.range.start, &zeroes);
+                self.disk.set_allocated(&step.range);
+            }
+            (Kind::Discard, Ok(_)) => self.discarded(&step),
+            (Kind::Flush, Ok(_)) => self.disk.flush(changes),
+            (_, Err(e)) => panic!("{line}: {e}"),
+        }
+    }
+
+    fn read(&self, range: std::ops::Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0; range.len()];
+        (self.device)
+            .read_blocking(&self.queue, range.start as u64, &mut bytes)
+            .unwrap_or_else(|e| panic!("read {range:x?}: {e}"));
+        bytes
+    }
+
+    /// Compressed data may be refused where a cluster is allocated; each one has
+    /// then been written or not.
+    fn compressed(&mut self, step: &Step, bytes: &[u8], result: Result<Vec<u8>>) {
+        let clusters = self.disk.clusters(&step.range);
+        let Err(e) = result else {
+            self.disk.put(step.range.start, bytes);
+            self.disk.set_allocated(&step.range);
+            return;
+        };
+        let may_fail = self.setup.format == Format::Raw
+            || self.setup.has_data_file()
+            || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
+        let line = step.line();
+        assert!(may_fail, "{line}: {e}");
+        for n in clusters {
+            let range = self.disk.cluster(n);
+            let found = self.read(range.clone());
+            let new = &bytes[range.start - step.range.start..][..range.len()];
+            if found == new {
+                self.disk.put(range.start, new);
+            } else {
+                let old = &self.disk.bytes[range.clone()];
+                assert_same(&found, old, range.start, &format!("{line}, refused"));
+            }
+        }
+        self.disk.set_allocated(&step.range);
+    }
+
+    /// A whole cluster reads as zeroes after it was discarded; the rest of the
+    /// range is as it was.
+    fn discarded(&mut self, step: &Step) {
+        let found = self.read(step.range.clone());
+        let mut expected = self.disk.bytes[step.range.clone()].to_vec();
+        for n in self.disk.clusters(&step.range) {
+            let cluster = self.disk.cluster(n);
+            let (from, to) = (
+                cluster.start.max(step.range.start),
+                cluster.end.min(step.range.end),
+            );
+            let here = from - step.range.start..to - step.range.start;
+            let whole = from == cluster.start && to == cluster.end;
+            let zero = found[here.clone()].iter().all(|b| *b == 0);
+            // How a raw image is discarded is not ours to say, nor whether the
+            // cluster at the end of the disk is a whole one.
+            let open = self.setup.format == Format::Raw || cluster.end == self.disk.bytes.len();
+            let freed = self.opening.discard && !self.setup.ignores_discards();
+            if freed && (zero && open || whole && !open) {
+                expected[here].fill(0);
+            }
+        }
+        let line = step.line();
+        assert_same(&found, &expected, step.range.start, &line);
+        self.disk.put(step.range.start, &expected);
+    }
+
+    /// Ends the use of the device, has the image looked at, and opens it again
+    /// in another way.
+    fn reopen(mut self) -> Self {
+        while !self.flight.is_empty() {
+            self.finish(0);
+        }
+        // After a stop, a raw data file may show writes of which its image does
+        // not know; in QEMU too.
+        let closes = self.setup.data_file_is_raw() || !self.rng.one_in(4);
+        let flushes = closes || self.rng.one_in(2);
+        trace(|| format!("reopen, closes {closes}, flushes {flushes}"));
+        if flushes {
+            let result = self.queue.block_on(self.device.flush(&self.queue));
+            result.unwrap_or_else(|e| panic!("flush: {e}"));
+            self.disk.flush(self.disk.changes());
+        }
+        let device = Rc::try_unwrap(self.device).expect("nothing is in flight");
+        match closes {
+            true => {
+                let result = self.queue.block_on(device.close(&self.queue));
+                result.unwrap_or_else(|e| panic!("close: {e}"));
+            }
+            false => drop(device),
+        }
+        judge(&self.setup, self.folder, &mut self.disk, closes);
+        self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
+        trace(|| format!("{:?}", self.opening));
+        self.queue = Queue::new(self.opening.queue.clone()).unwrap();
+        let device = (self.opening).open(&self.queue, &self.setup, self.folder, true);
+        self.device = Rc::new(device);
+        self
+    }
+
+    /// A device that was opened for writing and did not write leaves an image
+    /// as sound as it was.
+    fn end(mut self) {
+        let device = Rc::try_unwrap(self.device).expect("nothing is in flight");
+        self.queue.block_on(device.close(&self.queue)).unwrap();
+        judge(&self.setup, self.folder, &mut self.disk, true);
+    }
+}
+
+/// What QEMU and our own check say of an image that nobody has open.
+fn judge(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
+    let image = setup.image(folder);
+    if !closed {
+        let device = settle(setup, folder, &image);
+        let queue = Queue::new(Default::default()).unwrap();
+        let mut found = vec![0; disk.bytes.len()];
+        device.read_blocking(&queue, 0, &mut found).unwrap();
+        let result = disk.recover(found);
+        result.unwrap_or_else(|e| panic!("after the device went without being closed: {e}"));
+    }
+    if setup.format == Format::Qcow2 {
+        peer::assert_clean(&image, "after a close");
+        check(setup, folder);
+    }
+    peer::assert_content(&image, setup.format.name(), &disk.bytes, "after a close");
+    if setup.data_file_is_raw() {
+        let data = std::fs::read(folder.join("data.raw")).unwrap();
+        let data = &data[..disk.bytes.len().min(data.len())];
+        assert_same(data, &disk.bytes, 0, "the data file as a raw image");
+    }
+}
+
+/// Frees what leaked, and repairs the refcounts of an image that may postpone
+/// them.
+fn settle(setup: &Setup, folder: &Path, image: &Path) -> Device {
+    if setup.format == Format::Qcow2 {
+        if setup.options.lazy_refcounts {
+            let args = ["check", "-r", "all", "-f", "qcow2", peer::text(image)];
+            peer::qemu_img(&args).ok("qemu-img check -r all");
+        } else {
+            peer::assert_consistent(image, "without a close");
+        }
+    }
+    plain_opening().open(
+        &Queue::new(Default::default()).unwrap(),
+        setup,
+        folder,
+        false,
+    )
+}
+
+fn plain_opening() -> Opening {
+    Opening {
+        queue: Default::default(),
+        cache: Default::default(),
+        l2_cache_size: None,
+        l2_cache_entry_size: None,
+        discard: false,
+        detect_zeroes: DetectZeroes::Off,
+    }
+}
+
+/// Our own check agrees with QEMU's.
+fn check(setup: &Setup, folder: &Path) {
+    let queue = Queue::new(Default::default()).unwrap();
+    let device = plain_opening().open(&queue, setup, folder, false);
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        panic!("the image is qcow2");
+    };
+    let mut messages = Vec::new();
+    let report = jobs::check(&queue, image, &mut |message| messages.push(message));
+    let report = report.unwrap_or_else(|e| panic!("check: {e}"));
+    assert!(
+        report.corruptions + report.leaks + report.check_errors == 0,
+        "{report:?}\n{messages:?}"
+    );
+}

@@ -1,0 +1,293 @@
+//! Random images, and random ways to open them.
+
+use std::path::{Path, PathBuf};
+
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Source};
+use zebu::format::Compression;
+use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
+use zebu::storage::{CacheMode, EngineKind, File, OpenFile, Queue, QueueOptions};
+
+use crate::common::Rng;
+use crate::common::peer::{self, qemu_img, qemu_io, text};
+
+/// An image and what it lies on.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub format: Format,
+    /// What a qcow2 image is made with.
+    pub options: CreateQcow2,
+    /// Size and format of the backing file.
+    pub backing: Option<(u64, Format)>,
+    /// QEMU puts clusters of every kind into it before we come.
+    pub used_before: bool,
+}
+
+impl Setup {
+    pub fn random(rng: &mut Rng) -> Setup {
+        loop {
+            let setup = Setup::draw(rng);
+            if setup.options.check().is_ok() {
+                return setup;
+            }
+        }
+    }
+
+    fn draw(rng: &mut Rng) -> Setup {
+        let extended_l2 = rng.one_in(3);
+        let cluster_bits = match rng.below(8) {
+            _ if extended_l2 => 14 + rng.below(3) as u32,
+            0 => 16 + rng.below(6) as u32,
+            1 | 2 => 16,
+            3 | 4 => 9,
+            _ => 9 + rng.below(8) as u32,
+        };
+        // So many clusters that small ones need several L2 tables and refcount
+        // blocks, and that large ones stay few.
+        let most = (16u64 << 20)
+            .min((1 << cluster_bits) * 2048)
+            .max(8 << cluster_bits);
+        let mut size = 512 * (1 + rng.below(most / 512));
+        if rng.one_in(2) {
+            size = size.next_multiple_of(1 << cluster_bits);
+        }
+        let version = if rng.one_in(5) { 2 } else { 3 };
+        let backing = (rng.one_in(2)).then(|| {
+            let backing = match rng.below(3) {
+                0 => size,
+                1 => 512 * (1 + rng.below(size / 512)),
+                _ => size + 512 * rng.below(300),
+            };
+            (backing, [Format::Raw, Format::Qcow2][rng.below(2) as usize])
+        });
+        let data_file = rng.one_in(5).then(|| NewDataFile {
+            name: "data.raw".into(),
+            raw: rng.one_in(2),
+        });
+        let preallocation = match rng.below(12) {
+            0 => Preallocation::Metadata,
+            1 => Preallocation::Falloc,
+            2 => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let format = match rng.one_in(16) {
+            true => Format::Raw,
+            false => Format::Qcow2,
+        };
+        let backing = backing.filter(|_| format == Format::Qcow2);
+        let has_data_file = data_file.is_some();
+        Setup {
+            format,
+            options: CreateQcow2 {
+                size,
+                version,
+                cluster_bits,
+                refcount_order: match rng.one_in(2) {
+                    true => 4,
+                    false => rng.below(7) as u32,
+                },
+                extended_l2,
+                lazy_refcounts: version == 3 && rng.one_in(4),
+                compression: match rng.one_in(3) {
+                    true => Compression::Zstd,
+                    false => Compression::Zlib,
+                },
+                preallocation,
+                backing: backing.map(|(_, format)| NewBacking {
+                    name: format!("backing.{}", format.name()),
+                    format: Some(format.name().into()),
+                }),
+                data_file,
+            },
+            backing,
+            used_before: format == Format::Qcow2 && !has_data_file && rng.one_in(2),
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.options.size
+    }
+
+    /// Bytes of a cluster; of a raw image, too, so that requests have the same
+    /// sizes.
+    pub fn cluster(&self) -> u64 {
+        1 << self.options.cluster_bits
+    }
+
+    pub fn is_preallocated(&self) -> bool {
+        self.options.preallocation != Preallocation::Off || self.data_file_is_raw()
+    }
+
+    pub fn has_data_file(&self) -> bool {
+        self.format == Format::Qcow2 && self.options.data_file.is_some()
+    }
+
+    /// Whether the data file must always be the raw image of the disk.
+    pub fn data_file_is_raw(&self) -> bool {
+        self.format == Format::Qcow2 && self.options.data_file.as_ref().is_some_and(|d| d.raw)
+    }
+
+    /// Whether a discard changes nothing: version 2 cannot say that the
+    /// backing file's data are not meant.
+    pub fn ignores_discards(&self) -> bool {
+        self.format == Format::Qcow2 && self.backing.is_some() && self.options.version == 2
+    }
+
+    pub fn image(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("disk.{}", self.format.name()))
+    }
+
+    /// Makes the backing file of this content, if there is to be one. Its
+    /// bytes past the end of the disk are never seen.
+    pub fn make_backing(&self, folder: &Path, content: &[u8]) {
+        let Some((_, format)) = self.backing else {
+            return;
+        };
+        let raw = folder.join("backing.raw");
+        peer::write_sparse(&raw, content);
+        if format == Format::Qcow2 {
+            let qcow2 = folder.join("backing.qcow2");
+            // Compressed, so that copying out of it inflates.
+            let args = ["convert", "-c", "-f", "raw", "-O", "qcow2"];
+            let names = [text(&raw), text(&qcow2)];
+            qemu_img(&[&args[..], &names].concat()).ok("making a backing file");
+        }
+    }
+
+    /// Makes the image, empty.
+    pub fn make(&self, folder: &Path) {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let create = |path: PathBuf| {
+            let how = OpenFile {
+                write: true,
+                create: true,
+                cache: CacheMode::Unsafe,
+            };
+            File::open(path, how).unwrap()
+        };
+        let file = create(self.image(folder));
+        if self.format == Format::Raw {
+            create_raw(&queue, &file, self.size(), Preallocation::Off).unwrap();
+            return;
+        }
+        let mut options = self.options.clone();
+        let data = options.data_file.as_mut().map(|data| {
+            // QEMU takes a relative name as of the current folder.
+            let path = folder.join(&data.name);
+            data.name = text(&path).to_string();
+            create(path)
+        });
+        let data = data.as_ref().map(|data| data as _);
+        create_qcow2(&queue, &file, data, &options).unwrap();
+    }
+
+    /// QEMU's commands that make the image used, and the ranges with the byte
+    /// that they are filled with.
+    pub fn use_before(&self, folder: &Path, rng: &mut Rng) -> Vec<Used> {
+        let clusters = self.size() / self.cluster();
+        if !self.used_before || clusters == 0 {
+            return Vec::new();
+        }
+        let mut used: Vec<Used> = Vec::new();
+        let mut commands = Vec::new();
+        for _ in 0..1 + rng.below(20) {
+            let cluster = rng.below(clusters);
+            if used.iter().any(|u| u.cluster == cluster) {
+                continue;
+            }
+            let (at, length) = (cluster * self.cluster(), self.cluster());
+            let byte = 1 + rng.below(255) as u8;
+            // Compressed data go only where no cluster is taken.
+            let kind = rng.below(if self.is_preallocated() { 3 } else { 6 });
+            let command = match kind {
+                0 => "write -z".to_string(),
+                1 if self.options.version == 3 => "write -z -u".to_string(),
+                1 | 2 => format!("write -P {byte}"),
+                _ => format!("write -c -P {byte}"),
+            };
+            commands.push(format!("{command} {at} {length}"));
+            used.push(Used {
+                cluster,
+                byte: if command.starts_with("write -z") {
+                    0
+                } else {
+                    byte
+                },
+            });
+        }
+        qemu_io(&self.image(folder), "qcow2", &[], &commands).ok("using an image before");
+        used
+    }
+}
+
+/// A cluster that QEMU wrote.
+pub struct Used {
+    pub cluster: u64,
+    pub byte: u8,
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    pub queue: QueueOptions,
+    pub cache: CacheMode,
+    pub l2_cache_size: Option<u64>,
+    pub l2_cache_entry_size: Option<u64>,
+    pub discard: bool,
+    pub detect_zeroes: DetectZeroes,
+}
+
+impl Opening {
+    pub fn random(rng: &mut Rng, cluster: u64, engines: &[EngineKind]) -> Opening {
+        // Half of the images have caches so small that slices come and go.
+        let entry = 512u64 << rng.below(4);
+        let entry = rng.one_in(2).then_some(entry.min(cluster));
+        let size = rng
+            .one_in(2)
+            .then(|| entry.unwrap_or(cluster.min(4096)) * (1 + rng.below(3)));
+        let discard = rng.one_in(2);
+        Opening {
+            queue: queue_options(rng, engines),
+            cache: match rng.below(12) {
+                0..4 => CacheMode::WriteBack,
+                4..8 => CacheMode::Unsafe,
+                8 => CacheMode::WriteThrough,
+                9 => CacheMode::DirectSync,
+                _ => CacheMode::None,
+            },
+            l2_cache_size: size,
+            l2_cache_entry_size: entry,
+            discard,
+            detect_zeroes: match rng.below(4) {
+                0 => DetectZeroes::On,
+                1 if discard => DetectZeroes::Unmap,
+                _ => DetectZeroes::Off,
+            },
+        }
+    }
+
+    pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {
+        let options = OpenOptions {
+            format: Some(setup.format),
+            write,
+            cache: self.cache,
+            l2_cache_size: self.l2_cache_size,
+            l2_cache_entry_size: self.l2_cache_entry_size,
+            discard: Some(self.discard),
+            detect_zeroes: Some(self.detect_zeroes),
+            ..OpenOptions::default()
+        };
+        let image = setup.image(folder);
+        let source = Source::Name(text(&image).to_string());
+        Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))
+    }
+}
+
+/// A queue of one of the engines.
+pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
+    QueueOptions {
+        engine: engines[rng.below(engines.len() as u64) as usize],
+        parts: 1 + rng.below(8) as usize,
+        inflate_here: rng.one_in(2),
+        write_here: rng.one_in(3),
+    }
+}
