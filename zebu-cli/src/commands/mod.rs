@@ -13,6 +13,7 @@ mod io;
 mod map;
 mod measure;
 mod rebase;
+mod resize;
 mod snapshot;
 
 use std::ffi::OsString;
@@ -28,7 +29,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 14] = [
+const COMMANDS: [Command; 15] = [
     (
         "amend",
         "Update format-specific options of the image",
@@ -66,6 +67,7 @@ const COMMANDS: [Command; 14] = [
         measure::run,
     ),
     ("rebase", "Change backing file of the image", rebase::run),
+    ("resize", "Resize an image", resize::run),
     (
         "snapshot",
         "List or manipulate snapshots within image",
