@@ -1,9 +1,11 @@
 //! Opening images as the options say, and saying why one cannot be opened.
 
+use std::io::Write;
 use std::str::FromStr;
 
 use zebu::Error;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
+use zebu::jobs::{self, CheckMessage, RepairMode};
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
@@ -96,4 +98,37 @@ pub fn in_first<T, E>(
     let (last, others) = caches.split_last().expect("a cache mode");
     let opened = others.iter().find_map(|cache| open(*cache).ok());
     opened.map_or_else(|| open(*last), Ok)
+}
+
+/// Opens an image. One that is to be written, and whose last writer did not
+/// close it, is repaired first, as QEMU does; `program` is named in what is
+/// said of that.
+pub fn repaired(
+    queue: &Queue,
+    source: &Source,
+    options: &OpenOptions,
+    program: &str,
+) -> zebu::Result<Device> {
+    match Device::open(queue, source, options) {
+        Err(Error::Dirty) => {}
+        other => return other,
+    }
+    let for_check = OpenOptions {
+        check: true,
+        ..options.clone()
+    };
+    let device = Device::open(queue, source, &for_check)?;
+    let mut stderr = std::io::stderr();
+    let mut say = |message: CheckMessage| {
+        // Nobody is left to tell that stderr is closed.
+        let _ = match message.names_program() {
+            true => writeln!(stderr, "{program}: {message}"),
+            false => writeln!(stderr, "{message}"),
+        };
+    };
+    if let LayerImage::Qcow2(image) = &device.top().image {
+        jobs::repair(queue, image.file().clone(), RepairMode::All, &mut say)?;
+    }
+    drop(device);
+    Device::open(queue, source, options)
 }
