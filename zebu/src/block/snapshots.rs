@@ -12,7 +12,8 @@ impl Device {
     /// Durable on return; after an error there is none.
     pub async fn snapshot_create(&mut self, queue: &Queue, name: &str) -> Result<()> {
         let image = self.image_with_snapshots()?;
-        image.snapshot_create(queue, name.as_bytes()).await
+        let result = image.snapshot_create(queue, name.as_bytes()).await;
+        told(queue, image, result).await
     }
 
     /// Makes the disk what it was when an internal snapshot was taken, its size
@@ -21,6 +22,7 @@ impl Device {
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         let image = self.image_with_snapshots()?;
         let result = image.snapshot_apply(queue, name).await;
+        let result = told(queue, image, result).await;
         let size = image.size();
         self.set_size(size);
         result
@@ -30,7 +32,8 @@ impl Device {
     /// return.
     pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         let image = self.image_with_snapshots()?;
-        image.snapshot_delete(queue, name).await
+        let result = image.snapshot_delete(queue, name).await;
+        told(queue, image, result).await
     }
 
     /// The top image, if it can have snapshots and is open for writing.
@@ -40,4 +43,12 @@ impl Device {
         }
         self.own_image()
     }
+}
+
+/// Marks an image that turned out to be corrupt.
+async fn told(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
+    if let Err(Error::Overlap { .. }) = &result {
+        image.mark_corrupt(queue).await?;
+    }
+    result
 }
