@@ -180,8 +180,13 @@ fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result
         write: true,
         ..OpenOptions::default()
     };
-    zebu::jobs::open(queue, &Source::Name(name.to_string()), &options)
-        .map_err(|e| open::failure(name, &e))
+    zebu::jobs::open(
+        queue,
+        &Source::Name(name.to_string()),
+        &options,
+        &mut |_| {},
+    )
+    .map_err(|e| open::failure(name, &e))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
 pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
-pub use open::{open, open_spec};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
+pub use open::{open, open_spec};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
 pub use transfer::TransferError;
