@@ -67,6 +67,11 @@ impl Device {
             };
             return Err(Error::Refused(text.into()));
         }
+        if self.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+            return Err(Error::Refused(
+                "The new size must be a multiple of 512".into(),
+            ));
+        }
         match &self.top().image {
             LayerImage::Raw(_) => self.resize_raw(queue, size, preallocation).await?,
             LayerImage::Qcow2(_) if size < old => self.shrink(queue, size).await?,
@@ -133,7 +138,8 @@ impl Device {
         let cluster_size = image.geometry().cluster_size();
         let entries = image.geometry().l1_entries_for(size);
         if size > i64::MAX as u64 || entries * 8 > MAX_L1_BYTES {
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+            let error = Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG));
+            return Err(error.during("Failed to grow the L1 table"));
         }
         image.announce(queue).await?;
         image.finish_writing(queue).await?;

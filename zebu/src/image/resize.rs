@@ -163,7 +163,7 @@ impl Image {
     pub(crate) fn check_resize(&self) -> Result<()> {
         let refuse = |why: &str| Err(Error::Refused(why.into()));
         if self.geometry.version() < 3 && !self.snapshots.is_empty() {
-            return refuse("Can't resize a version 2 image which has snapshots");
+            return refuse("Can't resize a v2 image which has snapshots");
         }
         Ok(())
     }
