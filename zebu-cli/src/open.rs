@@ -71,7 +71,7 @@ pub fn device_with(
         snapshot: None,
         ..options.clone()
     };
-    let device = Device::open(queue, &source, &plain).map_err(|e| failure(name, &e))?;
+    let device = zebu::jobs::open(queue, &source, &plain).map_err(|e| failure(name, &e))?;
     if options.snapshot.is_none() {
         return Ok(device);
     }
@@ -83,7 +83,7 @@ pub fn device_with(
         ));
     }
     drop(device);
-    Device::open(queue, &source, options)
+    zebu::jobs::open(queue, &source, options)
         .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")))
 }
 

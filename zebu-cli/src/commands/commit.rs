@@ -78,9 +78,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (top, base) = cut(&whole, depth);
     // Its locks are in the way of the two that come now.
     drop(whole);
-    let base =
-        Device::open_spec(&queue, base, &options).map_err(|e| Failure::new(e.to_string()))?;
-    let top = Device::open_spec(&queue, top, &options).map_err(|e| open::failure(name, &e))?;
+    let base = jobs::open_spec(&queue, base, &options).map_err(|e| Failure::new(e.to_string()))?;
+    let top = jobs::open_spec(&queue, top, &options).map_err(|e| open::failure(name, &e))?;
     commit(&queue, &arguments, top, base, rate)
 }
 

@@ -180,7 +180,7 @@ fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result
         write: true,
         ..OpenOptions::default()
     };
-    Device::open(queue, &Source::Name(name.to_string()), &options)
+    zebu::jobs::open(queue, &Source::Name(name.to_string()), &options)
         .map_err(|e| open::failure(name, &e))
 }
 

@@ -13,6 +13,8 @@ mod io;
 mod map;
 mod measure;
 mod rebase;
+mod resize;
+mod snapshot;
 
 use std::ffi::OsString;
 
@@ -27,7 +29,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 13] = [
+const COMMANDS: [Command; 15] = [
     (
         "amend",
         "Update format-specific options of the image",
@@ -65,6 +67,12 @@ const COMMANDS: [Command; 13] = [
         measure::run,
     ),
     ("rebase", "Change backing file of the image", rebase::run),
+    ("resize", "Resize an image", resize::run),
+    (
+        "snapshot",
+        "List or manipulate snapshots within image",
+        snapshot::run,
+    ),
 ];
 
 /// Runs a command; `None` if there is none of this name.

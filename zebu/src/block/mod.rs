@@ -8,6 +8,7 @@ mod open;
 mod raw;
 mod read;
 mod resize;
+mod snapshots;
 mod source;
 mod status;
 mod vm_state;

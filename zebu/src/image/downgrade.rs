@@ -151,7 +151,7 @@ impl Image {
             storage::write_zeroes(&**self.data(), queue, host.0, size).await?;
         }
         let more = references.saturating_sub(1) as i64;
-        self.change_refcount(queue, host.0 / size, more).await?;
+        self.change_refcounts(queue, host.0 / size, 1, more).await?;
         let entry = L2Entry::data(host, references == 1, &self.geometry)?;
         allocation.keep();
         Ok(entry)

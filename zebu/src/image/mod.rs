@@ -19,6 +19,7 @@ mod protect;
 mod refcounts;
 mod resize;
 mod snapshot;
+mod snapshots;
 mod table;
 mod target;
 mod wait;

@@ -12,6 +12,7 @@ mod course;
 mod create;
 mod lanes;
 mod measure;
+mod open;
 mod pace;
 mod rebase;
 mod together;
@@ -28,5 +29,6 @@ pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, T
 pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
+pub use open::{open, open_spec};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
 pub use transfer::TransferError;

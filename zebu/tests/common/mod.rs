@@ -4,6 +4,7 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod faulty;
 pub mod peer;
 
 use std::fs;
@@ -19,7 +20,7 @@ use zebu::storage::{
 };
 
 /// xorshift64*
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {

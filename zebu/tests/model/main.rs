@@ -18,6 +18,7 @@
 mod common;
 mod disk;
 mod history;
+mod interop;
 mod many_threads;
 mod one_thread;
 mod setup;
@@ -26,7 +27,7 @@ mod step;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use common::{Sayer, Watchdog};
+use common::{Rng, Sayer, Watchdog};
 use zebu::storage::EngineKind;
 
 /// Prints a line if that was asked for.
@@ -36,6 +37,17 @@ pub fn trace(line: impl FnOnce() -> String) {
     if *WANTED {
         eprintln!("{}", line());
     }
+}
+
+/// A folder for one run: half of them where direct I/O is real, half where it
+/// is fast.
+fn folder(seed: u64) -> tempfile::TempDir {
+    let place = match seed % 2 {
+        0 => Path::new(env!("CARGO_TARGET_TMPDIR")),
+        _ => Path::new("/dev/shm"),
+    };
+    let folder = tempfile::tempdir_in(place).or_else(|_| tempfile::tempdir());
+    folder.expect("a temporary folder")
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -54,13 +66,7 @@ fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usi
         let _sayer = Sayer(again.clone());
         let _watchdog = Watchdog::new(&again);
         trace(|| format!("{name}, seed {seed}"));
-        // Half of the runs where direct I/O is real, half where it is fast.
-        let place = match seed % 2 {
-            0 => Path::new(env!("CARGO_TARGET_TMPDIR")),
-            _ => Path::new("/dev/shm"),
-        };
-        let folder = (tempfile::tempdir_in(place)).or_else(|_| tempfile::tempdir());
-        done += run(seed, folder.unwrap().path(), &engines);
+        done += run(seed, folder(seed).path(), &engines);
         seed += 1;
     }
     println!("{done} steps, seeds {first} to {}", seed - 1);
@@ -74,4 +80,18 @@ fn one_thread() {
 #[test]
 fn many_threads() {
     each_seed("many_threads", 6000, many_threads::run);
+}
+
+#[test]
+fn every_kind_of_image() {
+    let engines = common::engines();
+    let kinds = interop::kinds();
+    println!("{} kinds", kinds.len());
+    assert!(kinds.len() > 20);
+    for (seed, kind) in (number("ZEBU_MODEL_SEED").unwrap_or(1)..).zip(kinds) {
+        let what = format!("seed {seed}: {kind:?}");
+        let _sayer = Sayer(what.clone());
+        let _watchdog = Watchdog::new(&what);
+        one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
+    }
 }

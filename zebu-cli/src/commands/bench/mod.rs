@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use clap::Parser;
-use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
@@ -147,7 +147,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         },
         ..how
     };
-    let device = Device::open(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
+    let device = zebu::jobs::open(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
     announce(&plan)?;
     let time = match plan.threads {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
@@ -134,7 +134,7 @@ impl Opening {
             discard,
             ..OpenOptions::default()
         };
-        let device = Device::open(&queue, &source, &how).map_err(|error| error.to_string())?;
+        let device = zebu::jobs::open(&queue, &source, &how).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, self.clone(), overlay))
     }
 }

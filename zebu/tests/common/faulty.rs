@@ -1,0 +1,161 @@
+//! A storage that fails when it is told to.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+
+use super::Rng;
+
+/// Bytes of a block of the file system that it pretends to be.
+const BLOCK: u64 = 4096;
+
+/// Passes everything on, but what is to fail.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Storage>,
+    /// One write in so many fails; 0: none.
+    one_in: AtomicU64,
+    /// With this.
+    errno: AtomicI32,
+    /// One flush in so many fails; 0: none.
+    flushes: AtomicU64,
+    /// How many blocks there are on the disk; 0: enough.
+    blocks: AtomicU64,
+    taken: Mutex<HashSet<u64>>,
+    rng: Mutex<Rng>,
+    failures: AtomicU64,
+}
+
+impl Faulty {
+    pub fn new(inner: Arc<dyn Storage>, seed: u64) -> Arc<Faulty> {
+        Arc::new(Faulty {
+            inner,
+            one_in: AtomicU64::new(0),
+            errno: AtomicI32::new(0),
+            flushes: AtomicU64::new(0),
+            blocks: AtomicU64::new(0),
+            taken: Mutex::default(),
+            rng: Mutex::new(Rng::new(seed)),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    /// From now on one write in `one_in` fails with `errno`.
+    pub fn fail_writes(&self, one_in: u64, errno: i32) {
+        self.errno.store(errno, Ordering::SeqCst);
+        self.one_in.store(one_in, Ordering::SeqCst);
+    }
+
+    /// From now on one flush in `one_in` fails.
+    pub fn fail_flushes(&self, one_in: u64) {
+        self.flushes.store(one_in, Ordering::SeqCst);
+    }
+
+    /// The disk has room for `blocks` blocks of 4 KiB more than it has now; 0:
+    /// for any number.
+    pub fn leave_room(&self, blocks: u64) {
+        let taken = self.taken.lock().unwrap().len() as u64;
+        let all = if blocks == 0 { 0 } else { taken + blocks };
+        self.blocks.store(all, Ordering::SeqCst);
+    }
+
+    /// How many operations failed.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
+    }
+
+    fn is_time(&self, one_in: u64) -> bool {
+        one_in != 0 && self.rng.lock().unwrap().one_in(one_in)
+    }
+
+    /// Why a write cannot be, if so.
+    fn write_error(&self, offset: u64, length: u64) -> Option<i32> {
+        if self.is_time(self.one_in.load(Ordering::SeqCst)) {
+            return Some(self.errno.load(Ordering::SeqCst));
+        }
+        let mut taken = self.taken.lock().unwrap();
+        let all = self.blocks.load(Ordering::SeqCst);
+        for block in offset / BLOCK..(offset + length).div_ceil(BLOCK) {
+            if all != 0 && taken.len() as u64 >= all && !taken.contains(&block) {
+                return Some(libc_enospc());
+            }
+            taken.insert(block);
+        }
+        None
+    }
+}
+
+/// `ENOSPC`, which is the same on every Linux.
+pub fn libc_enospc() -> i32 {
+    28
+}
+
+/// `EIO`, likewise.
+pub fn libc_eio() -> i32 {
+    5
+}
+
+// SAFETY: all is passed on to a storage that keeps the promise.
+unsafe impl Storage for Faulty {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let error = match kind {
+            OpKind::Write | OpKind::WriteDurable | OpKind::Allocate | OpKind::ZeroRange => {
+                self.write_error(offset, length)
+            }
+            OpKind::Flush => {
+                let fails = self.is_time(self.flushes.load(Ordering::SeqCst));
+                fails.then_some(libc_eio())
+            }
+            OpKind::PunchHole | OpKind::Read => None,
+        };
+        if let Some(errno) = error {
+            self.failures.fetch_add(1, Ordering::SeqCst);
+            return Started::done(Err(io::Error::from_raw_os_error(errno)));
+        }
+        // SAFETY: passed on.
+        unsafe { self.inner.start(queue, kind, offset, length, memory) }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.inner.set_len(length)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.inner.allocated()
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.inner.alignment()
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        self.inner.extent(offset)
+    }
+
+    fn path(&self) -> &Path {
+        self.inner.path()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.inner.cache_mode()
+    }
+
+    fn is_device(&self) -> bool {
+        self.inner.is_device()
+    }
+}

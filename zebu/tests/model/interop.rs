@@ -1,0 +1,139 @@
+//! zebu and QEMU change the same image in turn, over all the kinds of images
+//! that there are: every pair of values of two options occurs.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use zebu::block::Format;
+use zebu::format::Compression;
+use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
+
+use crate::common::Rng;
+use crate::common::peer::qemu_io;
+use crate::disk::Disk;
+use crate::setup::Setup;
+use crate::trace;
+
+/// The values of each option.
+const AXES: [(&str, u64); 9] = [
+    ("cluster size", 5),
+    ("extended_l2", 2),
+    ("refcount_bits", 4),
+    ("version", 2),
+    ("lazy_refcounts", 2),
+    ("compression", 2),
+    ("data file", 3),
+    ("backing file", 4),
+    ("preallocation", 4),
+];
+
+/// Two options with a value each.
+type Pair = (usize, u64, usize, u64);
+
+/// Kinds of images such that every two values that can be together are, once
+/// at least.
+pub fn kinds() -> Vec<Setup> {
+    // The seed is fixed, so it is always the same ones.
+    let mut rng = Rng::new(1);
+    let mut covered: HashSet<Pair> = HashSet::new();
+    let mut kinds = Vec::new();
+    loop {
+        // The best of many draws.
+        let draws = (0..500).filter_map(|_| {
+            let values: Vec<u64> = AXES.iter().map(|(_, count)| rng.below(*count)).collect();
+            let setup = setup(&values);
+            setup.options.check().ok()?;
+            let new = pairs(&values)
+                .filter(|pair| !covered.contains(pair))
+                .count();
+            Some((new, values, setup))
+        });
+        let Some((1.., values, setup)) = draws.max_by_key(|(new, ..)| *new) else {
+            return kinds;
+        };
+        covered.extend(pairs(&values));
+        kinds.push(setup);
+    }
+}
+
+fn pairs(values: &[u64]) -> impl Iterator<Item = Pair> {
+    let all = (0..values.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+    all.map(|(a, b)| (a, values[a], b, values[b]))
+}
+
+fn setup(values: &[u64]) -> Setup {
+    let cluster_bits = [9, 12, 14, 16, 21][values[0] as usize];
+    // Not whole clusters, and more than one L2 table of the small ones.
+    let size = ((200u64 << cluster_bits).min(3 << 20)).max(3 << cluster_bits) + 5 * 512;
+    let backing = match values[7] {
+        0 => None,
+        1 => Some((size / 2 / 512 * 512, Format::Raw)),
+        2 => Some((size, Format::Qcow2)),
+        _ => Some((size + 4096, Format::Qcow2)),
+    };
+    Setup {
+        format: Format::Qcow2,
+        options: CreateQcow2 {
+            size,
+            cluster_bits,
+            extended_l2: values[1] == 1,
+            refcount_order: [4, 0, 3, 6][values[2] as usize],
+            version: [3, 2][values[3] as usize],
+            lazy_refcounts: values[4] == 1,
+            compression: [Compression::Zlib, Compression::Zstd][values[5] as usize],
+            data_file: (values[6] > 0).then(|| NewDataFile {
+                name: "data.raw".into(),
+                raw: values[6] == 2,
+            }),
+            backing: backing.map(|(_, format)| NewBacking {
+                name: format!("backing.{}", format.name()),
+                format: Some(format.name().into()),
+            }),
+            preallocation: [
+                Preallocation::Off,
+                Preallocation::Metadata,
+                Preallocation::Falloc,
+                Preallocation::Full,
+            ][values[8] as usize],
+        },
+        backing,
+        used_before: false,
+    }
+}
+
+/// QEMU writes to the image, which nobody has open.
+pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng) {
+    let mut commands = Vec::new();
+    let size = disk.bytes.len();
+    let cluster = setup.cluster() as usize;
+    for _ in 0..1 + rng.below(12) {
+        let mut start = rng.below(size as u64) as usize / 512 * 512;
+        let mut length = 512 * (1 + rng.below((2 * cluster / 512) as u64) as usize);
+        let kind = rng.below(8);
+        let whole = size / cluster;
+        if kind >= 5 && whole > 0 {
+            start = rng.below(whole as u64) as usize * cluster;
+            length = cluster;
+        }
+        let range = start..(start + length).min(size);
+        let byte = 1 + rng.below(255) as u8;
+        let is_free = !disk.clusters(&range).any(|n| disk.may_be_allocated[n]);
+        let is_whole = range.len() == cluster && range.start.is_multiple_of(cluster);
+        let (command, byte) = match kind {
+            0 => ("write -z".to_string(), 0),
+            1 if setup.options.version == 3 => ("write -z -u".to_string(), 0),
+            5 | 6 if is_whole && is_free && !setup.has_data_file() => {
+                (format!("write -c -P {byte}"), byte)
+            }
+            7 if is_whole && setup.options.version == 3 => ("discard".to_string(), 0),
+            _ => (format!("write -P {byte}"), byte),
+        };
+        let command = format!("{command} {} {}", range.start, range.len());
+        trace(|| format!("QEMU: {command}"));
+        commands.push(command);
+        disk.put(range.start, &vec![byte; range.len()]);
+        disk.set_allocated(&range);
+    }
+    disk.flush(disk.changes());
+    qemu_io(&setup.image(folder), "qcow2", &["-d", "unmap"], &commands).ok("QEMU writes");
+}

@@ -1,0 +1,126 @@
+//! Guards against two writes to one unallocated cluster that each allocate it:
+//! the data of one are lost then, or a cluster leaks.
+//!
+//! Many threads write pieces of the same clusters at the same time, each its
+//! own. Afterwards every piece is there, and as many clusters are allocated as
+//! were written to.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Barrier;
+
+use common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
+use common::{Rng, Watchdog, engines};
+use zebu::block::{Device, LayerImage, OpenOptions, Source};
+use zebu::jobs;
+use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
+
+const THREADS: usize = 4;
+const CLUSTERS: usize = 24;
+const CLUSTER: usize = 64 << 10;
+/// Each thread writes so many pieces of each cluster.
+const PIECES: usize = 2;
+const PIECE: usize = CLUSTER / THREADS / PIECES;
+
+fn queue(engine: EngineKind) -> Queue {
+    Queue::new(QueueOptions {
+        engine,
+        ..QueueOptions::default()
+    })
+    .unwrap()
+}
+
+/// What is written to a place.
+fn byte(at: usize) -> u8 {
+    (at / PIECE % 251) as u8 + 1
+}
+
+/// Writes all pieces of one thread, cluster by cluster, all of them in flight
+/// together within one cluster.
+fn write_own(device: &Device, engine: EngineKind, thread: usize, start: &Barrier) {
+    let queue = queue(engine);
+    let mut rng = Rng::new(thread as u64 + 1);
+    for cluster in 0..CLUSTERS {
+        let mut pieces: Vec<usize> = (0..PIECES).map(|n| n * THREADS + thread).collect();
+        if rng.one_in(2) {
+            pieces.reverse();
+        }
+        let write = |piece: usize| {
+            let at = cluster * CLUSTER + piece * PIECE;
+            let mut buffer = Buffer::new(PIECE);
+            buffer.fill(byte(at));
+            device.write_buffer(&queue, at as u64, buffer, PIECE)
+        };
+        // All threads come to each cluster together.
+        start.wait();
+        queue.block_on(async {
+            for piece in pieces {
+                write(piece).await.1.unwrap();
+            }
+        });
+    }
+}
+
+fn race(folder: &Path, options: &str, backing: bool, engine: EngineKind, cache: CacheMode) {
+    let size = CLUSTERS * CLUSTER;
+    let path = folder.join("disk.qcow2");
+    let base = folder.join("base.raw");
+    let mut args = vec!["create", "-q", "-f", "qcow2", "-o", options];
+    if backing {
+        write_sparse(&base, &vec![0xbb; size]);
+        args.extend(["-b", text(&base), "-F", "raw"]);
+    }
+    let length = size.to_string();
+    args.extend([text(&path), &length]);
+    qemu_img(&args).ok("create");
+    let owner = queue(engine);
+    let how = OpenOptions {
+        write: true,
+        cache,
+        ..OpenOptions::default()
+    };
+    let device = Device::open(&owner, &Source::Name(text(&path).into()), &how).unwrap();
+    let start = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (device, start) = (&device, &start);
+            scope.spawn(move || write_own(device, engine, thread, start));
+        }
+    });
+    owner.block_on(device.close(&owner)).unwrap();
+    let what = format!("{options}, backing {backing}, {engine}, {}", cache.name());
+    let expected: Vec<u8> = (0..size).map(byte).collect();
+    assert_content(&path, "qcow2", &expected, &what);
+    assert_clean(&path, &what);
+    let device = Device::open(
+        &owner,
+        &Source::Name(text(&path).into()),
+        &OpenOptions::default(),
+    )
+    .unwrap();
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        panic!("it is qcow2");
+    };
+    let report = jobs::check(&owner, image, &mut |_| {}).unwrap();
+    assert_eq!(report.allocated_clusters, CLUSTERS as u64, "{what}");
+    // Header, refcount table and block, L1 and L2 table, and the data.
+    let most = (CLUSTERS + 6) * CLUSTER;
+    let length = std::fs::metadata(&path).unwrap().len();
+    assert!(length <= most as u64, "{what}: {length} bytes");
+}
+
+#[test]
+fn many_writes_to_one_unallocated_cluster() {
+    let _watchdog = Watchdog::new("same_cluster");
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for engine in engines() {
+        for cache in [CacheMode::WriteBack, CacheMode::None] {
+            for options in ["compat=1.1", "extended_l2=on", "lazy_refcounts=on"] {
+                for backing in [false, true] {
+                    race(folder.path(), options, backing, engine, cache);
+                }
+            }
+        }
+    }
+}
