@@ -54,12 +54,18 @@ fn open(storage: Arc<Recorder>, queue: &Queue, rng: &mut Rng) -> Device {
 
 fn use_image(rng: &mut Rng) -> History {
     let queue = queue();
-    let extended_l2 = rng.one_in(3);
+    // So many tables that metadata are written between flushes too.
+    let wide = rng.one_in(3);
+    let extended_l2 = !wide && rng.one_in(3);
     let cluster_bits = match extended_l2 {
         true => 14,
+        false if wide => 9,
         false => 9 + rng.below(6) as u32,
     };
-    let size = (300u64 << cluster_bits).min(1 << 20);
+    let size = match wide {
+        true => 4 << 20,
+        false => (300u64 << cluster_bits).min(1 << 20),
+    };
     let version = if !extended_l2 && rng.one_in(4) { 2 } else { 3 };
     let lazy = version == 3 && rng.one_in(4);
     let memory = Memory::default();
@@ -86,8 +92,17 @@ fn use_image(rng: &mut Rng) -> History {
         lazy,
     };
     let cluster = 1 << cluster_bits;
-    for _ in 0..60 {
-        history.step(&device, &queue, rng, cluster);
+    for nth in 0..if wide { 200 } else { 60 } {
+        if wide && nth % 40 == 39 {
+            history.flush(&device, &queue);
+        }
+        let most = match rng.below(4) {
+            0 | 1 if wide => 256 << 10,
+            0 | 1 => 512,
+            2 => cluster,
+            _ => 4 * cluster,
+        };
+        history.step(&device, &queue, rng, cluster, most);
     }
     let from = history.recorder.len_of_log();
     queue.block_on(device.close(&queue)).unwrap();
@@ -106,23 +121,25 @@ impl History {
         });
     }
 
-    fn step(&mut self, device: &Device, queue: &Queue, rng: &mut Rng, cluster: usize) {
-        let kind = rng.below(12);
-        let most = [512, cluster, 4 * cluster][rng.below(3) as usize];
-        // Few places, so that clusters are freed and taken again.
-        let start = match rng.one_in(3) {
+    /// One request, of at most `most` bytes.
+    fn step(&mut self, device: &Device, queue: &Queue, rng: &mut Rng, cluster: usize, most: usize) {
+        let wide = self.size > 1 << 20;
+        let kind = match wide {
+            true => [0, 0, 0, 6, 8, 10][rng.below(6) as usize],
+            false => rng.below(12),
+        };
+        let start = match wide || rng.one_in(3) {
             true => rng.below(self.size as u64) as usize,
             false => rng.below((8 * cluster).min(self.size) as u64) as usize,
         };
         let mut range = start..(start + 1 + rng.below(most as u64) as usize).min(self.size);
         if kind >= 8 {
             range.start = range.start / cluster * cluster;
-            range.end = (range.start + cluster * (1 + rng.below(3) as usize)).min(self.size);
+            range.end = (range.end.next_multiple_of(cluster)).min(self.size);
         }
         let (offset, length) = (range.start as u64, range.len());
         let mut bytes = vec![0; length];
         let from = self.recorder.len_of_log();
-        let is_flush = kind == 7;
         match kind {
             0..6 => {
                 rng.fill(&mut bytes);
@@ -132,7 +149,7 @@ impl History {
                 let future = device.write_zeroes(queue, offset, length as u64, Zeroing::Unmap);
                 queue.block_on(future).unwrap();
             }
-            7 => queue.block_on(device.flush(queue)).unwrap(),
+            7 => return self.flush(device, queue),
             8 | 9 => {
                 bytes.fill(rng.next() as u8);
                 let mut buffer = Buffer::new(length);
@@ -147,14 +164,15 @@ impl History {
                 queue.block_on(future).unwrap();
             }
         }
-        match is_flush {
-            true => self.note(from, 0, Vec::new(), true),
-            false => {
-                // A write may be refused, a discard do less than it was asked.
-                device.read_blocking(queue, offset, &mut bytes).unwrap();
-                self.note(from, range.start, bytes, false);
-            }
-        }
+        // A write may be refused, a discard do less than it was asked.
+        device.read_blocking(queue, offset, &mut bytes).unwrap();
+        self.note(from, range.start, bytes, false);
+    }
+
+    fn flush(&mut self, device: &Device, queue: &Queue) {
+        let from = self.recorder.len_of_log();
+        queue.block_on(device.flush(queue)).unwrap();
+        self.note(from, 0, Vec::new(), true);
     }
 
     /// Looks at what a power cut after `count` entries of the log may leave.
@@ -193,7 +211,14 @@ impl History {
         for change in durable {
             expected[change.at..change.at + change.bytes.len()].copy_from_slice(&change.bytes);
         }
-        for (at, byte) in found.iter().enumerate() {
+        let differ = |at: &usize| found[*at] != expected[*at];
+        let blocks = (0..self.size).step_by(4096).filter(|at| {
+            let block = *at..(*at + 4096).min(self.size);
+            found[block.clone()] != expected[block]
+        });
+        let places = blocks.flat_map(|at| at..(at + 4096).min(self.size));
+        for at in places.filter(differ) {
+            let byte = &found[at];
             let is_later = || {
                 let mut values = rest
                     .iter()
@@ -201,7 +226,7 @@ impl History {
                 values.any(|value| value == Some(byte))
             };
             assert!(
-                *byte == expected[at] || is_later(),
+                is_later(),
                 "byte {at:#x} is {byte:#04x}, was {:#04x} when it was flushed, and nobody wrote it",
                 expected[at]
             );
