@@ -58,8 +58,15 @@ pub enum Error {
         /// What is there.
         what: &'static str,
     },
+    /// A cluster has as many references as the image's refcounts can count.
+    #[error("The cluster at {offset:#x} cannot be referred to once more: refcounts are too narrow")]
+    RefcountOverflow {
+        /// Host offset in bytes.
+        offset: u64,
+    },
     /// The image was not closed by its last writer, and its refcounts must be
-    /// repaired before it is written again ([`repair`](crate::jobs::repair)).
+    /// repaired before it is written again: [`jobs::open`](crate::jobs::open) does
+    /// that.
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
     Dirty,
     /// Another process uses the image.
@@ -103,11 +110,22 @@ impl Error {
         }
     }
 
+    /// Whether it is [`Error::Dirty`], whatever was being done.
+    pub fn is_dirty(&self) -> bool {
+        match self {
+            Error::Dirty => true,
+            Error::While { source, .. } => source.is_dirty(),
+            _ => false,
+        }
+    }
+
     /// The `errno` nearest to it, for those who speak in these.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
-            Error::OutOfRange { .. } | Error::Format(_) => libc::EINVAL,
+            Error::OutOfRange { .. } | Error::Format(_) | Error::RefcountOverflow { .. } => {
+                libc::EINVAL
+            }
             Error::Corrupt { .. } | Error::Compressed { .. } | Error::Overlap { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use clap::Parser;
 use serde_json::Value;
 use zebu::block::{Device, OpenOptions, Source};
+use zebu::format::Snapshot;
 use zebu::image::Image;
 use zebu::storage::{CacheMode, Queue};
 
@@ -39,6 +40,13 @@ pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<String> {
     let mut out = String::from("Format specific information:\n");
     text::dump(&mut out, &report::specific(queue, image)?, 1);
     Ok(out)
+}
+
+/// The list of snapshots; `snapshot` shows it too.
+pub fn snapshot_list(snapshots: &[Snapshot]) -> String {
+    let mut out = String::new();
+    text::snapshots(&mut out, snapshots);
+    out
 }
 
 /// Runs the command.

@@ -3,10 +3,12 @@
 
 mod compressed;
 mod device;
+mod header;
 mod open;
 mod raw;
 mod read;
 mod resize;
+mod snapshots;
 mod source;
 mod status;
 mod vm_state;

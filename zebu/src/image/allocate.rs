@@ -129,26 +129,34 @@ impl Image {
         }
     }
 
-    /// Adds `delta` to the refcount of a cluster; the new one.
-    pub(crate) async fn change_refcount(
+    /// Adds `delta` to the refcounts of clusters side by side whose refcounts
+    /// are alike ([`Image::refcounts_alike`]).
+    pub(crate) async fn change_refcounts(
         &self,
         queue: &Queue,
-        cluster: u64,
+        first: u64,
+        count: u64,
         delta: i64,
-    ) -> Result<u64> {
+    ) -> Result<()> {
         loop {
-            match self.writer()?.refcounts.change(cluster, delta)? {
-                Ok(refcount) => return Ok(refcount),
+            match self.writer()?.refcounts.change(first, count, delta)? {
+                Ok(()) => return Ok(()),
                 Err(missing) => self.supply(queue, missing).await?,
             }
         }
     }
 
-    /// The refcount of a cluster.
-    pub(crate) async fn refcount(&self, queue: &Queue, cluster: u64) -> Result<u64> {
+    /// The refcount of a cluster, and how many from there on, at most `most`,
+    /// are known to have the same.
+    pub(crate) async fn refcounts_alike(
+        &self,
+        queue: &Queue,
+        cluster: u64,
+        most: u64,
+    ) -> Result<(u64, u64)> {
         loop {
-            match self.writer()?.refcounts.get(cluster)? {
-                Ok(refcount) => return Ok(refcount),
+            match self.writer()?.refcounts.alike(cluster, most)? {
+                Ok(found) => return Ok(found),
                 Err(missing) => self.supply(queue, missing).await?,
             }
         }
@@ -225,8 +233,8 @@ impl Image {
         result
     }
 
-    /// After an error: what is left to do.
-    async fn settle_one(
+    /// Takes a reference away; after an error: what is left of it.
+    pub(super) async fn settle_one(
         &self,
         queue: &Queue,
         freed: Freed,
@@ -248,24 +256,24 @@ impl Image {
     async fn settle_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
         let size = self.geometry.cluster_size();
         let writer = self.writer()?;
-        let mut last = 0;
-        while last < freed.count && self.refcount(queue, freed.first + last).await? == 1 {
-            last += 1;
+        // From here on nobody raises a refcount that is found to be 1.
+        writer.refcounts.leave(freed.first, freed.count);
+        let (refcount, count) = self
+            .refcounts_alike(queue, freed.first, freed.count)
+            .await?;
+        if refcount == 1 {
+            let (start, length) = (freed.first * size, count * size);
+            // All this before it can be taken by somebody.
+            if !writer.protected.release(start..start + length) {
+                // The image is damaged. What is in use is not given away.
+                return Ok(count);
+            }
+            self.inflated.clear();
+            if freed.punch {
+                storage::punch_hole(&*self.file, queue, start, length).await?;
+            }
         }
-        if last == 0 {
-            // Others refer to it still.
-            self.change_refcount(queue, freed.first, -1).await?;
-            return Ok(1);
-        }
-        // All this before it can be taken by somebody.
-        self.inflated.clear();
-        if freed.punch {
-            storage::punch_hole(&*self.file, queue, freed.first * size, last * size).await?;
-        }
-        for cluster in freed.first..freed.first + last {
-            writer.protected.remove_table(cluster * size);
-            self.change_refcount(queue, cluster, -1).await?;
-        }
-        Ok(last)
+        self.change_refcounts(queue, freed.first, count, -1).await?;
+        Ok(count)
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::Image;
 use super::frees::Freed;
+use super::protect::L2_TABLE;
 use super::table::Slice;
 use super::target::Fill;
 use super::wait::Held;
@@ -84,7 +85,7 @@ impl Image {
                 self.cache_new_slices(guest);
             }
         }
-        writer.protected.add_table(table.0, "active L2 table");
+        writer.protected.add_table(table.0, L2_TABLE);
         self.l1
             .set(index, L1Entry::new(table, true, &self.geometry)?);
         allocation.keep();

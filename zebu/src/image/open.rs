@@ -216,7 +216,12 @@ impl OpenImage {
 }
 
 /// Reads an L1 table, which the caller has bounded.
-async fn read_l1(file: &dyn Storage, queue: &Queue, offset: u64, entries: u64) -> Result<L1Table> {
+pub(super) async fn read_l1(
+    file: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    entries: u64,
+) -> Result<L1Table> {
     let mut table = L1Table::with_capacity(entries as usize);
     let end = offset + entries * 8;
     let mut at = offset;
@@ -272,6 +277,7 @@ impl Image {
         // when the snapshot was taken.
         self.l1 = read_l1(&*self.file, queue, offset, entries).await?;
         self.slices.clear();
+        self.writer = None;
         Ok(self)
     }
 }

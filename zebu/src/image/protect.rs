@@ -8,6 +8,9 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::{Error, Result};
 
+/// What L2 tables of the active disk are noted as.
+pub(crate) const L2_TABLE: &str = "active L2 table";
+
 /// The places of an image's tables, by host offset.
 #[derive(Debug)]
 pub(crate) struct Protected {
@@ -62,9 +65,22 @@ impl Protected {
         self.write().tables.insert(offset, what);
     }
 
-    /// It is none any more.
-    pub(crate) fn remove_table(&self, offset: u64) {
-        self.write().tables.remove(&offset);
+    /// A range is about to become free: the L2 tables there are none any more.
+    /// False if another structure is there: what says that it is free is wrong.
+    pub(crate) fn release(&self, range: Range<u64>) -> bool {
+        let mut places = self.write();
+        let hits = |r: &Range<u64>| r.start < range.end && range.start < r.end;
+        if places.fixed.iter().any(|(r, _)| hits(r)) {
+            return false;
+        }
+        let tables: Vec<u64> = places.tables.range(range.clone()).map(|t| *t.0).collect();
+        if tables.iter().any(|at| places.tables[at] != L2_TABLE) {
+            return false;
+        }
+        for table in tables {
+            places.tables.remove(&table);
+        }
+        true
     }
 
     /// Refuses a range that touches a cluster that a table is in.
@@ -88,5 +104,32 @@ impl Protected {
                 what,
             }),
         }
+    }
+
+    /// Whether the clusters of a structure that was noted are its own: nothing
+    /// else lies there.
+    pub(crate) fn is_alone(&self, what: &'static str, range: &Range<u64>) -> bool {
+        let places = self.read();
+        let end = range.end.next_multiple_of(self.cluster_size);
+        let mut hits = places.fixed.iter();
+        let others = hits
+            .by_ref()
+            .filter(|(r, _)| r.start < end && range.start < r.end);
+        let mut own = others.map(|(r, name)| *name == what && r == range);
+        let alone = own.next() == Some(true) && own.next().is_none();
+        alone && places.tables.range(range.start..end).next().is_none()
+    }
+
+    /// Whether the cluster at `offset` may be an L2 table: nothing else is known
+    /// to be there.
+    pub(crate) fn may_be_l2_table(&self, offset: u64) -> bool {
+        let places = self.read();
+        let end = offset.saturating_add(self.cluster_size);
+        let mut fixed = places.fixed.iter();
+        !fixed.any(|(r, _)| r.start < end && offset < r.end)
+            && places
+                .tables
+                .get(&offset)
+                .is_none_or(|what| *what == L2_TABLE)
     }
 }

@@ -169,27 +169,42 @@ impl Refcounts {
         Ok(None)
     }
 
-    /// Adds `delta` to the refcount of a cluster; the new one.
-    pub(crate) fn change(&self, cluster: u64, delta: i64) -> Result<Result<u64, Missing>> {
-        self.state().change(cluster, delta)
+    /// Adds `delta` to the refcounts of clusters side by side whose refcounts
+    /// are alike ([`Refcounts::alike`]).
+    pub(crate) fn change(&self, first: u64, count: u64, delta: i64) -> Result<Result<(), Missing>> {
+        self.state().change(first, count, delta)
     }
 
-    /// The refcount of a cluster.
-    pub(crate) fn get(&self, cluster: u64) -> Result<Result<u64, Missing>> {
+    /// The refcount of a cluster, and how many from there on, at most `most`
+    /// (at least 1), have the same and are counted by the same block.
+    pub(crate) fn alike(&self, cluster: u64, most: u64) -> Result<Result<(u64, u64), Missing>> {
         let mut state = self.state();
         let per_block = state.per_block();
         let index = cluster / per_block;
+        let most = most.min(per_block - cluster % per_block);
         if state.entry(index)?.is_none() {
-            return Ok(Ok(0));
+            return Ok(Ok((0, most)));
         }
         let geometry = state.geometry;
         Ok(match state.resident(index)? {
             Err(missing) => Err(missing),
             Ok(block) => {
                 let view = RefcountBlock::new(&block.bytes[..], &geometry);
-                Ok(view.get((cluster % per_block) as usize).unwrap_or(0))
+                let at = |n: u64| view.get((cluster % per_block + n) as usize).unwrap_or(0);
+                let refcount = at(0);
+                let count = (1..most).find(|n| at(*n) != refcount).unwrap_or(most);
+                Ok((refcount, count))
             }
         })
+    }
+
+    /// Compressed data are not added to these clusters any more: their last
+    /// reference may go.
+    pub(crate) fn leave(&self, first: u64, count: u64) {
+        let mut state = self.state();
+        let size = state.geometry.cluster_size();
+        let inside = |at: &u64| (first..first + count).contains(&(at / size));
+        state.tail = state.tail.filter(|at| !inside(at));
     }
 
     /// Puts a loaded block in, unless that is overtaken by events.
@@ -539,36 +554,38 @@ impl State {
         Ok(Ok(start))
     }
 
-    fn change(&mut self, cluster: u64, delta: i64) -> Result<Result<u64, Missing>> {
-        let index = cluster / self.per_block();
-        let entry = (cluster % self.per_block()) as usize;
+    fn change(&mut self, first: u64, count: u64, delta: i64) -> Result<Result<(), Missing>> {
+        let index = first / self.per_block();
+        let start = (first % self.per_block()) as usize;
         let geometry = self.geometry;
-        let wrong = |what: &str| {
+        let wrong = |what: &str, cluster: u64| {
             let offset = cluster * geometry.cluster_size();
             Error::Refused(format!("{what} of the cluster at {offset:#x}"))
         };
         if self.entry(index)?.is_none() {
-            return Err(wrong("No refcount block for the refcount"));
+            return Err(wrong("No refcount block for the refcount", first));
         }
-        let block = match self.resident(index)? {
-            Err(missing) => return Ok(Err(missing)),
-            Ok(block) => block,
-        };
-        let view = RefcountBlock::new(&block.bytes[..], &geometry);
-        let before = view.get(entry).unwrap_or(0);
-        let after = match before.checked_add_signed(delta) {
-            Some(after) if after <= geometry.refcount_max() => after,
-            Some(_) => return Err(wrong("Overflow of the refcount")),
-            None => return Err(wrong("Underflow of the refcount")),
-        };
-        self.set(index, entry, after)?;
-        if after == 0 {
-            self.cursor = self.cursor.min(cluster);
-            // Nothing may be added to what is somebody else's next.
-            let size = geometry.cluster_size();
-            self.tail = self.tail.filter(|at| at / size != cluster);
+        if let Err(missing) = self.resident(index)? {
+            return Ok(Err(missing));
         }
-        Ok(Ok(after))
+        for (entry, cluster) in (start..).zip(first..first + count) {
+            let block = self.blocks.get(&index).expect("resident");
+            let view = RefcountBlock::new(&block.bytes[..], &geometry);
+            let before = view.get(entry).unwrap_or(0);
+            let after = match before.checked_add_signed(delta) {
+                Some(after) if after <= geometry.refcount_max() => after,
+                Some(_) => return Err(wrong("Overflow of the refcount", cluster)),
+                None => return Err(wrong("Underflow of the refcount", cluster)),
+            };
+            self.set(index, entry, after)?;
+            if after == 0 {
+                self.cursor = self.cursor.min(cluster);
+                // Nothing may be added to what is somebody else's next.
+                let size = geometry.cluster_size();
+                self.tail = self.tail.filter(|at| at / size != cluster);
+            }
+        }
+        Ok(Ok(()))
     }
 
     fn begin_writing(&mut self) -> Vec<Writing> {

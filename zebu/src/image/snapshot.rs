@@ -36,13 +36,18 @@ impl From<&str> for SnapshotName {
 impl SnapshotName {
     /// The first that it names.
     pub(crate) fn find<'a>(&self, snapshots: &'a [Snapshot]) -> Option<&'a Snapshot> {
+        self.position(snapshots).map(|index| &snapshots[index])
+    }
+
+    /// Which is the first that it names.
+    pub(crate) fn position(&self, snapshots: &[Snapshot]) -> Option<usize> {
         match self {
             SnapshotName::IdOrName(text) => {
                 let wanted = text.as_bytes();
-                let by_id = snapshots.iter().find(|s| s.id == wanted);
-                by_id.or_else(|| snapshots.iter().find(|s| s.name == wanted))
+                let by_id = snapshots.iter().position(|s| s.id == wanted);
+                by_id.or_else(|| snapshots.iter().position(|s| s.name == wanted))
             }
-            SnapshotName::Exact { id, name } => snapshots.iter().find(|s| {
+            SnapshotName::Exact { id, name } => snapshots.iter().position(|s| {
                 id.as_ref().is_none_or(|id| s.id == id.as_bytes())
                     && name.as_ref().is_none_or(|name| s.name == name.as_bytes())
             }),

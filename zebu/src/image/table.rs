@@ -60,6 +60,21 @@ impl L1Table {
         }
     }
 
+    /// The whole table as it is on the disk, for one that shares everything
+    /// with another: no copied flag.
+    pub(crate) fn encode_shared(&self) -> Vec<u8> {
+        let entries = (0..self.len() as u64).map(|index| self.get(index).with_copied(false));
+        entries.flat_map(L1Entry::to_be_bytes).collect()
+    }
+
+    /// Clears every copied flag: another table shares everything.
+    pub(crate) fn share(&mut self) {
+        for entry in &mut self.entries {
+            let shared = L1Entry(*entry.get_mut()).with_copied(false);
+            *entry.get_mut() = shared.0;
+        }
+    }
+
     /// Makes the table `entries` long: new ones are unallocated.
     pub(crate) fn resize(&mut self, entries: usize) {
         self.entries.resize_with(entries, Default::default);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Image;
 use super::epoch::{Epochs, Stay};
 use super::frees::Frees;
-use super::protect::Protected;
+use super::protect::{L2_TABLE, Protected};
 use super::refcounts::Refcounts;
 use super::table::Slice;
 use super::wait::{Gate, Ranges};
@@ -187,7 +187,7 @@ impl Image {
         for index in 0..self.l1.len() as u64 {
             let entry: L1Entry = self.l1.get(index);
             if entry.raw_offset().0 != 0 {
-                protected.add_table(entry.raw_offset().0, "active L2 table");
+                protected.add_table(entry.raw_offset().0, L2_TABLE);
             }
         }
         for offset in self.writer()?.refcounts.block_offsets() {
@@ -222,17 +222,23 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        let wanted = self.file_len().next_multiple_of(self.length_unit());
-        if wanted > self.file_len() {
-            // Now, since no write to its last page is in flight.
-            self.file.set_len(wanted)?;
-            self.set_file_len(wanted);
-        }
+        self.round_length()?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
             self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
                 .await?;
         }
         writer.announced.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the file as long as it must be to be written. No write to its last
+    /// page is in flight.
+    pub(super) fn round_length(&self) -> Result<()> {
+        let wanted = self.file_len().next_multiple_of(self.length_unit());
+        if wanted > self.file_len() {
+            self.file.set_len(wanted)?;
+            self.set_file_len(wanted);
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! this room moves bytes through [`read()`], [`write()`] and their like.
 
 mod access;
+mod ahead;
 mod blocks;
 mod buffer;
 mod engine;
@@ -28,6 +29,7 @@ pub(crate) use access::{Reading, begin_read, read_pooled};
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };
+pub(crate) use ahead::Ahead;
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};

@@ -1,0 +1,160 @@
+//! `snapshot`: list, take, apply and delete internal snapshots.
+
+use std::ffi::OsString;
+
+use clap::{ArgAction, Parser};
+use zebu::Error;
+use zebu::block::{Device, LayerImage, OpenOptions};
+use zebu::format::Snapshot;
+use zebu::image::SnapshotName;
+use zebu::storage::{CacheMode, Queue};
+
+use super::info;
+use crate::failure::{Failure, Outcome};
+use crate::options::{SourceOptions, one_name};
+use crate::program::Invocation;
+use crate::{open, output};
+
+/// List or manipulate snapshots within image
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Quiet; there is nothing that it would keep back
+    #[arg(short, long)]
+    quiet: bool,
+    /// List the snapshots (the default)
+    #[arg(short, long, action = ArgAction::Count)]
+    list: u8,
+    /// Take a snapshot of this name
+    #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
+    create: Vec<String>,
+    /// Go back to the snapshot of this id or name
+    #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
+    apply: Vec<String>,
+    /// Delete the snapshot of this name
+    #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
+    delete: Vec<String>,
+    /// The image
+    names: Vec<String>,
+}
+
+/// QEMU keeps so many bytes of the name of a new snapshot.
+const MAX_NAME: usize = 255;
+
+/// What is to be done.
+enum Action<'a> {
+    List,
+    Create(&'a str),
+    Apply(&'a str),
+    Delete(&'a str),
+}
+
+impl Arguments {
+    fn action(&self) -> Result<Action<'_>, Failure> {
+        let listed = (0..self.list).map(|_| Action::List);
+        let mut all = listed
+            .chain(self.create.iter().map(|name| Action::Create(name)))
+            .chain(self.apply.iter().map(|name| Action::Apply(name)))
+            .chain(self.delete.iter().map(|name| Action::Delete(name)));
+        let action = all.next().unwrap_or(Action::List);
+        match all.next() {
+            None => Ok(action),
+            Some(_) => Err(Failure::new("Cannot mix '-l', '-a', '-c', '-d'").with_hint()),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let action = arguments.action()?;
+    let name = one_name(&arguments.names)?;
+    let writes = !matches!(action, Action::List);
+    let options = OpenOptions {
+        write: writes,
+        // As qemu-img: the space of what is freed goes back to the file system.
+        discard: Some(true),
+        ..open::options(name, &arguments.source, CacheMode::WriteBack)?
+    };
+    if writes && arguments.source.force_share {
+        let why = "force-share=on can only be used with read-only images";
+        return Err(Failure::new(format!("Could not open '{name}': {why}")));
+    }
+    let queue = open::queue()?;
+    let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
+    let (done, failed) = match action {
+        Action::List => return output::print(&info::snapshot_list(snapshots(&device))),
+        Action::Create(tag) => (
+            create(&queue, &mut device, tag),
+            format!("create snapshot '{tag}'"),
+        ),
+        Action::Apply(tag) => (
+            apply(&queue, &mut device, tag),
+            format!("apply snapshot '{tag}'"),
+        ),
+        Action::Delete(tag) => (
+            delete(&queue, &mut device, tag),
+            format!("delete snapshot '{tag}'"),
+        ),
+    };
+    let closed = queue.block_on(device.close(&queue));
+    done.map_err(|why| Failure::new(format!("Could not {failed}: {why}")))?;
+    closed.map_err(|e| Failure::new(format!("Could not {failed}: {e}")))?;
+    Ok(0)
+}
+
+fn snapshots(device: &Device) -> &[Snapshot] {
+    match &device.top().image {
+        LayerImage::Raw(_) => &[],
+        LayerImage::Qcow2(image) => image.snapshots(),
+    }
+}
+
+fn is_raw(device: &Device) -> bool {
+    matches!(device.top().image, LayerImage::Raw(_))
+}
+
+/// What is wrong, if something is, here and below.
+fn create(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
+    let fits = |length: &usize| tag.is_char_boundary(*length);
+    let kept = (0..=MAX_NAME).rev().find(fits).unwrap_or(0);
+    let result = queue.block_on(device.snapshot_create(queue, &tag[..kept]));
+    result.map_err(|error| match error {
+        // QEMU has no words of its own for these.
+        Error::RefcountOverflow { .. } => {
+            let number = std::io::Error::from_raw_os_error(error.errno());
+            zebu::strerror(&number).to_string()
+        }
+        other => other.to_string(),
+    })
+}
+
+fn apply(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
+    if is_raw(device) {
+        return Err("Block driver does not support snapshots".into());
+    }
+    let wanted = SnapshotName::IdOrName(tag.to_string());
+    let has_bitmaps = match &device.top().image {
+        LayerImage::Raw(_) => false,
+        LayerImage::Qcow2(image) => image.header().has_bitmaps(),
+    };
+    let result = queue.block_on(device.snapshot_apply(queue, &wanted));
+    result.map_err(|error| match has_bitmaps {
+        true => error.to_string(),
+        false => format!("Failed to load snapshot: {error}"),
+    })
+}
+
+fn delete(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
+    // Unlike `apply`, QEMU looks for the name only.
+    if !snapshots(device).iter().any(|s| s.name == tag.as_bytes()) {
+        return Err("snapshot not found".into());
+    }
+    let wanted = SnapshotName::Exact {
+        id: None,
+        name: Some(tag.to_string()),
+    };
+    let result = queue.block_on(device.snapshot_delete(queue, &wanted));
+    result.map_err(|error| error.to_string())
+}

@@ -1,0 +1,54 @@
+//! Internal snapshots of the top image.
+
+use super::device::Device;
+use super::write::Top;
+use crate::image::{Image, SnapshotName};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+impl Device {
+    /// Takes an internal snapshot of the disk, of this name (at most 255
+    /// bytes; others may have the same), with the next free number as its id.
+    /// Durable on return; after an error there is none.
+    pub async fn snapshot_create(&mut self, queue: &Queue, name: &str) -> Result<()> {
+        let image = self.image_with_snapshots()?;
+        let result = image.snapshot_create(queue, name.as_bytes()).await;
+        told(queue, image, result).await
+    }
+
+    /// Makes the disk what it was when an internal snapshot was taken, its size
+    /// too. The snapshot stays; what was written since is lost. Durable on
+    /// return. Images with bitmaps are refused.
+    pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let image = self.image_with_snapshots()?;
+        let result = image.snapshot_apply(queue, name).await;
+        let result = told(queue, image, result).await;
+        let size = image.size();
+        self.set_size(size);
+        result
+    }
+
+    /// Deletes an internal snapshot and frees what only it had. Durable on
+    /// return.
+    pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let image = self.image_with_snapshots()?;
+        let result = image.snapshot_delete(queue, name).await;
+        told(queue, image, result).await
+    }
+
+    /// The top image, if it can have snapshots and is open for writing.
+    fn image_with_snapshots(&mut self) -> Result<&mut Image> {
+        if let Top::Raw(_) = self.top_for_writing(0, 0)? {
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP)));
+        }
+        self.own_image()
+    }
+}
+
+/// Marks an image that turned out to be corrupt.
+async fn told(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
+    if let Err(Error::Overlap { .. }) = &result {
+        image.mark_corrupt(queue).await?;
+    }
+    result
+}

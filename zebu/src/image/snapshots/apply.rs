@@ -1,0 +1,120 @@
+//! Going back to a snapshot.
+
+use super::super::table::L1Table;
+use super::super::{Image, SnapshotName};
+use super::errno;
+use crate::format::{MAX_L1_BYTES, Snapshot};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+impl Image {
+    /// Makes the active disk what it was when a snapshot was taken, its size
+    /// too; the snapshot stays. Durable on return; after an error that is found
+    /// before the header is written, the disk is as before.
+    pub(crate) async fn snapshot_apply(
+        &mut self,
+        queue: &Queue,
+        name: &SnapshotName,
+    ) -> Result<()> {
+        // They would have to say that everything has changed.
+        if self.header.has_bitmaps() {
+            return Err(Error::Refused("Device has active dirty bitmaps".into()));
+        }
+        self.begin_snapshots(queue).await?;
+        let Some(index) = name.position(&self.snapshots) else {
+            return Err(errno(libc::ENOENT));
+        };
+        let snapshot = self.snapshots[index].clone();
+        let size = self.size_at(&snapshot)?;
+        let mut l1 = self.snapshot_l1(queue, &snapshot).await?;
+        // What is replaced must be known to be freed as a whole.
+        self.check_l1(&self.l1)?;
+        self.check_references(queue, &self.l1).await?;
+        if size != self.size() && self.snapshots.iter().any(|s| s.disk_size().is_none()) {
+            // Those without a size have that of the disk, until it changes.
+            let mut all = self.snapshots.clone();
+            let table = self.write_snapshots(queue, &mut all).await?;
+            self.switch_snapshots(queue, table, all).await?;
+        }
+        self.raise(queue, &l1).await?;
+        l1.resize(l1.len().max(self.geometry.l1_entries_for(size) as usize));
+        l1.share();
+        let place = match self.prepare_l1(queue, &l1).await {
+            Ok(place) => place,
+            Err(error) => {
+                // What cannot be undone is space lost, not data.
+                let _ = self.undo_apply(queue, &l1).await;
+                return Err(error);
+            }
+        };
+        self.switch_l1(queue, l1, place, size).await
+    }
+
+    /// The size of the disk at a snapshot, in bytes.
+    fn size_at(&self, snapshot: &Snapshot) -> Result<u64> {
+        let size = snapshot.disk_size().unwrap_or(self.size());
+        let refuse = |why: &str| Err(Error::Refused(why.into()));
+        if size == self.size() {
+            return Ok(size);
+        }
+        if !size.is_multiple_of(512) {
+            return refuse("The new size must be a multiple of 512");
+        }
+        if self.geometry.version() < 3 {
+            return refuse("Can't resize a v2 image which has snapshots");
+        }
+        if size > i64::MAX as u64 || self.geometry.l1_entries_for(size) > MAX_L1_BYTES / 8 {
+            return Err(errno(libc::EFBIG));
+        }
+        Ok(size)
+    }
+
+    /// Writes the active L1 table that is to be, durably, with flags as they
+    /// must be; its host offset.
+    async fn prepare_l1(&mut self, queue: &Queue, l1: &L1Table) -> Result<u64> {
+        // Refcounts first: what is written next leans on them.
+        self.commit(queue, true).await?;
+        // The snapshot keeps all of it.
+        self.clear_copied(queue, l1).await?;
+        let place = self.write_new(queue, l1.encode_shared()).await?;
+        match self.commit(queue, true).await {
+            Ok(()) => Ok(place.first * self.geometry.cluster_size()),
+            Err(error) => {
+                self.give_back(place)?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn undo_apply(&mut self, queue: &Queue, l1: &L1Table) -> Result<()> {
+        self.writer()?.check()?;
+        self.lower(queue, l1, u64::MAX).await?;
+        self.finish_writing(queue).await
+    }
+
+    /// Makes an L1 table on the disk the active one, and frees what only the
+    /// one before had.
+    async fn switch_l1(&mut self, queue: &Queue, new: L1Table, host: u64, size: u64) -> Result<()> {
+        let punch = self.writer()?.options.punch_snapshot;
+        let old_place = self.reference(self.l1_offset(), self.l1.len() as u64 * 8, punch);
+        let resized = size != self.size();
+        let entries = new.len() as u32;
+        let switched = self
+            .rewrite_header(queue, |header| {
+                header.l1_offset = host;
+                header.l1_size = entries;
+                if resized {
+                    header.size = size;
+                }
+            })
+            .await;
+        self.sure(switched)?;
+        let old = std::mem::replace(&mut self.l1, new);
+        self.geometry = self.geometry.with_virtual_size(size);
+        self.slices.clear();
+        self.protect_tables()?;
+        self.release(queue, &old, punch).await?;
+        self.release_one(queue, old_place).await?;
+        self.finish_writing(queue).await
+    }
+}

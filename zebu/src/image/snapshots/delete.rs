@@ -1,0 +1,38 @@
+//! Deleting a snapshot.
+
+use super::super::{Image, SnapshotName};
+use super::errno;
+use crate::Result;
+use crate::storage::Queue;
+
+impl Image {
+    /// Deletes a snapshot and frees what only it had. Durable on return. If the
+    /// error is not found before anything has changed, the snapshot may be
+    /// gone and some of its space lost.
+    pub(crate) async fn snapshot_delete(
+        &mut self,
+        queue: &Queue,
+        name: &SnapshotName,
+    ) -> Result<()> {
+        self.begin_snapshots(queue).await?;
+        let Some(index) = name.position(&self.snapshots) else {
+            return Err(errno(libc::ENOENT));
+        };
+        let mut rest = self.snapshots.clone();
+        let snapshot = rest.remove(index);
+        let l1 = self.snapshot_l1(queue, &snapshot).await?;
+        let punch = self.writer()?.options.punch_snapshot;
+        let table = self.reference(snapshot.l1_offset, l1.len() as u64 * 8, punch);
+        self.check_references(queue, &l1).await?;
+        self.check_counted(queue, table).await?;
+
+        let new = self.write_snapshots(queue, &mut rest).await?;
+        self.switch_snapshots(queue, new, rest).await?;
+        self.release(queue, &l1, punch).await?;
+        self.release_one(queue, table).await?;
+        // Flags say that a refcount is 1, so that must be durable first.
+        self.commit(queue, true).await?;
+        self.set_copied(queue).await?;
+        self.finish_writing(queue).await
+    }
+}

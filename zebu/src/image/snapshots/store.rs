@@ -1,0 +1,106 @@
+//! The snapshot table, and new tables in general.
+
+use std::ops::Range;
+
+use super::super::Image;
+use super::super::frees::Freed;
+use crate::Result;
+use crate::format::Snapshot;
+use crate::storage::{self, Queue};
+
+impl Image {
+    /// Where the snapshot table is.
+    pub(super) fn snapshot_table(&self) -> Range<u64> {
+        let length: usize = self.snapshots.iter().map(Snapshot::encoded_len).sum();
+        let start = self.header.snapshots_offset;
+        start..start + length as u64
+    }
+
+    /// Writes a table to new clusters, to which nothing points yet.
+    pub(super) async fn write_new(&mut self, queue: &Queue, mut bytes: Vec<u8>) -> Result<Freed> {
+        let size = self.geometry.cluster_size();
+        let clusters = self.geometry.clusters_for(bytes.len() as u64);
+        if clusters == 0 {
+            return Ok(self.reference(0, 0, false));
+        }
+        let host = self.allocate_contiguous(queue, clusters).await?;
+        let place = self.reference(host.0, clusters * size, false);
+        bytes.resize((clusters * size) as usize, 0);
+        match storage::write_slice(&*self.file, queue, host.0, &bytes).await {
+            Ok(()) => Ok(place),
+            Err(error) => {
+                self.give_back(place)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Frees, with the next commit, what nothing points to.
+    pub(super) fn give_back(&self, place: Freed) -> Result<()> {
+        if place.count > 0 {
+            self.writer()?.frees.push_ready(place);
+        }
+        Ok(())
+    }
+
+    /// Writes a snapshot table, durably, to which nothing points yet.
+    pub(super) async fn write_snapshots(
+        &mut self,
+        queue: &Queue,
+        snapshots: &mut [Snapshot],
+    ) -> Result<Freed> {
+        for snapshot in &mut *snapshots {
+            self.complete(snapshot);
+        }
+        let bytes = Snapshot::encode_table(snapshots)?;
+        let place = self.write_new(queue, bytes).await?;
+        match self.commit(queue, true).await {
+            Ok(()) => Ok(place),
+            Err(error) => {
+                self.give_back(place)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives a snapshot of an old image the fields that it lacks.
+    fn complete(&self, snapshot: &mut Snapshot) {
+        if snapshot.icount().is_none() || snapshot.disk_size().is_none() {
+            let size = snapshot.disk_size().unwrap_or(self.size());
+            snapshot.set_extra(snapshot.vm_state_size(), size, snapshot.icount());
+        }
+    }
+
+    /// Makes a snapshot table valid that [`Image::write_snapshots`] wrote, and
+    /// frees the one before.
+    pub(super) async fn switch_snapshots(
+        &mut self,
+        queue: &Queue,
+        place: Freed,
+        snapshots: Vec<Snapshot>,
+    ) -> Result<()> {
+        let punch = self.writer()?.options.punch_snapshot;
+        let old = self.snapshot_table();
+        let old = self.reference(old.start, old.end - old.start, punch);
+        let offset = place.first * self.geometry.cluster_size();
+        let switched = self
+            .rewrite_header(queue, |header| {
+                header.snapshots_offset = offset;
+                header.nb_snapshots = snapshots.len() as u32;
+            })
+            .await;
+        self.sure(switched)?;
+        self.snapshots = snapshots;
+        self.protect_tables()?;
+        self.give_back(old)
+    }
+
+    /// After a header write that failed nobody knows which header is valid, so
+    /// nothing more may be written.
+    pub(super) fn sure(&self, header_written: Result<()>) -> Result<()> {
+        if let Err(error) = &header_written {
+            self.writer()?.fail(error.errno());
+        }
+        header_written
+    }
+}
