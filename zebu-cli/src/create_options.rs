@@ -17,7 +17,13 @@ impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
     /// value are doubled. An error is what is wrong with them.
     pub fn parse(format: Format, texts: &[String]) -> Result<Self, String> {
-        let is_known = |key: &str| known_options(format).iter().any(|o| o.name == key);
+        let known: Vec<&str> = known_options(format).iter().map(|o| o.name).collect();
+        Self::parse_known(&known, texts)
+    }
+
+    /// The same for options of these names.
+    pub fn parse_known(known: &[&str], texts: &[String]) -> Result<Self, String> {
+        let is_known = |key: &str| known.contains(&key);
         let mut options = CreateOptions::default();
         for item in texts.iter().flat_map(|text| split(text)) {
             let (key, value) = match item.split_once('=') {
@@ -33,6 +39,11 @@ impl CreateOptions {
             options.list.push((key, value));
         }
         Ok(options)
+    }
+
+    /// The names of the options that were given, in their order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(|(name, _)| name.as_str())
     }
 
     /// Sets an option, as if it were given last.

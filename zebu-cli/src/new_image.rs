@@ -42,6 +42,13 @@ pub fn parse_format(name: &str) -> Result<Format, String> {
     })
 }
 
+/// Whether QEMU has a format of this name.
+pub fn is_format(name: &str) -> bool {
+    name.parse::<Format>().is_ok()
+        || OTHER_FORMATS.contains(&name)
+        || READ_ONLY_FORMATS.contains(&name)
+}
+
 /// An image that can be made.
 pub enum NewImage {
     /// A raw one.
@@ -116,9 +123,7 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
     let text = |name| options.get(name).map(str::to_string);
     let backing_format = text("backing_fmt");
     if let Some(other) = backing_format.as_deref()
-        && parse_format(other).is_err()
-        && !OTHER_FORMATS.contains(&other)
-        && !READ_ONLY_FORMATS.contains(&other)
+        && !is_format(other)
     {
         return Err(wrong("backing-fmt", other));
     }
@@ -166,7 +171,7 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
 }
 
 /// The power of two; 64, which is out of every range, if it is none.
-fn log2(value: u64) -> u32 {
+pub fn log2(value: u64) -> u32 {
     match value.is_power_of_two() {
         true => value.trailing_zeros(),
         false => 64,

@@ -1,9 +1,11 @@
 //! Opening images as the options say, and saying why one cannot be opened.
 
+use std::io::Write;
 use std::str::FromStr;
 
 use zebu::Error;
 use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::jobs;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
@@ -71,7 +73,7 @@ pub fn device_with(
         snapshot: None,
         ..options.clone()
     };
-    let device = Device::open(queue, &source, &plain).map_err(|e| failure(name, &e))?;
+    let device = jobs::open(queue, &source, &plain, &mut |_| {}).map_err(|e| failure(name, &e))?;
     if options.snapshot.is_none() {
         return Ok(device);
     }
@@ -96,4 +98,23 @@ pub fn in_first<T, E>(
     let (last, others) = caches.split_last().expect("a cache mode");
     let opened = others.iter().find_map(|cache| open(*cache).ok());
     opened.map_or_else(|| open(*last), Ok)
+}
+
+/// Opens an image. One that is to be written, and whose last writer did not
+/// close it, is repaired first, as QEMU does; `program` is named in what is
+/// said of that.
+pub fn repaired(
+    queue: &Queue,
+    source: &Source,
+    options: &OpenOptions,
+    program: &str,
+) -> zebu::Result<Device> {
+    let mut stderr = std::io::stderr();
+    jobs::open(queue, source, options, &mut |message| {
+        // Nobody is left to tell that stderr is closed.
+        let _ = match message.names_program() {
+            true => writeln!(stderr, "{program}: {message}"),
+            false => writeln!(stderr, "{message}"),
+        };
+    })
 }

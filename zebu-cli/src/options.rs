@@ -3,6 +3,7 @@
 use zebu::storage::CacheMode;
 
 use crate::failure::Failure;
+use crate::size;
 
 /// How the image that a command reads is named and opened.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -78,6 +79,14 @@ fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
     value
         .parse()
         .map_err(|()| Failure::new(format!("Invalid {what} option: {value}")))
+}
+
+/// The value of `-r`: bytes a second.
+pub fn rate(value: Option<&str>) -> Result<Option<u64>, Failure> {
+    let Some(text) = value else { return Ok(None) };
+    size::parse(text)
+        .map(Some)
+        .map_err(|_| Failure::new(format!("Invalid rate limit specified: '{text}'.")))
 }
 
 /// The only file name of a command that takes one.

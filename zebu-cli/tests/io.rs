@@ -380,10 +380,14 @@ fn help_is_there() {
     let lab = Lab::new();
     let all = lab.zebu_io(&["-c", "help"]).ok("help");
     for command in [
+        "abort",
         "aio_flush",
         "aio_read",
+        "aio_write",
         "alloc",
         "close",
+        "discard",
+        "flush",
         "help",
         "info",
         "length",
@@ -392,6 +396,11 @@ fn help_is_there() {
         "quit",
         "read",
         "readv",
+        "reopen",
+        "sigraise",
+        "truncate",
+        "write",
+        "writev",
     ] {
         assert!(
             all.out

@@ -485,6 +485,30 @@ fn ends_by_a_signal() {
     assert!([0, 3].contains(&check.status), "{check:#?}");
 }
 
+#[test]
+fn a_dirty_image_is_repaired_first() {
+    let recipe = "create -o lazy_refcounts=on lazy.qcow2 4M; \
+        crash lazy.qcow2: write -P 3 0 128k | write -P 4 1M 64k";
+    for args in [
+        &["-c", "write -P 5 2M 64k", "lazy.qcow2"][..],
+        &["-r", "-c", "read -P 3 0 128k", "lazy.qcow2"],
+    ] {
+        let twins = Twins::new(recipe);
+        twins.same(args, "");
+        if !args.contains(&"-r") {
+            twins.same_disk("lazy.qcow2", "qcow2");
+        }
+    }
+    let script = "reopen -w\nwrite -P 5 2M 64k\n";
+    let twins = Twins::new(recipe);
+    let answer = twins.ours.zebu_io_script(&["-r", "lazy.qcow2"], script);
+    assert!(answer.out.contains("wrote 65536/65536"), "{answer:#?}");
+    twins
+        .theirs
+        .qemu_io(&["-c", "write -P 5 2M 64k", "lazy.qcow2"]);
+    twins.same_disk("lazy.qcow2", "qcow2");
+}
+
 /// The images of the published benchmark are made by scripts like these.
 #[test]
 fn generated_scripts() {

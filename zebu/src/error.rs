@@ -65,7 +65,8 @@ pub enum Error {
         offset: u64,
     },
     /// The image was not closed by its last writer, and its refcounts must be
-    /// repaired before it is written again ([`repair`](crate::jobs::repair)).
+    /// repaired before it is written again: [`jobs::open`](crate::jobs::open) does
+    /// that.
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
     Dirty,
     /// Another process uses the image.
@@ -106,6 +107,15 @@ impl Error {
             Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
             Error::While { source, .. } => source.guest_offset(),
             _ => None,
+        }
+    }
+
+    /// Whether it is [`Error::Dirty`], whatever was being done.
+    pub fn is_dirty(&self) -> bool {
+        match self {
+            Error::Dirty => true,
+            Error::While { source, .. } => source.is_dirty(),
+            _ => false,
         }
     }
 

@@ -1,14 +1,19 @@
 //! The commands, one file each.
 
+mod amend;
 mod bench;
 mod check;
+mod commit;
 mod compare;
 mod convert;
 mod create;
+mod dd;
 mod info;
 mod io;
 mod map;
 mod measure;
+mod rebase;
+mod resize;
 mod snapshot;
 
 use std::ffi::OsString;
@@ -24,9 +29,15 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 10] = [
+const COMMANDS: [Command; 15] = [
+    (
+        "amend",
+        "Update format-specific options of the image",
+        amend::run,
+    ),
     ("bench", "Run a simple benchmark on an image", bench::run),
     ("check", "Check basic image integrity", check::run),
+    ("commit", "Commit image to its backing file", commit::run),
     (
         "compare",
         "Check if two images have the same contents",
@@ -38,6 +49,11 @@ const COMMANDS: [Command; 10] = [
         convert::run,
     ),
     ("create", "Create and format new image file", create::run),
+    (
+        "dd",
+        "Copy a part of an image to another, with format conversion",
+        dd::run,
+    ),
     ("info", "Display information about image", info::run),
     (
         "io",
@@ -50,6 +66,8 @@ const COMMANDS: [Command; 10] = [
         "Calculate file size required for a new image",
         measure::run,
     ),
+    ("rebase", "Change backing file of the image", rebase::run),
+    ("resize", "Resize an image", resize::run),
     (
         "snapshot",
         "List or manipulate snapshots within image",

@@ -15,6 +15,7 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod pair;
 pub mod script;
 
 use std::ffi::{OsStr, OsString};

@@ -3,6 +3,7 @@
 
 mod compressed;
 mod device;
+mod header;
 mod open;
 mod raw;
 mod read;

@@ -70,7 +70,12 @@ impl Device {
     ///
     /// The error is what fits after `Could not open 'NAME': `.
     pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
-        let spec = source.resolve(None, options.format)?;
+        Device::open_spec(queue, source.resolve(None, options.format)?, options)
+    }
+
+    /// The same for an image that is described already, which says its format
+    /// itself: that of the options counts for nothing.
+    pub fn open_spec(queue: &Queue, spec: ImageSpec, options: &OpenOptions) -> Result<Device> {
         let mut opening = Opening {
             queue,
             options,

@@ -150,6 +150,9 @@ impl Device {
             let length = PIECE.min(end - at);
             let is_zero = {
                 let _stay = image.enter();
+                // A write that is filling a cluster may make older data visible
+                // that are on their way to the same host cluster.
+                let _held = image.hold(at, length).await?;
                 self.reads_as_zero(queue, at..at + length).await?
             };
             if !is_zero {

@@ -3,8 +3,8 @@
 use super::bytes::{be32, be64, slice};
 use super::error::FormatError;
 use super::extensions::{
-    self, EXTENSION_BACKING_FORMAT, EXTENSION_CRYPTO, EXTENSION_DATA_FILE, EXTENSION_FEATURE_NAMES,
-    Extension, Extensions, FeatureNames,
+    self, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_CRYPTO, EXTENSION_DATA_FILE,
+    EXTENSION_FEATURE_NAMES, Extension, Extensions, FeatureNames,
 };
 use super::geometry::Geometry;
 use super::offset::HostOffset;
@@ -517,6 +517,32 @@ impl Header {
                 self.extensions.remove(EXTENSION_DATA_FILE);
             }
         }
+    }
+
+    /// Makes it a header of version 2 or 3. Version 2 has no features and no
+    /// refcounts but those of 16 bits, which is the caller's business; what a
+    /// version 3 header has besides is left out. The backing file name is placed
+    /// anew.
+    pub fn set_version(&mut self, version: u32) {
+        let model = match version {
+            2 => Self::new_v2(self.cluster_bits, self.size),
+            _ => Self::new(self.cluster_bits, self.size),
+        };
+        self.version = model.version;
+        self.header_length = model.header_length;
+        self.unknown_fields = model.unknown_fields;
+        if version < 3 {
+            self.incompatible = 0;
+            self.compatible = 0;
+            self.autoclear = 0;
+            self.extensions.remove(EXTENSION_FEATURE_NAMES);
+            self.extensions.remove(EXTENSION_BITMAPS);
+        }
+        for extension in &model.extensions {
+            self.extensions.set(extension.clone());
+        }
+        // If even that does not help, `encode` says so.
+        let _ = self.fit();
     }
 
     /// Sets the compression type together with its feature bit. Zstandard

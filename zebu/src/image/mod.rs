@@ -5,6 +5,7 @@ mod allocate;
 mod cache;
 mod change;
 mod commit;
+mod downgrade;
 mod epoch;
 mod frees;
 mod grow;

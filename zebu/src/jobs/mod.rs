@@ -1,19 +1,34 @@
-//! What is done with whole images: convert, compare, check and repair, create, measure.
+//! What is done with whole images: convert, compare, check and repair, create,
+//! commit, rebase, copy, amend, measure.
 
+mod amend;
 mod bitmaps;
 mod check;
+mod commit;
 mod compare;
 mod convert;
+mod copy;
+mod course;
 mod create;
 mod lanes;
 mod measure;
+mod open;
+mod pace;
+mod rebase;
 mod together;
+mod transfer;
 mod turns;
 mod zero;
 
+pub use amend::{AmendOptions, amend};
 pub use bitmaps::bitmaps;
 pub use check::{CheckMessage, CheckReport, RepairMode, check, repair, repair_file};
+pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
+pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
+pub use open::{open, open_spec};
+pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
+pub use transfer::TransferError;

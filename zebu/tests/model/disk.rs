@@ -55,6 +55,25 @@ impl Disk {
         self.may_be_allocated[clusters].fill(true);
     }
 
+    /// Everything is durable, and the disk has another size from now on.
+    pub fn resize(&mut self, size: usize) {
+        self.flush(self.changes());
+        let old = self.bytes.len();
+        self.bytes.resize(size, 0);
+        self.flushed.resize(size, 0);
+        self.may_be_allocated
+            .resize(size.div_ceil(self.cluster), false);
+        // What is new may be preallocated, and the old last cluster with it.
+        self.set_allocated(&(old.min(size).saturating_sub(1)..size));
+    }
+
+    /// Everything is durable, and these are the bytes.
+    pub fn replace(&mut self, bytes: Vec<u8>) {
+        self.flush(self.changes());
+        self.flushed.copy_from_slice(&bytes);
+        self.bytes = bytes;
+    }
+
     /// How many changes there were.
     pub fn changes(&self) -> usize {
         self.before + self.unflushed.len()

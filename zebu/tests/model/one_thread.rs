@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use zebu::Result;
-use zebu::block::{DetectZeroes, Device, Format, LayerImage};
+use zebu::block::{DetectZeroes, Device, Format, LayerImage, Preallocation};
 use zebu::jobs;
 use zebu::storage::{EngineKind, Handle, Queue};
 
@@ -24,6 +24,8 @@ struct Run<'a> {
     folder: &'a Path,
     engines: &'a [EngineKind],
     disk: Disk,
+    /// The content of the backing file.
+    backing: Vec<u8>,
     shape: Shape,
     /// How it is open now.
     opening: Opening,
@@ -51,7 +53,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
 /// Uses an image of this kind for a while.
 pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind]) -> usize {
     trace(|| format!("{setup:?}"));
-    let disk = make(&setup, folder, &mut rng);
+    let (disk, backing) = make(&setup, folder, &mut rng);
     let shape = Shape::random(&mut rng, setup.size(), setup.cluster());
     let opening = Opening::random(&mut rng, setup.cluster(), engines);
     trace(|| format!("{opening:?}"));
@@ -64,6 +66,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
         folder,
         engines,
         disk,
+        backing,
         shape,
         opening,
         queue,
@@ -76,6 +79,13 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
             run.step();
             steps += 1;
         }
+        if run.rng.one_in(3) {
+            run.change_whole();
+            for _ in 0..run.rng.below(40) {
+                run.step();
+                steps += 1;
+            }
+        }
         run = run.reopen();
     }
     run.end();
@@ -83,11 +93,12 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
 }
 
 /// The image as it is before the first request, and its content.
-fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> Disk {
+fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> (Disk, Vec<u8>) {
     let size = setup.size() as usize;
     let mut bytes = vec![0; size];
+    let mut backing = Vec::new();
     if let Some((length, _)) = setup.backing {
-        let mut backing = vec![0; length as usize];
+        backing.resize(length as usize, 0);
         for chunk in backing.chunks_mut(4096 << rng.below(6)) {
             if !rng.one_in(3) {
                 rng.fill(chunk);
@@ -106,7 +117,7 @@ fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> Disk {
         disk.may_be_allocated[used.cluster as usize] = true;
     }
     disk.flush(disk.changes());
-    disk
+    (disk, backing)
 }
 
 impl Run<'_> {
@@ -223,12 +234,59 @@ impl Run<'_> {
         self.disk.put(step.range.start, &expected);
     }
 
-    /// Ends the use of the device, has the image looked at, and opens it again
-    /// in another way.
-    fn reopen(mut self) -> Self {
+    fn finish_all(&mut self) {
         while !self.flight.is_empty() {
             self.finish(0);
         }
+    }
+
+    /// Another size, or no content. Nobody else may use the device meanwhile.
+    fn change_whole(&mut self) {
+        self.finish_all();
+        let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
+        let (old, cluster) = (self.disk.bytes.len(), self.setup.cluster() as usize);
+        if self.rng.one_in(5) && self.setup.format == Format::Qcow2 {
+            trace(|| "make empty".into());
+            let result = self.queue.block_on(device.make_empty(&self.queue));
+            result.unwrap_or_else(|e| panic!("make empty: {e}"));
+            let mut bytes = self.backing.clone();
+            bytes.resize(old, 0);
+            self.disk.replace(bytes);
+            return;
+        }
+        let size = match self.rng.below(4) {
+            0 => old + 512 * self.rng.below(8) as usize,
+            1 => 512 * (1 + self.rng.below(old as u64 / 512) as usize),
+            _ => old + 512 * self.rng.below((20 * cluster / 512) as u64) as usize,
+        };
+        let preallocation = match self.rng.below(8) {
+            0 if size > old => Preallocation::Metadata,
+            1 if size > old => Preallocation::Falloc,
+            2 if size > old => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let line = format!("resize {old:#x} to {size:#x}, {preallocation:?}");
+        trace(|| line.clone());
+        let future = device.resize(&self.queue, size as u64, preallocation);
+        let may_fail = preallocation == Preallocation::Metadata && self.setup.format == Format::Raw;
+        match self.queue.block_on(future) {
+            Ok(()) => {
+                self.disk.resize(size);
+                self.shape.size = size;
+                self.setup.options.size = size as u64;
+            }
+            Err(_) if may_fail => {}
+            Err(e) => panic!("{line}: {e}"),
+        }
+        assert_eq!(self.device.size(), self.disk.bytes.len() as u64);
+        let found = self.read(0..self.disk.bytes.len());
+        assert_same(&found, &self.disk.bytes, 0, &line);
+    }
+
+    /// Ends the use of the device, has the image looked at, and opens it again
+    /// in another way.
+    fn reopen(mut self) -> Self {
+        self.finish_all();
         // After a stop, a raw data file may show writes of which its image does
         // not know; in QEMU too.
         let closes = self.setup.data_file_is_raw() || !self.rng.one_in(4);

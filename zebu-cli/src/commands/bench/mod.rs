@@ -13,10 +13,11 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use clap::Parser;
-use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
+use crate::open;
 use crate::program::{self, Invocation};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
@@ -147,7 +148,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         },
         ..how
     };
-    let device = Device::open(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
+    let device = open::repaired(&queue, &source, &how, &invocation.name)
+        .map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
     announce(&plan)?;
     let time = match plan.threads {

@@ -174,7 +174,7 @@ impl Wanted<'_> {
                 discard: Some(options.sparse > 0),
                 ..OpenOptions::default()
             };
-            Device::open(self.queue, source, &how)
+            zebu::jobs::open(self.queue, source, &how, &mut |_| {})
         });
         opened.map_err(|e| open::failure(self.name, &e))
     }
@@ -269,7 +269,7 @@ impl Wanted<'_> {
                 ..OpenOptions::default()
             };
             let source = Source::Name(beside(backing, self.name));
-            Device::open(self.queue, &source, &options)
+            zebu::jobs::open(self.queue, &source, &options, &mut |_| {})
         });
         match opened {
             Ok(device) => Ok(Some(device.size())),

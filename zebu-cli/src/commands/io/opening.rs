@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
-use zebu::block::{Device, NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
 use super::overlay::Overlay;
+use crate::open;
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
@@ -86,17 +87,22 @@ impl Opening {
         }
     }
 
-    /// Opens it. With `-s`, makes the overlay that takes the writes.
-    pub fn open(&self) -> Result<OpenImage, String> {
+    /// Opens it. With `-s`, makes the overlay that takes the writes. `program`
+    /// is named in messages.
+    pub fn open(&self, program: &str) -> Result<OpenImage, String> {
         let overlay = match self.snapshot && !self.read_only {
             true => Some(Rc::new(Overlay::new(self)?)),
             false => None,
         };
-        self.open_over(overlay)
+        self.open_over(overlay, program)
     }
 
     /// Opens it, or the overlay if there is one.
-    pub fn open_over(&self, overlay: Option<Rc<Overlay>>) -> Result<OpenImage, String> {
+    pub fn open_over(
+        &self,
+        overlay: Option<Rc<Overlay>>,
+        program: &str,
+    ) -> Result<OpenImage, String> {
         if self.force_share && !self.read_only {
             return Err("force-share=on can only be used with read-only images".into());
         }
@@ -134,7 +140,8 @@ impl Opening {
             discard,
             ..OpenOptions::default()
         };
-        let device = Device::open(&queue, &source, &how).map_err(|error| error.to_string())?;
+        let device =
+            open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, self.clone(), overlay))
     }
 }

@@ -87,7 +87,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
         inspect: true,
         ..OpenOptions::default()
     };
-    Device::open(queue, &opening.source(), &how).map_err(|e| e.to_string())
+    zebu::jobs::open(queue, &opening.source(), &how, &mut |_| {}).map_err(|e| e.to_string())
 }
 
 /// A name that means the same from any directory.

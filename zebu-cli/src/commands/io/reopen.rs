@@ -194,12 +194,12 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     };
     let (before, overlay) = (image.opening.clone(), image.overlay.clone());
     let closed = image.close().map_err(|e| format!("close failed: {e}"));
-    let opened = closed.and_then(|()| opening.open_over(overlay.clone()));
+    let opened = closed.and_then(|()| opening.open_over(overlay.clone(), &session.program));
     let (image, result) = match opened {
         Ok(image) => (image, Ok(())),
         Err(error) => (
             before
-                .open_over(overlay)
+                .open_over(overlay, &session.program)
                 .map_err(|again| format!("{error}; not open any more: {again}"))?,
             Err(error),
         ),

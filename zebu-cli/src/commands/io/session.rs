@@ -41,7 +41,7 @@ impl Session {
             return Err(Failure::Named("file open already, try 'help close'".into()));
         }
         let image = opening
-            .open()
+            .open(&self.program)
             .map_err(|why| Failure::Named(opening.can_not(why)))?;
         self.image = Some(image);
         Ok(())

@@ -1,0 +1,228 @@
+//! `amend`: change options of an image that were given when it was created.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use zebu::block::{Device, Format, OpenOptions};
+use zebu::jobs::{self, AmendOptions};
+use zebu::storage::Queue;
+
+use crate::create_options::{self, CreateOptions};
+use crate::failure::{Failure, Outcome};
+use crate::known_options::{check_values, is_on, number, size_of};
+use crate::new_image::{log2, parse_format};
+use crate::options::{SourceOptions, target_cache};
+use crate::program::Invocation;
+use crate::progress::Progress;
+use crate::{open, output};
+
+/// Update format-specific options of the image
+#[derive(Parser)]
+struct Arguments {
+    /// Format of the image; found out by its content if not given
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    #[arg(long)]
+    image_opts: bool,
+    /// Objects of QEMU, such as keys: refused
+    #[arg(long, value_name = "OBJDEF")]
+    object: Vec<String>,
+    /// Cache mode of the image
+    #[arg(short = 't', long, value_name = "CACHE")]
+    cache: Option<String>,
+    /// What to change; help lists what can be changed
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Allow unsafe changes. None of those that there are is unsafe
+    #[arg(long)]
+    force: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The image
+    names: Vec<String>,
+}
+
+/// What can be amended, by name, kind and description.
+const AMENDABLE: [(&str, &str, &str); 13] = [
+    ("backing_file", "<str>", "File name of a base image"),
+    ("backing_fmt", "<str>", "Image format of the base image"),
+    (
+        "compat",
+        "<str>",
+        "Compatibility level (v2 [0.10] or v3 [1.1])",
+    ),
+    ("data_file", "<str>", "File name of an external data file"),
+    (
+        "data_file_raw",
+        "<bool (on/off)>",
+        "The external data file must stay valid as a raw image",
+    ),
+    (
+        "encrypt.iter-time",
+        "<num>",
+        "Time to spend in PBKDF in milliseconds",
+    ),
+    (
+        "encrypt.keyslot",
+        "<num>",
+        "Select a single keyslot to modify explicitly",
+    ),
+    (
+        "encrypt.new-secret",
+        "<str>",
+        "New secret to set in the matching keyslots. Empty string to erase",
+    ),
+    (
+        "encrypt.old-secret",
+        "<str>",
+        "Select all keyslots that match this password",
+    ),
+    (
+        "encrypt.state",
+        "<str>",
+        "Select new state of affected keyslots (active/inactive)",
+    ),
+    (
+        "lazy_refcounts",
+        "<bool (on/off)>",
+        "Postpone refcount updates",
+    ),
+    (
+        "refcount_bits",
+        "<num>",
+        "Width of a reference count entry in bits",
+    ),
+    ("size", "<size>", "Virtual disk size"),
+];
+
+/// What can be given only when an image is created.
+const FOR_CREATION: [&str; 12] = [
+    "encryption",
+    "encrypt.format",
+    "encrypt.key-secret",
+    "encrypt.cipher-alg",
+    "encrypt.cipher-mode",
+    "encrypt.ivgen-alg",
+    "encrypt.ivgen-hash-alg",
+    "encrypt.hash-alg",
+    "cluster_size",
+    "preallocation",
+    "compression_type",
+    "extended_l2",
+];
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    if arguments.options.is_empty() {
+        return Err(Failure::new("Must specify options (-o)").with_hint());
+    }
+    if let Some(text) = arguments
+        .options
+        .iter()
+        .find(|o| !create_options::is_list(o))
+    {
+        return Err(Failure::new(format!("Invalid option list: {text}")));
+    }
+    let helps = create_options::asks_for_help(&arguments.options);
+    if let Some(format) = arguments.format.as_deref().filter(|_| helps) {
+        let format = parse_format(format).map_err(Failure::new)?;
+        return help(format);
+    }
+    let [name] = arguments.names.as_slice() else {
+        return Err(Failure::new("Expecting one image file name"));
+    };
+    let source = SourceOptions {
+        format: arguments.format.clone(),
+        image_opts: arguments.image_opts,
+        object: arguments.object.clone(),
+        force_share: false,
+    };
+    let cache = target_cache(arguments.cache.as_deref())?;
+    let options = OpenOptions {
+        write: true,
+        ..open::options(name, &source, cache)?
+    };
+    let queue = open::queue()?;
+    let device = open::device_with(&queue, name, &source, &options)?;
+    let format = device.top().format();
+    if helps {
+        return help(format);
+    }
+    refuse_format(format)?;
+    let changes = changes(&arguments.options).map_err(Failure::new)?;
+    amend(&queue, &arguments, device, &changes)
+}
+
+fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOptions) -> Outcome {
+    let total = device.size();
+    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
+    progress.set(0);
+    let result = jobs::amend(queue, device, changes);
+    progress.finish(result.is_ok());
+    result.map_err(|e| Failure::new(e.to_string()))?;
+    Ok(0)
+}
+
+/// Of raw images nothing can be amended.
+fn refuse_format(format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Qcow2 => Ok(()),
+        Format::Raw => Err(Failure::new(
+            "Format driver 'raw' does not support option amendment",
+        )),
+    }
+}
+
+fn help(format: Format) -> Outcome {
+    refuse_format(format)?;
+    let mut text = "Amend options for 'qcow2':\n".to_string();
+    for (name, kind, what) in AMENDABLE {
+        text += &format!("  {:<22} - {what}\n", format!("{name}={kind}"));
+    }
+    output::print(&text)
+}
+
+/// What the options say, or what is wrong with them.
+fn changes(texts: &[String]) -> Result<AmendOptions, String> {
+    let amendable = AMENDABLE.iter().map(|(name, ..)| *name);
+    let known: Vec<&str> = amendable.clone().chain(FOR_CREATION).collect();
+    let options = CreateOptions::parse_known(&known, texts)?;
+    if let Some(name) = options.names().find(|name| FOR_CREATION.contains(name)) {
+        return Err(format!(
+            "Invalid parameter '{name}'\nThis option is only supported for image creation"
+        ));
+    }
+    check_values(Format::Qcow2, &options)?;
+    if ["backing_file", "backing_fmt"]
+        .iter()
+        .any(|name| options.get(name).is_some())
+    {
+        return Err("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.".into());
+    }
+    // An encrypted image is not opened for writing.
+    if options.names().any(|name| name.starts_with("encrypt.")) {
+        return Err("Can't amend encryption options - encryption not present".into());
+    }
+    let version = match options.get("compat") {
+        None => None,
+        Some("0.10" | "v2") => Some(2),
+        Some("1.1" | "v3") => Some(3),
+        Some(other) => return Err(format!("Unknown compatibility level {other}")),
+    };
+    let switch = |name| options.get(name).map(|_| is_on(&options, name));
+    Ok(AmendOptions {
+        version,
+        refcount_order: options.get("refcount_bits").and_then(number).map(log2),
+        lazy_refcounts: switch("lazy_refcounts"),
+        // As in qemu-img, 0 is no size.
+        size: size_of(&options, "size").filter(|size| *size != 0),
+        data_file: options.get("data_file").map(str::to_string),
+        data_file_raw: switch("data_file_raw"),
+    })
+}

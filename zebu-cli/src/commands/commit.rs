@@ -1,0 +1,152 @@
+//! `commit`: what an image says, into the image that it is based on.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use zebu::block::{BackingSpec, Device, ImageSpec, LayerImage, OpenOptions};
+use zebu::jobs::{self, CommitError, CommitOptions};
+use zebu::storage::{EngineKind, Queue};
+
+use crate::failure::{Failure, Outcome};
+use crate::options::{SourceOptions, one_name, rate, target_cache};
+use crate::program::Invocation;
+use crate::progress::Progress;
+use crate::{open, output};
+
+/// Commit image to its backing file
+#[derive(Parser)]
+struct Arguments {
+    /// Format of the image; found out by its content if not given
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    #[arg(long)]
+    image_opts: bool,
+    /// Objects of QEMU, such as keys: refused
+    #[arg(long, value_name = "OBJDEF")]
+    object: Vec<String>,
+    /// Cache mode of the images
+    #[arg(short = 't', long, value_name = "CACHE_MODE")]
+    cache: Option<String>,
+    /// Commit down to this image of the chain; the image is not emptied
+    #[arg(short = 'b', long, value_name = "BASE_IMG")]
+    base: Option<String>,
+    /// Do not empty the image
+    #[arg(short = 'd', long)]
+    drop: bool,
+    /// Bytes a second at most
+    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
+    rate: Option<String>,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The image
+    names: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let name = one_name(&arguments.names)?;
+    let source = SourceOptions {
+        format: arguments.format.clone(),
+        image_opts: arguments.image_opts,
+        object: arguments.object.clone(),
+        force_share: false,
+    };
+    let rate = rate(arguments.rate.as_deref())?;
+    let cache = target_cache(arguments.cache.as_deref())?;
+    let queue = open::queue()?;
+    let options = OpenOptions {
+        write: true,
+        discard: Some(true),
+        ..open::options(name, &source, cache)?
+    };
+    let whole = open::device_with(&queue, name, &source, &options)?;
+    let Some(depth) = base_depth(&whole, arguments.base.as_deref()) else {
+        return Err(Failure::new(match &arguments.base {
+            Some(base) if whole.layers().len() > 1 => {
+                format!("Did not find '{base}' in the backing chain of '{name}'")
+            }
+            _ => "Image does not have a backing file".into(),
+        }));
+    };
+    let (top, base) = cut(&whole, depth);
+    // Its locks are in the way of the two that come now.
+    drop(whole);
+    let base = jobs::open_spec(&queue, base, &options, &mut |_| {})
+        .map_err(|e| Failure::new(e.to_string()))?;
+    let top =
+        jobs::open_spec(&queue, top, &options, &mut |_| {}).map_err(|e| open::failure(name, &e))?;
+    commit(&queue, &arguments, top, base, rate)
+}
+
+fn commit(
+    queue: &Queue,
+    arguments: &Arguments,
+    top: Device,
+    base: Device,
+    rate: Option<u64>,
+) -> Outcome {
+    let mut progress = Progress::new(arguments.progress && !arguments.quiet, top.size());
+    let options = CommitOptions {
+        empty: !arguments.drop && arguments.base.is_none(),
+        rate,
+        engine: EngineKind::best(),
+    };
+    let result = jobs::commit(queue, top, base, &options, |done| progress.set(done));
+    progress.finish(result.is_ok());
+    result.map_err(|e| match e {
+        CommitError::Transfer(e) => Failure::new(format!("Block job failed: {}", e.reason())),
+        other => Failure::new(other.to_string()),
+    })?;
+    match arguments.quiet {
+        true => Ok(0),
+        false => output::print("Image committed.\n"),
+    }
+}
+
+/// Which image of the chain `base` names; if it is not given, the one behind
+/// the top.
+fn base_depth(device: &Device, base: Option<&str>) -> Option<usize> {
+    let layers = device.layers();
+    let Some(base) = base else {
+        return (layers.len() > 1).then_some(1);
+    };
+    (1..layers.len()).find(|depth| is_named(device, *depth, base))
+}
+
+/// Whether `name` is that of an image of the chain: as the one above it stores
+/// it, or as a path, seen from there.
+fn is_named(device: &Device, depth: usize, name: &str) -> bool {
+    let above = &device.layers()[depth - 1];
+    if let LayerImage::Qcow2(image) = &above.image
+        && image.header().backing_file() == Some(name.as_bytes())
+    {
+        return true;
+    }
+    let folder = above.spec.file.path.parent().unwrap_or(Path::new(""));
+    let same = |path: PathBuf| path.canonicalize().ok();
+    let found = same(folder.join(name));
+    found.is_some() && found == same(device.layers()[depth].spec.file.path.clone())
+}
+
+/// The images above `depth`, and those from there on.
+fn cut(device: &Device, depth: usize) -> (ImageSpec, ImageSpec) {
+    let chain = |layers: &[zebu::block::Layer]| {
+        let mut specs = layers.iter().rev().map(|layer| layer.spec.clone());
+        let mut spec = specs.next().expect("both parts have an image");
+        spec.backing = BackingSpec::None;
+        for mut above in specs {
+            above.backing = BackingSpec::Image(Box::new(spec));
+            spec = above;
+        }
+        spec
+    };
+    let (upper, lower) = device.layers().split_at(depth);
+    (chain(upper), chain(lower))
+}

@@ -1,0 +1,216 @@
+//! `dd`: a part of an image to a new image.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use clap::Parser;
+use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::jobs::{self, CopyOptions, TransferError};
+use zebu::storage::{CacheMode, EngineKind, Queue};
+
+use crate::create_options::CreateOptions;
+use crate::failure::{Failure, Outcome};
+use crate::file_name::path_of;
+use crate::new_image::{NewFiles, NewImage, parse_format};
+use crate::options::SourceOptions;
+use crate::program::Invocation;
+use crate::{open, size};
+
+/// Copy input to output with optional format conversion
+#[derive(Parser)]
+#[command(after_help = "\
+Operands:
+  if=INPUT            The image that is read
+  of=OUTPUT           The image that is made
+  bs=BLOCK_SIZE       Bytes of a block (512)
+  count=BLOCKS        Where to stop: so many blocks from the start of the input (its end)
+  skip=BLOCKS         Where to start: so many blocks from the start of the input (0)")]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Format of the output: raw (if not given) or qcow2
+    #[arg(short = 'O', long = "output-format", value_name = "FMT")]
+    output_format: Option<String>,
+    /// What is copied from where to where
+    #[arg(value_name = "OPERANDS", hide = true)]
+    operands: Vec<String>,
+}
+
+/// The operands. `count` counts from the start of the input, also with `skip`:
+/// so does qemu-img.
+struct Operands {
+    input: String,
+    output: String,
+    block: u64,
+    count: Option<u64>,
+    skip: u64,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let operands = Operands::parse(&arguments.operands)?;
+    arguments.source.validate()?;
+    let queue = open::queue()?;
+    let input = &operands.input;
+    let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
+    let format = output_format(arguments.output_format.as_deref())?;
+    let (start, length) = match operands.range(source.size()) {
+        Some(range) => range,
+        None => {
+            invocation.say(&format!("{input}: cannot skip to specified offset"));
+            (0, 0)
+        }
+    };
+    refuse_same_file(&source, &operands.output)?;
+    let target = make_target(&queue, format, &operands.output, length)?;
+    let options = CopyOptions {
+        start,
+        length,
+        target_is_zero: !target.top().file().is_device(),
+        engine: EngineKind::best(),
+    };
+    jobs::copy(&queue, source, target, &options).map_err(|e| {
+        let side = match &e {
+            TransferError::Read { .. } => "reading from input",
+            TransferError::Write { .. } => "writing to output",
+            TransferError::Engine(_) => return Failure::new(e.reason()),
+        };
+        Failure::new(format!("error while {side} image file: {}", e.reason()))
+    })?;
+    Ok(0)
+}
+
+impl Operands {
+    fn parse(texts: &[String]) -> Result<Operands, Failure> {
+        let (mut input, mut output) = (None, None);
+        let (mut block, mut count, mut skip) = (512, None, 0);
+        for text in texts {
+            let unknown = |name: &str| Failure::new(format!("unrecognized operand {name}"));
+            let (name, value) = text.split_once('=').ok_or_else(|| unknown(text))?;
+            match name {
+                "if" => input = Some(value.to_string()),
+                "of" => output = Some(value.to_string()),
+                "bs" => block = number(name, value, 1, i32::MAX as u64)?,
+                "count" => count = Some(number(name, value, 0, i64::MAX as u64)?),
+                "skip" => skip = number(name, value, 0, i64::MAX as u64)?,
+                _ => return Err(unknown(name)),
+            }
+        }
+        match (input, output) {
+            (Some(input), Some(output)) => Ok(Operands {
+                input,
+                output,
+                block,
+                count,
+                skip,
+            }),
+            _ => Err(Failure::new("Must specify both input and output files")),
+        }
+    }
+
+    /// Start and length of what is copied of an input of `size` bytes; None if
+    /// that would start past its end.
+    fn range(&self, size: u64) -> Option<(u64, u64)> {
+        let bytes = |blocks: u64| blocks.saturating_mul(self.block);
+        let end = self.count.map_or(size, |count| bytes(count).min(size));
+        let start = bytes(self.skip);
+        Some((start, end.checked_sub(start)?))
+    }
+}
+
+fn number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
+    let range = || format!("Invalid {name} specified. Must be between {least} and {most}.");
+    match size::parse(value) {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        Ok(_) | Err(size::SizeError::Range) => Err(Failure::new(range())),
+        Err(size::SizeError::Syntax) => Err(Failure::new(format!(
+            "Invalid {name} specified: '{value}'."
+        ))),
+    }
+}
+
+fn output_format(name: Option<&str>) -> Result<Format, Failure> {
+    let name = name.unwrap_or("raw");
+    name.parse().map_err(|_| {
+        // What create says of formats that exist is more than qemu-img says
+        // of those that do not.
+        match parse_format(name) {
+            Err(why) if !why.starts_with("Unknown") => Failure::new(why),
+            _ => Failure::new("Unknown file format"),
+        }
+    })
+}
+
+/// Making the output would destroy the input.
+fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
+    let path = output.strip_prefix("file:").unwrap_or(output);
+    let Ok(output_file) = fs::metadata(path) else {
+        return Ok(());
+    };
+    let is_output = |path: &std::path::Path| {
+        fs::metadata(path).is_ok_and(|m| {
+            let same_device = output_file.rdev() != 0 && m.rdev() == output_file.rdev();
+            same_device || (m.dev(), m.ino()) == (output_file.dev(), output_file.ino())
+        })
+    };
+    let files = source.layers().iter().flat_map(|l| [l.file(), l.data()]);
+    match files.into_iter().any(|file| is_output(file.path())) {
+        true => Err(creation_failure(output, "The input is read from this file")),
+        false => Ok(()),
+    }
+}
+
+fn creation_failure(output: &str, why: &str) -> Failure {
+    Failure::new(format!(
+        "{output}: error while creating output image: {why}"
+    ))
+}
+
+fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result<Device, Failure> {
+    let make = || {
+        let path = path_of(name)?;
+        let image = NewImage::new(format, length, &CreateOptions::default())?;
+        NewFiles::open(path, &image, &[CacheMode::WriteBack])?.make(queue, &image)
+    };
+    make().map_err(|why: String| creation_failure(name, &why))?;
+    let options = OpenOptions {
+        format: Some(format),
+        write: true,
+        ..OpenOptions::default()
+    };
+    zebu::jobs::open(
+        queue,
+        &Source::Name(name.to_string()),
+        &options,
+        &mut |_| {},
+    )
+    .map_err(|e| open::failure(name, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against another part being copied than qemu-img copies.
+    use super::*;
+
+    fn range(texts: &[&str], size: u64) -> Option<(u64, u64)> {
+        let mut all = vec!["if=a".to_string(), "of=b".into()];
+        all.extend(texts.iter().map(|t| t.to_string()));
+        Operands::parse(&all).ok().unwrap().range(size)
+    }
+
+    #[test]
+    fn count_is_from_the_start() {
+        assert_eq!(range(&[], 5000), Some((0, 5000)));
+        assert_eq!(range(&["bs=1k", "count=3"], 5000), Some((0, 3072)));
+        assert_eq!(
+            range(&["bs=1k", "count=3", "skip=2"], 5000),
+            Some((2048, 1024))
+        );
+        assert_eq!(range(&["bs=1k", "count=1", "skip=2"], 5000), None);
+        assert_eq!(range(&["bs=1k", "count=9"], 5000), Some((0, 5000)));
+        assert_eq!(range(&["skip=9223372036854775807"], 5000), None);
+        assert_eq!(range(&["bs=2500", "skip=2"], 5000), Some((5000, 0)));
+    }
+}

@@ -1,0 +1,180 @@
+//! `rebase`: an image on top of another backing file.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use zebu::block::{Device, ImageSpec, OpenOptions, Source};
+use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
+use zebu::storage::{EngineKind, Queue};
+
+use crate::failure::{Failure, Outcome};
+use crate::new_image::is_format;
+use crate::open;
+use crate::options::{SourceOptions, one_name, source_cache, target_cache};
+use crate::program::Invocation;
+use crate::progress::Progress;
+
+/// Change backing file of the image
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Cache mode of the image
+    #[arg(short = 't', long, value_name = "CACHE")]
+    cache: Option<String>,
+    /// The new backing file; "" for none
+    #[arg(short = 'b', long, value_name = "BACKING_FILENAME")]
+    backing: Option<String>,
+    /// Format of the new backing file
+    #[arg(short = 'F', long, value_name = "BACKING_FMT")]
+    backing_format: Option<String>,
+    /// Cache mode of the new backing file
+    #[arg(short = 'T', long, value_name = "BACKING_CACHE")]
+    backing_cache: Option<String>,
+    /// Change the name only, whatever that does to the content
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+    /// Compress what is written to the image
+    #[arg(short = 'c', long)]
+    compress: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The image
+    names: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let name = one_name(&arguments.names)?;
+    if arguments.backing.is_none() && !arguments.backing_unsafe {
+        return Err(
+            Failure::new("Must specify backing file (-b) or use unsafe mode (-u)").with_hint(),
+        );
+    }
+    let cache = target_cache(arguments.cache.as_deref())?;
+    let backing_cache = source_cache(arguments.backing_cache.as_deref())?;
+    // It is for the new backing file; the image is written to.
+    let source = SourceOptions {
+        force_share: false,
+        ..arguments.source.clone()
+    };
+    let options = OpenOptions {
+        write: true,
+        no_backing: arguments.backing_unsafe,
+        ..open::options(name, &source, cache)?
+    };
+    let queue = open::queue()?;
+    let overlay = open::device_with(&queue, name, &source, &options)?;
+    check_format_name(arguments.backing_format.as_deref())?;
+    let backing = new_backing(&arguments);
+    let spec = match &backing {
+        Some(backing) => new_spec(&queue, &overlay, backing, arguments.backing_unsafe)?,
+        None => None,
+    };
+    let new = match spec {
+        Some(spec) if !arguments.backing_unsafe => {
+            let options = OpenOptions {
+                cache: backing_cache,
+                force_share: arguments.source.force_share,
+                ..OpenOptions::default()
+            };
+            let new = Device::open_spec(&queue, spec, &options);
+            Some(new.map_err(|e| cannot_open(&backing, &e))?)
+        }
+        _ => None,
+    };
+    if let Some(NewBacking { name, format: None }) = &backing {
+        return Err(Failure::new(format!(
+            "Could not change the backing file to '{name}': backing format must be specified"
+        )));
+    }
+    rebase(&queue, &arguments, overlay, new, backing)
+}
+
+fn rebase(
+    queue: &Queue,
+    arguments: &Arguments,
+    overlay: Device,
+    new: Option<Device>,
+    backing: Option<NewBacking>,
+) -> Outcome {
+    let result = if arguments.backing_unsafe {
+        jobs::rebase_unsafe(queue, overlay, backing.as_ref())
+    } else {
+        let mut progress = Progress::new(arguments.progress && !arguments.quiet, overlay.size());
+        let options = RebaseOptions {
+            compress: arguments.compress,
+            engine: EngineKind::best(),
+        };
+        let tell = |done| progress.set(done);
+        let result = jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell);
+        progress.finish(result.is_ok());
+        result
+    };
+    let name = backing.map_or_else(String::new, |b| b.name);
+    result.map_err(|e| match e {
+        RebaseError::Header(e) => Failure::new(format!(
+            "Could not change the backing file to '{name}': {e}"
+        )),
+        RebaseError::Engine(e) => Failure::new(zebu::strerror(&e).to_string()),
+        other => Failure::new(other.to_string()),
+    })?;
+    Ok(0)
+}
+
+/// What the header shall name; an empty name is none.
+fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
+    let name = arguments.backing.clone().filter(|name| !name.is_empty())?;
+    Some(NewBacking {
+        name,
+        format: arguments.backing_format.clone(),
+    })
+}
+
+/// Formats that only QEMU knows may be named too.
+fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
+    match name {
+        Some(name) if !is_format(name) => {
+            Err(Failure::new(format!("Invalid format name: '{name}'")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cannot_open(backing: &Option<NewBacking>, error: &zebu::Error) -> Failure {
+    let name = backing.as_ref().map_or("", |b| b.name.as_str());
+    Failure::new(format!("Could not open new backing file '{name}': {error}"))
+}
+
+/// The new backing file, seen from the image. Refuses one that is based on the
+/// image itself. None if it is not known and need not be.
+fn new_spec(
+    queue: &Queue,
+    overlay: &Device,
+    backing: &NewBacking,
+    is_unsafe: bool,
+) -> Result<Option<ImageSpec>, Failure> {
+    let image = &overlay.top().spec.file;
+    let format = backing.format.as_deref().map(str::parse).transpose();
+    let resolve = |format| {
+        let source = Source::Name(backing.name.clone());
+        source.resolve(Some(&image.name()), format)
+    };
+    let spec = match format.and_then(resolve) {
+        Ok(spec) => spec,
+        Err(_) if is_unsafe => return Ok(None),
+        Err(e) => return Err(cannot_open(&Some(backing.clone()), &e)),
+    };
+    jobs::check_no_loop(queue, &image.path, &spec).map_err(|e| {
+        Failure::new(format!(
+            "Could not change the backing file to '{}': {e}",
+            backing.name
+        ))
+    })?;
+    Ok(Some(spec))
+}

@@ -1,0 +1,79 @@
+//! Changing what the header of an open image says.
+
+use super::device::{Device, LayerImage};
+use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
+use crate::image::Image;
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// What this format or image cannot do.
+fn not_supported() -> Error {
+    Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
+}
+
+fn invalid() -> Error {
+    Error::Io(std::io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+impl Device {
+    /// Gives the top image another backing file, with the name of its format,
+    /// or none. Nothing is opened, and the device itself goes on with the
+    /// images that it was opened with: this is for who closes it then.
+    ///
+    /// All data are durable before the header changes, and the header when
+    /// this returns.
+    pub async fn set_backing(
+        &mut self,
+        queue: &Queue,
+        name: Option<&str>,
+        format: Option<&str>,
+    ) -> Result<()> {
+        let name = name.filter(|name| !name.is_empty()).map(str::as_bytes);
+        let format = format.map(str::as_bytes);
+        let header = self.top_qcow2()?.header();
+        if name.is_some_and(|name| name.len() > MAX_BACKING_NAME)
+            || format.is_some_and(|format| format.len() > MAX_BACKING_FORMAT)
+            || (name.is_some() && header.is_data_file_raw())
+        {
+            return Err(invalid());
+        }
+        let mut after = header.clone();
+        after.set_backing(name, format);
+        match after.encode() {
+            Err(FormatError::HeaderDoesNotFit { .. }) => {
+                return Err(Error::Refused("No space left in the file header".into()));
+            }
+            other => other?,
+        };
+        self.change_header(queue, |header| header.set_backing(name, format))
+            .await
+    }
+
+    /// Changes the header of the top image, after everything that it may point
+    /// to is durable.
+    pub(crate) async fn change_header(
+        &mut self,
+        queue: &Queue,
+        change: impl FnOnce(&mut Header),
+    ) -> Result<()> {
+        self.flush(queue).await?;
+        self.top_qcow2()?.change_header(queue, change).await
+    }
+
+    /// Replaces the zero clusters of the top image and of its snapshots by what
+    /// version 2 can say, the content unchanged; durable on return.
+    pub(crate) async fn expand_zeroes(&mut self, queue: &Queue) -> Result<()> {
+        self.flush(queue).await?;
+        let image = self.top_qcow2()?;
+        let has_backing = self.layers().len() > 1 || image.header().backing_file().is_some();
+        image.expand_zeroes(queue, has_backing).await
+    }
+
+    /// The top image; an error unless it is qcow2.
+    pub(crate) fn top_qcow2(&self) -> Result<&Image> {
+        match &self.top().image {
+            LayerImage::Qcow2(image) => Ok(image),
+            LayerImage::Raw(_) => Err(not_supported()),
+        }
+    }
+}

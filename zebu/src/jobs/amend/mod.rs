@@ -1,0 +1,170 @@
+//! Amend: change what an image was created with.
+//!
+//! Everything is checked before anything is changed. Each step leaves a whole
+//! image, so a failure in the middle leaves one that has a part of the changes.
+
+mod header;
+mod refcounts;
+
+use header::{read_header, write_header};
+
+use crate::block::{Device, LayerImage, Preallocation};
+use crate::format::{
+    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY,
+    MAX_REFCOUNT_ORDER,
+};
+use crate::image::Image;
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// What to change; None: it stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AmendOptions {
+    /// Version: 2 or 3.
+    pub version: Option<u32>,
+    /// Refcount width as a power of two of bits.
+    pub refcount_order: Option<u32>,
+    /// Refcount updates may be postponed.
+    pub lazy_refcounts: Option<bool>,
+    /// Size of the disk in bytes. What is cut off is lost.
+    pub size: Option<u64>,
+    /// The name of the external data file as the header shall have it; empty:
+    /// none. The file itself is not looked at.
+    pub data_file: Option<String>,
+    /// Whether the data file is always the raw image of the disk. It can only
+    /// stop to be.
+    pub data_file_raw: Option<bool>,
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T> {
+    Err(Error::Refused(why.into()))
+}
+
+/// Changes `device`, open for writing, and closes it. Blocks.
+pub fn amend(queue: &Queue, mut device: Device, options: &AmendOptions) -> Result<()> {
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        return refuse(format!(
+            "Format driver '{}' does not support option amendment",
+            device.top().format().name()
+        ));
+    };
+    options.check(image)?;
+    let version = options.version.unwrap_or(image.header().version);
+    let order = options
+        .refcount_order
+        .unwrap_or(image.header().refcount_order);
+    let downgrade = version < image.header().version;
+    // The file stays open, and locked, when the device is closed.
+    let file = image.file().clone();
+    queue.block_on(async {
+        let result = options.change_device(queue, &mut device, downgrade).await;
+        let closed = device.close(queue).await;
+        result.and(closed)?;
+        let mut header = read_header(queue, &*file).await?;
+        refcounts::change_width(queue, &*file, &mut header, order).await?;
+        if downgrade {
+            header.set_version(version);
+            write_header(queue, &*file, &header).await?;
+        }
+        Ok(())
+    })
+}
+
+impl AmendOptions {
+    /// Refuses what cannot be, in QEMU's words.
+    fn check(&self, image: &Image) -> Result<()> {
+        let header = image.header();
+        let version = self.version.unwrap_or(header.version);
+        let order = self.refcount_order.unwrap_or(header.refcount_order);
+        if order > MAX_REFCOUNT_ORDER {
+            return refuse("Refcount width must be a power of two and may not exceed 64 bits");
+        }
+        if self.size.is_some_and(|size| !size.is_multiple_of(512)) {
+            return refuse("The new size must be a multiple of 512");
+        }
+        if self.refcount_order.is_some() && order != 4 && version < 3 {
+            return refuse(
+                "Refcount widths other than 16 bits require compatibility level 1.1 or above (use \
+                 compat=1.1 or greater)",
+            );
+        }
+        if self.data_file.is_some() && !header.has_data_file() {
+            return refuse("data-file can only be set for images that use an external data file");
+        }
+        if self.data_file_raw == Some(true) && !header.is_data_file_raw() {
+            return refuse("data-file-raw cannot be set on existing images");
+        }
+        if self.lazy_refcounts == Some(true) && version < 3 {
+            return refuse(
+                "Lazy refcounts only supported with compatibility level 1.1 and above (use \
+                 compat=1.1 or greater)",
+            );
+        }
+        match version < header.version {
+            true => self.check_downgrade(image, order),
+            false => Ok(()),
+        }
+    }
+
+    fn check_downgrade(&self, image: &Image, order: u32) -> Result<()> {
+        if order != 4 {
+            return refuse("compat=0.10 requires refcount_bits=16");
+        }
+        let header = image.header();
+        let size = self.size.unwrap_or(header.size);
+        // Version 2 has no room for these numbers in its snapshot table.
+        let prevents = |vm_state: u64, disk: u64| vm_state > u64::from(u32::MAX) || disk != size;
+        if (image.snapshots().iter())
+            .any(|s| prevents(s.vm_state_size(), s.disk_size().unwrap_or(size)))
+        {
+            return refuse("Internal snapshots prevent downgrade of image");
+        }
+        if header.has_data_file() {
+            return refuse("Cannot downgrade an image with a data file");
+        }
+        // Closed, it is not dirty.
+        match header.incompatible & !INCOMPATIBLE_DIRTY {
+            0 => Ok(()),
+            bits => refuse(format!(
+                "Cannot downgrade an image with incompatible features {bits:#x} set"
+            )),
+        }
+    }
+
+    /// What is changed while the image is open.
+    async fn change_device(
+        &self,
+        queue: &Queue,
+        device: &mut Device,
+        downgrade: bool,
+    ) -> Result<()> {
+        device
+            .change_header(queue, |header| self.change_header(header))
+            .await?;
+        if let Some(size) = self.size.filter(|size| *size != device.size()) {
+            device.resize(queue, size, Preallocation::Off).await?;
+        }
+        if downgrade {
+            device.expand_zeroes(queue).await?;
+        }
+        Ok(())
+    }
+
+    /// What only the header says. A lower version comes last of all.
+    fn change_header(&self, header: &mut Header) {
+        if self.version.is_some_and(|version| version > header.version) {
+            header.set_version(3);
+        }
+        if let Some(name) = &self.data_file {
+            header.set_data_file_name(Some(name.as_bytes()).filter(|name| !name.is_empty()));
+        }
+        if self.data_file_raw == Some(false) {
+            header.autoclear &= !AUTOCLEAR_DATA_FILE_RAW;
+        }
+        match self.lazy_refcounts {
+            Some(true) => header.compatible |= COMPATIBLE_LAZY_REFCOUNTS,
+            Some(false) => header.compatible &= !COMPATIBLE_LAZY_REFCOUNTS,
+            None => {}
+        }
+    }
+}

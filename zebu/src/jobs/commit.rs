@@ -1,0 +1,74 @@
+//! Commit: what the upper images of a chain say, into the image below them.
+//!
+//! The order is what keeps the data safe: what was in the upper images is
+//! durable in the lower one before anything is taken from them.
+
+use super::transfer::{Omit, Plan, TransferError, transfer};
+use crate::block::{Device, Preallocation};
+use crate::storage::{EngineKind, Queue};
+use crate::{Error, Result};
+
+/// How to commit.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitOptions {
+    /// Take everything out of the top image when it is in the base.
+    pub empty: bool,
+    /// Bytes of data a second at most.
+    pub rate: Option<u64>,
+    /// How I/O is done.
+    pub engine: EngineKind,
+}
+
+/// At what a commit failed. Whatever it was, no image has lost anything.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// Making the base as large as the top.
+    #[error(transparent)]
+    Enlarge(Error),
+    /// Writing to the base.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// Making the base durable.
+    #[error(transparent)]
+    Flush(Error),
+    /// Emptying the top; the base has everything.
+    #[error("Could not empty: {0}")]
+    Empty(Error),
+}
+
+/// Writes into `base` what `top` says: the images of `top` are those above the
+/// base and not the base. Both are open for writing. Blocks; uses all cores.
+///
+/// `tell` is called on this thread with the bytes done.
+pub fn commit(
+    queue: &Queue,
+    top: Device,
+    mut base: Device,
+    options: &CommitOptions,
+    tell: impl FnMut(u64),
+) -> Result<(), CommitError> {
+    if base.size() < top.size() {
+        queue
+            .block_on(base.resize(queue, top.size(), Preallocation::Off))
+            .map_err(CommitError::Enlarge)?;
+    }
+    let plan = Plan {
+        start: 0,
+        length: top.size(),
+        omit: Omit::Unallocated,
+        rate: options.rate,
+        engine: options.engine,
+    };
+    let (mut top, base, result) = transfer(top, base, plan, tell);
+    let closed = queue.block_on(base.close(queue));
+    result?;
+    closed.map_err(CommitError::Flush)?;
+    queue
+        .block_on(async {
+            if options.empty {
+                top.make_empty(queue).await?;
+            }
+            top.close(queue).await
+        })
+        .map_err(CommitError::Empty)
+}

@@ -1,0 +1,47 @@
+//! Copy: a part of one device to the start of another, as dd does.
+
+use super::transfer::{Omit, Plan, TransferError, transfer};
+use crate::block::Device;
+use crate::storage::{EngineKind, Queue};
+
+/// What to copy, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyOptions {
+    /// Where the part starts in the source, in bytes.
+    pub start: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The target reads as zeroes: zeroes need not be written.
+    pub target_is_zero: bool,
+    /// How I/O is done.
+    pub engine: EngineKind,
+}
+
+/// Copies a part of `source` to the start of `target`, which is long enough.
+/// Blocks; uses all cores.
+///
+/// On return everything was written and is durable, unless the target's cache
+/// mode says otherwise. After an error the target's content is unspecified.
+pub fn copy(
+    queue: &Queue,
+    source: Device,
+    target: Device,
+    options: &CopyOptions,
+) -> Result<(), TransferError> {
+    let plan = Plan {
+        start: options.start,
+        length: options.length,
+        omit: match options.target_is_zero {
+            true => Omit::Zeroes,
+            false => Omit::Nothing,
+        },
+        rate: None,
+        engine: options.engine,
+    };
+    let (_, target, result) = transfer(source, target, plan, |_| {});
+    let closed = queue.block_on(target.close(queue));
+    result.and(closed.map_err(|source| TransferError::Write {
+        offset: options.length,
+        source,
+    }))
+}

@@ -1,0 +1,65 @@
+//! The course of a job over a range of bytes: how far its lanes have come, and
+//! the first of what went wrong.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::lanes::Cursor;
+
+/// A failure, and the byte where it happened.
+pub(super) type At<E> = (u64, E);
+
+/// How a job goes.
+#[derive(Debug)]
+pub(super) struct Course<E> {
+    cursor: Cursor,
+    /// The one with the lowest offset so far.
+    failure: Mutex<Option<At<E>>>,
+}
+
+impl<E> Course<E> {
+    /// At the start of `total` bytes.
+    pub(super) fn new(total: u64) -> Self {
+        Course {
+            cursor: Cursor::new(total),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// How far it has come.
+    pub(super) fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// Calls `work` with chunks that nobody else has, cut at multiples of
+    /// `size`, until there are none or somebody has failed.
+    pub(super) async fn each_chunk(
+        &self,
+        size: u64,
+        mut work: impl AsyncFnMut(&Range<u64>) -> Result<(), At<E>>,
+    ) {
+        let end_of = |at: u64| ((at / size + 1) * size).min(self.cursor.total());
+        while let Some(chunk) = self.cursor.take(end_of) {
+            match work(&chunk).await {
+                Ok(()) => self.cursor.finish(&chunk),
+                Err(failure) => self.fail(failure),
+            }
+        }
+    }
+
+    /// Chunks are taken in order, so those before a failure are tried by
+    /// somebody before the job ends: the lowest one wins.
+    fn fail(&self, new: At<E>) {
+        self.cursor.stop();
+        let mut failure = self.failure.lock().unwrap_or_else(|e| e.into_inner());
+        if failure.as_ref().is_none_or(|old| new.0 < old.0) {
+            *failure = Some(new);
+        }
+    }
+
+    /// How it ended, after all lanes have.
+    pub(super) fn result(&self) -> Result<(), E> {
+        let mut failure = self.failure.lock().unwrap_or_else(|e| e.into_inner());
+        failure.take().map_or(Ok(()), |(_, error)| Err(error))
+    }
+}

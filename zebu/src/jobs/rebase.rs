@@ -1,0 +1,429 @@
+//! Rebase: put an image on top of another backing file, its content unchanged.
+//!
+//! What the image does not say itself it takes from its backing file. Where
+//! the new one has something else there, the image must say it from now on: a
+//! lane reads a chunk of both, and what differs is written into the image,
+//! durably before the header names the new backing file.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::course::{At, Course};
+use super::create::NewBacking;
+use super::lanes;
+use super::transfer::cluster_size;
+use super::zero::is_zero;
+use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Source, Status, Zeroing};
+use crate::storage::{Buffer, EngineKind, Queue};
+use crate::{Error, Result};
+
+/// Bytes that a lane handles at a time, unless clusters are larger.
+const CHUNK: u64 = 1 << 20;
+
+/// How to rebase.
+#[derive(Clone, Copy, Debug)]
+pub struct RebaseOptions {
+    /// Compress what is written into the image, where whole clusters are.
+    pub compress: bool,
+    /// How I/O is done.
+    pub engine: EngineKind,
+}
+
+/// At what a rebase failed. The image still has its old backing file, and its
+/// content.
+#[derive(Debug, thiserror::Error)]
+pub enum RebaseError {
+    /// Reading the image and what it is backed by.
+    #[error("error while reading from old backing file: {0}")]
+    ReadOld(Error),
+    /// Reading the new backing file.
+    #[error("error while reading from new backing file: {0}")]
+    ReadNew(Error),
+    /// Writing to the image.
+    #[error("Error while writing to COW image: {0}")]
+    Write(Error),
+    /// Changing the header.
+    #[error(transparent)]
+    Header(Error),
+    /// The I/O engine could not be started.
+    #[error(transparent)]
+    Engine(#[from] io::Error),
+}
+
+/// Puts `overlay`, open for writing with the chain that it has, on top of
+/// `new`, which `backing` names; None: on top of nothing. Blocks; uses all
+/// cores.
+///
+/// `tell` is called on this thread with the bytes done.
+pub fn rebase(
+    queue: &Queue,
+    overlay: Device,
+    new: Option<Device>,
+    backing: Option<&NewBacking>,
+    options: &RebaseOptions,
+    mut tell: impl FnMut(u64),
+) -> Result<(), RebaseError> {
+    let unit = match &overlay.top().image {
+        LayerImage::Qcow2(image) => image.geometry().subcluster_size(),
+        LayerImage::Raw(_) => 1,
+    };
+    let cluster = cluster_size(&overlay);
+    let job = Arc::new(Job {
+        common: common_layer(&overlay, new.as_ref()),
+        course: Course::new(overlay.size()),
+        zero_flag: match &overlay.top().image {
+            LayerImage::Qcow2(image) => image.header().version >= 3,
+            LayerImage::Raw(_) => false,
+        },
+        chunk: CHUNK.max(cluster),
+        overlay,
+        new,
+        unit,
+        cluster,
+        compress: options.compress,
+    });
+    let ran = lanes::run(&job, options.engine, None, || {
+        tell(job.course.cursor().done())
+    });
+    let result = ran.map_err(RebaseError::Engine);
+    let result = result.and_then(|()| job.course.result());
+    let job = Arc::into_inner(job).expect("all lanes have ended");
+    let mut overlay = job.overlay;
+    queue.block_on(async {
+        let result = match result {
+            Ok(()) => name_backing(queue, &mut overlay, backing).await,
+            failed => failed,
+        };
+        let closed = overlay.close(queue).await;
+        result.and(closed.map_err(RebaseError::Write))
+    })
+}
+
+/// Writes only the header: what the image says stays as it is, and what it
+/// takes from its backing file may become something else. Blocks.
+pub fn rebase_unsafe(
+    queue: &Queue,
+    mut overlay: Device,
+    backing: Option<&NewBacking>,
+) -> Result<(), RebaseError> {
+    queue.block_on(async {
+        let result = name_backing(queue, &mut overlay, backing).await;
+        let closed = overlay.close(queue).await;
+        result.and(closed.map_err(RebaseError::Write))
+    })
+}
+
+async fn name_backing(
+    queue: &Queue,
+    overlay: &mut Device,
+    backing: Option<&NewBacking>,
+) -> Result<(), RebaseError> {
+    let name = backing.map(|b| b.name.as_str());
+    let format = backing.and_then(|b| b.format.as_deref());
+    overlay
+        .set_backing(queue, name, format)
+        .await
+        .map_err(RebaseError::Header)
+}
+
+/// Refuses a chain, from `spec` down, that has the file `image` in it: an image
+/// cannot be based on itself. A chain is looked at as far as it can be opened.
+/// Blocks.
+pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec) -> Result<()> {
+    let Ok(image) = identity(image) else {
+        return Ok(());
+    };
+    let mut seen = HashSet::new();
+    let mut next = Some(spec.clone());
+    while let Some(spec) = next {
+        let Ok(found) = identity(&spec.file.path) else {
+            return Ok(());
+        };
+        if found == image {
+            return Err(Error::Refused(format!(
+                "Backing file '{}' creates an infinite loop.",
+                spec.file.name()
+            )));
+        }
+        if !seen.insert(found) {
+            return Ok(());
+        }
+        next = backing_of(queue, spec);
+    }
+    Ok(())
+}
+
+/// What is behind an image, if that can be found out.
+fn backing_of(queue: &Queue, spec: ImageSpec) -> Option<ImageSpec> {
+    let look = OpenOptions {
+        inspect: true,
+        force_share: true,
+        ..OpenOptions::default()
+    };
+    let device = Device::open_spec(queue, spec, &look).ok()?;
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        return None;
+    };
+    let header = image.header();
+    let name = String::from_utf8_lossy(header.backing_file()?).into_owned();
+    let format = header.extensions.backing_format();
+    let format = format.and_then(|f| String::from_utf8_lossy(f).parse().ok());
+    Source::Name(name)
+        .resolve(Some(&device.top().spec.file.name()), format)
+        .ok()
+}
+
+/// Device and inode, or the number of the device that it is.
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = std::fs::metadata(path)?;
+    Ok(match metadata.file_type().is_block_device() {
+        true => (u64::MAX, metadata.rdev()),
+        false => (metadata.dev(), metadata.ino()),
+    })
+}
+
+/// The layer of `overlay` that is the new backing file too, if one is: what
+/// comes from there needs no comparing.
+fn common_layer(overlay: &Device, new: Option<&Device>) -> Option<usize> {
+    let new = new?.top();
+    let found = identity(&new.spec.file.path).ok()?;
+    overlay.layers().iter().position(|layer| {
+        layer.format() == new.format()
+            && layer.spec.options == new.spec.options
+            && identity(&layer.spec.file.path).is_ok_and(|id| id == found)
+    })
+}
+
+struct Job {
+    overlay: Device,
+    new: Option<Device>,
+    common: Option<usize>,
+    /// The unit in which the image says that it has something: a cluster or a
+    /// subcluster.
+    unit: u64,
+    cluster: u64,
+    /// Bytes handled at a time: whole clusters of the image.
+    chunk: u64,
+    /// The format can say that a cluster is zero.
+    zero_flag: bool,
+    compress: bool,
+    course: Course<RebaseError>,
+}
+
+impl lanes::Job for Job {
+    fn cursor(&self) -> &lanes::Cursor {
+        self.course.cursor()
+    }
+
+    async fn lane(&self, queue: &Queue) {
+        let length = self.chunk.min(self.overlay.size()) as usize;
+        let mut buffers = [Buffer::new(length), Buffer::new(length)];
+        let work = async |chunk: &Range<u64>| self.compare(queue, chunk, &mut buffers).await;
+        self.course.each_chunk(self.chunk, work).await;
+    }
+}
+
+impl Job {
+    async fn compare(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        buffers: &mut [Buffer; 2],
+    ) -> Result<(), At<RebaseError>> {
+        for segment in self.segments(queue, chunk).await? {
+            self.compare_segment(queue, segment, buffers).await?;
+        }
+        Ok(())
+    }
+
+    /// The parts of a chunk that may have to be written: whole units, but for
+    /// the last of the disk. Neighbours are joined.
+    async fn segments(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+    ) -> Result<Vec<Range<u64>>, At<RebaseError>> {
+        let mut segments: Vec<Range<u64>> = Vec::new();
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let (length, same) = self.look(queue, at).await?;
+            let end = chunk.end.min(at + length);
+            if same {
+                self.leap(chunk, at + length);
+            } else {
+                let whole =
+                    at / self.unit * self.unit..chunk.end.min(end.next_multiple_of(self.unit));
+                match segments.last_mut() {
+                    Some(last) if last.end >= whole.start => last.end = whole.end,
+                    _ => segments.push(whole),
+                }
+            }
+            at = end;
+        }
+        Ok(segments)
+    }
+
+    /// Whether nothing changes for the bytes from `at` on, by what the mapping
+    /// knows, and for how many.
+    async fn look(&self, queue: &Queue, at: u64) -> Result<(u64, bool), At<RebaseError>> {
+        let old = self
+            .overlay
+            .status(queue, at, self.overlay.size() - at)
+            .await;
+        let old = old.map_err(|e| (at, RebaseError::ReadOld(e)))?;
+        if self.stays(&old) {
+            return Ok((old.length, true));
+        }
+        let new = self.new_status(queue, at, old.length).await?;
+        Ok((old.length.min(new.length), old.zero && new.zero))
+    }
+
+    /// Whether the image says so itself, or it comes from an image that is in
+    /// the new chain too.
+    fn stays(&self, old: &Status) -> bool {
+        (old.present && old.depth == 0) || self.common.is_some_and(|common| old.depth >= common)
+    }
+
+    /// Passes over what needs nothing, up to `end`.
+    fn leap(&self, chunk: &Range<u64>, end: u64) {
+        let whole = end / self.chunk * self.chunk;
+        let end = if end == self.overlay.size() {
+            end
+        } else {
+            whole
+        };
+        self.course.cursor().leap(chunk.end, end);
+    }
+
+    /// What the new backing file has; past its end everything is zero.
+    async fn new_status(
+        &self,
+        queue: &Queue,
+        at: u64,
+        length: u64,
+    ) -> Result<Status, At<RebaseError>> {
+        let size = self.new.as_ref().map_or(0, Device::size);
+        match &self.new {
+            Some(new) if at < size => new
+                .status(queue, at, length.min(size - at))
+                .await
+                .map_err(|e| (at, RebaseError::ReadNew(e))),
+            _ => Ok(Status {
+                zero: true,
+                ..Status::data(length)
+            }),
+        }
+    }
+
+    /// Reads what is old and what is new, and writes the old where they
+    /// differ.
+    #[allow(unsafe_code)]
+    async fn compare_segment(
+        &self,
+        queue: &Queue,
+        segment: Range<u64>,
+        buffers: &mut [Buffer; 2],
+    ) -> Result<(), At<RebaseError>> {
+        let (at, length) = (segment.start, (segment.end - segment.start) as usize);
+        let [old, new] = buffers;
+        // SAFETY: the buffers are borrowed until the reads and writes, awaited
+        // here, have ended.
+        let (old_iov, new_iov) = unsafe { (old.iov(), new.iov()) };
+        self.overlay
+            .read(queue, at, &old_iov.slice(0, length))
+            .await
+            .map_err(|e| (at, RebaseError::ReadOld(e)))?;
+        let size = self.new.as_ref().map_or(0, Device::size);
+        let inside = size.saturating_sub(at).min(length as u64) as usize;
+        if let Some(new) = self.new.as_ref().filter(|_| inside > 0) {
+            new.read(queue, at, &new_iov.slice(0, inside))
+                .await
+                .map_err(|e| (at, RebaseError::ReadNew(e)))?;
+        }
+        new_iov.slice(inside, length - inside).fill(0);
+        for run in self.runs(at, &old[..length], &new[..length]) {
+            let iov = old_iov.slice(run.start, run.length);
+            let offset = at + run.start as u64;
+            let result = match run.kind {
+                RunKind::Zero => {
+                    let length = run.length as u64;
+                    let keep = Zeroing::Keep;
+                    self.overlay.write_zeroes(queue, offset, length, keep).await
+                }
+                RunKind::Data => self.overlay.write(queue, offset, &iov).await,
+                RunKind::Packed => self.overlay.write_compressed(queue, offset, &iov).await,
+            };
+            result.map_err(|e| (offset, RebaseError::Write(e)))?;
+        }
+        Ok(())
+    }
+
+    /// Where `old` and `new`, which start at `at` of the disk, differ: whole
+    /// units, neighbours of one kind joined.
+    fn runs(&self, at: u64, old: &[u8], new: &[u8]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut start = 0;
+        while start < old.len() {
+            let size = self.step(at + start as u64, old.len() - start);
+            let range = start..start + size;
+            start = range.end;
+            if old[range.clone()] == new[range.clone()] {
+                continue;
+            }
+            let kind = match is_zero(&old[range.clone()]) {
+                true if self.zero_flag => RunKind::Zero,
+                _ if self.packs(at + range.start as u64, size) => RunKind::Packed,
+                _ => RunKind::Data,
+            };
+            match runs.last_mut() {
+                Some(last) if last.kind == kind && last.start + last.length == range.start => {
+                    last.length += size;
+                }
+                _ => runs.push(Run {
+                    start: range.start,
+                    length: size,
+                    kind,
+                }),
+            }
+        }
+        runs
+    }
+
+    /// Bytes from `at` on that are compared as one, of `left`: to the end of
+    /// the unit, or of the cluster if it can be compressed as a whole.
+    fn step(&self, at: u64, left: usize) -> usize {
+        let unit = match self.compress && at.is_multiple_of(self.cluster) {
+            true if left as u64 >= self.cluster || at + left as u64 == self.overlay.size() => {
+                self.cluster
+            }
+            _ => self.unit,
+        };
+        ((unit - at % unit) as usize).min(left)
+    }
+
+    /// Whether these bytes are a whole cluster, to be compressed.
+    fn packs(&self, at: u64, length: usize) -> bool {
+        self.compress
+            && at.is_multiple_of(self.cluster)
+            && (length as u64 == self.cluster || at + length as u64 == self.overlay.size())
+    }
+}
+
+/// How a run is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunKind {
+    Zero,
+    Data,
+    Packed,
+}
+
+/// Bytes of a segment that are written together.
+struct Run {
+    start: usize,
+    length: usize,
+    kind: RunKind,
+}

@@ -1,0 +1,261 @@
+//! Transfer: a range of one device into another.
+//!
+//! What commit and copy have in common: a lane takes a chunk of the target,
+//! looks what the source has for it, and writes that, data as data and zeroes
+//! as zeroes.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::course::{At, Course};
+use super::lanes;
+use super::pace::Pace;
+use crate::Error;
+use crate::block::{Device, LayerImage, Status, Zeroing};
+use crate::storage::{Buffer, EngineKind, Queue};
+
+/// Bytes that a lane handles at a time, unless clusters are larger.
+const CHUNK: u64 = 1 << 20;
+
+/// Where a transfer failed, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The source could not be read.
+    #[error("error while reading at byte {offset}: {source}")]
+    Read {
+        /// Offset in the source, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
+    /// The target could not be written.
+    #[error("error while writing at byte {offset}: {source}")]
+    Write {
+        /// Offset in the target, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
+    /// The I/O engine could not be started.
+    #[error(transparent)]
+    Engine(#[from] io::Error),
+}
+
+impl TransferError {
+    /// Why, without saying where.
+    pub fn reason(&self) -> String {
+        match self {
+            TransferError::Read { source, .. } | TransferError::Write { source, .. } => {
+                source.to_string()
+            }
+            TransferError::Engine(e) => crate::strerror(e).to_string(),
+        }
+    }
+}
+
+/// What is not written at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Omit {
+    /// Everything is written.
+    Nothing,
+    /// What the mapping knows to be zero: the target reads as zeroes.
+    Zeroes,
+    /// What no image of the source says anything of.
+    Unallocated,
+}
+
+/// What is transferred, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Where it starts in the source.
+    pub start: u64,
+    /// How long it is.
+    pub length: u64,
+    pub omit: Omit,
+    /// Bytes of data a second at most.
+    pub rate: Option<u64>,
+    pub engine: EngineKind,
+}
+
+/// Writes a range of `source` to the start of `target`, which is long enough,
+/// and gives both back. `tell` is called on this thread with the bytes done.
+///
+/// Nothing is durable yet on return.
+pub(super) fn transfer(
+    source: Device,
+    target: Device,
+    plan: Plan,
+    mut tell: impl FnMut(u64),
+) -> (Device, Device, Result<(), TransferError>) {
+    let chunk = CHUNK.max(cluster_size(&target));
+    let job = Arc::new(Job {
+        source,
+        target,
+        plan,
+        chunk,
+        pace: Pace::new(plan.rate),
+        course: Course::new(plan.length),
+    });
+    let ran = lanes::run(&job, plan.engine, None, || tell(job.course.cursor().done()));
+    let result = ran.map_err(TransferError::Engine);
+    let result = result.and_then(|()| job.course.result());
+    let job = Arc::into_inner(job).expect("all lanes have ended");
+    (job.source, job.target, result)
+}
+
+/// The unit in which an image's mapping changes; 1 for raw images.
+pub(super) fn cluster_size(device: &Device) -> u64 {
+    match &device.top().image {
+        LayerImage::Qcow2(image) => image.geometry().cluster_size(),
+        LayerImage::Raw(_) => 1,
+    }
+}
+
+struct Job {
+    source: Device,
+    target: Device,
+    plan: Plan,
+    /// Bytes handled at a time: whole clusters of the target, so that no two
+    /// lanes are at work in one.
+    chunk: u64,
+    pace: Pace,
+    course: Course<TransferError>,
+}
+
+/// What is done with a part of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Omitted,
+    Zero,
+    Data,
+}
+
+/// A part of a chunk: where it starts in the target, and its length.
+struct Segment {
+    at: u64,
+    length: u64,
+    kind: Kind,
+}
+
+impl lanes::Job for Job {
+    fn cursor(&self) -> &lanes::Cursor {
+        self.course.cursor()
+    }
+
+    async fn lane(&self, queue: &Queue) {
+        let mut buffer = Some(Buffer::new(self.chunk.min(self.plan.length) as usize));
+        let work = async |chunk: &Range<u64>| self.transfer(queue, chunk, &mut buffer).await;
+        self.course.each_chunk(self.chunk, work).await;
+    }
+}
+
+impl Job {
+    async fn transfer(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+        buffer: &mut Option<Buffer>,
+    ) -> Result<(), At<TransferError>> {
+        for segment in self.segments(queue, chunk).await? {
+            match segment.kind {
+                Kind::Omitted => {}
+                Kind::Zero => self.write_zeroes(queue, &segment).await?,
+                Kind::Data => self.copy(queue, &segment, buffer).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What a chunk consists of, neighbours that are alike joined.
+    async fn segments(
+        &self,
+        queue: &Queue,
+        chunk: &Range<u64>,
+    ) -> Result<Vec<Segment>, At<TransferError>> {
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut at = chunk.start;
+        while at < chunk.end {
+            // A range may go on far beyond the chunk.
+            let left = self.plan.length - at;
+            let offset = self.plan.start + at;
+            let status = self.source.status(queue, offset, left).await;
+            let status = status.map_err(|e| self.read_error(at, left, e))?;
+            let kind = self.kind(&status);
+            if kind == Kind::Omitted {
+                let end = at + status.length;
+                let whole = end / self.chunk * self.chunk;
+                let end = if end == self.plan.length { end } else { whole };
+                self.course.cursor().leap(chunk.end, end);
+            }
+            let length = status.length.min(chunk.end - at);
+            match segments.last_mut() {
+                Some(last) if last.kind == kind => last.length += length,
+                _ => segments.push(Segment { at, length, kind }),
+            }
+            at += length;
+        }
+        Ok(segments)
+    }
+
+    fn kind(&self, status: &Status) -> Kind {
+        // Past the end of an image in the middle of the chain it is not the
+        // images further down that say what is there: it is zero.
+        let lowest = status.depth + 1 == self.source.layers().len();
+        match self.plan.omit {
+            Omit::Unallocated if !status.present && lowest => Kind::Omitted,
+            Omit::Zeroes if status.zero => Kind::Omitted,
+            _ if status.zero => Kind::Zero,
+            _ => Kind::Data,
+        }
+    }
+
+    async fn copy(
+        &self,
+        queue: &Queue,
+        segment: &Segment,
+        buffer: &mut Option<Buffer>,
+    ) -> Result<(), At<TransferError>> {
+        self.pace.wait(segment.length);
+        let length = segment.length as usize;
+        let bytes = buffer.take().expect("given back after each use");
+        let offset = self.plan.start + segment.at;
+        let (bytes, read) = self.source.read_buffer(queue, offset, bytes, length).await;
+        let (bytes, written) = match read {
+            Ok(()) => {
+                let target = &self.target;
+                target.write_buffer(queue, segment.at, bytes, length).await
+            }
+            Err(e) => {
+                *buffer = Some(bytes);
+                return Err(self.read_error(segment.at, segment.length, e));
+            }
+        };
+        *buffer = Some(bytes);
+        written.map_err(|e| write_error(segment.at, e))
+    }
+
+    async fn write_zeroes(
+        &self,
+        queue: &Queue,
+        segment: &Segment,
+    ) -> Result<(), At<TransferError>> {
+        self.target
+            .write_zeroes(queue, segment.at, segment.length, Zeroing::Unmap)
+            .await
+            .map_err(|e| write_error(segment.at, e))
+    }
+
+    /// The error of a read of `length` bytes for `at` of the target.
+    fn read_error(&self, at: u64, length: u64, source: Error) -> At<TransferError> {
+        // A request has many extents; the error may know which one it was.
+        let offset = self.plan.start + at;
+        let last = offset + length - 1;
+        let offset = source.guest_offset().unwrap_or(0).clamp(offset, last);
+        (at, TransferError::Read { offset, source })
+    }
+}
+
+fn write_error(offset: u64, source: Error) -> At<TransferError> {
+    (offset, TransferError::Write { offset, source })
+}
