@@ -245,7 +245,8 @@ impl Run<'_> {
         self.finish_all();
         let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
         let (old, cluster) = (self.disk.bytes.len(), self.setup.cluster() as usize);
-        if self.rng.one_in(5) && self.setup.format == Format::Qcow2 {
+        let empties = self.setup.format == Format::Qcow2 && !self.setup.data_file_is_raw();
+        if self.rng.one_in(5) && empties {
             trace(|| "make empty".into());
             let result = self.queue.block_on(device.make_empty(&self.queue));
             result.unwrap_or_else(|e| panic!("make empty: {e}"));
