@@ -103,7 +103,11 @@ impl Device {
             ));
         }
         file.set_len(raw.offset() + size)?;
-        preallocate(&*file, queue, raw.offset() + old, size, old, preallocation).await?;
+        let at = raw.offset() + old;
+        if let Err(e) = preallocate(&*file, queue, at, size, old, preallocation).await {
+            file.set_len(at)?;
+            return Err(e);
+        }
         raw.set_size(size);
         self.set_size(size);
         Ok(())
