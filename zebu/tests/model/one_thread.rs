@@ -5,7 +5,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use zebu::Result;
-use zebu::block::{DetectZeroes, Device, Format, LayerImage, Preallocation};
+use zebu::block::{DetectZeroes, Device, Format, LayerImage, OpenOptions, Preallocation, Source};
+use zebu::image::SnapshotName;
 use zebu::jobs;
 use zebu::storage::{EngineKind, Handle, Queue};
 
@@ -26,6 +27,7 @@ struct Run<'a> {
     disk: Disk,
     /// The content of the backing file.
     backing: Vec<u8>,
+    snapshots: Vec<Snapshot>,
     shape: Shape,
     /// How it is open now.
     opening: Opening,
@@ -34,6 +36,9 @@ struct Run<'a> {
     flight: Vec<Flying>,
     depth: usize,
 }
+
+/// An internal snapshot: name and content.
+type Snapshot = (String, Vec<u8>);
 
 /// A request in flight.
 struct Flying {
@@ -67,6 +72,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
         engines,
         disk,
         backing,
+        snapshots: Vec::new(),
         shape,
         opening,
         queue,
@@ -240,9 +246,62 @@ impl Run<'_> {
         }
     }
 
-    /// Another size, or no content. Nobody else may use the device meanwhile.
+    /// What nobody else may use the device beside.
     fn change_whole(&mut self) {
         self.finish_all();
+        match self.rng.one_in(2) && self.setup.format == Format::Qcow2 {
+            true => (0..1 + self.rng.below(4)).for_each(|_| self.change_snapshots()),
+            false => self.change_size(),
+        }
+    }
+
+    /// Takes a snapshot, or goes back to one, or deletes one.
+    fn change_snapshots(&mut self) {
+        let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
+        let (queue, count) = (&self.queue, self.snapshots.len() as u64);
+        let kind = self.rng.below(5);
+        if count == 0 || kind < 2 {
+            let name = format!("s{}", self.rng.next());
+            trace(|| format!("snapshot {name}"));
+            let result = queue.block_on(device.snapshot_create(queue, &name));
+            // The refcounts may not suffice.
+            let may_fail = self.setup.has_data_file() || self.setup.options.refcount_order < 4;
+            match result {
+                Ok(()) => self.snapshots.push((name, self.disk.bytes.clone())),
+                Err(_) if may_fail => return,
+                Err(e) => panic!("snapshot {name}: {e}"),
+            }
+            self.disk.flush(self.disk.changes());
+            return;
+        }
+        let place = self.rng.below(count) as usize;
+        let (name, bytes) = self.snapshots[place].clone();
+        let named = SnapshotName::from(name.as_str());
+        if kind < 4 {
+            trace(|| format!("snapshot apply {name}"));
+            match queue.block_on(device.snapshot_apply(queue, &named)) {
+                Ok(()) => {}
+                Err(_) if self.setup.options.refcount_order < 4 => return,
+                Err(e) => panic!("snapshot apply {name}: {e}"),
+            }
+            self.disk.resize(bytes.len());
+            self.shape.size = bytes.len();
+            self.setup.options.size = bytes.len() as u64;
+            self.disk.replace(bytes);
+            self.disk.set_allocated(&(0..self.disk.bytes.len()));
+        } else {
+            trace(|| format!("snapshot delete {name}"));
+            let result = queue.block_on(device.snapshot_delete(queue, &named));
+            result.unwrap_or_else(|e| panic!("snapshot delete {name}: {e}"));
+            self.snapshots.remove(place);
+            self.disk.flush(self.disk.changes());
+        }
+        let found = self.read(0..self.disk.bytes.len());
+        assert_same(&found, &self.disk.bytes, 0, "after a change of snapshots");
+    }
+
+    /// Another size, or no content.
+    fn change_size(&mut self) {
         let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
         let (old, cluster) = (self.disk.bytes.len(), self.setup.cluster() as usize);
         let empties = self.setup.format == Format::Qcow2 && !self.setup.data_file_is_raw();
@@ -269,7 +328,10 @@ impl Run<'_> {
         let line = format!("resize {old:#x} to {size:#x}, {preallocation:?}");
         trace(|| line.clone());
         let future = device.resize(&self.queue, size as u64, preallocation);
-        let may_fail = preallocation == Preallocation::Metadata && self.setup.format == Format::Raw;
+        // Version 2 does not say which size a snapshot has.
+        let old_snapshots = self.setup.options.version == 2 && !self.snapshots.is_empty();
+        let is_raw = self.setup.format == Format::Raw;
+        let may_fail = old_snapshots || is_raw && preallocation == Preallocation::Metadata;
         match self.queue.block_on(future) {
             Ok(()) => {
                 self.disk.resize(size);
@@ -311,6 +373,8 @@ impl Run<'_> {
             used_by_qemu(&self.setup, self.folder, &mut self.disk, &mut self.rng);
             judge(&self.setup, self.folder, &mut self.disk, true);
         }
+        let which = self.rng.next() as usize;
+        judge_snapshots(&self.setup, self.folder, &self.snapshots, which);
         self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
         trace(|| format!("{:?}", self.opening));
         self.queue = Queue::new(self.opening.queue.clone()).unwrap();
@@ -368,6 +432,33 @@ fn settle(setup: &Setup, folder: &Path, image: &Path) -> Device {
         folder,
         false,
     )
+}
+
+/// Every snapshot contains what it did when it was taken; QEMU looks at one.
+fn judge_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which: usize) {
+    let queue = Queue::new(Default::default()).unwrap();
+    let image = setup.image(folder);
+    let one = which % snapshots.len().max(1);
+    for (nth, (name, bytes)) in snapshots.iter().enumerate() {
+        let options = OpenOptions {
+            snapshot: Some(SnapshotName::from(name.as_str())),
+            ..OpenOptions::default()
+        };
+        let source = Source::Name(peer::text(&image).into());
+        let device = Device::open(&queue, &source, &options);
+        let device = device.unwrap_or_else(|e| panic!("open {name}: {e}"));
+        let mut found = vec![0; bytes.len()];
+        let result = device.read_blocking(&queue, 0, &mut found);
+        result.unwrap_or_else(|e| panic!("read {name}: {e}"));
+        assert_same(&found, bytes, 0, name);
+        if nth == one {
+            let raw = folder.join("snapshot.raw");
+            let args = ["convert", "-f", "qcow2", "-O", "raw", "-l", name];
+            let names = [peer::text(&image), peer::text(&raw)];
+            peer::qemu_img(&[&args[..], &names].concat()).ok("a snapshot in QEMU");
+            assert_same(&std::fs::read(raw).unwrap(), bytes, 0, "a snapshot in QEMU");
+        }
+    }
 }
 
 fn plain_opening() -> Opening {
