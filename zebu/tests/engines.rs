@@ -757,6 +757,12 @@ fn block_on_within_itself_panics_and_the_queue_goes_on() {
 
 #[test]
 fn padding_of_one_write_does_not_cut_off_another() {
+    fn ready<T>(poll: Poll<T>) -> Option<T> {
+        match poll {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
     let places = Places::new();
     let path = places.path(Place::Disk, "file").unwrap();
     for engine in engines() {
@@ -779,9 +785,23 @@ fn padding_of_one_write_does_not_cut_off_another() {
         {
             let mut first = pin!(write(&file, &queue, 0, &mut near));
             let _ = poll_once(first.as_mut());
-            let second = write(&file, &queue, 1 << 20, &mut far);
-            queue.block_on(second).unwrap();
-            queue.block_on(first).unwrap();
+            let mut second = pin!(write(&file, &queue, 1 << 20, &mut far));
+            // The second waits for the first, so they are driven together.
+            let (mut one, mut two) = (None, None);
+            queue.block_on(std::future::poll_fn(|context| {
+                if one.is_none() {
+                    one = ready(second.as_mut().poll(context));
+                }
+                if two.is_none() {
+                    two = ready(first.as_mut().poll(context));
+                }
+                match one.is_some() && two.is_some() {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            }));
+            one.unwrap().unwrap();
+            two.unwrap().unwrap();
         }
         assert_eq!(file.len().unwrap(), (1 << 20) + 100);
         let mut buffer = Buffer::new(100);
