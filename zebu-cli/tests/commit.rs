@@ -262,3 +262,22 @@ fn progress() {
     let end = "    (100.00/100%)\r\nImage committed.\n";
     assert!(answer.out.ends_with(end), "{answer:#?}");
 }
+
+/// What was emptied takes no space, and the file is no longer than it must be.
+#[test]
+fn an_emptied_image_is_small() {
+    let pair = Pair::new(
+        "create base.qcow2 64M; create -b base.qcow2 -F qcow2 top.qcow2; \
+         io top.qcow2: write -P 1 1M 20M",
+    );
+    pair.succeed(&["commit", "top.qcow2"]);
+    pair.assert_alike(&["base.qcow2", "top.qcow2"], "emptied");
+    let length = |lab: &Lab| fs::metadata(lab.path("top.qcow2")).expect("stat").len();
+    let (ours, theirs) = (length(&pair.ours), length(&pair.theirs));
+    assert!(ours <= theirs + (64 << 10), "{ours} bytes, QEMU's {theirs}");
+    // It can be written to again.
+    for lab in [&pair.ours, &pair.theirs] {
+        lab.make("io top.qcow2: write -P 2 0 3M");
+    }
+    pair.assert_alike(&["top.qcow2"], "written again");
+}

@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use zebu::block::{Device, OpenOptions, Source};
+use zebu::image::SnapshotName;
 use zebu::storage::{Queue, QueueOptions};
 
 /// Both programs do the same to images of the same content and name; the image
@@ -384,6 +385,66 @@ fn the_size_goes_with_the_snapshot() {
         lab.zebu(&["compare", "-s", "ours", "theirs"]).ok(name);
     }
     lab.make("io ours: read -P 1 0 4M");
+}
+
+#[test]
+fn one_device_does_it_all() {
+    let lab = Lab::new();
+    lab.make(
+        "create a.qcow2 4M; io a.qcow2: write -P 1 0 1M; img snapshot -c theirs a.qcow2;
+         io a.qcow2: write -P 2 0 4M",
+    );
+    let queue = Queue::new(QueueOptions::default()).expect("queue");
+    let path = lab.path("a.qcow2").to_str().expect("a name").to_string();
+    let options = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
+    };
+    let device = Device::open(&queue, &Source::Name(path), &options);
+    let mut device = device.expect("open");
+    let write = |device: &Device, at, pattern| {
+        let written = device.write_blocking(&queue, at, &[pattern; 100_000]);
+        written.expect("write");
+    };
+    let [theirs, ours, absent] = ["theirs", "ours", "absent"].map(SnapshotName::from);
+    // Written at once, the disk must not write to what the snapshot has, whose
+    // L1 table says that all of it is the disk's own.
+    let apply = device.snapshot_apply(&queue, &theirs);
+    queue.block_on(apply).expect("apply");
+    write(&device, 0, 3);
+    let create = device.snapshot_create(&queue, "ours");
+    queue.block_on(create).expect("create");
+    write(&device, 0, 4);
+    write(&device, 2 << 20, 5);
+    let delete = device.snapshot_delete(&queue, &theirs);
+    queue.block_on(delete).expect("delete");
+    write(&device, 500_000, 6);
+    let apply = device.snapshot_apply(&queue, &absent);
+    assert!(queue.block_on(apply).is_err());
+    let create = device.snapshot_create(&queue, "last");
+    queue.block_on(create).expect("create");
+    let apply = device.snapshot_apply(&queue, &ours);
+    queue.block_on(apply).expect("apply");
+    write(&device, 3 << 20, 7);
+    queue.block_on(device.close(&queue)).expect("close");
+    lab.qemu_img(&["check", "a.qcow2"]).ok("check");
+    let read = |reads: &[&str]| lab.make(&format!("io a.qcow2: {}", reads.join(" | ")));
+    read(&[
+        "read -P 3 0 100000",
+        "read -P 1 100000 948576",
+        "read -P 0 1M 2M",
+        "read -P 7 3M 100000",
+    ]);
+    lab.qemu_img(&["snapshot", "-a", "last", "a.qcow2"])
+        .ok("last");
+    read(&[
+        "read -P 4 0 100000",
+        "read -P 1 100000 400000",
+        "read -P 6 500000 100000",
+        "read -P 5 2M 100000",
+        "read -P 0 3M 1M",
+    ]);
+    lab.qemu_img(&["check", "a.qcow2"]).ok("check");
 }
 
 #[test]

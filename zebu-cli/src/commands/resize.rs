@@ -90,11 +90,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ));
     }
     if new < old && !arguments.shrink {
-        return Err(Failure::new(
+        return Err(Failure::new(format!(
             "Use the --shrink option to perform a shrink operation.\n\
-             Shrinking an image deletes all data beyond its new end: make sure that there is \
-             nothing of importance",
-        ));
+             {}: warning: Shrinking an image will delete all data beyond the shrunken image's end. \
+             Before performing such an operation, make sure there is no important data there.",
+            invocation.name
+        )));
     }
     let resized = queue.block_on(async {
         device.resize(&queue, new, preallocation).await?;

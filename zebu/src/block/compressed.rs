@@ -53,13 +53,21 @@ impl Device {
         clusters: &[(u64, Range<usize>)],
         data: &[u8],
     ) -> Result<()> {
-        for (guest, _) in clusters {
-            let image = self.packed_top(*guest, 1)?;
-            if !guest.is_multiple_of(image.geometry().cluster_size()) {
+        let image = self.packed_top(0, 0)?;
+        let size = image.geometry().cluster_size();
+        let mut next = 0;
+        for (guest, range) in clusters {
+            self.check_range(*guest, 1)?;
+            let fits = range.start < range.end
+                && range.end <= data.len()
+                && (range.len() as u64) < size
+                && *guest >= next
+                && guest.is_multiple_of(size);
+            if !fits {
                 return errno(libc::EINVAL);
             }
+            next = guest + size;
         }
-        let image = self.packed_top(0, 0)?;
         let result = image.write_packed(queue, clusters, data).await;
         self.changed(queue, image, result).await
     }

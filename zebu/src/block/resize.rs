@@ -67,6 +67,11 @@ impl Device {
             };
             return Err(Error::Refused(text.into()));
         }
+        if self.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+            return Err(Error::Refused(
+                "The new size must be a multiple of 512".into(),
+            ));
+        }
         match &self.top().image {
             LayerImage::Raw(_) => self.resize_raw(queue, size, preallocation).await?,
             LayerImage::Qcow2(_) if size < old => self.shrink(queue, size).await?,
@@ -98,7 +103,11 @@ impl Device {
             ));
         }
         file.set_len(raw.offset() + size)?;
-        preallocate(&*file, queue, raw.offset() + old, size, old, preallocation).await?;
+        let at = raw.offset() + old;
+        if let Err(e) = preallocate(&*file, queue, at, size, old, preallocation).await {
+            file.set_len(at)?;
+            return Err(e);
+        }
         raw.set_size(size);
         self.set_size(size);
         Ok(())
@@ -133,7 +142,8 @@ impl Device {
         let cluster_size = image.geometry().cluster_size();
         let entries = image.geometry().l1_entries_for(size);
         if size > i64::MAX as u64 || entries * 8 > MAX_L1_BYTES {
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+            let error = Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG));
+            return Err(error.during("Failed to grow the L1 table"));
         }
         image.announce(queue).await?;
         image.finish_writing(queue).await?;

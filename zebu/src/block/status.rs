@@ -81,6 +81,7 @@ impl Device {
                 size: self.size(),
             });
         }
+        let _stay = self.enter();
         let (depth, extent) = self.resolve(queue, offset, length).await?;
         let mut status = Status {
             length: extent.length,

@@ -4,9 +4,9 @@ use super::Image;
 use super::frees::Freed;
 use super::refcounts::{Load, Missing, Run, Taken};
 use super::writer::Writer;
-use crate::Result;
 use crate::format::HostOffset;
 use crate::storage::{self, Queue};
+use crate::{Error, Result};
 
 /// How far the file is made longer than it must be, in bytes: so that most
 /// writes to new clusters are inside it, which the file system does side by
@@ -82,6 +82,10 @@ impl Image {
         queue: &Queue,
         count: u64,
     ) -> Result<HostOffset> {
+        if count >= self.geometry.refcount_block_entries() as u64 {
+            // A run from `take` ends where a refcount block does.
+            return self.allocate_area(queue, count).await;
+        }
         // Pieces are taken until enough of them lie side by side; the others
         // are given back after.
         let mut useless = Vec::new();
@@ -116,6 +120,22 @@ impl Image {
         result?;
         let first = run.map_or(0, |r| r.first);
         Ok(HostOffset(first * self.geometry.cluster_size()))
+    }
+
+    /// Takes `count` clusters behind everything that is counted, and before
+    /// them the refcount blocks that count them.
+    async fn allocate_area(&self, queue: &Queue, count: u64) -> Result<HostOffset> {
+        let writer = self.writer()?;
+        loop {
+            match writer.refcounts.take_area(count, &writer.protected)? {
+                Ok(first) => {
+                    let size = self.geometry.cluster_size();
+                    self.lengthen(writer, (first + count) * size)?;
+                    return Ok(HostOffset(first * size));
+                }
+                Err(missing) => self.supply(queue, missing).await?,
+            }
+        }
     }
 
     /// The clusters that `length` bytes at `offset` touch, as one reference.
@@ -199,9 +219,16 @@ impl Image {
         let unit = cluster_size.max(self.length_unit());
         // A little for a small image, more for one that grows.
         let ahead = (end / 4).clamp(cluster_size, AHEAD.max(cluster_size));
-        let wanted = (end + ahead).next_multiple_of(unit);
-        self.file.set_len(wanted)?;
-        self.set_file_len(wanted);
+        // Never shorter than it is: others may have written behind its end.
+        let now = self.file.len()?;
+        let wanted = (end + ahead).next_multiple_of(unit).max(now);
+        let mut length = wanted;
+        if self.file.set_len(wanted).is_err() {
+            // Perhaps there is a limit just behind what is needed.
+            length = end.next_multiple_of(unit).max(now);
+            self.file.set_len(length)?;
+        }
+        self.set_file_len(length);
         Ok(())
     }
 
@@ -223,10 +250,16 @@ impl Image {
         let mut ready = ready.into_iter();
         let mut result = Ok(());
         for freed in ready.by_ref() {
-            if let Err((left, e)) = self.settle_one(queue, freed).await {
-                writer.frees.push_ready(left);
-                result = Err(e);
-                break;
+            match self.settle_one(queue, freed).await {
+                Ok(()) => {}
+                Err((left, e @ Error::Io(_))) => {
+                    writer.frees.push_ready(left);
+                    result = Err(e);
+                    break;
+                }
+                // The image is damaged there. What is not lowered is a leak; to
+                // try again later might hit the cluster's next owner.
+                Err(_) => {}
             }
         }
         ready.for_each(|freed| writer.frees.push_ready(freed));
@@ -261,6 +294,10 @@ impl Image {
         let (refcount, count) = self
             .refcounts_alike(queue, freed.first, freed.count)
             .await?;
+        if refcount == 0 {
+            // It was too low: somebody may have taken the cluster already.
+            return Ok(count);
+        }
         if refcount == 1 {
             let (start, length) = (freed.first * size, count * size);
             // All this before it can be taken by somebody.
@@ -270,7 +307,8 @@ impl Image {
             }
             self.inflated.clear();
             if freed.punch {
-                storage::punch_hole(&*self.file, queue, start, length).await?;
+                // As far as that is possible: it is only space.
+                let _ = storage::give_back(&*self.file, queue, start, length).await;
             }
         }
         self.change_refcounts(queue, freed.first, count, -1).await?;

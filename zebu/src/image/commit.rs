@@ -26,7 +26,7 @@ use super::Image;
 use super::frees::Freed;
 use super::refcounts::Writing as RefcountWriting;
 use super::table::Slice;
-use super::writer::Writer;
+use super::writer::{Doubt, Writer};
 use crate::format::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};
@@ -101,7 +101,7 @@ impl Image {
         }
         let _pass = writer.gate.enter().await;
         if writer.is_pressed(self) {
-            let durable = writer.frees.pending() > 0;
+            let durable = writer.frees.dropped() > 0;
             self.commit(queue, durable).await?;
         }
         Ok(())
@@ -258,9 +258,14 @@ impl Image {
     /// A flush that failed is never tried again: what it should have made
     /// durable may be lost already, and a second one would not say so.
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+        let writer = self.writer()?;
+        // The kernel tells of an error once; a request that is dropped here
+        // would not hear it.
+        let doubt = Doubt(writer);
         let result = storage::flush(file, queue).await;
-        if let Err(e) = &result {
-            self.writer()?.fail(e.raw_os_error().unwrap_or(libc::EIO));
+        match &result {
+            Ok(()) => doubt.resolve(),
+            Err(e) => writer.fail(e.raw_os_error().unwrap_or(libc::EIO)),
         }
         result.map_err(Error::Io)
     }

@@ -32,8 +32,8 @@ struct Stages {
     gone: Vec<Freed>,
     waiting: Vec<Freed>,
     ready: Vec<Freed>,
-    /// Clusters in the first three.
-    pending: u64,
+    /// Clusters in `dropped`.
+    count: u64,
 }
 
 impl Frees {
@@ -44,7 +44,7 @@ impl Frees {
     /// The mapping in memory has dropped these. To be called after that.
     pub(crate) fn push(&self, freed: Freed) {
         let mut stages = self.stages();
-        stages.pending += freed.count;
+        stages.count += freed.count;
         // Discards come in order; what is side by side is one.
         if let Some(last) = stages.dropped.last_mut()
             && last.first + last.count == freed.first
@@ -63,7 +63,9 @@ impl Frees {
 
     /// What was dropped until now; [`Frees::gone`] or [`Frees::back`] follows.
     pub(crate) fn take_dropped(&self) -> Vec<Freed> {
-        std::mem::take(&mut self.stages().dropped)
+        let mut stages = self.stages();
+        stages.count = 0;
+        std::mem::take(&mut stages.dropped)
     }
 
     /// They are gone from the disk.
@@ -73,7 +75,9 @@ impl Frees {
 
     /// They could not be written.
     pub(crate) fn back(&self, freed: Vec<Freed>) {
-        self.stages().dropped.extend(freed);
+        let mut stages = self.stages();
+        stages.count += freed.iter().map(|f| f.count).sum::<u64>();
+        stages.dropped.extend(freed);
     }
 
     /// Moves on what can move on; one caller at a time.
@@ -85,7 +89,6 @@ impl Frees {
                     return;
                 }
                 let waiting = std::mem::take(&mut stages.waiting);
-                stages.pending -= waiting.iter().map(|f| f.count).sum::<u64>();
                 stages.ready.extend(waiting);
             }
             // The last period may have been somebody's with nothing to wait
@@ -105,14 +108,21 @@ impl Frees {
         ready
     }
 
-    /// Clusters that would be free after a commit.
-    pub(crate) fn pending(&self) -> u64 {
-        self.stages().pending
+    /// Clusters that wait for a commit.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.stages().count
     }
 
     /// Whether anything is on its way.
     pub(crate) fn is_empty(&self) -> bool {
         let stages = self.stages();
-        stages.pending == 0 && stages.ready.is_empty()
+        [
+            &stages.dropped,
+            &stages.gone,
+            &stages.waiting,
+            &stages.ready,
+        ]
+        .into_iter()
+        .all(Vec::is_empty)
     }
 }

@@ -52,7 +52,8 @@ impl Image {
     /// The extent at `guest`, as long as it is known alike and at most `limit`
     /// bytes (at least 1). Ends at the latest where the L2 slice does.
     ///
-    /// `guest` is inside the disk.
+    /// `guest` is inside the disk. The caller has entered ([`Image::enter`]), or
+    /// nobody writes to the image.
     pub async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
         match self.cached_extent(guest, limit) {
             Some(extent) => extent,
@@ -112,7 +113,8 @@ impl Image {
         let entry = self.l1.get(l1_index).without_reserved();
         let corrupt = |what| Error::Corrupt { guest, what };
         let table = match entry.l2_table(&self.geometry) {
-            Ok(table) => table.unwrap_or(HostOffset(0)),
+            Ok(Some(table)) => table,
+            Ok(None) => return Err(corrupt("The L2 table is gone".into())),
             Err(e) => return Err(corrupt(e.at("L1 entry", l1_index).to_string())),
         };
         let slice_bytes = self.slice_entries as u64 * self.geometry.l2_entry_size() as u64;

@@ -24,6 +24,17 @@ struct Places {
     fixed: Vec<(Range<u64>, &'static str)>,
     /// L2 tables and refcount blocks, a cluster each.
     tables: BTreeMap<u64, &'static str>,
+    /// A structure that lies on another one: where, and what is there already.
+    flaw: Option<(u64, &'static str)>,
+}
+
+impl Places {
+    /// The structure that is in a range, if it is not a table.
+    fn fixed_at(&self, range: Range<u64>) -> Option<&'static str> {
+        let mut fixed = self.fixed.iter();
+        let hit = fixed.find(|(r, _)| r.start < range.end && range.start < r.end);
+        hit.map(|(_, what)| *what)
+    }
 }
 
 impl Protected {
@@ -55,14 +66,48 @@ impl Protected {
         self.write().fixed.push((range, what));
     }
 
-    /// Forgets all places of a structure.
-    pub(crate) fn remove(&self, what: &'static str) {
-        self.write().fixed.retain(|(_, name)| *name != what);
-    }
-
     /// The cluster at `offset` is a table from now on.
     pub(crate) fn add_table(&self, offset: u64, what: &'static str) {
-        self.write().tables.insert(offset, what);
+        let mut places = self.write();
+        let before = places.tables.insert(offset, what);
+        let hit = before.or_else(|| places.fixed_at(offset..offset + self.cluster_size));
+        if let Some(other) = hit {
+            places.flaw.get_or_insert((offset, other));
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        *self.write() = Places::default();
+    }
+
+    /// The error of an image of which one structure lies on another, so that
+    /// neither can be written.
+    pub(crate) fn flaw(&self) -> Option<Error> {
+        let (offset, what) = self.read().flaw?;
+        Some(Error::Overlap {
+            offset,
+            length: self.cluster_size,
+            what,
+        })
+    }
+
+    /// Notes whether structures that were set or added lie on each other.
+    pub(crate) fn compare(&self) {
+        let mut places = self.write();
+        let mut ranges: Vec<_> = places.fixed.clone();
+        ranges.retain(|(r, _)| !r.is_empty());
+        ranges.sort_by_key(|(r, _)| r.start);
+        let mut end = 0;
+        let mut last = "";
+        for (range, what) in ranges {
+            if range.start < end {
+                places.flaw.get_or_insert((range.start, last));
+            }
+            if range.end > end {
+                (end, last) = (range.end, what);
+            }
+        }
     }
 
     /// A range is about to become free: the L2 tables there are none any more.
@@ -91,11 +136,9 @@ impl Protected {
         let end = offset.saturating_add(length).saturating_add(mask) & !mask;
         let places = self.read();
         let table = places.tables.range(start..end).next();
-        let fixed = places.fixed.iter();
-        let hit = table.map(|(_, what)| *what).or_else(|| {
-            let mut fixed = fixed.filter(|(r, _)| r.start < end && start < r.end);
-            fixed.next().map(|(_, what)| *what)
-        });
+        let hit = table
+            .map(|(_, what)| *what)
+            .or_else(|| places.fixed_at(start..end));
         match hit {
             None => Ok(()),
             Some(what) => Err(Error::Overlap {

@@ -22,6 +22,9 @@ use crate::{Error, Result};
 const KEPT: u64 = 4 << 20;
 const MIN_KEPT: usize = 8;
 
+/// How many entries behind the first free one a longer run is looked for.
+const FAR: usize = 512;
+
 /// Clusters side by side in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -148,6 +151,16 @@ impl Refcounts {
     /// Takes up to `want` (at least 1) free clusters side by side.
     pub(crate) fn take(&self, want: u64, protected: &Protected) -> Result<Taken> {
         self.state().take(want, protected)
+    }
+
+    /// Takes `count` clusters side by side, behind everything that is counted;
+    /// the first.
+    pub(crate) fn take_area(
+        &self,
+        count: u64,
+        protected: &Protected,
+    ) -> Result<Result<u64, Missing>> {
+        self.state().take_area(count, protected)
     }
 
     /// Takes rooms for compressed data of these lengths, at most a cluster
@@ -386,12 +399,17 @@ impl State {
     /// Lets the least recently used clean blocks go when there are too many.
     fn evict(&mut self) {
         let kept = ((KEPT / self.geometry.cluster_size()) as usize).max(MIN_KEPT);
-        while self.blocks.len() >= kept + self.dirty_blocks {
-            let clean = self
-                .blocks
-                .iter()
-                .filter(|(_, b)| b.dirty.is_empty() && !b.new && !b.writing);
-            let Some((&index, _)) = clean.min_by_key(|(_, b)| b.used) else {
+        loop {
+            let is_clean = |b: &Block| b.dirty.is_empty() && !b.new && !b.writing;
+            let clean = self.blocks.iter().filter(|(_, b)| is_clean(b));
+            let (count, oldest) = clean.fold((0, None), |(count, oldest), (index, b)| {
+                let this = (b.used, *index);
+                (
+                    count + 1,
+                    Some(oldest.map_or(this, |o: (u64, u64)| o.min(this))),
+                )
+            });
+            let Some((_, index)) = oldest.filter(|_| count >= kept) else {
                 return;
             };
             self.blocks.remove(&index);
@@ -424,6 +442,14 @@ impl State {
     /// counts. No block means that none of them is taken.
     fn new_block(&mut self, index: u64, protected: &Protected) -> Result<()> {
         let cluster = index * self.per_block();
+        self.new_block_at(index, cluster, protected)?;
+        self.set(index, 0, 1)?;
+        self.use_up(cluster + 1);
+        Ok(())
+    }
+
+    /// A new block, all zeroes, in a free cluster.
+    fn new_block_at(&mut self, index: u64, cluster: u64, protected: &Protected) -> Result<()> {
         let offset = self.offset(cluster)?;
         let size = self.geometry.cluster_size();
         protected.check(offset, size)?;
@@ -442,9 +468,31 @@ impl State {
         self.dirty_blocks += 1;
         self.table[index as usize] = offset;
         protected.add_table(offset, "refcount block");
-        self.set(index, 0, 1)?;
-        self.use_up(cluster + 1);
         Ok(())
+    }
+
+    fn take_area(&mut self, count: u64, protected: &Protected) -> Result<Result<u64, Missing>> {
+        let per_block = self.per_block();
+        let used = self.table.iter().rposition(|entry| *entry != 0);
+        let index = used.map_or(0, |last| last as u64 + 1);
+        // The blocks lie in front of what they count, and count themselves.
+        let blocks = count.div_ceil(per_block - 1);
+        let last = index + blocks - 1;
+        if last >= self.table.len() as u64 {
+            return Ok(Err(Missing::Grow(last)));
+        }
+        let start = index * per_block;
+        let end = start + blocks + count;
+        let (from, to) = (self.offset(start)?, self.offset(end)?);
+        protected.check(from, to - from)?;
+        for nth in 0..blocks {
+            self.new_block_at(index + nth, start + nth, protected)?;
+        }
+        for cluster in start..end {
+            self.set(cluster / per_block, (cluster % per_block) as usize, 1)?;
+        }
+        self.use_up(end);
+        Ok(Ok(start + blocks))
     }
 
     /// The host offset of a cluster that is to be used.
@@ -620,6 +668,8 @@ impl State {
 /// or else the first free entry, and how many there are.
 fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usize, usize, u64)> {
     let first = view.next_free(from)?;
+    // A fragmented block is not searched through at each call.
+    let limit = first + FAR;
     let mut best = None;
     let mut start = Some(first);
     while let Some(at) = start {
@@ -632,7 +682,9 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
             return Some((first, at, want));
         }
         best = best.or(Some((first, at, count)));
-        start = view.next_free(at + count as usize);
+        start = view
+            .next_free(at + count as usize)
+            .filter(|next| *next < limit);
     }
     best
 }

@@ -3,7 +3,7 @@
 
 use super::Image;
 use super::frees::Freed;
-use crate::format::{ClusterKind, GuestOffset, Header, HostOffset, L1Entry, L2Entry};
+use crate::format::{Header, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -36,12 +36,12 @@ impl Image {
         self.l1.encode(0, &mut encoded);
         storage::write_slice(&*self.file, queue, table.0, &encoded).await?;
         self.flush_file(queue, &*self.file).await?;
-        self.l1.resize(entries as usize);
         self.rewrite_header(queue, |header| {
             header.l1_offset = table.0;
             header.l1_size = entries as u32;
         })
         .await?;
+        self.l1.resize(entries as usize);
         if old_bytes > 0 {
             let freed = self.reference(old, old_bytes, true);
             self.writer()?.frees.push(freed);
@@ -86,13 +86,10 @@ impl Image {
             }
             self.relieve(queue).await?;
         }
-        self.finish_writing(queue).await?;
-        self.slices.clear();
-        Ok(())
+        self.finish_writing(queue).await
     }
 
-    /// Drops an L2 table and everything that it refers to. None of its slices
-    /// is dirty; those in the cache are wrong afterwards.
+    /// Drops an L2 table and everything that it refers to. No slice is dirty.
     async fn drop_table(&self, queue: &Queue, index: u64) -> Result<()> {
         let writer = self.writer()?;
         let size = self.geometry.cluster_size();
@@ -102,14 +99,13 @@ impl Image {
         };
         let bytes = storage::read_vec(&*self.file, queue, table.0, size as usize).await?;
         self.l1.set(index, L1Entry::UNALLOCATED);
+        // At once: with an error on the way they would be taken for those of the
+        // next table here.
+        self.slices.clear();
         writer.dirty().l1.push(index);
         for nth in 0..self.geometry.l2_entries() {
-            let guest = GuestOffset(index * self.geometry.l2_coverage() + nth as u64 * size);
             let entry = L2Entry::read(&bytes, nth, &self.geometry).unwrap_or_default();
             let entry = entry.without_reserved(&self.geometry);
-            if let ClusterKind::Unallocated = self.kind(entry, guest.0)? {
-                continue;
-            }
             if let Some(freed) = self.referred(entry, true) {
                 writer.frees.push(freed);
             }
@@ -163,7 +159,7 @@ impl Image {
     pub(crate) fn check_resize(&self) -> Result<()> {
         let refuse = |why: &str| Err(Error::Refused(why.into()));
         if self.geometry.version() < 3 && !self.snapshots.is_empty() {
-            return refuse("Can't resize a version 2 image which has snapshots");
+            return refuse("Can't resize a v2 image which has snapshots");
         }
         Ok(())
     }

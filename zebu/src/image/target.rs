@@ -5,9 +5,9 @@
 
 use super::Image;
 use super::table::Slice;
-use crate::Result;
 use crate::format::{ClusterKind, Geometry, GuestOffset, HostOffset, L2Entry};
 use crate::storage::Queue;
+use crate::{Error, Result};
 
 /// Where a write goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +132,12 @@ impl Image {
         let geometry = &self.geometry;
         let entry = self.entry(slice, guest);
         let kind = self.kind(entry, guest)?;
+        if entry.allocated_bits() & entry.zero_bits() != 0 {
+            return Err(Error::Corrupt {
+                guest,
+                what: "Invalid cluster entry found".into(),
+            });
+        }
         let own = match kind {
             ClusterKind::Data { host } | ClusterKind::Zero { host: Some(host) } => {
                 entry.copied().then_some(host)
@@ -205,12 +211,10 @@ impl Image {
 
     /// What an entry says, or why it is wrong.
     pub(crate) fn kind(&self, entry: L2Entry, guest: u64) -> Result<ClusterKind> {
-        entry
-            .kind(&self.geometry)
-            .map_err(|e| crate::Error::Corrupt {
-                guest,
-                what: e.to_string(),
-            })
+        entry.kind(&self.geometry).map_err(|e| Error::Corrupt {
+            guest,
+            what: e.to_string(),
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 const DIRTY_BYTES: usize = 8 << 20;
 /// Dirty slices that are always allowed, however small the cache.
 const DIRTY_SLICES: usize = 64;
-/// Bytes of clusters that wait for a commit to become free, at most.
+/// Bytes of clusters that wait for a commit, so as to become free, at most.
 const PENDING_BYTES: u64 = 256 << 20;
 
 /// How an image is written.
@@ -109,7 +109,26 @@ impl Writer {
             .max(DIRTY_SLICES);
         self.dirty().slices.len() > most
             || self.refcounts.dirty_blocks() as u64 * cluster_size > DIRTY_BYTES as u64
-            || self.frees.pending() * cluster_size > PENDING_BYTES
+            || self.frees.dropped() * cluster_size > PENDING_BYTES
+    }
+}
+
+/// Refuses all further writes if it is dropped: because of an error, or because
+/// the request was dropped on its way.
+pub(crate) struct Doubt<'a>(pub(crate) &'a Writer);
+
+impl Doubt<'_> {
+    /// All went well.
+    pub(crate) fn resolve(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if self.0.check().is_ok() {
+            self.0.fail(libc::EIO);
+        }
     }
 }
 
@@ -153,7 +172,13 @@ impl Image {
             header: Mutex::new(header.clone()),
             announced: AtomicBool::new(announced),
         }));
-        self.protect_tables()
+        self.protect_tables()?;
+        let writer = self.writer()?;
+        if writer.protected.flaw().is_some() {
+            // The first change is refused.
+            writer.announced.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Notes where the image's tables are, as the header, the L1 table and the
@@ -162,13 +187,12 @@ impl Image {
         let protected = &self.writer()?.protected;
         let header = &self.header;
         let size = self.geometry.cluster_size();
+        protected.clear();
         protected.set("qcow2_header", 0..size);
         let l1 = header.l1_offset..header.l1_offset + u64::from(header.l1_size) * 8;
         protected.set("active L1 table", l1);
         let (offset, entries) = self.writer()?.refcounts.table();
         protected.set("refcount table", offset..offset + entries.len() as u64 * 8);
-        protected.remove("snapshot table");
-        protected.remove("inactive L1 table");
         if !self.snapshots.is_empty() {
             let length: usize = self.snapshots.iter().map(|s| s.encoded_len()).sum();
             let start = header.snapshots_offset;
@@ -184,6 +208,7 @@ impl Image {
             let end = start.saturating_add(bitmaps.directory_size);
             protected.set("bitmap directory", start..end);
         }
+        protected.compare();
         for index in 0..self.l1.len() as u64 {
             let entry: L1Entry = self.l1.get(index);
             if entry.raw_offset().0 != 0 {
@@ -222,6 +247,9 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
+        if let Some(overlap) = writer.protected.flaw() {
+            return Err(overlap);
+        }
         self.round_length()?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
             self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
@@ -252,14 +280,18 @@ impl Image {
         let writer = self.writer()?;
         let mut header = writer.header().clone();
         change(&mut header);
-        self.write_header(queue, &header).await?;
+        let bytes = header.encode()?;
+        // From here on nobody knows which header is valid unless this ends
+        // well, and nothing more may be written.
+        let doubt = Doubt(writer);
+        self.write_header(queue, bytes).await?;
         *writer.header() = header;
+        doubt.resolve();
         Ok(())
     }
 
     /// Writes a header, durably.
-    async fn write_header(&self, queue: &Queue, header: &Header) -> Result<()> {
-        let mut bytes = header.encode()?;
+    async fn write_header(&self, queue: &Queue, mut bytes: Vec<u8>) -> Result<()> {
         // Whole sectors; what was behind it is of no meaning.
         let size = self.geometry.cluster_size() as usize;
         bytes.resize(bytes.len().next_multiple_of(512).min(size), 0);

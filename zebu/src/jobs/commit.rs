@@ -3,6 +3,8 @@
 //! The order is what keeps the data safe: what was in the upper images is
 //! durable in the lower one before anything is taken from them.
 
+use super::amend::header::read_header;
+use super::amend::refcounts::used_end;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::storage::{EngineKind, Queue};
@@ -59,16 +61,34 @@ pub fn commit(
         rate: options.rate,
         engine: options.engine,
     };
-    let (mut top, base, result) = transfer(top, base, plan, tell);
+    let (top, base, result) = transfer(top, base, plan, tell);
     let closed = queue.block_on(base.close(queue));
     result?;
     closed.map_err(CommitError::Flush)?;
     queue
         .block_on(async {
-            if options.empty {
-                top.make_empty(queue).await?;
+            match options.empty {
+                true => empty(queue, top).await,
+                false => top.close(queue).await,
             }
-            top.close(queue).await
         })
         .map_err(CommitError::Empty)
+}
+
+/// Takes everything out of the top image, and gives back the end of the file
+/// that nothing uses any more.
+async fn empty(queue: &Queue, mut top: Device) -> Result<()> {
+    top.make_empty(queue).await?;
+    // It stays open, and locked, when the device is closed.
+    let file = top.top_qcow2()?.file().clone();
+    top.close(queue).await?;
+    if file.is_device() {
+        return Ok(());
+    }
+    let header = read_header(queue, &*file).await?;
+    let end = used_end(queue, &*file, &header).await?;
+    if end < file.len()? {
+        file.set_len(end)?;
+    }
+    Ok(())
 }

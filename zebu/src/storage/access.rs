@@ -501,6 +501,23 @@ pub async fn punch_hole(
     }
 }
 
+/// Gives the blocks of a range back to the file system, those of whole pages:
+/// its content is not needed any more.
+pub(crate) async fn give_back(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
+    let page = storage.blocks().map_or(1, |blocks| blocks.page());
+    let start = offset.next_multiple_of(page);
+    let end = (offset + length) & !(page - 1);
+    match start < end {
+        true => range(storage, queue, OpKind::PunchHole, start, end - start).await,
+        false => Ok(()),
+    }
+}
+
 /// Allocates a range without changing what it reads as. The storage becomes
 /// longer if it ends before the range does.
 pub async fn allocate(

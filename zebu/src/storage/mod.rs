@@ -25,7 +25,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub(crate) use access::{Reading, begin_read, read_pooled};
+pub(crate) use access::{Reading, begin_read, give_back, read_pooled};
 pub use access::{
     allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
 };

@@ -83,24 +83,13 @@ impl Image {
         let old = self.snapshot_table();
         let old = self.reference(old.start, old.end - old.start, punch);
         let offset = place.first * self.geometry.cluster_size();
-        let switched = self
-            .rewrite_header(queue, |header| {
-                header.snapshots_offset = offset;
-                header.nb_snapshots = snapshots.len() as u32;
-            })
-            .await;
-        self.sure(switched)?;
+        self.rewrite_header(queue, |header| {
+            header.snapshots_offset = offset;
+            header.nb_snapshots = snapshots.len() as u32;
+        })
+        .await?;
         self.snapshots = snapshots;
         self.protect_tables()?;
         self.give_back(old)
-    }
-
-    /// After a header write that failed nobody knows which header is valid, so
-    /// nothing more may be written.
-    pub(super) fn sure(&self, header_written: Result<()>) -> Result<()> {
-        if let Err(error) = &header_written {
-            self.writer()?.fail(error.errno());
-        }
-        header_written
     }
 }

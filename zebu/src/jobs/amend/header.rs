@@ -5,7 +5,7 @@ use crate::format::Header;
 use crate::storage::{self, Queue, Storage};
 
 /// Reads the header of the image in `file`.
-pub(super) async fn read_header(queue: &Queue, file: &dyn Storage) -> Result<Header> {
+pub(in crate::jobs) async fn read_header(queue: &Queue, file: &dyn Storage) -> Result<Header> {
     let length = file.len()?;
     let start = storage::read_vec(file, queue, 0, length.min(512) as usize).await?;
     let size = Header::decode_fixed(&start)?.cluster_size();

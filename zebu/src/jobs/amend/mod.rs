@@ -3,8 +3,8 @@
 //! Everything is checked before anything is changed. Each step leaves a whole
 //! image, so a failure in the middle leaves one that has a part of the changes.
 
-mod header;
-mod refcounts;
+pub(super) mod header;
+pub(super) mod refcounts;
 
 use header::{read_header, write_header};
 

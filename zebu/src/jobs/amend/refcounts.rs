@@ -45,6 +45,17 @@ pub(super) async fn change_width(
     Ok(())
 }
 
+/// Where in the image in `file` the last cluster that is in use ends, in bytes.
+pub(in crate::jobs) async fn used_end(
+    queue: &Queue,
+    file: &dyn Storage,
+    header: &Header,
+) -> Result<u64> {
+    let refcounts = OldRefcounts::read(queue, file, header).await?;
+    let used = refcounts.survey(&refcounts.geometry).await?;
+    Ok(used.end << header.cluster_bits)
+}
+
 /// The refcounts as they are, read in order.
 struct OldRefcounts<'a> {
     queue: &'a Queue,

@@ -1,0 +1,173 @@
+//! Guards against a resize that loses data, that shows a backing file's or old
+//! data in what it adds, or that leaves an image that is not whole; against one
+//! that shrinks without being told to.
+
+mod common;
+
+use common::pair::Pair;
+
+const IMAGES: [&str; 6] = [
+    "cluster_size=64k",
+    "cluster_size=512",
+    "cluster_size=4k,refcount_bits=64",
+    "cluster_size=64k,extended_l2=on",
+    "cluster_size=2M",
+    "cluster_size=64k,lazy_refcounts=on",
+];
+
+fn resize(pair: &Pair, args: &[&str]) {
+    let mut all = vec!["resize"];
+    all.extend(args);
+    pair.succeed(&all);
+    pair.assert_alike(&["a.qcow2"], &format!("{args:?}"));
+}
+
+#[test]
+fn there_and_back() {
+    for image in IMAGES {
+        for backing in ["", "-b base.qcow2 -F qcow2"] {
+            let pair = Pair::new(&format!(
+                "create base.qcow2 12M; random base.qcow2 1 20 wz; \
+                 create -o {image} {backing} a.qcow2 6M; random a.qcow2 2 20 wz"
+            ));
+            for args in [
+                &["a.qcow2", "+3M"][..],
+                &["-q", "a.qcow2", "20M"],
+                // A multiple of the largest cluster: QEMU leaves the rest of a
+                // cluster that is cut, and shows it again when the disk grows.
+                &["--shrink", "a.qcow2", "-4M"],
+                &["a.qcow2", "30M"],
+                &["--shrink", "a.qcow2", "4M"],
+                &["a.qcow2", "4M"],
+                &["a.qcow2", "100M"],
+            ] {
+                resize(&pair, args);
+            }
+        }
+    }
+}
+
+#[test]
+fn preallocation() {
+    for image in IMAGES {
+        let pair = Pair::new(&format!(
+            "create -o {image} a.qcow2 3M; random a.qcow2 2 20 wz"
+        ));
+        for (mode, size) in [
+            ("metadata", "5M"),
+            ("falloc", "7M"),
+            ("full", "9M"),
+            ("off", "10M"),
+        ] {
+            let mode = format!("--preallocation={mode}");
+            resize(&pair, &[&mode, "a.qcow2", size]);
+        }
+        pair.ours.make("random a.qcow2 5 30 wz");
+        pair.ours.qemu_img(&["check", "a.qcow2"]).ok("check");
+    }
+}
+
+#[test]
+fn what_was_cut_does_not_come_back() {
+    let pair = Pair::new("create a.qcow2 1M; io a.qcow2: write -P 7 0 1M");
+    pair.ours
+        .zebu(&["resize", "--shrink", "a.qcow2", "700k"])
+        .ok("shrink");
+    pair.ours.zebu(&["resize", "a.qcow2", "1M"]).ok("grow");
+    let read = [
+        "io",
+        "-c",
+        "read -P 0 700k 324k",
+        "-c",
+        "read -P 7 0 700k",
+        "a.qcow2",
+    ];
+    pair.ours.zebu(&read).ok("read");
+}
+
+#[test]
+fn with_snapshots() {
+    for image in IMAGES {
+        let pair = Pair::new(&format!(
+            "create -o {image} a.qcow2 6M; random a.qcow2 2 20 wz; \
+             img snapshot -c one a.qcow2; random a.qcow2 3 20 wz"
+        ));
+        for args in [
+            &["a.qcow2", "20M"][..],
+            &["--shrink", "a.qcow2", "4M"],
+            &["a.qcow2", "8M"],
+        ] {
+            resize(&pair, args);
+            let one = ["convert", "-l", "one", "-O", "raw", "a.qcow2", "one.raw"];
+            pair.ours.qemu_img(&one).ok("convert");
+            pair.theirs.qemu_img(&one).ok("convert");
+            let theirs = pair.theirs.path("one.raw");
+            let theirs = theirs.to_str().expect("UTF-8");
+            let compared = ["compare", "-f", "raw", "-F", "raw", "one.raw", theirs];
+            pair.ours.qemu_img(&compared).ok("the snapshot");
+        }
+    }
+}
+
+#[test]
+fn raw() {
+    let pair = Pair::new("raw a.raw 1048576");
+    for args in [
+        &["resize", "-f", "raw", "a.raw", "3M"][..],
+        &["resize", "-f", "raw", "--preallocation=full", "a.raw", "4M"],
+        &[
+            "resize",
+            "-f",
+            "raw",
+            "--preallocation=falloc",
+            "a.raw",
+            "+1M",
+        ],
+        &["resize", "-f", "raw", "--shrink", "a.raw", "-2M"],
+    ] {
+        pair.succeed(args);
+        pair.assert_alike(&["a.raw"], &format!("{args:?}"));
+    }
+    pair.fail(&[
+        "resize",
+        "-f",
+        "raw",
+        "--preallocation=metadata",
+        "a.raw",
+        "9M",
+    ]);
+}
+
+#[test]
+fn refusals() {
+    let pair = Pair::new(
+        "create a.qcow2 3M; random a.qcow2 2 20 wz; \
+         create -o compat=0.10 old.qcow2 1M; img snapshot -c one old.qcow2",
+    );
+    for args in [
+        &["resize", "a.qcow2", "1M"][..],
+        &["resize", "a.qcow2", "--", "-1M"],
+        &["resize", "--shrink", "a.qcow2", "-10M"],
+        &["resize", "--shrink", "a.qcow2", "0"],
+        &["resize", "a.qcow2", "+100"],
+        &["resize", "a.qcow2"],
+        &["resize"],
+        &["resize", "a.qcow2", "foo"],
+        &["resize", "a.qcow2", "9M", "a.qcow2"],
+        &["resize", "--preallocation=bar", "a.qcow2", "9M"],
+        &[
+            "resize",
+            "--preallocation=full",
+            "--shrink",
+            "a.qcow2",
+            "1M",
+        ],
+        &["resize", "nothing.qcow2", "9M"],
+        &["resize", "a.qcow2", "99999T"],
+        &["resize", "a.qcow2", "9999999T"],
+        &["resize", "old.qcow2", "9M"],
+    ] {
+        pair.fail(args);
+    }
+    pair.assert_alike(&["a.qcow2", "old.qcow2"], "after refusals");
+}
