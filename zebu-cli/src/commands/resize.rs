@@ -63,7 +63,9 @@ impl Change {
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
-    let (name, change) = match &arguments.names[..] {
+    // What follows an option's end is a name, also if it looks like an option.
+    let names: Vec<&String> = arguments.names.iter().filter(|n| *n != "--").collect();
+    let (name, change) = match names[..] {
         [name, change] => (name, Change::parse(change)?),
         [] | [_] => {
             return Err(Failure::new("Expecting image file name and size").with_hint());
