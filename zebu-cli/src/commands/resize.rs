@@ -44,9 +44,13 @@ impl Change {
             Some(b'-') => (Change::Less, &text[1..]),
             _ => (Change::To, text),
         };
-        size::parse_option("size", digits)
-            .map(change)
-            .map_err(Failure::new)
+        size::parse(digits).map(change).map_err(|_| {
+            Failure::new(
+                "Parameter 'size' expects a non-negative number below 2^64\n\
+                 Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+                 and exabytes, respectively.",
+            )
+        })
     }
 
     /// The new size of a disk of `old` bytes, if there is one.
