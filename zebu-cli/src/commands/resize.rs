@@ -10,6 +10,9 @@ use crate::options::{SourceOptions, target_cache};
 use crate::program::Invocation;
 use crate::{open, output, size};
 
+/// Said of a size that is 0, or that QEMU would take for a negative one.
+const NOT_A_SIZE: &str = "New image size must be positive";
+
 /// Resize an image
 #[derive(Parser)]
 struct Arguments {
@@ -44,12 +47,15 @@ impl Change {
             Some(b'-') => (Change::Less, &text[1..]),
             _ => (Change::To, text),
         };
-        size::parse(digits).map(change).map_err(|_| {
-            Failure::new(
-                "Parameter 'size' expects a non-negative number below 2^64\n\
-                 Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
-                 and exabytes, respectively.",
-            )
+        size::parse(digits).map(change).map_err(|e| {
+            Failure::new(match e {
+                size::SizeError::Range => NOT_A_SIZE,
+                size::SizeError::Syntax => {
+                    "Parameter 'size' expects a non-negative number below 2^64\n\
+                     Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+                     and exabytes, respectively."
+                }
+            })
         })
     }
 
@@ -87,9 +93,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
     let old = device.size();
-    let new = change
-        .apply(old)
-        .ok_or_else(|| Failure::new("New image size must be positive"))?;
+    let new = change.apply(old).ok_or_else(|| Failure::new(NOT_A_SIZE))?;
     if new <= old && preallocation != Preallocation::Off {
         return Err(Failure::new(
             "Preallocation can only be used for growing images",
