@@ -31,29 +31,27 @@ const LONGEST: usize = 8;
 const STEP_SHIFT: u32 = 12;
 const TOKEN: u32 = 0xffff_01ff;
 
-/// By position: where a candidate is, and how many bits there are equal.
+/// By position: where a candidate is, and in the high half how many bits there
+/// are equal. (One store for both, since stores are what the loop waits for.)
 struct Candidates {
-    from: [u16; STRIP],
-    equal: [u16; STRIP],
+    both: [u32; STRIP],
 }
 
 impl Candidates {
-    const NONE: Self = Self {
-        from: [0; STRIP],
-        equal: [0; STRIP],
-    };
+    const NONE: Self = Self { both: [0; STRIP] };
 
     #[inline(always)]
     fn set(&mut self, i: usize, buf: &Buffer, from: u16, word: u64) {
-        self.from[i] = from;
-        self.equal[i] = (load8(buf, from) ^ word).trailing_zeros() as u16;
+        let equal = (load8(buf, from) ^ word).trailing_zeros();
+        self.both[i] = u32::from(from) | equal << 16;
     }
 
     /// How many bytes are equal, and the distance.
     #[inline(always)]
     fn get(&self, i: usize, at: u16) -> (u16, u16) {
-        let dist = at.wrapping_sub(self.from[i]);
-        ((self.equal[i] >> 3) & mask(dist <= WINDOW as u16), dist)
+        let (from, equal) = (self.both[i] as u16, (self.both[i] >> 16) as u16);
+        let dist = at.wrapping_sub(from);
+        ((equal >> 3) & mask(dist <= WINDOW as u16), dist)
     }
 }
 
