@@ -1,0 +1,188 @@
+//! From tokens to blocks.
+
+use super::MIN_MATCH;
+use super::WINDOW;
+use super::huffman::{Codes, FIXED_DIST_LENS, FIXED_LENS, FIXED_SYMBOLS, Header, MAX_CODE_BITS};
+use super::huffman::{bits_of, code_lengths};
+use super::tokens::{CHUNK, Chunk, Counts, DIST_EXTRA, DIST_SLOT, DIST_SYMBOLS, DISTS};
+use super::tokens::{
+    END_OF_BLOCK, LENGTH_EXTRA, LENGTHS, LITERALS, LITLEN_SYMBOLS, SYMBOLS, Token,
+};
+use super::writer::BitWriter;
+
+/// Bytes in a stored block.
+const MAX_STORED: usize = 65535;
+
+/// Cuts the tokens of a segment into blocks and writes them; `raw` is what they
+/// stand for.
+pub(super) fn write_blocks(
+    writer: &mut BitWriter,
+    codes: &mut Codes,
+    chunks: &[Chunk],
+    tokens: &[Token],
+    raw: &[u8],
+    last: bool,
+) {
+    let mut at = 0;
+    let mut start = 0;
+    let mut i = 0;
+    while i < chunks.len() {
+        // Grow the block while the next chunk fits its statistics.
+        let mut tail = start;
+        let mut counts = [0u32; SYMBOLS];
+        let mut cost = 0;
+        while let Some(chunk) = chunks.get(i) {
+            let mut both = counts;
+            for (a, &b) in both.iter_mut().zip(&chunk.counts) {
+                *a += b as u32;
+            }
+            let both_cost = entropy(&both);
+            if tail > start
+                && chunk.end - tail > CHUNK / 2
+                && both_cost > cost + entropy(&chunk.counts.map(u32::from))
+            {
+                break;
+            }
+            counts = both;
+            cost = both_cost;
+            tail = chunk.end;
+            i += 1;
+        }
+        at += write_block(
+            writer,
+            codes,
+            &mut counts,
+            &tokens[start..tail],
+            &raw[at..],
+            last && i == chunks.len(),
+        );
+        start = tail;
+    }
+}
+
+/// n * log2(n), in 1/16 bits
+fn nlogn(n: u32) -> u32 {
+    (n as f32 * (n.max(1) as f32).log2() * 16.0) as u32
+}
+
+static NLOGN: std::sync::LazyLock<[u32; 4096]> =
+    std::sync::LazyLock::new(|| std::array::from_fn(|n| nlogn(n as u32)));
+
+/// About how many bits (in sixteenths) the block takes, its header included.
+fn entropy(counts: &Counts<u32>) -> u32 {
+    let table = &*NLOGN;
+    let of = |counts: &[u32]| {
+        let (mut sum, mut total, mut used) = (0, 0, 0);
+        for &n in counts {
+            sum += table.get(n as usize).copied().unwrap_or_else(|| nlogn(n));
+            total += n;
+            used += (n != 0) as u32;
+        }
+        nlogn(total).saturating_sub(sum) + 16 * 3 * used
+    };
+    let mut extra = 0;
+    for (&n, &e) in counts[LENGTHS..].iter().zip(&LENGTH_EXTRA) {
+        extra += n * e as u32;
+    }
+    of(&counts[..DISTS]) + of(&counts[DISTS..]) + 16 * (extra + 60)
+}
+
+/// Writes `block`, which stands for the first bytes of `raw`, and returns how
+/// many.
+fn write_block(
+    writer: &mut BitWriter,
+    codes: &mut Codes,
+    counts: &mut Counts<u32>,
+    block: &[Token],
+    raw: &[u8],
+    last: bool,
+) -> usize {
+    counts[END_OF_BLOCK] = 1;
+    let freq = &counts[..LITLEN_SYMBOLS];
+    let dist_freq = &counts[DISTS..DISTS + DIST_SYMBOLS];
+    let covered = block.iter().map(|&token| {
+        let low = token as usize & 0x1ff;
+        if low < LITERALS {
+            1
+        } else {
+            low - LITERALS + MIN_MATCH
+        }
+    });
+    let covered: usize = covered.sum();
+
+    let mut lens = [0; FIXED_SYMBOLS];
+    let mut dist_lens = [0; DIST_SYMBOLS];
+    code_lengths(freq, &mut lens[..LITLEN_SYMBOLS], MAX_CODE_BITS);
+    code_lengths(dist_freq, &mut dist_lens, MAX_CODE_BITS);
+    let header = Header::new(&lens[..LITLEN_SYMBOLS], &dist_lens);
+
+    let extra = bits_of(&freq[LENGTHS..], &LENGTH_EXTRA) + bits_of(dist_freq, &DIST_EXTRA);
+    let dynamic = header.bits + bits_of(freq, &lens) + bits_of(dist_freq, &dist_lens) + extra;
+    let fixed = bits_of(freq, &FIXED_LENS) + bits_of(dist_freq, &FIXED_DIST_LENS) + extra;
+    let stored = (covered * 8 + 40 * covered.div_ceil(MAX_STORED).max(1)) as u32;
+
+    if stored <= dynamic.min(fixed) {
+        write_stored(writer, &raw[..covered], last);
+        return covered;
+    }
+    writer.reserve(stored as usize / 8 + 16);
+    if fixed <= dynamic {
+        writer.put(u64::from(last) | 1 << 1, 3);
+        codes.set(&FIXED_LENS, &FIXED_DIST_LENS);
+    } else {
+        writer.put(u64::from(last) | 2 << 1, 3);
+        header.write(writer);
+        codes.set(&lens, &dist_lens);
+    }
+    write_tokens(writer, codes, block);
+    let (code, len) = codes.end_of_block;
+    writer.put(code.into(), len.into());
+    writer.flush();
+    covered
+}
+
+fn write_stored(writer: &mut BitWriter, raw: &[u8], last: bool) {
+    let mut pieces = raw.chunks(MAX_STORED).peekable();
+    while let Some(piece) = pieces.next() {
+        writer.reserve(piece.len() + 16);
+        writer.put(u64::from(last && pieces.peek().is_none()), 3);
+        writer.align();
+        let len = piece.len() as u64;
+        writer.put(len | (len ^ 0xffff) << 16, 32);
+        writer.flush();
+        writer.out[writer.len..writer.len + piece.len()].copy_from_slice(piece);
+        writer.len += piece.len();
+    }
+}
+
+#[inline(never)]
+fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
+    let BitWriter {
+        out,
+        len,
+        bits,
+        count,
+    } = writer;
+    let (mut at, mut bits_now, mut count_now) = (*len, *bits, *count);
+    let out = &mut out[..];
+    for &token in block {
+        let low = codes.litlen[token as usize & 0x1ff];
+        let dist = token >> 16;
+        let slot = DIST_SLOT[dist as usize & (2 * WINDOW - 1)];
+        let (high, base) = codes.dist[usize::from(slot & 31)];
+        let far =
+            u64::from(high & 0xffff) | u64::from(dist - u32::from(base)) << ((high >> 16) & 31);
+        let both = u64::from(low & 0xff_ffff) | far << (low >> 24);
+        // At most 20 + 25 bits, behind at most 7.
+        bits_now |= both << count_now;
+        count_now += (low >> 24) + (high >> 24);
+        if let Some(out) = out.get_mut(at..at + 8) {
+            out.copy_from_slice(&bits_now.to_le_bytes());
+        }
+        let bytes = count_now >> 3;
+        at += bytes as usize;
+        bits_now >>= bytes * 8;
+        count_now &= 7;
+    }
+    (*len, *bits, *count) = (at, bits_now, count_now);
+}

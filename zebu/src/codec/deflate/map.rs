@@ -1,0 +1,236 @@
+//! The fast levels: a map of the matches of all positions, then a walk.
+//!
+//! To look for a match only where one is needed makes each step wait for the
+//! length of the match before it. So all positions are looked at, a strip at a
+//! time, and what is done with each does not depend on the others:
+//! - [`Map::enter`] puts positions into the tables, takes out what was there,
+//!   and counts the bytes that are equal: loads and stores without a branch;
+//! - [`Map::choose`] picks the best candidate, and takes a match unless the
+//!   next position has a longer one: 16 bits a position, done in vectors.
+//!
+//! The walk then only follows the steps. Few candidates do: the last position
+//! with the same 3 bytes for near and short matches, and the last with the
+//! same 6 or 7 for long ones.
+//!
+//! An empty place holds position 0, which is a place like any other, from
+//! position 1 on: that its bytes are equal is always checked.
+
+use super::tokens::{LITERALS, Sink};
+use super::{Buffer, MIN_MATCH, WINDOW, extend, load8};
+
+/// How many positions are mapped at a time: few, for the first-level cache.
+const STRIP: usize = 256;
+
+const LONG_BITS: u32 = 13;
+const FOUR_BITS: u32 = 12;
+const THREE_BITS: u32 = 13;
+
+/// Longer matches are mapped as this long.
+const LONGEST: usize = 8;
+/// Where a step has its length; below is a token's low half.
+const STEP_SHIFT: u32 = 12;
+const TOKEN: u32 = 0xffff_01ff;
+
+/// By position: where a candidate is, and in the high half how many bits there
+/// are equal. (One store for both, since stores are what the loop waits for.)
+struct Candidates {
+    both: [u32; STRIP],
+}
+
+impl Candidates {
+    const NONE: Self = Self { both: [0; STRIP] };
+
+    #[inline(always)]
+    fn set(&mut self, i: usize, buf: &Buffer, from: u16, word: u64) {
+        let equal = (load8(buf, from) ^ word).trailing_zeros();
+        self.both[i] = u32::from(from) | equal << 16;
+    }
+
+    /// How many bytes are equal, and the distance.
+    #[inline(always)]
+    fn get(&self, i: usize, at: u16) -> (u16, u16) {
+        let (from, equal) = (self.both[i] as u16, (self.both[i] >> 16) as u16);
+        let dist = at.wrapping_sub(from);
+        ((equal >> 3) & mask(dist <= WINDOW as u16), dist)
+    }
+}
+
+/// `FOUR`: whether matches of 4 bytes and more have a table of their own.
+pub(super) struct Map<const FOUR: bool> {
+    /// The last position with each hash of 6 bytes, or of 7 beside `four`.
+    long: [u16; 1 << LONG_BITS],
+    four: [u16; 1 << FOUR_BITS],
+    three: [u16; 1 << THREE_BITS],
+    /// Of the positions from the strip's second to the one behind it.
+    by_long: Candidates,
+    by_four: Candidates,
+    by_three: Candidates,
+    /// Of the strip's positions and the one behind it.
+    lens: [u16; STRIP + 1],
+    dists: [u16; STRIP + 1],
+    /// A token, and how far it reaches; what is longer than [`LONGEST`] is to
+    /// be extended.
+    steps: [u32; STRIP],
+}
+
+/// All bits or none.
+#[inline(always)]
+fn mask(yes: bool) -> u16 {
+    u16::from(yes).wrapping_neg()
+}
+
+/// The longer of two matches, and of equals the first.
+#[inline(always)]
+fn longer(a: (u16, u16), b: (u16, u16)) -> (u16, u16) {
+    let dist = a.1 ^ ((a.1 ^ b.1) & mask(b.0 > a.0));
+    (a.0.max(b.0), dist)
+}
+
+#[inline(always)]
+fn hash4(bytes: u32, bits: u32) -> usize {
+    (bytes.wrapping_mul(0x9e37_79b1) >> (32 - bits)) as usize
+}
+
+#[inline(always)]
+fn hash8(bytes: u64, bits: u32) -> usize {
+    (bytes.wrapping_mul(0x9e37_79b1_7f4a_7c15) >> (64 - bits)) as usize
+}
+
+impl<const FOUR: bool> Map<FOUR> {
+    pub(super) fn new() -> Box<Self> {
+        Box::new(Self {
+            long: [0; 1 << LONG_BITS],
+            four: [0; 1 << FOUR_BITS],
+            three: [0; 1 << THREE_BITS],
+            by_long: Candidates::NONE,
+            by_four: Candidates::NONE,
+            by_three: Candidates::NONE,
+            lens: [0; STRIP + 1],
+            dists: [0; STRIP + 1],
+            steps: [0; STRIP],
+        })
+    }
+
+    /// Turns the segment from `at` to `end` into tokens.
+    pub(super) fn parse(&mut self, buf: &Buffer, mut at: usize, end: usize, mut sink: Sink<'_>) {
+        self.long.fill(0);
+        self.four.fill(0);
+        self.three.fill(0);
+        // The first position is a literal, since nothing lies before it.
+        self.lens[STRIP] = 0;
+        for start in (0..end).step_by(STRIP) {
+            self.map(buf, start);
+            at = self.walk(buf, at, (start + STRIP).min(end), end, &mut sink);
+            sink.end_step();
+        }
+        sink.finish();
+    }
+
+    fn map(&mut self, buf: &Buffer, start: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+        {
+            // SAFETY: the processor has what the function is compiled for, and
+            // that is all it asks: its body is safe.
+            #[allow(unsafe_code)]
+            return unsafe { self.map_avx2(buf, start) };
+        }
+        self.map_any(buf, start);
+    }
+
+    /// The same, of wider vectors and with shorter ways to count zeroes.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    #[inline(never)]
+    fn map_avx2(&mut self, buf: &Buffer, start: usize) {
+        self.enter(buf, start + 1);
+        self.choose(buf, start);
+    }
+
+    #[inline(never)]
+    fn map_any(&mut self, buf: &Buffer, start: usize) {
+        self.enter(buf, start + 1);
+        self.choose(buf, start);
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, buf: &Buffer, first: usize) {
+        for i in 0..STRIP {
+            let at = (first + i) as u16;
+            let word = load8(buf, at);
+            let unused = if FOUR { 8 } else { 16 };
+            let long = &mut self.long[hash8(word << unused, LONG_BITS)];
+            let from_long = std::mem::replace(long, at);
+            let three = &mut self.three[hash4((word as u32) << 8, THREE_BITS)];
+            let from_three = std::mem::replace(three, at);
+            if FOUR {
+                let four = &mut self.four[hash4(word as u32, FOUR_BITS)];
+                let from_four = std::mem::replace(four, at);
+                self.by_four.set(i, buf, from_four, word);
+            }
+            self.by_long.set(i, buf, from_long, word);
+            self.by_three.set(i, buf, from_three, word);
+        }
+    }
+
+    #[inline(always)]
+    fn choose(&mut self, buf: &Buffer, start: usize) {
+        let Some(bytes) = buf[start..].first_chunk::<STRIP>() else {
+            return;
+        };
+        self.lens[0] = self.lens[STRIP];
+        self.dists[0] = self.dists[STRIP];
+        for i in 0..STRIP {
+            let at = (start as u16).wrapping_add(1 + i as u16);
+            // A short match is better near, and the last with the same 3 bytes
+            // is the nearest there is.
+            let mut best = self.by_three.get(i, at);
+            if FOUR {
+                best = longer(best, self.by_four.get(i, at));
+            }
+            best = longer(best, self.by_long.get(i, at));
+            self.lens[i + 1] = best.0;
+            self.dists[i + 1] = best.1;
+        }
+        for (i, step) in self.steps.iter_mut().enumerate() {
+            let len = self.lens[i];
+            let take = mask(len >= MIN_MATCH as u16) & mask(self.lens[i + 1] <= len);
+            let found = (len << STEP_SHIFT | (LITERALS - MIN_MATCH) as u16).wrapping_add(len);
+            let literal = 1 << STEP_SHIFT | u16::from(bytes[i]);
+            let low = found & take | literal & !take;
+            *step = u32::from(low) | u32::from(self.dists[i] & take) << 16;
+        }
+    }
+
+    /// Follows the steps of a strip up to `stop`, and tells where that ends.
+    #[inline(never)]
+    fn walk(
+        &self,
+        buf: &Buffer,
+        mut at: usize,
+        stop: usize,
+        end: usize,
+        sink: &mut Sink<'_>,
+    ) -> usize {
+        // Past this a match could be cut by the end.
+        let last = stop.min(end.saturating_sub(LONGEST));
+        while at < last {
+            let step = self.steps[at % STRIP];
+            let mut token = step & TOKEN;
+            let mut len = (step >> STEP_SHIFT) as usize & 15;
+            if len == LONGEST {
+                len = extend(buf, at, at - (token >> 16) as usize).min(end - at);
+                token += (len - LONGEST) as u32;
+            }
+            sink.token(token);
+            at += len;
+        }
+        while at < stop {
+            sink.token(buf[at].into());
+            at += 1;
+        }
+        at
+    }
+}

@@ -1,0 +1,201 @@
+//! Deflate for one cluster, with no distance above 4096.
+//!
+//! QEMU's window is 4 KiB (`windowBits` is -12), and that is what this encoder
+//! is made for: positions are `u16`, so the input is taken in segments of at
+//! most 64 KiB, and the tables of positions fit the first-level cache.
+//!
+//! A segment is parsed whole into tokens, then cut into blocks where the
+//! statistics change, and each block is written with its own Huffman codes (or
+//! with the fixed codes, or stored).
+
+mod blocks;
+mod huffman;
+mod lazy;
+mod map;
+mod tokens;
+mod writer;
+
+use blocks::write_blocks;
+use huffman::Codes;
+use lazy::{Finder, parse_lazy};
+use map::Map;
+use tokens::{Chunk, Sink, Token};
+use writer::BitWriter;
+
+/// No match reaches farther back.
+const WINDOW: usize = 4096;
+/// Positions are `u16`.
+const SEGMENT: usize = 1 << 16;
+/// Room behind a segment, so that loads need no care at its end.
+const PAD: usize = 512;
+const MIN_MATCH: usize = 3;
+const MAX_MATCH: usize = 258;
+
+/// How hard to look for matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// Two or three candidates for every position, and a match gives way to a
+    /// longer one at the next position.
+    Map {
+        /// Whether matches of 4 and more have a candidate of their own.
+        four: bool,
+    },
+    /// Up to four candidates, and a match gives way to a better one at the
+    /// next position as long as it is shorter than `patience`.
+    Lazy {
+        /// Candidates for a match of 4 or more: 3 or 4.
+        ways: u32,
+        /// A match this long is taken at once.
+        patience: u32,
+    },
+}
+
+impl Effort {
+    /// Levels as zlib's: 1 is fastest, 9 smallest.
+    pub(super) fn of_level(level: i32) -> Self {
+        match level {
+            ..=1 => Self::Map { four: false },
+            2..=3 => Self::Map { four: true },
+            4 => Self::Lazy {
+                ways: 3,
+                patience: 8,
+            },
+            5 => Self::Lazy {
+                ways: 4,
+                patience: 8,
+            },
+            6 => Self::Lazy {
+                ways: 4,
+                patience: 16,
+            },
+            7 => Self::Lazy {
+                ways: 4,
+                patience: 32,
+            },
+            8 => Self::Lazy {
+                ways: 4,
+                patience: 64,
+            },
+            _ => Self::Lazy {
+                ways: 4,
+                patience: 258,
+            },
+        }
+    }
+}
+
+/// Compresses one stream after another.
+pub(super) struct Deflate {
+    /// The segment: history, then new bytes, then padding.
+    buf: Box<Buffer>,
+    map2: Option<Box<Map<false>>>,
+    map3: Option<Box<Map<true>>>,
+    finder: Option<Box<Finder>>,
+    tokens: Box<Tokens>,
+    chunks: Vec<Chunk>,
+    writer: BitWriter,
+    codes: Box<Codes>,
+}
+
+type Buffer = [u8; SEGMENT + PAD];
+type Tokens = [Token; SEGMENT];
+
+#[inline(always)]
+fn load8(buf: &Buffer, at: u16) -> u64 {
+    let at = usize::from(at);
+    u64::from_le_bytes(buf[at..at + 8].try_into().unwrap_or_default())
+}
+
+/// How long a match is, of which 7 bytes are known to be equal.
+#[inline]
+fn extend(buf: &Buffer, at: usize, from: usize) -> usize {
+    let mut len = 7;
+    while len < MAX_MATCH {
+        let (Some(a), Some(b)) = (
+            buf.get(at + len..at + len + 8),
+            buf.get(from + len..from + len + 8),
+        ) else {
+            break;
+        };
+        let a = u64::from_le_bytes(a.try_into().unwrap_or_default());
+        let b = u64::from_le_bytes(b.try_into().unwrap_or_default());
+        if a != b {
+            len += ((a ^ b).trailing_zeros() >> 3) as usize;
+            break;
+        }
+        len += 8;
+    }
+    len.min(MAX_MATCH)
+}
+
+impl Deflate {
+    pub(super) fn new() -> Self {
+        Self {
+            buf: Box::new([0; SEGMENT + PAD]),
+            map2: None,
+            map3: None,
+            finder: None,
+            tokens: Box::new([0; SEGMENT]),
+            chunks: Vec::new(),
+            writer: BitWriter::default(),
+            codes: Box::new(Codes::EMPTY),
+        }
+    }
+
+    /// Compresses `src` into one raw deflate stream at the start of `dst`, and
+    /// returns its length; `None` when it does not fit.
+    pub(super) fn compress(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        self.writer.clear();
+        let mut done = 0;
+        loop {
+            let history = done.min(WINDOW);
+            let new = (src.len() - done).min(SEGMENT - history);
+            let end = history + new;
+            self.buf[..end].copy_from_slice(&src[done - history..done + new]);
+            self.buf[end..end + PAD].fill(0);
+            done += new;
+            self.parse(effort, history, end);
+            write_blocks(
+                &mut self.writer,
+                &mut self.codes,
+                &self.chunks,
+                &self.tokens[..],
+                &self.buf[history..end],
+                done == src.len(),
+            );
+            if self.writer.len() > dst.len() {
+                return None;
+            }
+            if done == src.len() {
+                break;
+            }
+        }
+        let out = self.writer.finish();
+        dst.get_mut(..out.len())?.copy_from_slice(out);
+        Some(out.len())
+    }
+
+    /// Turns the segment from `history` to `end` into tokens.
+    fn parse(&mut self, effort: Effort, history: usize, end: usize) {
+        let buf = &*self.buf;
+        let sink = Sink::new(&mut self.tokens, &mut self.chunks);
+        match effort {
+            Effort::Map { four: false } => {
+                let map = self.map2.get_or_insert_with(Map::new);
+                map.parse(buf, history, end, sink);
+            }
+            Effort::Map { four: true } => {
+                let map = self.map3.get_or_insert_with(Map::new);
+                map.parse(buf, history, end, sink);
+            }
+            Effort::Lazy { ways, patience } => {
+                let finder = self.finder.get_or_insert_with(Finder::new);
+                let patience = patience as usize;
+                match ways {
+                    ..=3 => parse_lazy::<3>(finder, buf, history, end, patience, sink),
+                    _ => parse_lazy::<4>(finder, buf, history, end, patience, sink),
+                }
+            }
+        }
+    }
+}

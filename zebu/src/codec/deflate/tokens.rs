@@ -1,0 +1,168 @@
+//! What a segment is parsed into: tokens, and how often each symbol occurs.
+
+use super::{MAX_MATCH, MIN_MATCH, SEGMENT, Tokens, WINDOW};
+
+/// A token: in the low half a literal (0..=255) or 256 + length - 3; in the
+/// high half the distance, 0 for a literal.
+pub(super) type Token = u32;
+
+pub(super) const LITERALS: usize = 256;
+pub(super) const END_OF_BLOCK: usize = 256;
+pub(super) const LITLEN_SYMBOLS: usize = 286;
+pub(super) const DIST_SYMBOLS: usize = 30;
+/// Where a literal's absent distance is counted, so that counting needs no
+/// branch.
+pub(super) const NO_DIST: usize = 30;
+
+/// Tokens are cut into blocks at multiples of this many.
+pub(super) const CHUNK: usize = 2048;
+
+pub(super) const LENGTH_BASE: [u16; 29] = [
+    3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 23, 27, 31, 35, 43, 51, 59, 67, 83, 99, 115, 131,
+    163, 195, 227, 258,
+];
+pub(super) const LENGTH_EXTRA: [u8; 29] = [
+    0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0,
+];
+pub(super) const DIST_BASE: [u16; DIST_SYMBOLS] = [
+    1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 769, 1025, 1537,
+    2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577,
+];
+pub(super) const DIST_EXTRA: [u8; DIST_SYMBOLS] = [
+    0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13,
+    13,
+];
+/// From length - 3 to its code.
+pub(super) static LENGTH_SLOT: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut slot = 0;
+    while slot < 29 {
+        let mut len = LENGTH_BASE[slot] as usize;
+        while len <= MAX_MATCH {
+            table[len - MIN_MATCH] = slot as u8;
+            len += 1;
+        }
+        slot += 1;
+    }
+    table
+};
+
+/// From distance to its code; a literal's 0 to [`NO_DIST`].
+pub(super) static DIST_SLOT: [u8; 2 * WINDOW] = {
+    let mut table = [0; 2 * WINDOW];
+    let mut slot = 0;
+    while slot < 26 {
+        let mut dist = DIST_BASE[slot] as usize;
+        while dist < 2 * WINDOW {
+            table[dist] = slot as u8;
+            dist += 1;
+        }
+        slot += 1;
+    }
+    table[0] = NO_DIST as u8;
+    table
+};
+
+/// From a token's low half to its symbol.
+static SYMBOL: [u16; 512] = {
+    let mut table = [0; 512];
+    let mut low = 0;
+    while low < LITERALS {
+        table[low] = low as u16;
+        table[LITERALS + low] = LENGTHS as u16 + LENGTH_SLOT[low] as u16;
+        low += 1;
+    }
+    table
+};
+
+/// How often each symbol occurs: literals, end of block and lengths; and from
+/// [`DISTS`] on the distances.
+pub(super) type Counts<T> = [T; SYMBOLS];
+pub(super) const SYMBOLS: usize = 320;
+pub(super) const LENGTHS: usize = 257;
+pub(super) const DISTS: usize = 288;
+
+#[derive(Clone, Copy)]
+pub(super) struct Match {
+    pub(super) len: usize,
+    pub(super) dist: usize,
+}
+
+/// Where the parse puts its tokens, and counts them.
+pub(super) struct Sink<'a> {
+    tokens: &'a mut Tokens,
+    chunks: &'a mut Vec<Chunk>,
+    counts: Counts<u16>,
+    /// How many tokens there are.
+    len: usize,
+    chunk_end: usize,
+}
+
+/// Some tokens in a row: how often each symbol occurs, and where they end.
+pub(super) struct Chunk {
+    pub(super) counts: Counts<u16>,
+    pub(super) end: usize,
+}
+
+impl<'a> Sink<'a> {
+    pub(super) fn new(tokens: &'a mut Tokens, chunks: &'a mut Vec<Chunk>) -> Self {
+        chunks.clear();
+        Self {
+            tokens,
+            chunks,
+            counts: [0; SYMBOLS],
+            len: 0,
+            chunk_end: CHUNK,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn literal(&mut self, byte: u8) {
+        self.token(byte.into());
+    }
+
+    #[inline(always)]
+    pub(super) fn found(&mut self, found: Match) {
+        let len = found.len.wrapping_sub(MIN_MATCH) & 0xff;
+        self.token(((LITERALS + len) | (found.dist << 16)) as Token);
+    }
+
+    #[inline(always)]
+    pub(super) fn token(&mut self, token: Token) {
+        let dist = (token >> 16) as usize & (2 * WINDOW - 1);
+        self.counts[usize::from(SYMBOL[token as usize & 511] & 511)] += 1;
+        self.counts[DISTS + usize::from(DIST_SLOT[dist] & 31)] += 1;
+        self.tokens[self.len % SEGMENT] = token;
+        self.len += 1;
+    }
+
+    #[inline(always)]
+    pub(super) fn end_step(&mut self) {
+        if self.len >= self.chunk_end {
+            self.end_chunk();
+        }
+    }
+
+    #[inline(always)]
+    fn end_chunk(&mut self) {
+        end_chunk(self.chunks, &mut self.counts, self.len);
+        self.chunk_end = self.len + CHUNK;
+    }
+
+    pub(super) fn finish(&mut self) {
+        if self.chunks.last().is_none_or(|last| last.end < self.len) {
+            self.end_chunk();
+        }
+    }
+}
+
+/// Out of line and away from [`Sink`], which shall live in registers.
+#[cold]
+#[inline(never)]
+fn end_chunk(chunks: &mut Vec<Chunk>, counts: &mut Counts<u16>, end: usize) {
+    chunks.push(Chunk {
+        counts: *counts,
+        end,
+    });
+    counts.fill(0);
+}
