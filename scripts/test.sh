@@ -14,3 +14,6 @@ cargo fmt --all --check
 cargo clippy --workspace --all-targets --quiet -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 cargo test --workspace --no-fail-fast -- --include-ignored
+# The interleavings of what threads meet at, under a scheduler of its own.
+RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+    cargo test -p zebu --lib --quiet interleavings

@@ -8,7 +8,7 @@
 //! period*: until every request has ended that was in flight when the period
 //! began. (Requests that came later have seen the new mapping.)
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts the requests in flight by the epoch in which they came.
 #[derive(Debug, Default)]
@@ -39,10 +39,11 @@ impl Epochs {
         }
     }
 
-    /// Begins a grace period. The one before has elapsed; one caller at a
-    /// time.
+    /// Begins a grace period. The one before was seen to have elapsed; one
+    /// caller at a time.
     pub(crate) fn begin(&self) {
-        debug_assert!(self.elapsed());
+        // It need not look elapsed now: a request that comes this moment with the
+        // number of an old epoch counts there until it sees that it is over.
         self.now.fetch_add(1, Ordering::SeqCst);
     }
 

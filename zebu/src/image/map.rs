@@ -52,8 +52,8 @@ impl Image {
     /// The extent at `guest`, as long as it is known alike and at most `limit`
     /// bytes (at least 1). Ends at the latest where the L2 slice does.
     ///
-    /// `guest` is inside the disk. The caller has entered ([`Image::enter`]), or
-    /// nobody writes to the image.
+    /// `guest` is inside the disk. While others write to the image, a host offset in
+    /// the answer may be out of date at once.
     pub async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
         match self.cached_extent(guest, limit) {
             Some(extent) => extent,

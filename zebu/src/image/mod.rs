@@ -10,6 +10,8 @@ mod epoch;
 mod frees;
 mod grow;
 mod inflate;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod luks;
 mod map;
 mod open;
@@ -20,6 +22,7 @@ mod refcounts;
 mod resize;
 mod snapshot;
 mod snapshots;
+mod sync;
 mod table;
 mod target;
 mod wait;

@@ -1,7 +1,8 @@
 //! The L1 table, and slices of L2 tables: big-endian tables as atomics in
 //! host order, so that readers never wait for a writer.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use super::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use super::sync::hint;
 
 use crate::format::{Geometry, L1Entry, L2Entry};
 
@@ -124,7 +125,7 @@ impl Slice {
             if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
                 return entry;
             }
-            std::hint::spin_loop();
+            hint::spin_loop();
         }
     }
 
@@ -144,7 +145,7 @@ impl Slice {
         ) {
             // Another entry of the slice is being set.
             version = now & !1;
-            std::hint::spin_loop();
+            hint::spin_loop();
         }
         // Nobody sees a new word without seeing the odd version.
         fence(Ordering::Release);

@@ -4,9 +4,9 @@
 //! Everybody who waits is woken when what they wait for is given up, and looks
 //! again: a waiter that was dropped meanwhile takes no turn with it.
 
+use super::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 /// Lets one through at a time.
