@@ -229,6 +229,13 @@ impl Device {
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let image = self.own_image()?;
+        if image.header().is_data_file_raw() {
+            // There is nothing behind such an image, and its data file is the
+            // disk: what is empty there is zero.
+            let size = self.size();
+            self.write_zeroes(queue, 0, size, Zeroing::Unmap).await?;
+            return self.flush(queue).await;
+        }
         image.announce(queue).await?;
         image.unmap_from(queue, 0).await?;
         self.flush(queue).await
