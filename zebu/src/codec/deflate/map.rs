@@ -96,6 +96,23 @@ fn hash8(bytes: u64, bits: u32) -> usize {
     (bytes.wrapping_mul(0x9e37_79b1_7f4a_7c15) >> (64 - bits)) as usize
 }
 
+/// Strips in a row with hardly a match. Where there are many the data is likely
+/// to be of the kind that does not compress, and most of it is passed unseen. (Not
+/// before a whole window of it: it may be about to repeat.)
+struct Quiet(usize);
+
+impl Quiet {
+    /// How many strips to pass, after one of so many bytes and tokens.
+    fn after(&mut self, bytes: usize, tokens: usize) -> usize {
+        if bytes - tokens > STRIP / 128 {
+            self.0 = 0;
+        } else {
+            self.0 += 1;
+        }
+        (self.0 / (WINDOW / STRIP)).min(4)
+    }
+}
+
 impl<const FOUR: bool> Map<FOUR> {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
@@ -118,10 +135,26 @@ impl<const FOUR: bool> Map<FOUR> {
         self.three.fill(0);
         // The first position is a literal, since nothing lies before it.
         self.lens[STRIP] = 0;
-        for start in (0..end).step_by(STRIP) {
+        let mut start = 0;
+        let mut quiet = Quiet(0);
+        while start < end {
             self.map(buf, start);
-            at = self.walk(buf, at, (start + STRIP).min(end), end, &mut sink);
+            start = end.min(start + STRIP);
+            let before = (at, sink.len());
+            at = self.walk(buf, at, start, end, &mut sink);
             sink.end_step();
+
+            let skip = quiet.after(at - before.0, sink.len() - before.1);
+            if skip > 0 {
+                start = end.min(start + skip * STRIP);
+                while at < start {
+                    sink.token(buf[at].into());
+                    at += 1;
+                }
+                sink.end_step();
+                // What was found for the next position is of another strip.
+                self.lens[STRIP] = 0;
+            }
         }
         sink.finish();
     }

@@ -116,6 +116,11 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// How many tokens there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     #[inline(always)]
     pub(super) fn literal(&mut self, byte: u8) {
         self.token(byte.into());
