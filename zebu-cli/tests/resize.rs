@@ -171,3 +171,45 @@ fn refusals() {
     }
     pair.assert_alike(&["a.qcow2", "old.qcow2"], "after refusals");
 }
+
+/// An L1 table of more clusters than a refcount block counts.
+#[test]
+fn tables_larger_than_a_refcount_block() {
+    let pair = Pair::new("create -o cluster_size=512 a.qcow2 100M; random a.qcow2 2 20 wz");
+    resize(&pair, &["a.qcow2", "1G"]);
+    pair.ours
+        .zebu(&["snapshot", "-c", "one", "a.qcow2"])
+        .ok("snapshot");
+    pair.ours.make("random a.qcow2 5 30 wz");
+    pair.ours.qemu_img(&["check", "a.qcow2"]).ok("check");
+}
+
+/// A refcount that is too low: what is freed is not freed again, when the
+/// cluster has another owner.
+#[test]
+fn a_cluster_in_use_that_is_not_counted() {
+    let pair = Pair::new("create a.qcow2 4M; io a.qcow2: write -P 9 0 64k");
+    let image = std::fs::read(pair.ours.path("a.qcow2")).expect("read");
+    let word = |at: usize| {
+        let bytes = image[at..at + 8].try_into().expect("8 bytes");
+        u64::from_be_bytes(bytes) as usize
+    };
+    let block = word(word(48));
+    let table = word(word(40)) & 0xff_ffff_ffff_fe00;
+    let cluster = (word(table) & 0xff_ffff_ffff_fe00) >> 16;
+    let refcount = (block + 2 * cluster) as u64;
+    pair.ours.patch("a.qcow2", refcount, &[0, 0]);
+    let commands = [
+        "discard 0 64k",
+        "flush",
+        "write -P 7 1M 64k",
+        "flush",
+        "flush",
+        "read -P 7 1M 64k",
+    ];
+    let mut all = vec!["io", "-d", "unmap"];
+    all.extend(commands.iter().flat_map(|command| ["-c", command]));
+    all.push("a.qcow2");
+    pair.ours.zebu(&all).ok("io");
+    pair.ours.qemu_img(&["check", "a.qcow2"]).ok("check");
+}
