@@ -79,9 +79,7 @@ impl Image {
                 storage::write_slice(&*self.file, queue, table.0, &bytes).await?;
             }
             None => {
-                if !allocation.fresh {
-                    storage::write_zeroes(&*self.file, queue, table.0, size).await?;
-                }
+                self.make_room(queue, table.0, allocation.fresh).await?;
                 self.cache_new_slices(guest);
             }
         }
@@ -94,6 +92,21 @@ impl Image {
             writer.frees.push(self.reference(old.0, size, false));
         }
         Ok(())
+    }
+
+    /// Makes the cluster of a new table read as zeroes, and take its space now:
+    /// on a full disk this request shall fail, and not the commit that brings
+    /// what others have written already.
+    async fn make_room(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
+        let size = self.geometry.cluster_size();
+        // Whole pages only, as everywhere beside direct I/O.
+        if fresh && size >= 4096 {
+            match storage::allocate(&*self.file, queue, table, size).await {
+                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                result => return Ok(result?),
+            }
+        }
+        Ok(storage::write_zeroes(&*self.file, queue, table, size).await?)
     }
 
     /// Puts slices of a new table, all unallocated, into the cache: nobody
