@@ -21,6 +21,9 @@ use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
+/// L2 tables of at least so many bytes have their space taken when they are
+/// made. Smaller ones map so little that every other write would wait for it.
+const ROOM: u64 = 16 << 10;
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
 
@@ -99,8 +102,10 @@ impl Image {
     /// what others have written already.
     async fn make_room(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
         let size = self.geometry.cluster_size();
-        // Whole pages only, as everywhere beside direct I/O.
-        if fresh && size >= 4096 {
+        if fresh && size < ROOM {
+            return Ok(());
+        }
+        if fresh {
             match storage::allocate(&*self.file, queue, table, size).await {
                 Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 result => return Ok(result?),
