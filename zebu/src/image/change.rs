@@ -87,10 +87,15 @@ impl Image {
             }
         }
         writer.protected.add_table(table.0, L2_TABLE);
-        self.l1
-            .set(index, L1Entry::new(table, true, &self.geometry)?);
+        let entry = L1Entry::new(table, true, &self.geometry)?;
+        {
+            // Set and noted as one step for commits: whoever sees the entry may
+            // use the table and flush.
+            let mut dirty = writer.dirty();
+            self.l1.set(index, entry);
+            dirty.l1.push(index);
+        }
         allocation.keep();
-        writer.dirty().l1.push(index);
         if let Some(old) = before {
             writer.frees.push(self.reference(old.0, size, false));
         }
@@ -149,9 +154,13 @@ impl Image {
             return Ok(());
         }
         slice.set(self.index_in_slice(guest), new, &self.geometry);
-        if slice.soil() {
-            let number = self.slice_number(guest);
-            writer.dirty().slices.push((number, slice.clone()));
+        if !slice.is_dirty() {
+            // Marked and listed as one step for commits: who finds it marked
+            // relies on it that a commit from now on has it.
+            let mut dirty = writer.dirty();
+            if slice.soil() {
+                dirty.slices.push((self.slice_number(guest), slice.clone()));
+            }
         }
         // Only now: what is dropped is in no copy of the slice made later.
         if let Some(freed) = self.referred(old, punch)

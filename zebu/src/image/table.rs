@@ -155,12 +155,21 @@ impl Slice {
             .store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Notes that entries were set; whether that is news.
+    /// Notes that entries were set; whether that is news. The caller has the list
+    /// of dirty slices locked.
     pub(crate) fn soil(&self) -> bool {
         // Sequentially consistent, as `clean` is: an entry set before a
         // `clean` that returned true is seen by the `encode` after it; one set
         // later makes the slice dirty again.
         !self.dirty.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether it is noted already: then what was set before is in the next
+    /// copy. (A read-modify-write, in one order with those of `clean`.)
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty
+            .compare_exchange(true, true, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
     }
 
     /// Takes the note back; whether there was one.
