@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::device::{Device, LayerImage};
 use super::{DetectZeroes, Raw};
 use crate::format::HostOffset;
-use crate::image::{Fill, Image, Mapping, Step, Target};
+use crate::image::{Allocation, Fill, Image, Mapping, Step, Target};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue};
 use crate::{Error, Result};
 
@@ -169,20 +169,21 @@ impl Device {
                 Step::Fill(mut fill) => {
                     let allocation = match fill.host {
                         None if !image.geometry().has_data_file() => {
-                            let allocation = image.allocate(queue, fill.clusters).await?;
+                            let allocation = image.allocate_place(queue, fill.clusters).await?;
                             fill.shorten(allocation.clusters(), image.geometry());
                             Some(allocation)
                         }
                         _ => None,
                     };
-                    let (host, fresh) = match &allocation {
-                        Some(allocation) => (allocation.host(), allocation.fresh),
+                    let host = match &allocation {
+                        Some(allocation) => allocation.host(),
                         // In an external data file everything is where it is on
                         // the disk.
-                        None => (fill.host.unwrap_or(HostOffset(fill.cluster)), false),
+                        None => fill.host.unwrap_or(HostOffset(fill.cluster)),
                     };
                     let part = iov.slice(at, fill.length as usize);
-                    self.fill(queue, image, &fill, host, fresh, &part).await?;
+                    let new = allocation.as_ref();
+                    self.fill(queue, image, &fill, host, new, &part).await?;
                     image.map_fill(&slice, &fill, host)?;
                     if let Some(allocation) = allocation {
                         allocation.keep();
@@ -195,14 +196,14 @@ impl Device {
     }
 
     /// Writes `iov` and what is kept of the old content around it to host
-    /// clusters from `host` on, which read as zeroes if they are `fresh`.
+    /// clusters from `host` on, which may be `new`.
     async fn fill(
         &self,
         queue: &Queue,
         image: &Image,
         fill: &Fill,
         host: HostOffset,
-        fresh: bool,
+        new: Option<&Allocation<'_>>,
         iov: &Iov,
     ) -> Result<()> {
         let end = fill.guest + fill.length;
@@ -211,9 +212,27 @@ impl Device {
             image.check_data_write(HostOffset(at(fill.head)), fill.tail - fill.head)?;
         }
         let data = &**image.data();
+        let fresh = new.is_some_and(|allocation| allocation.fresh);
         let (head, tail) = (fill.head..fill.guest, end..fill.tail);
         let head_is_zero = self.reads_as_zero(queue, head.clone()).await?;
         let tail_is_zero = self.reads_as_zero(queue, tail.clone()).await?;
+        // What need not be written: fresh clusters read as zeroes, and more than
+        // a few zeroes are left to the file system.
+        let left_out = |margin: &Range<u64>, is_zero: bool| {
+            is_zero && (fresh || margin.end - margin.start > ZEROES_WRITTEN)
+        };
+        let first = match left_out(&head, head_is_zero) {
+            true => fill.guest,
+            false => fill.head,
+        };
+        let last = match left_out(&tail, tail_is_zero) {
+            true => end,
+            false => fill.tail,
+        };
+        let written = at(first)..at(last);
+        if let Some(allocation) = new {
+            image.make_way(queue, allocation, &written).await?;
+        }
         if !head_is_zero && !tail_is_zero && iov.len() <= COPIED {
             let mut all = self.old_content(queue, fill.head..fill.tail).await?;
             let start = (fill.guest - fill.head) as usize;
@@ -221,40 +240,41 @@ impl Device {
             // SAFETY: `all` lives until the write, awaited here, has ended.
             #[allow(unsafe_code)]
             let whole = unsafe { all.iov() }.slice(0, (fill.tail - fill.head) as usize);
-            return Ok(storage::write(data, queue, at(fill.head), &whole).await?);
+            storage::write(data, queue, written.start, &whole).await?;
+        } else {
+            let margin = |range: Range<u64>, is_zero: bool| async move {
+                if range.is_empty() || (is_zero && fresh) {
+                    return Ok(None);
+                }
+                let length = range.end - range.start;
+                if !is_zero {
+                    return self.old_content(queue, range).await.map(Some);
+                }
+                if left_out(&range, is_zero) {
+                    storage::zero_range(data, queue, at(range.start), length).await?;
+                    return Ok(None);
+                }
+                let mut zeroes = queue.buffer(length as usize);
+                zeroes[..length as usize].fill(0);
+                Ok(Some(zeroes))
+            };
+            let (before, after) = storage::join(
+                margin(head.clone(), head_is_zero),
+                margin(tail.clone(), tail_is_zero),
+            )
+            .await;
+            let (mut before, mut after) = (before?, after?);
+            let whole = surround(
+                before.as_mut().map(|b| (b, head.end - head.start)),
+                iov,
+                after.as_mut().map(|b| (b, tail.end - tail.start)),
+            );
+            storage::write(data, queue, written.start, &whole).await?;
         }
-        let margin = |range: Range<u64>, is_zero: bool| async move {
-            if range.is_empty() || (is_zero && fresh) {
-                return Ok(None);
-            }
-            let length = range.end - range.start;
-            if !is_zero {
-                return self.old_content(queue, range).await.map(Some);
-            }
-            if length > ZEROES_WRITTEN {
-                storage::zero_range(data, queue, at(range.start), length).await?;
-                return Ok(None);
-            }
-            let mut zeroes = queue.buffer(length as usize);
-            zeroes[..length as usize].fill(0);
-            Ok(Some(zeroes))
-        };
-        let (before, after) = storage::join(
-            margin(head.clone(), head_is_zero),
-            margin(tail.clone(), tail_is_zero),
-        )
-        .await;
-        let (mut before, mut after) = (before?, after?);
-        let whole = surround(
-            before.as_mut().map(|b| (b, head.end - head.start)),
-            iov,
-            after.as_mut().map(|b| (b, tail.end - tail.start)),
-        );
-        let start = match &before {
-            Some(_) => fill.head,
-            None => fill.guest,
-        };
-        Ok(storage::write(data, queue, at(start), &whole).await?)
+        if new.is_some() {
+            image.arrived(&written);
+        }
+        Ok(())
     }
 
     /// What the disk reads as now, in a buffer that may be longer.

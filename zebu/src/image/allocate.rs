@@ -1,5 +1,8 @@
 //! Taking host clusters and giving them back.
 
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
 use super::Image;
 use super::frees::Freed;
 use super::refcounts::{Load, Missing, Run, Taken};
@@ -35,6 +38,11 @@ impl Allocation<'_> {
         self.run.count
     }
 
+    /// Host offset of what follows.
+    fn end(&self) -> u64 {
+        self.host().0 + self.run.count * self.image.geometry.cluster_size()
+    }
+
     /// Something points to them now.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
@@ -56,19 +64,24 @@ impl Image {
     /// points to them must not be written before their refcounts are, which
     /// `commit` sees to.
     pub(crate) async fn allocate(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
+        let allocation = self.allocate_place(queue, want).await?;
+        self.lengthen(allocation.writer, allocation.end())?;
+        Ok(allocation)
+    }
+
+    /// The same, and the file need not reach so far yet: see
+    /// [`Image::make_way`].
+    pub(crate) async fn allocate_place(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
         let writer = self.writer()?;
         loop {
             match writer.refcounts.take(want, &writer.protected)? {
                 Taken::Run { run, fresh } => {
-                    let allocation = Allocation {
+                    return Ok(Allocation {
                         image: self,
                         writer,
                         run,
                         fresh,
-                    };
-                    let end = (run.first + run.count) * self.geometry.cluster_size();
-                    self.lengthen(writer, end)?;
-                    return Ok(allocation);
+                    });
                 }
                 Taken::Missing(missing) => self.supply(queue, missing).await?,
             }
@@ -217,8 +230,12 @@ impl Image {
         }
         let cluster_size = self.geometry.cluster_size();
         let unit = cluster_size.max(self.length_unit());
-        // A little for a small image, more for one that grows.
-        let ahead = (end / 4).clamp(cluster_size, AHEAD.max(cluster_size));
+        // A little for a small image, more for one that grows; nothing while
+        // writes follow that make it longer themselves.
+        let ahead = match writer.appending.load(Ordering::Relaxed) {
+            true if writer.changing.load(Ordering::Relaxed) == 1 => 0,
+            _ => (end / 4).clamp(cluster_size, AHEAD.max(cluster_size)),
+        };
         // Never shorter than it is: others may have written behind its end.
         let now = self.file.len()?;
         let wanted = (end + ahead).next_multiple_of(unit).max(now);
@@ -228,8 +245,61 @@ impl Image {
             length = end.next_multiple_of(unit).max(now);
             self.file.set_len(length)?;
         }
-        self.set_file_len(length);
+        self.reaches(length);
         Ok(())
+    }
+
+    /// Prepares the file for the one write, of the host range `written`, that
+    /// fills new clusters. When that is done, call [`Image::arrived`].
+    ///
+    /// ext4 has to find space for each write to a hole, and to convert each in
+    /// space taken ahead; with one write at a time both cost more than a write
+    /// that makes the file longer, which is what such a write does here. With
+    /// several these wait for each other, so they go into space taken ahead,
+    /// or, where little of many clusters is written, into holes.
+    pub(crate) async fn make_way(
+        &self,
+        queue: &Queue,
+        allocation: &Allocation<'_>,
+        written: &Range<u64>,
+    ) -> Result<()> {
+        let writer = allocation.writer;
+        let (host, end) = (allocation.host().0, allocation.end());
+        let most = allocation.fresh && 2 * (written.end - written.start) >= end - host;
+        let len = self.file_len();
+        let unit = self.length_unit();
+        let appends = most
+            && writer.changing.load(Ordering::Relaxed) == 1
+            && written.end == end
+            && end > len
+            && written.start <= len
+            && written.start.is_multiple_of(unit)
+            && end.is_multiple_of(unit);
+        writer.appending.store(appends, Ordering::Relaxed);
+        if appends {
+            // Who takes a later place meanwhile makes the file reach beyond
+            // this one; an earlier one is inside the file. So nobody cuts off
+            // what is written here.
+            return Ok(());
+        }
+        self.lengthen(writer, end)?;
+        let before = match most {
+            true => writer.taken.fetch_max(self.file_len(), Ordering::Relaxed),
+            false => return Ok(()),
+        };
+        // Whole pages: others are zeroed by the file system (`blocks.rs`).
+        let start = host.max(before).next_multiple_of(unit);
+        let length = self.file_len().saturating_sub(start);
+        if length > 0 && !self.file.is_device() {
+            // Where it cannot be, the write itself will tell.
+            let _ = storage::allocate(&*self.file, queue, start, length).await;
+        }
+        Ok(())
+    }
+
+    /// What `make_way` prepared for is written.
+    pub(crate) fn arrived(&self, written: &Range<u64>) {
+        self.reaches(written.end);
     }
 
     /// What the length of the file is a multiple of while it is written, in

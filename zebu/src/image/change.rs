@@ -10,6 +10,7 @@
 //! to cannot get another use meanwhile (`epoch.rs`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Image;
 use super::frees::Freed;
@@ -27,13 +28,31 @@ const ROOM: u64 = 16 << 10;
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
 
+/// Guest clusters that are held.
+pub(crate) struct Hold<'a> {
+    _held: Held<'a>,
+    changing: &'a AtomicU64,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.changing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Image {
     /// Waits until nobody else changes the clusters of a range, and keeps
     /// others away.
-    pub(crate) async fn hold(&self, guest: u64, length: u64) -> Result<Held<'_>> {
+    pub(crate) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
         let bits = self.geometry.cluster_bits();
         let range = guest >> bits..(guest + length).div_ceil(1 << bits);
-        Ok(self.writer()?.clusters.hold(range).await)
+        let writer = self.writer()?;
+        let held = writer.clusters.hold(range).await;
+        writer.changing.fetch_add(1, Ordering::Relaxed);
+        Ok(Hold {
+            _held: held,
+            changing: &writer.changing,
+        })
     }
 
     /// The slice of `guest`, in a table that the active disk alone has: one is
@@ -88,13 +107,7 @@ impl Image {
         }
         writer.protected.add_table(table.0, L2_TABLE);
         let entry = L1Entry::new(table, true, &self.geometry)?;
-        {
-            // Set and noted as one step for commits: whoever sees the entry may
-            // use the table and flush.
-            let mut dirty = writer.dirty();
-            self.l1.set(index, entry);
-            dirty.l1.push(index);
-        }
+        writer.dirty.note_l1(index, || self.l1.set(index, entry));
         allocation.keep();
         if let Some(old) = before {
             writer.frees.push(self.reference(old.0, size, false));
@@ -154,14 +167,7 @@ impl Image {
             return Ok(());
         }
         slice.set(self.index_in_slice(guest), new, &self.geometry);
-        if !slice.is_dirty() {
-            // Marked and listed as one step for commits: who finds it marked
-            // relies on it that a commit from now on has it.
-            let mut dirty = writer.dirty();
-            if slice.soil() {
-                dirty.slices.push((self.slice_number(guest), slice.clone()));
-            }
-        }
+        writer.dirty.note_slice(self.slice_number(guest), slice);
         // Only now: what is dropped is in no copy of the slice made later.
         if let Some(freed) = self.referred(old, punch)
             && self.referred(new, punch) != Some(freed)

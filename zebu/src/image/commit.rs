@@ -66,13 +66,11 @@ impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         self.writer.refcounts.written(&self.refcounts, false);
         self.writer.frees.back(std::mem::take(&mut self.dropped));
-        let mut dirty = self.writer.dirty();
-        dirty.l1.append(&mut self.l1);
-        for (number, slice) in self.slices.drain(..) {
-            if slice.soil() {
-                dirty.slices.push((number, slice));
-            }
-        }
+        let changed = (
+            std::mem::take(&mut self.slices),
+            std::mem::take(&mut self.l1),
+        );
+        self.writer.dirty.put_back(changed);
     }
 }
 
@@ -115,13 +113,7 @@ impl Image {
         writer.check()?;
         // What was dropped before the copy is made is not in the copy.
         let dropped = writer.frees.take_dropped();
-        let (mut slices, mut l1) = {
-            let mut dirty = writer.dirty();
-            (
-                std::mem::take(&mut dirty.slices),
-                std::mem::take(&mut dirty.l1),
-            )
-        };
+        let (mut slices, mut l1) = writer.dirty.take();
         slices.sort_unstable_by_key(|(number, _)| self.slice_host(*number));
         l1.sort_unstable();
         l1.dedup();

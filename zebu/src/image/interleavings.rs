@@ -1,7 +1,7 @@
 //! Guards against interleavings of a few instructions that no other test hits:
 //! a grace period that ends too early, a gate that two pass or that nobody
 //! passes any more, ranges that two hold, an extended entry that is read half
-//! old and half new.
+//! old and half new, a commit without an entry that was set before it.
 //!
 //! A scheduler runs each test thousands of times and chooses at random who
 //! goes on at each step: `RUSTFLAGS="--cfg shuttle" cargo test --lib
@@ -10,9 +10,11 @@
 use std::sync::Arc;
 
 use shuttle::future::block_on;
+use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
 
+use super::dirty::Dirty;
 use super::epoch::Epochs;
 use super::table::Slice;
 use super::wait::{Gate, Ranges};
@@ -149,6 +151,42 @@ fn extended_entries_are_whole() {
             let nth = found.raw_offset().0 >> 16;
             assert_eq!(found.bitmap, nth, "{found:?}");
         }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+}
+
+/// Several set entries of one slice, each then commits: the copy has what it
+/// set, or a copy before had it.
+#[test]
+fn a_commit_has_what_was_set_before_it() {
+    check(|| {
+        let geometry = Geometry::new(&Header::new(16, 1 << 20)).unwrap();
+        let slice = Arc::new(Slice::decode(&[0; 16]));
+        let dirty = Arc::new(Dirty::default());
+        let disk = Arc::new(Mutex::new([0; 16]));
+        let writers: Vec<_> = (0..2)
+            .map(|index| {
+                let (slice, dirty, disk) = (slice.clone(), dirty.clone(), disk.clone());
+                thread::spawn(move || {
+                    for nth in 1..3 {
+                        let host = HostOffset(nth << 16);
+                        let entry = L2Entry::data(host, true, &geometry).unwrap();
+                        slice.set(index, entry, &geometry);
+                        dirty.note_slice(0, &slice);
+                        // One commit at a time.
+                        let mut disk = disk.lock().unwrap();
+                        for (_, slice) in dirty.take().0 {
+                            slice.clean();
+                            slice.encode(&mut *disk, &geometry);
+                        }
+                        let found = L2Entry::read(&*disk, index, &geometry).unwrap();
+                        assert_eq!(found.raw_offset().0 >> 16, nth);
+                    }
+                })
+            })
+            .collect();
         for writer in writers {
             writer.join().unwrap();
         }

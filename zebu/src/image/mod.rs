@@ -5,6 +5,7 @@ mod allocate;
 mod cache;
 mod change;
 mod commit;
+mod dirty;
 mod downgrade;
 mod epoch;
 mod frees;
@@ -36,6 +37,7 @@ use crate::Result;
 use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::Storage;
 
+pub(crate) use allocate::Allocation;
 pub(crate) use epoch::Stay;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
@@ -134,8 +136,9 @@ impl Image {
         self.file_len.load(Ordering::Relaxed)
     }
 
-    fn set_file_len(&self, length: u64) {
-        self.file_len.store(length, Ordering::Relaxed);
+    /// Notes that the file is so long now. It only grows while it is open.
+    fn reaches(&self, length: u64) {
+        self.file_len.fetch_max(length, Ordering::Relaxed);
     }
 
     /// Host offset of the active L1 table.

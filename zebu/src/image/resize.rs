@@ -98,11 +98,12 @@ impl Image {
             return Ok(());
         };
         let bytes = storage::read_vec(&*self.file, queue, table.0, size as usize).await?;
-        self.l1.set(index, L1Entry::UNALLOCATED);
+        writer
+            .dirty
+            .note_l1(index, || self.l1.set(index, L1Entry::UNALLOCATED));
         // At once: with an error on the way they would be taken for those of the
         // next table here.
         self.slices.clear();
-        writer.dirty().l1.push(index);
         for nth in 0..self.geometry.l2_entries() {
             let entry = L2Entry::read(&bytes, nth, &self.geometry).unwrap_or_default();
             let entry = entry.without_reserved(&self.geometry);

@@ -155,8 +155,8 @@ impl Slice {
             .store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Notes that entries were set; whether that is news. The caller has the list
-    /// of dirty slices locked.
+    /// Notes that entries were set; whether that is news. For `dirty.rs` alone,
+    /// which lists the slice with it.
     pub(crate) fn soil(&self) -> bool {
         // Sequentially consistent, as `clean` is: an entry set before a
         // `clean` that returned true is seen by the `encode` after it; one set

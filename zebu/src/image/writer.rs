@@ -1,14 +1,14 @@
 //! What an image has besides when it is open for writing.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 use super::Image;
+use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::Frees;
 use super::protect::{L2_TABLE, Protected};
 use super::refcounts::Refcounts;
-use super::table::Slice;
 use super::wait::{Gate, Ranges};
 use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry};
 use crate::storage::{self, Queue};
@@ -48,7 +48,7 @@ pub(crate) struct Writer {
     pub(crate) protected: Protected,
     pub(crate) epochs: Epochs,
     pub(crate) frees: Frees,
-    dirty: Mutex<Dirty>,
+    pub(crate) dirty: Dirty,
     /// Flushes asked for, and how many of these a commit has served.
     pub(crate) asked: AtomicU64,
     pub(crate) committed: AtomicU64,
@@ -56,6 +56,12 @@ pub(crate) struct Writer {
     pub(crate) length: Mutex<()>,
     /// How long the file was when it was opened, in bytes.
     opened_len: u64,
+    /// How far its space is taken ahead (`make_way`), in bytes.
+    pub(crate) taken: AtomicU64,
+    /// How many requests change mappings now.
+    pub(crate) changing: AtomicU64,
+    /// Whether the last write to new clusters made the file longer itself.
+    pub(crate) appending: AtomicBool,
     /// The error number of a flush that failed; 0: none did.
     failed: AtomicI32,
     corrupt: AtomicBool,
@@ -63,15 +69,6 @@ pub(crate) struct Writer {
     header: Mutex<Header>,
     /// Whether the header says all that it must before the first change.
     announced: AtomicBool,
-}
-
-/// What differs from the disk.
-#[derive(Debug, Default)]
-pub(crate) struct Dirty {
-    /// By number; each once.
-    pub(crate) slices: Vec<(u64, Arc<Slice>)>,
-    /// L1 indexes.
-    pub(crate) l1: Vec<u64>,
 }
 
 impl Writer {
@@ -92,10 +89,6 @@ impl Writer {
         self.failed.store(errno, Ordering::Relaxed);
     }
 
-    pub(crate) fn dirty(&self) -> MutexGuard<'_, Dirty> {
-        self.dirty.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
         self.header.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -107,7 +100,7 @@ impl Writer {
         let most = (DIRTY_BYTES / slice_bytes)
             .min(image.slices.capacity() / 2)
             .max(DIRTY_SLICES);
-        self.dirty().slices.len() > most
+        self.dirty.slices() > most
             || self.refcounts.dirty_blocks() as u64 * cluster_size > DIRTY_BYTES as u64
             || self.frees.dropped() * cluster_size > PENDING_BYTES
     }
@@ -162,11 +155,14 @@ impl Image {
             protected: Protected::new(self.geometry.cluster_size()),
             epochs: Epochs::default(),
             frees: Frees::default(),
-            dirty: Mutex::default(),
+            dirty: Dirty::default(),
             asked: AtomicU64::new(0),
             committed: AtomicU64::new(0),
             length: Mutex::default(),
             opened_len,
+            taken: AtomicU64::new(opened_len),
+            changing: AtomicU64::new(0),
+            appending: AtomicBool::new(false),
             failed: AtomicI32::new(0),
             corrupt: AtomicBool::new(false),
             header: Mutex::new(header.clone()),
@@ -265,7 +261,7 @@ impl Image {
         let wanted = self.file_len().next_multiple_of(self.length_unit());
         if wanted > self.file_len() {
             self.file.set_len(wanted)?;
-            self.set_file_len(wanted);
+            self.reaches(wanted);
         }
         Ok(())
     }
@@ -339,7 +335,7 @@ impl Image {
         // Each round moves what is freed one stage on.
         for _ in 0..4 {
             self.commit(queue, true).await?;
-            let clean = writer.refcounts.dirty_blocks() == 0 && writer.dirty().slices.is_empty();
+            let clean = writer.refcounts.dirty_blocks() == 0 && writer.dirty.slices() == 0;
             if clean && writer.frees.is_empty() {
                 break;
             }

@@ -62,8 +62,8 @@ impl Image {
     /// Sets an entry of the active L1 table, if it is another.
     fn set_l1_entry(&self, index: u64, entry: L1Entry) -> Result<()> {
         if self.l1.get(index) != entry {
-            self.l1.set(index, entry);
-            self.writer()?.dirty().l1.push(index);
+            let set = || self.l1.set(index, entry);
+            self.writer()?.dirty.note_l1(index, set);
         }
         Ok(())
     }
