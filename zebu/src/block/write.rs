@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::device::{Device, LayerImage};
 use super::{DetectZeroes, Raw};
+use crate::broken::{Rule, is_broken};
 use crate::format::HostOffset;
 use crate::image::{Fill, Image, Mapping, Step, Target};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue};
@@ -182,6 +183,9 @@ impl Device {
                         None => (fill.host.unwrap_or(HostOffset(fill.cluster)), false),
                     };
                     let part = iov.slice(at, fill.length as usize);
+                    if is_broken(Rule::DataBeforeEntry) {
+                        image.map_fill(&slice, &fill, host)?;
+                    }
                     self.fill(queue, image, &fill, host, fresh, &part).await?;
                     image.map_fill(&slice, &fill, host)?;
                     if let Some(allocation) = allocation {
