@@ -35,8 +35,6 @@ fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
     let log = history.disk.log().clone();
     let mut cutter = Cutter::new(&history.files, &log);
     let mut expected = Expected::new(history.before.clone(), &history.events);
-    let now = history.disk.now();
-    expected.advance(now);
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge {
         queue: &queue,
@@ -44,12 +42,17 @@ fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
         folder: folder.path(),
     };
     let mut verdict = Ok(());
-    cutter.cut(now, &mut rng, 1, |state, rng| {
-        if verdict.is_ok() {
-            let (more, qemu) = (rng.one_in(4), rng.one_in(500));
-            verdict = judge.judge(state, &expected, rng, more, qemu);
-        }
-    });
+    // The second time without anything that is not durable, too.
+    for _ in 0..2 {
+        let now = history.disk.now();
+        expected.advance(now);
+        cutter.cut(now, &mut rng, 1, |state, rng| {
+            if verdict.is_ok() {
+                let (more, qemu) = (rng.one_in(4), rng.one_in(500));
+                verdict = judge.judge(state, &expected, rng, more, qemu);
+            }
+        });
+    }
     verdict.map(|()| history.disk.failed())
 }
 

@@ -314,24 +314,29 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
         let began = history.disk.now();
         let result = jobs::amend(queue, device, &options);
         let failed = history.disk.failed();
-        if result.is_err() && !failed {
-            // Not every image can be everything; it is as it was.
-            continue;
-        }
         let (old, new) = (model.active.len(), (sectors * 512) as usize);
         let mut cut = None;
+        let refused = result.as_ref().err().filter(|_| !failed);
+        if let Some(e) = refused {
+            // Not every image can be everything; a part may be changed.
+            let device = history.open(queue, &OpenOptions::default());
+            if device.size() as usize == old {
+                continue;
+            }
+            println!("amend, refused half way: {e}: {options:?}");
+        }
         if options.size.is_some() {
             cut = (new < old).then(|| Change::Write(new, vec![0; old - new]));
             model.active.resize(new, 0);
         }
         let changes = cut.into_iter().chain([Change::Becomes(model.clone())]);
         for change in changes {
-            match result.is_err() {
+            match failed && result.is_err() {
                 true => history.note_failure(began, change),
                 false => history.note(began, change),
             }
         }
-        if result.is_err() {
+        if failed {
             break;
         }
     }

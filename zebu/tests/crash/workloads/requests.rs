@@ -124,7 +124,9 @@ impl Use<'_> {
             }
             Kind::Flush => queue.block_on(device.flush(queue)),
         };
-        assert!(!flush_failed || result.is_err(), "after a failed flush");
+        // (What reads as zeroes already need not be written.)
+        let may_work = !flush_failed || matches!(kind, Kind::Zero(_));
+        assert!(may_work || result.is_err(), "after a failed flush");
         if let Err(e) = &result {
             self.history.allow(e);
         }
