@@ -17,3 +17,6 @@ cargo test --workspace --no-fail-fast -- --include-ignored
 # The interleavings of what threads meet at, under a scheduler of its own.
 RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
     cargo test -p zebu --lib --quiet interleavings
+# Each rule of the order on the disk is broken in turn, and noticed.
+RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
+    cargo test -p zebu --test crash --quiet breaks -- --nocapture

@@ -6,6 +6,11 @@
 #![deny(unsafe_code)]
 
 pub mod block;
+#[cfg(not(zebu_break))]
+mod broken;
+#[cfg(zebu_break)]
+#[doc(hidden)]
+pub mod broken;
 pub mod codec;
 mod error;
 pub mod format;

@@ -4,77 +4,25 @@
 //! `ZEBU_HOSTILE_RUNS` says how many images are generated, `ZEBU_HOSTILE_SEED`
 //! with which number to begin.
 
+mod common;
 #[path = "common/hostile_images.rs"]
 #[allow(dead_code)]
 mod hostile_images;
 
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::faulty::Faulty;
 use hostile_images::{Random, build, mutate};
 use zebu::block::{Device, LayerImage, OpenOptions};
 use zebu::image::SnapshotName;
 use zebu::jobs;
-use zebu::storage::{
-    Alignment, CacheMode, EngineKind, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
-    StorageExtent,
-};
+use zebu::storage::{EngineKind, Memory, Queue, QueueOptions, Storage};
 
 /// How long one image may take. (A busy machine is slow.)
 const TIME: Duration = Duration::from_secs(20);
 /// Bytes that an image may grow to.
 const MOST: u64 = 64 << 20;
-
-/// Memory that is full when it has so many bytes.
-#[derive(Debug)]
-struct Small(Memory);
-
-// SAFETY: all is passed on to `Memory`, which keeps no memory.
-unsafe impl Storage for Small {
-    unsafe fn start(
-        &self,
-        queue: &Queue,
-        kind: OpKind,
-        offset: u64,
-        length: u64,
-        memory: Option<&Iov>,
-    ) -> Started {
-        if kind != OpKind::Read && offset.saturating_add(length) > MOST {
-            return Started::done(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
-        }
-        // SAFETY: passed on.
-        unsafe { self.0.start(queue, kind, offset, length, memory) }
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length > MOST {
-            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            false => self.0.set_len(length),
-        }
-    }
-    fn allocated(&self) -> io::Result<u64> {
-        self.0.allocated()
-    }
-    fn alignment(&self) -> Alignment {
-        self.0.alignment()
-    }
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.0.extent(offset)
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-    fn is_device(&self) -> bool {
-        false
-    }
-}
 
 fn open(queue: &Queue, storage: Arc<dyn Storage>) -> Option<Device> {
     let options = OpenOptions {
@@ -101,7 +49,9 @@ fn is_sound(queue: &Queue, bytes: &[u8]) -> bool {
 /// Changes the snapshots of an image.
 fn exercise(queue: &Queue, random: &mut Random, bytes: &[u8]) {
     let sound = is_sound(queue, bytes);
-    let storage = Arc::new(Small(Memory::new(bytes.to_vec())));
+    let memory = Arc::new(Memory::new(bytes.to_vec()));
+    let storage = Faulty::new(memory.clone(), 1);
+    storage.limit(MOST);
     let Some(mut device) = open(queue, storage.clone()) else {
         return;
     };
@@ -121,7 +71,7 @@ fn exercise(queue: &Queue, random: &mut Random, bytes: &[u8]) {
         };
     }
     let _ = queue.block_on(device.close(queue));
-    let after = storage.0.to_vec();
+    let after = memory.to_vec();
     assert!(open(queue, Arc::new(Memory::new(after.clone()))).is_some());
     assert!(!sound || is_sound(queue, &after), "it was sound");
 }

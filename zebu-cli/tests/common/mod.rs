@@ -362,6 +362,23 @@ impl Lab {
         self.hold(program, &args)
     }
 
+    /// Starts the program under test, its input and output in pipes.
+    pub fn start_zebu(&self, args: &[&str]) -> Child {
+        let (program, args) = match args {
+            ["io", rest @ ..] => io_subject(rest),
+            _ => (&*subject().program, args.to_vec()),
+        };
+        Command::new(program)
+            .args(args)
+            .current_dir(self.dir.path())
+            .env("LC_ALL", "C")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {}: {error}", program.display()))
+    }
+
     fn hold(&self, program: &Path, args: &[&str]) -> Held {
         // A program that never prompts must not hold the tests for ever.
         let mut child = Command::new("timeout")

@@ -110,6 +110,11 @@ impl Device {
         }
     }
 
+    /// The images of the chain.
+    pub(super) fn into_layers(self) -> Vec<Layer> {
+        self.layers
+    }
+
     /// The images of the chain, for whoever has the device for itself.
     pub(super) fn layers_mut(&mut self) -> &mut [Layer] {
         &mut self.layers

@@ -1,6 +1,7 @@
 //! Changing what the header of an open image says.
 
 use super::device::{Device, LayerImage};
+use crate::broken::{Rule, is_broken};
 use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
 use crate::image::Image;
 use crate::storage::Queue;
@@ -56,7 +57,9 @@ impl Device {
         queue: &Queue,
         change: impl FnOnce(&mut Header),
     ) -> Result<()> {
-        self.flush(queue).await?;
+        if !is_broken(Rule::DataBeforeBacking) {
+            self.flush(queue).await?;
+        }
         self.top_qcow2()?.change_header(queue, change).await
     }
 

@@ -16,7 +16,7 @@ mod write;
 mod zero;
 
 pub use device::{Device, Layer, LayerImage};
-pub use open::{OpenOptions, Policy};
+pub use open::{OpenOptions, Policy, Storages};
 pub use raw::Raw;
 pub use resize::Preallocation;
 pub use source::{

@@ -81,6 +81,8 @@ impl Device {
             options,
             layers: Vec::new(),
             seen: Vec::new(),
+            data: None,
+            has_backing: false,
         };
         queue.block_on(opening.chain(spec))?;
         let write = opening.write_mode();
@@ -98,23 +100,65 @@ impl Device {
         storage: Arc<dyn Storage>,
         options: &OpenOptions,
     ) -> Result<Device> {
+        Device::from_storages(queue, Storages::new(storage), options)
+    }
+
+    /// The same for an image that names other files: the caller has opened
+    /// these. Blocks.
+    pub fn from_storages(
+        queue: &Queue,
+        storages: Storages,
+        options: &OpenOptions,
+    ) -> Result<Device> {
+        let Storages {
+            image,
+            data,
+            backing,
+        } = storages;
         let options = &OpenOptions {
             policy: Policy::Nothing,
             ..options.clone()
         };
-        let mut spec = ImageSpec::new(options.format, FileSpec::new(storage.path()));
+        let mut spec = ImageSpec::new(options.format, FileSpec::new(image.path()));
         let mut opening = Opening {
             queue,
             options,
             layers: Vec::new(),
             seen: Vec::new(),
+            data,
+            has_backing: backing.is_some(),
         };
         queue.block_on(async {
-            let format = opening.format(&mut spec, &*storage).await?;
-            opening.image(spec, storage, format, Role::Top).await
+            let format = opening.format(&mut spec, &*image).await?;
+            opening.image(spec, image, format, Role::Top).await
         })?;
         let write = opening.write_mode();
-        Ok(Device::new(opening.layers, options.inspect, write))
+        let mut layers = opening.layers;
+        layers.extend(backing.into_iter().flat_map(Device::into_layers));
+        Ok(Device::new(layers, options.inspect, write))
+    }
+}
+
+/// An image in storages that the caller has, for
+/// [`Device::from_storages`].
+#[derive(Debug)]
+pub struct Storages {
+    /// The image.
+    pub image: Arc<dyn Storage>,
+    /// Its external data file.
+    pub data: Option<Arc<dyn Storage>>,
+    /// What is behind it; also where the image names nothing.
+    pub backing: Option<Device>,
+}
+
+impl Storages {
+    /// An image that names nothing.
+    pub fn new(image: Arc<dyn Storage>) -> Self {
+        Storages {
+            image,
+            data: None,
+            backing: None,
+        }
     }
 }
 
@@ -125,6 +169,10 @@ struct Opening<'a> {
     layers: Vec<Layer>,
     /// Device and inode of the files of the chain, to find loops.
     seen: Vec<(u64, u64)>,
+    /// The data file of the top image, if the caller has it.
+    data: Option<Arc<dyn Storage>>,
+    /// Whether the caller has what is behind the top image.
+    has_backing: bool,
 }
 
 /// What a file of an image is opened for.
@@ -250,7 +298,7 @@ impl Opening<'_> {
             ));
         }
         let data = match self.data_file(spec, header)? {
-            None => None,
+            None => self.data.clone(),
             Some(data_file) => {
                 let data: Option<Arc<dyn Storage>> = match self.options.inspect {
                     true => None,
@@ -299,15 +347,18 @@ impl Opening<'_> {
     /// The external data file of an image, if it has one.
     fn data_file(&self, spec: &ImageSpec, header: &Header) -> Result<Option<FileSpec>> {
         if !header.has_data_file() {
-            return match spec.data_file {
-                None => Ok(None),
-                Some(_) => Err(Error::Refused(
+            return match spec.data_file.is_none() && self.data.is_none() {
+                true => Ok(None),
+                false => Err(Error::Refused(
                     "'data-file' can only be set for images with an external data file".into(),
                 )),
             };
         }
         if let Some(data_file) = &spec.data_file {
             return Ok(Some(data_file.clone()));
+        }
+        if self.data.is_some() {
+            return Ok(None);
         }
         let Some(name) = header.extensions.data_file() else {
             return Err(Error::Refused(
@@ -325,7 +376,7 @@ impl Opening<'_> {
 
     /// The image behind one.
     fn backing(&self, spec: &ImageSpec, header: &Header) -> Result<Option<ImageSpec>> {
-        if self.options.no_backing || self.options.inspect {
+        if self.options.no_backing || self.options.inspect || self.has_backing {
             return Ok(None);
         }
         let name = match &spec.backing {

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::device::{Device, LayerImage};
 use super::{DetectZeroes, Raw};
+use crate::broken::{Rule, is_broken};
 use crate::format::HostOffset;
 use crate::image::{Allocation, Fill, Image, Mapping, Step, Target};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue};
@@ -183,6 +184,9 @@ impl Device {
                     };
                     let part = iov.slice(at, fill.length as usize);
                     let new = allocation.as_ref();
+                    if is_broken(Rule::DataBeforeEntry) {
+                        image.map_fill(&slice, &fill, host)?;
+                    }
                     self.fill(queue, image, &fill, host, new, &part).await?;
                     image.map_fill(&slice, &fill, host)?;
                     if let Some(allocation) = allocation {

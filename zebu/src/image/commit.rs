@@ -27,6 +27,7 @@ use super::frees::Freed;
 use super::refcounts::Writing as RefcountWriting;
 use super::table::Slice;
 use super::writer::{Doubt, Writer};
+use crate::broken::{Rule, is_broken};
 use crate::format::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};
@@ -124,19 +125,32 @@ impl Image {
             dropped,
             refcounts: Vec::new(),
         };
-        let batch = self.copy(&frozen);
+        let mut batch = self.copy(&frozen);
         // Refcounts were raised before the mappings were set that we copied.
         frozen.refcounts = writer.refcounts.begin_writing();
-        self.write_refcounts(queue, &frozen.refcounts).await?;
+        let late = is_broken(Rule::RefcountsBeforeMappings);
+        if !late {
+            self.write_refcounts(queue, &frozen.refcounts).await?;
+        }
         // (What was dropped may have been written, not durably, before.)
         if durable || !batch.pieces.is_empty() || !frozen.dropped.is_empty() {
             self.make_durable(queue).await?;
         }
+        if is_broken(Rule::CopyBeforeFlush) {
+            batch = self.copy(&frozen);
+        }
+        if is_broken(Rule::DroppedBeforeCopy) {
+            frozen.dropped.extend(writer.frees.take_dropped());
+        }
         if !batch.pieces.is_empty() {
             self.write_batch(queue, batch).await?;
+            let durable = durable && !is_broken(Rule::FlushIsDurable);
             if durable || !frozen.dropped.is_empty() {
                 self.flush_file(queue, &*self.file).await?;
             }
+        }
+        if late {
+            self.write_refcounts(queue, &frozen.refcounts).await?;
         }
         frozen.end();
         self.settle(queue).await
@@ -201,7 +215,9 @@ impl Image {
         if new.is_empty() {
             return Ok(());
         }
-        self.flush_file(queue, &*self.file).await?;
+        if !is_broken(Rule::BlockBeforeTable) {
+            self.flush_file(queue, &*self.file).await?;
+        }
         let piece = PIECE.min(self.geometry.cluster_size());
         new.sort_unstable();
         new.dedup_by_key(|index| *index / (piece / 8));
@@ -241,7 +257,10 @@ impl Image {
 
     /// Makes the data and what was written of the metadata durable.
     async fn make_durable(&self, queue: &Queue) -> Result<()> {
-        if self.header.has_data_file() {
+        if is_broken(Rule::DurableBeforeMappings) {
+            return Ok(());
+        }
+        if self.header.has_data_file() && !is_broken(Rule::DataFileBeforeMappings) {
             self.flush_file(queue, &*self.data).await?;
         }
         self.flush_file(queue, &*self.file).await
@@ -257,6 +276,7 @@ impl Image {
         let result = storage::flush(file, queue).await;
         match &result {
             Ok(()) => doubt.resolve(),
+            Err(_) if is_broken(Rule::FailedFlushIsFinal) => doubt.resolve(),
             Err(e) => writer.fail(e.raw_os_error().unwrap_or(libc::EIO)),
         }
         result.map_err(Error::Io)

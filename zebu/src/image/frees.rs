@@ -9,6 +9,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use super::epoch::Epochs;
+use crate::broken::{Rule, is_broken};
 
 /// A reference to clusters side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,9 @@ impl Frees {
 
     /// The mapping in memory has dropped these. To be called after that.
     pub(crate) fn push(&self, freed: Freed) {
+        if is_broken(Rule::GoneBeforeFree) {
+            return self.push_ready(freed);
+        }
         let mut stages = self.stages();
         stages.count += freed.count;
         // Discards come in order; what is side by side is one.

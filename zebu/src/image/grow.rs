@@ -5,6 +5,7 @@
 //! it is durable before the header points to it.
 
 use super::Image;
+use crate::broken::{Rule, is_broken};
 use crate::format::{MAX_REFCOUNT_TABLE_BYTES, RefcountBlock};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -55,7 +56,9 @@ impl Image {
             place.copy_from_slice(&entry.to_be_bytes());
         }
         storage::write_slice(&*self.file, queue, from, &bytes).await?;
-        self.flush_file(queue, &*self.file).await?;
+        if !is_broken(Rule::RefcountTableBeforeHeader) {
+            self.flush_file(queue, &*self.file).await?;
+        }
 
         let offset = (area.start + area.blocks) * size;
         self.change_header(queue, |header| {

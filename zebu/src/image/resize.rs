@@ -3,6 +3,7 @@
 
 use super::Image;
 use super::frees::Freed;
+use crate::broken::{Rule, is_broken};
 use crate::format::{Header, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -35,7 +36,9 @@ impl Image {
         let mut encoded = vec![0; bytes as usize];
         self.l1.encode(0, &mut encoded);
         storage::write_slice(&*self.file, queue, table.0, &encoded).await?;
-        self.flush_file(queue, &*self.file).await?;
+        if !is_broken(Rule::L1BeforeHeader) {
+            self.flush_file(queue, &*self.file).await?;
+        }
         self.rewrite_header(queue, |header| {
             header.l1_offset = table.0;
             header.l1_size = entries as u32;

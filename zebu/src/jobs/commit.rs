@@ -7,6 +7,7 @@ use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
+use crate::broken::{Rule, is_broken};
 use crate::storage::{EngineKind, Queue};
 use crate::{Error, Result};
 
@@ -62,7 +63,10 @@ pub fn commit(
         engine: options.engine,
     };
     let (top, base, result) = transfer(top, base, plan, tell);
-    let closed = queue.block_on(base.close(queue));
+    let closed = match is_broken(Rule::BaseBeforeEmpty) {
+        true => Ok(()),
+        false => queue.block_on(base.close(queue)),
+    };
     result?;
     closed.map_err(CommitError::Flush)?;
     queue

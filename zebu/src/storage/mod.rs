@@ -22,8 +22,10 @@ mod writings;
 mod zero;
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 
 pub(crate) use access::{Reading, begin_read, give_back, read_pooled};
 pub use access::{
@@ -143,12 +145,21 @@ enum StartedKind {
         #[allow(dead_code, reason = "kept for the kernel, not read")] Option<Box<[libc::iovec]>>,
     ),
     Done(io::Result<usize>),
+    Later(Pin<Box<dyn Future<Output = io::Result<usize>>>>),
 }
 
 impl Started {
     /// An operation that ended as it was started.
     pub fn done(result: io::Result<usize>) -> Self {
         Started(StartedKind::Done(result))
+    }
+
+    /// An operation that ends when `future` does, for storages that are no
+    /// files. The future wakes whoever polls it, from any thread. If it is
+    /// dropped before its end, it waits for the end of the operation or calls
+    /// it off: the memory is not used afterwards.
+    pub fn later(future: impl Future<Output = io::Result<usize>> + 'static) -> Self {
+        Started(StartedKind::Later(Box::pin(future)))
     }
 
     pub(crate) fn in_flight(io: Io, segments: Option<Box<[libc::iovec]>>) -> Self {
@@ -160,6 +171,7 @@ impl Started {
         match self.0 {
             StartedKind::InFlight(io, _segments) => io.await,
             StartedKind::Done(result) => result,
+            StartedKind::Later(future) => future.await,
         }
     }
 }

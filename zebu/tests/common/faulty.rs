@@ -26,6 +26,8 @@ pub struct Faulty {
     /// How many blocks there are on the disk; 0: enough.
     blocks: AtomicU64,
     taken: Mutex<HashSet<u64>>,
+    /// Bytes that it may have; 0: any number.
+    most: AtomicU64,
     rng: Mutex<Rng>,
     failures: AtomicU64,
 }
@@ -39,6 +41,7 @@ impl Faulty {
             flushes: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
             taken: Mutex::default(),
+            most: AtomicU64::new(0),
             rng: Mutex::new(Rng::new(seed)),
             failures: AtomicU64::new(0),
         })
@@ -63,6 +66,16 @@ impl Faulty {
         self.blocks.store(all, Ordering::SeqCst);
     }
 
+    /// The disk has no room behind its first `most` bytes.
+    pub fn limit(&self, most: u64) {
+        self.most.store(most, Ordering::SeqCst);
+    }
+
+    fn is_beyond(&self, end: u64) -> bool {
+        let most = self.most.load(Ordering::SeqCst);
+        most != 0 && end > most
+    }
+
     /// How many operations failed.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
@@ -76,6 +89,9 @@ impl Faulty {
     fn write_error(&self, offset: u64, length: u64) -> Option<i32> {
         if self.is_time(self.one_in.load(Ordering::SeqCst)) {
             return Some(self.errno.load(Ordering::SeqCst));
+        }
+        if self.is_beyond(offset.saturating_add(length)) {
+            return Some(libc_enospc());
         }
         let mut taken = self.taken.lock().unwrap();
         let all = self.blocks.load(Ordering::SeqCst);
@@ -132,7 +148,10 @@ unsafe impl Storage for Faulty {
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.inner.set_len(length)
+        match self.is_beyond(length) {
+            true => Err(io::Error::from_raw_os_error(libc_enospc())),
+            false => self.inner.set_len(length),
+        }
     }
 
     fn allocated(&self) -> io::Result<u64> {

@@ -6,7 +6,6 @@
 
 pub mod faulty;
 pub mod peer;
-pub mod recorder;
 
 use std::fs;
 use std::path::{Path, PathBuf};

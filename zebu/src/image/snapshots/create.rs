@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::super::Image;
 use super::super::frees::Freed;
 use super::errno;
+use crate::broken::{Rule, is_broken};
 use crate::format::{MAX_SNAPSHOTS, Snapshot};
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -75,8 +76,10 @@ impl Image {
         *l1 = Some(place);
         new.l1_offset = place.first * self.geometry.cluster_size();
         new.l1_size = self.header.l1_size;
-        self.clear_copied(queue, &self.l1).await?;
-        self.clear_copied_l1()?;
+        if !is_broken(Rule::FlagsBeforeSnapshot) {
+            self.clear_copied(queue, &self.l1).await?;
+            self.clear_copied_l1()?;
+        }
         self.commit(queue, true).await?;
         let mut all = self.snapshots.clone();
         all.push(new);

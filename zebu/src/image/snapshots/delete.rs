@@ -3,6 +3,7 @@
 use super::super::{Image, SnapshotName};
 use super::errno;
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::storage::Queue;
 
 impl Image {
@@ -26,9 +27,16 @@ impl Image {
         self.check_references(queue, &l1).await?;
         self.check_counted(queue, table).await?;
 
+        let early = is_broken(Rule::SnapshotGoneBeforeFree);
+        if early {
+            self.release(queue, &l1, punch).await?;
+            self.commit(queue, true).await?;
+        }
         let new = self.write_snapshots(queue, &mut rest).await?;
         self.switch_snapshots(queue, new, rest).await?;
-        self.release(queue, &l1, punch).await?;
+        if !early {
+            self.release(queue, &l1, punch).await?;
+        }
         self.release_one(queue, table).await?;
         // Flags say that a refcount is 1, so that must be durable first.
         self.commit(queue, true).await?;

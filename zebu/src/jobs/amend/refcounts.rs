@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::header::write_header;
+use crate::broken::{Rule, is_broken};
 use crate::format::{
     Geometry, Header, MAX_REFCOUNT_TABLE_BYTES, RefcountBlock, RefcountTableEntry,
 };
@@ -37,7 +38,9 @@ pub(super) async fn change_width(
     let place = Place::new(&geometry, used.blocks, start)?;
     place.make_room(file)?;
     place.write(queue, file, old).await?;
-    storage::flush(file, queue).await?;
+    if !is_broken(Rule::WidthBeforeHeader) {
+        storage::flush(file, queue).await?;
+    }
     new_header.refcount_table_offset = place.at(place.table());
     new_header.refcount_table_clusters = place.table_clusters as u32; // At most 8 MiB.
     write_header(queue, file, &new_header).await?;

@@ -8,6 +8,7 @@ mod layout;
 
 use layout::{Layout, data_of_tables};
 
+use crate::broken::{Rule, is_broken};
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
     HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, MAX_BACKING_FORMAT, MAX_BACKING_NAME,
@@ -352,7 +353,9 @@ impl Plan {
         self.write_l2(queue, file).await?;
         self.write_refcounts(queue, file).await?;
         self.write_tables(queue, file).await?;
-        storage::flush(file, queue).await?;
+        if !is_broken(Rule::TablesBeforeNewHeader) {
+            storage::flush(file, queue).await?;
+        }
         let header = self.header.encode()?;
         storage::write_slice(file, queue, 0, &header).await?;
         storage::flush(file, queue).await?;

@@ -1,0 +1,84 @@
+//! Guards against a file system that is full, of a real kernel: an error that
+//! nobody is told of, an image with errors, what was written before gone.
+//!
+//! Needs a loop device and mount namespaces; says so where they are missing.
+
+mod common;
+
+use common::{Lab, Limits};
+
+/// Mounts a small file system, and runs the rest of the script in it.
+const MOUNT: &str = "mount -o loop fs small && echo mounted && ";
+
+fn in_small(lab: &Lab, rest: &str, args: &[&str]) -> Option<common::Answer> {
+    lab.in_namespace(&format!("{MOUNT}{rest}"), args, &Limits::default())
+}
+
+#[test]
+fn writes_to_a_full_file_system() {
+    for (options, cache) in [
+        ("cluster_size=64k", "none"),
+        ("cluster_size=4k", "writeback"),
+        ("cluster_size=64k,extended_l2=on", "none"),
+    ] {
+        let what = format!("{options}, {cache}");
+        let lab = Lab::new();
+        std::fs::create_dir(lab.path("small")).expect("folder");
+        let file = std::fs::File::create(lab.path("fs")).expect("file");
+        file.set_len(24 << 20).expect("length");
+        let mke2fs = ["-q", "-F", "-t", "ext4", "-m", "0", "fs"];
+        let made = lab.run("/sbin/mke2fs".as_ref(), &mke2fs, b"", &Limits::default());
+        made.ok("mke2fs");
+        lab.qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, "disk", "64M"])
+            .ok(&what);
+        // Half a megabyte each, more than there is room for.
+        let writes: Vec<String> = (0..80u64)
+            .map(|nth| format!("write -P {} {} 512k", nth + 1, nth * 37 % 80 * (512 << 10)))
+            .collect();
+        let commands: Vec<&str> = writes.iter().map(String::as_str).collect();
+        let mut args = vec!["io", "-f", "qcow2", "-t", cache];
+        for (nth, command) in commands.iter().enumerate() {
+            args.extend(["-c", command]);
+            if nth % 8 == 7 {
+                args.extend(["-c", "flush"]);
+            }
+        }
+        // What is there already can be written when nothing else can.
+        args.extend(["-c", "write -P 99 0 512k", "-c", "flush", "small/disk"]);
+        let rest = "cp disk small/disk && { \"$0\" \"$@\"; echo status $?; }";
+        let Some(answer) = in_small(&lab, rest, &args) else {
+            println!("skipped: no loop devices or mount namespaces here");
+            return;
+        };
+        answer.orderly(&what);
+        let ended = |nth: u64| {
+            let at = nth * 37 % 80 * (512 << 10);
+            let line = format!("wrote 524288/524288 bytes at offset {at}\n");
+            answer.out.contains(&line)
+        };
+        let (done, failed): (Vec<u64>, Vec<u64>) = (0..80).partition(|nth| ended(*nth));
+        assert!(
+            !done.is_empty() && !failed.is_empty(),
+            "{what}: {answer:#?}"
+        );
+        let all = format!("{}{}", answer.out, answer.err);
+        let errors = all.matches("No space left on device").count();
+        assert_eq!(errors, failed.len(), "{what}: {answer:#?}");
+        in_small(&lab, "cp small/disk copy", &[]).expect("mounted before");
+        let check = lab.qemu_img(&["check", "-q", "-f", "qcow2", "copy"]);
+        assert!(matches!(check.status, 0 | 3), "{what}: {check:#?}");
+        let mut reads = vec!["-f".to_string(), "qcow2".into()];
+        for nth in &done {
+            let byte = if *nth == 0 { 99 } else { nth + 1 };
+            let at = nth * 37 % 80 * (512 << 10);
+            reads.extend(["-c".into(), format!("read -P {byte} {at} 512k")]);
+        }
+        reads.push("copy".into());
+        let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+        let read = lab.qemu_io(&reads).ok(&what);
+        assert!(
+            !read.out.contains("verification failed"),
+            "{what}: {read:#?}"
+        );
+    }
+}

@@ -1,0 +1,257 @@
+//! Guards against a program that is killed in the middle of its work and leaves
+//! an image that does not open, that has errors, that stays locked, or that has
+//! lost what was flushed.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Child;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use common::{Lab, PATIENCE};
+
+/// How often each is killed.
+const KILLS: u64 = 15;
+const BLOCK: usize = 4096;
+
+/// Random numbers that can be had again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// Kills a program after a while; whether it was still running.
+fn kill_later(child: &mut Child, micros: u64) -> bool {
+    thread::sleep(Duration::from_micros(micros));
+    let was_running = child.try_wait().expect("wait").is_none();
+    let _ = child.kill();
+    child.wait().expect("wait");
+    was_running
+}
+
+/// Fails unless QEMU and zebu find leaks at worst.
+fn assert_consistent(lab: &Lab, image: &str, what: &str) {
+    let ours = lab.zebu(&["check", "-q", image]);
+    assert!(matches!(ours.status, 0 | 3), "{what}: {ours:#?}");
+    let theirs = lab.qemu_img(&["check", "-q", "-f", "qcow2", image]);
+    assert!(matches!(theirs.status, 0 | 3), "{what}: {theirs:#?}");
+}
+
+/// What an image reads as.
+fn content(lab: &Lab, image: &str) -> Vec<u8> {
+    lab.qemu_img(&["convert", "-O", "raw", image, "content.raw"])
+        .ok("qemu-img convert");
+    std::fs::read(lab.path("content.raw")).expect("content")
+}
+
+/// One command of a script, and what it does.
+enum Step {
+    /// Blocks from the first on, so many, and the byte that they get.
+    Write(usize, usize, u8),
+    Flush,
+}
+
+fn script(random: &mut Random, blocks: usize) -> Vec<Step> {
+    let step = |nth: usize| match nth % 9 {
+        8 => Step::Flush,
+        _ => {
+            let first = random.below(blocks as u64 - 40) as usize;
+            let count = 1 + random.below(40) as usize;
+            // Discarded and zeroed blocks are zero.
+            let byte = if random.below(6) == 0 {
+                0
+            } else {
+                1 + nth as u8 % 250
+            };
+            Step::Write(first, count, byte)
+        }
+    };
+    (0..3000).map(step).collect()
+}
+
+fn text(steps: &[Step]) -> String {
+    let line = |step: &Step| match step {
+        Step::Flush => "flush\n".to_string(),
+        Step::Write(first, count, byte) => {
+            let (at, length) = (first * BLOCK, count * BLOCK);
+            match byte {
+                0 => format!("write -z -u {at} {length}\n"),
+                byte => format!("write -P {byte} {at} {length}\n"),
+            }
+        }
+    };
+    steps.iter().map(line).collect()
+}
+
+/// Runs a script, kills it, and says how many writes had ended.
+fn run_and_kill(lab: &Lab, args: &[&str], script: String, micros: u64) -> usize {
+    let mut child = lab.start_zebu(args);
+    let mut stdin = child.stdin.take().expect("piped");
+    let stdout = BufReader::new(child.stdout.take().expect("piped"));
+    thread::spawn(move || drop(stdin.write_all(script.as_bytes())));
+    let (sender, ended) = mpsc::channel();
+    thread::spawn(move || {
+        let lines = stdout.lines().map_while(Result::ok);
+        let count = lines.filter(|line| line.contains("wrote ")).count();
+        let _ = sender.send(count);
+    });
+    kill_later(&mut child, micros);
+    ended.recv_timeout(PATIENCE).expect("its output ends")
+}
+
+/// Fails unless each block is as the last flush left it, or as a later write.
+fn judge(steps: &[Step], ended: usize, found: &[u8], what: &str) {
+    // A flush has ended if the write after it has.
+    let (mut writes, mut flush, mut flushed) = (0, 0, 0);
+    for (nth, step) in steps.iter().enumerate() {
+        match step {
+            Step::Flush => flush = nth,
+            Step::Write(..) if writes == ended => break,
+            Step::Write(..) => {
+                writes += 1;
+                flushed = flush;
+            }
+        }
+    }
+    let mut last = vec![0u8; found.len() / BLOCK];
+    let mut later = vec![Vec::new(); last.len()];
+    for (nth, step) in steps.iter().enumerate() {
+        if let Step::Write(first, count, byte) = step {
+            for block in *first..first + count {
+                match nth < flushed {
+                    true => last[block] = *byte,
+                    false => later[block].push(*byte),
+                }
+            }
+        }
+    }
+    for (nth, block) in found.chunks(BLOCK).enumerate() {
+        let is_known = |byte: u8| byte == last[nth] || later[nth].contains(&byte);
+        for sector in block.chunks(512) {
+            let byte = sector[0];
+            assert!(
+                sector.iter().all(|b| *b == byte) && is_known(byte),
+                "{what}: block {nth} has {byte}, {} was flushed, {:?} came later",
+                last[nth],
+                later[nth]
+            );
+        }
+    }
+}
+
+#[test]
+fn while_it_writes() {
+    const SIZE: usize = 16 << 20;
+    let kinds = [
+        "cluster_size=64k",
+        "cluster_size=4k",
+        "cluster_size=64k,extended_l2=on",
+        "cluster_size=512,lazy_refcounts=on",
+    ];
+    let mut before_end = 0;
+    for round in 0..KILLS {
+        let mut random = Random(round + 1);
+        let options = kinds[round as usize % kinds.len()];
+        let cache = ["none", "writeback"][random.below(2) as usize];
+        let what = format!("round {round}, {options}, {cache}");
+        let lab = Lab::new();
+        let size = SIZE.to_string();
+        lab.qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, "disk", &size])
+            .ok(&what);
+        let steps = script(&mut random, SIZE / BLOCK);
+        let args = ["io", "-f", "qcow2", "-t", cache, "-d", "unmap", "disk"];
+        let micros = 20_000 + random.below(400_000);
+        let ended = run_and_kill(&lab, &args, text(&steps), micros);
+        before_end += usize::from(ended > 0 && ended < 2600);
+        // As lazy refcounts are written in time, it is not even dirty.
+        assert_consistent(&lab, "disk", &what);
+        judge(&steps, ended, &content(&lab, "disk"), &what);
+        // It can be written to at once.
+        lab.zebu(&["io", "-f", "qcow2", "-c", "write -P 9 0 1M", "disk"])
+            .ok(&what);
+        assert_consistent(&lab, "disk", &what);
+    }
+    println!("{before_end} of {KILLS} were killed in the middle");
+    assert!(before_end > 0);
+}
+
+#[test]
+fn while_it_is_measured() {
+    for round in 0..KILLS {
+        let mut random = Random(100 + round);
+        let what = format!("round {round}");
+        let lab = Lab::new();
+        lab.qemu_img(&["create", "-q", "-f", "qcow2", "disk", "64M"])
+            .ok(&what);
+        let args = [
+            "bench",
+            "-w",
+            "-c",
+            "1000000",
+            "-d",
+            "16",
+            "-s",
+            "4k",
+            "-S",
+            "20480",
+            "-t",
+            "none",
+            "--pattern",
+            "7",
+            "--flush-interval",
+            "64",
+            "-f",
+            "qcow2",
+            "disk",
+        ];
+        let mut child = lab.start_zebu(&args);
+        kill_later(&mut child, 20_000 + random.below(300_000));
+        assert_consistent(&lab, "disk", &what);
+        let found = content(&lab, "disk");
+        let is_known = |sector: &[u8]| sector == [0; 512] || sector == [7; 512];
+        assert!(found.chunks(512).all(is_known), "{what}: other data");
+    }
+}
+
+#[test]
+fn while_it_converts() {
+    let lab = Lab::new();
+    lab.make("raw source 48M");
+    let mut random = Random(7);
+    let bytes: Vec<u8> = (0..6 << 20).map(|_| random.below(256) as u8).collect();
+    for nth in 0..8 {
+        lab.patch("source", nth * (6 << 20), &bytes);
+    }
+    let before = std::fs::read(lab.path("source")).expect("source");
+    for round in 0..KILLS {
+        let what = format!("round {round}");
+        let mut args = vec!["convert", "-f", "raw", "-O", "qcow2"];
+        if round % 3 == 0 {
+            args.push("-c");
+        }
+        args.extend(["source", "target"]);
+        let _ = std::fs::remove_file(lab.path("target"));
+        let mut child = lab.start_zebu(&args);
+        let was_running = kill_later(&mut child, 1_000 + random.below(150_000));
+        let target = std::fs::read(lab.path("target")).unwrap_or_default();
+        // Until its header is written it is no image at all.
+        if target.starts_with(b"QFI\xfb") {
+            assert_consistent(&lab, "target", &what);
+            let found = content(&lab, "target");
+            let pairs = found.chunks(512).zip(before.chunks(512));
+            let is_known = |(now, then): (&[u8], &[u8])| now == then || now == [0; 512];
+            assert!(pairs.into_iter().all(is_known), "{what}: other data");
+            assert!(was_running || found == before, "{what}: it had ended");
+        }
+        let source = std::fs::read(lab.path("source")).expect("source");
+        assert!(source == before, "{what}: the source has changed");
+    }
+}

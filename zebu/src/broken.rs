@@ -1,0 +1,108 @@
+//! Rules of the order on the disk, broken on purpose: so a test can show that
+//! it notices (`zebu/tests/crash/breaks.rs`). Only in builds with
+//! `--cfg zebu_break`; in all others nothing is ever broken, and the compiler
+//! leaves nothing of the question.
+
+/// A rule that can be broken. What each says is the rule, not the break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Rule {
+    /// Refcounts are written before the mappings that need them.
+    RefcountsBeforeMappings = 1,
+    /// Refcounts and data are durable before mappings are written.
+    DurableBeforeMappings,
+    /// An external data file is durable before mappings are written.
+    DataFileBeforeMappings,
+    /// Mappings are copied before the flush that makes their data durable.
+    CopyBeforeFlush,
+    /// Data are written before they are mapped.
+    DataBeforeEntry,
+    /// What was dropped is listed before the tables are copied.
+    DroppedBeforeCopy,
+    /// A dropped reference is durably gone before its cluster is free.
+    GoneBeforeFree,
+    /// Mappings are durable when a flush returns.
+    FlushIsDurable,
+    /// A new L2 table is written before an L1 entry points to it.
+    TableIsWhole,
+    /// A new refcount block is durable before the table points to it.
+    BlockBeforeTable,
+    /// A larger refcount table is durable before the header names it.
+    RefcountTableBeforeHeader,
+    /// A larger L1 table is durable before the header names it.
+    L1BeforeHeader,
+    /// A snapshot table is durable before the header names it.
+    SnapshotsBeforeHeader,
+    /// Copied flags are cleared before a snapshot can lead to a cluster.
+    FlagsBeforeSnapshot,
+    /// A snapshot is durably gone before its refcounts are lowered.
+    SnapshotGoneBeforeFree,
+    /// A new image's tables are durable before its header is written.
+    TablesBeforeNewHeader,
+    /// What a rebase wrote is durable before the header names the new backing
+    /// file.
+    DataBeforeBacking,
+    /// A commit's base is durable before the top is emptied.
+    BaseBeforeEmpty,
+    /// Refcounts of another width are durable before the header names them.
+    WidthBeforeHeader,
+    /// A repair's steps are durable one before the other.
+    RepairBarriers,
+    /// A flush that failed is not tried again.
+    FailedFlushIsFinal,
+}
+
+#[cfg(zebu_break)]
+mod hook {
+    use super::Rule;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    static BROKEN: AtomicU8 = AtomicU8::new(0);
+
+    impl Rule {
+        /// All of them.
+        pub const ALL: [Rule; 21] = [
+            Rule::RefcountsBeforeMappings,
+            Rule::DurableBeforeMappings,
+            Rule::DataFileBeforeMappings,
+            Rule::CopyBeforeFlush,
+            Rule::DataBeforeEntry,
+            Rule::DroppedBeforeCopy,
+            Rule::GoneBeforeFree,
+            Rule::FlushIsDurable,
+            Rule::TableIsWhole,
+            Rule::BlockBeforeTable,
+            Rule::RefcountTableBeforeHeader,
+            Rule::L1BeforeHeader,
+            Rule::SnapshotsBeforeHeader,
+            Rule::FlagsBeforeSnapshot,
+            Rule::SnapshotGoneBeforeFree,
+            Rule::TablesBeforeNewHeader,
+            Rule::DataBeforeBacking,
+            Rule::BaseBeforeEmpty,
+            Rule::WidthBeforeHeader,
+            Rule::RepairBarriers,
+            Rule::FailedFlushIsFinal,
+        ];
+    }
+
+    /// Breaks this rule from now on, and no other.
+    pub fn break_rule(rule: Option<Rule>) {
+        BROKEN.store(rule.map_or(0, |rule| rule as u8), Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_broken(rule: Rule) -> bool {
+        BROKEN.load(Ordering::SeqCst) == rule as u8
+    }
+}
+
+#[cfg(zebu_break)]
+pub use hook::break_rule;
+#[cfg(zebu_break)]
+pub(crate) use hook::is_broken;
+
+#[cfg(not(zebu_break))]
+#[inline(always)]
+pub(crate) const fn is_broken(_: Rule) -> bool {
+    false
+}

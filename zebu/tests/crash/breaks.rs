@@ -1,0 +1,82 @@
+//! Shows that the replay can fail: each rule of the order on the disk is broken
+//! in turn, and each time the replay, or the faults, find it.
+//!
+//! `RUSTFLAGS="--cfg zebu_break" cargo test -p zebu --test crash breaks`
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use zebu::broken::{Rule, break_rule};
+
+use crate::workloads::{self, Workload};
+use crate::{Effort, faults, run};
+
+/// Runs of a workload that should notice, at most.
+const RUNS: u64 = 60;
+
+/// The workloads that lean on a rule, those that notice soonest first.
+fn workloads_of(rule: Rule) -> &'static [&'static str] {
+    match rule {
+        Rule::RefcountsBeforeMappings | Rule::DurableBeforeMappings => &["allocating"],
+        Rule::DataFileBeforeMappings => &["data-file"],
+        Rule::CopyBeforeFlush | Rule::DataBeforeEntry => &["in-flight"],
+        Rule::DroppedBeforeCopy => &["in-flight"],
+        Rule::GoneBeforeFree => &["reuse"],
+        Rule::FlushIsDurable => &["allocating"],
+        Rule::TableIsWhole => &["reuse", "growth"],
+        Rule::BlockBeforeTable => &["growth"],
+        Rule::RefcountTableBeforeHeader => &["growth"],
+        Rule::L1BeforeHeader => &["resize"],
+        Rule::SnapshotsBeforeHeader | Rule::FlagsBeforeSnapshot | Rule::SnapshotGoneBeforeFree => {
+            &["snapshots"]
+        }
+        Rule::TablesBeforeNewHeader => &["convert"],
+        Rule::DataBeforeBacking => &["rebase"],
+        Rule::BaseBeforeEmpty => &["commit"],
+        Rule::WidthBeforeHeader => &["amend"],
+        Rule::RepairBarriers => &["repair"],
+        Rule::FailedFlushIsFinal => &["allocating"],
+    }
+}
+
+/// What notices that a rule is broken, if anything does.
+fn noticed(rule: Rule) -> Option<String> {
+    let effort = Effort {
+        samples: 4,
+        more: 4,
+        qemu: u64::MAX,
+    };
+    let is_wanted = |w: &&Workload| workloads_of(rule).contains(&w.name);
+    for seed in 1..=RUNS {
+        for workload in workloads::ALL.iter().filter(is_wanted) {
+            let attempt = catch_unwind(AssertUnwindSafe(|| match rule {
+                Rule::FailedFlushIsFinal => faults::try_workload(*workload, seed, 1).map(drop),
+                _ => run(*workload, seed, effort).map(drop),
+            }));
+            let what = match attempt {
+                Ok(Ok(())) => continue,
+                Ok(Err(what)) => what,
+                Err(panic) => match panic.downcast::<String>() {
+                    Ok(text) => *text,
+                    Err(_) => "a panic".into(),
+                },
+            };
+            let line = what.lines().next().unwrap_or("").to_string();
+            return Some(format!("{}, run {seed}: {line}", workload.name));
+        }
+    }
+    None
+}
+
+#[test]
+fn breaks() {
+    let mut missed = Vec::new();
+    for rule in Rule::ALL {
+        break_rule(Some(rule));
+        match noticed(rule) {
+            Some(what) => println!("{rule:?}: {what}"),
+            None => missed.push(rule),
+        }
+        break_rule(None);
+    }
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}

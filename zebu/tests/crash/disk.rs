@@ -1,0 +1,372 @@
+//! A disk that remembers everything done to it: the files of a workload, one
+//! log of what reached them, and one clock.
+//!
+//! An operation takes its time: it begins, and ends some polls later, in an
+//! order of its own. So requests are in flight together as on a real disk, and
+//! a flush covers what had ended before it began, not what merely had begun.
+//!
+//! One operation can be made to fail ([`Fault`]).
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+
+use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+
+use crate::common::Rng;
+use crate::common::faulty::libc_eio;
+
+/// When something happened: each begin and each end has a time of its own.
+pub type Time = u64;
+
+/// Something that was done to a file.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub file: usize,
+    pub began: Time,
+    /// `Time::MAX` while it is in flight.
+    pub ended: Time,
+    pub what: What,
+}
+
+#[derive(Clone, Debug)]
+pub enum What {
+    Write(u64, Vec<u8>),
+    /// Offset and length; what is past the end of the file stays there.
+    Zero(u64, u64),
+    SetLen(u64),
+    /// The file is at least so long.
+    Reach(u64),
+    /// Everything that had ended before it began is durable when it has ended.
+    Flush,
+}
+
+/// What an operation comes to that is to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// This error, and nothing is done.
+    Error(i32),
+    /// A part is read or written. What moves no bytes fails with `EIO`.
+    Short,
+}
+
+/// Which operation is to fail.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// The first is 1.
+    pub nth: u64,
+    pub how: Failure,
+}
+
+/// What the files of a disk have in common.
+#[derive(Debug)]
+pub struct Disk {
+    log: Mutex<Vec<Entry>>,
+    clock: AtomicU64,
+    /// How long operations take; None: none takes any time.
+    delays: Option<Mutex<Rng>>,
+    fault: Option<Fault>,
+    /// Operations until now.
+    operations: AtomicU64,
+    failed: AtomicBool,
+    flush_failed: AtomicBool,
+}
+
+impl Disk {
+    pub fn new(delays: Option<Rng>, fault: Option<Fault>) -> Arc<Disk> {
+        Arc::new(Disk {
+            log: Mutex::default(),
+            clock: AtomicU64::new(1),
+            delays: delays.map(Mutex::new),
+            fault,
+            operations: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            flush_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// How many operations there were.
+    pub fn operations(&self) -> u64 {
+        self.operations.load(Ordering::SeqCst)
+    }
+
+    /// Whether one of them failed.
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Whether that was a flush.
+    pub fn flush_failed(&self) -> bool {
+        self.flush_failed.load(Ordering::SeqCst)
+    }
+
+    /// Counts an operation; how it fails, if it does.
+    fn failure(&self, kind: OpKind) -> Option<Failure> {
+        let nth = self.operations.fetch_add(1, Ordering::SeqCst) + 1;
+        let how = self.fault.filter(|fault| fault.nth == nth)?.how;
+        let moves = matches!(kind, OpKind::Read | OpKind::Write);
+        if how == Failure::Short && moves {
+            return Some(how);
+        }
+        self.failed.store(true, Ordering::SeqCst);
+        if kind == OpKind::Flush {
+            self.flush_failed.store(true, Ordering::SeqCst);
+        }
+        Some(match how {
+            Failure::Short => Failure::Error(libc_eio()),
+            error => error,
+        })
+    }
+
+    /// Files with these contents, which are durable.
+    pub fn files(self: &Arc<Self>, contents: Vec<Vec<u8>>) -> Vec<Arc<File>> {
+        let files = contents.into_iter().enumerate();
+        files
+            .map(|(number, bytes)| {
+                Arc::new(File {
+                    number,
+                    before: bytes.clone(),
+                    bytes: Arc::new(Mutex::new(bytes)),
+                    disk: self.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// The time, which goes on with each look at it.
+    pub fn now(&self) -> Time {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Everything done until now, in the order in which it began.
+    pub fn log(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.log.lock().unwrap()
+    }
+
+    fn begin(&self, file: usize, what: What) -> usize {
+        let mut log = self.log();
+        let began = self.now();
+        log.push(Entry {
+            file,
+            began,
+            ended: Time::MAX,
+            what,
+        });
+        log.len() - 1
+    }
+
+    fn end(&self, entry: usize) {
+        let mut log = self.log();
+        log[entry].ended = self.now();
+    }
+}
+
+/// A file of a disk.
+#[derive(Debug)]
+pub struct File {
+    number: usize,
+    pub before: Vec<u8>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    disk: Arc<Disk>,
+}
+
+impl File {
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap().clone()
+    }
+}
+
+impl What {
+    /// Does it; the bytes written.
+    pub fn apply(&self, file: &mut Vec<u8>) -> usize {
+        match self {
+            What::Write(offset, bytes) => {
+                let (start, end) = (*offset as usize, *offset as usize + bytes.len());
+                file.resize(file.len().max(end), 0);
+                file[start..end].copy_from_slice(bytes);
+                bytes.len()
+            }
+            What::Zero(offset, length) => {
+                let end = (offset + length).min(file.len() as u64) as usize;
+                if let Some(range) = file.get_mut(*offset as usize..end) {
+                    range.fill(0);
+                }
+                0
+            }
+            What::SetLen(length) => {
+                file.resize(*length as usize, 0);
+                0
+            }
+            What::Reach(length) => {
+                file.resize(file.len().max(*length as usize), 0);
+                0
+            }
+            What::Flush => 0,
+        }
+    }
+}
+
+enum Operation {
+    Read(u64, Iov),
+    Change(What),
+}
+
+impl Operation {
+    /// Does it; the bytes moved.
+    fn perform(&self, bytes: &mut Vec<u8>) -> usize {
+        match self {
+            Operation::Read(offset, iov) => {
+                let from = (*offset).min(bytes.len() as u64) as usize;
+                let count = iov.len().min(bytes.len() - from);
+                iov.copy_from(&bytes[from..from + count]);
+                count
+            }
+            Operation::Change(what) => what.apply(bytes),
+        }
+    }
+}
+
+/// An operation in flight. Dropped, it ends at once.
+struct InFlight {
+    disk: Arc<Disk>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+    operation: Option<Operation>,
+    /// Its place in the log.
+    entry: Option<usize>,
+    /// Polls until it ends.
+    left: u64,
+}
+
+impl InFlight {
+    fn end(&mut self) -> usize {
+        let Some(operation) = self.operation.take() else {
+            return 0;
+        };
+        let count = operation.perform(&mut self.bytes.lock().unwrap());
+        if let Some(entry) = self.entry {
+            self.disk.end(entry);
+        }
+        count
+    }
+}
+
+impl Future for InFlight {
+    type Output = io::Result<usize>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.left > 0 {
+            self.left -= 1;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(self.end()))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+// SAFETY: an operation in flight uses its memory until it has ended or was
+// dropped, and no longer.
+unsafe impl Storage for File {
+    unsafe fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let failure = self.disk.failure(kind);
+        if let Some(Failure::Error(errno)) = failure {
+            return Started::done(Err(io::Error::from_raw_os_error(errno)));
+        }
+        // At least a byte: none at all is the end of a file.
+        let short = |iov: &Iov| iov.slice(0, iov.len().div_ceil(2));
+        let part = memory.filter(|_| failure.is_some()).map(short);
+        let memory = part.as_ref().or(memory);
+        let operation = match (kind, memory) {
+            (OpKind::Read, Some(iov)) => Operation::Read(offset, iov.clone()),
+            (OpKind::Write, Some(iov)) => {
+                let mut bytes = vec![0; iov.len()];
+                iov.copy_to(&mut bytes);
+                Operation::Change(What::Write(offset, bytes))
+            }
+            (OpKind::ZeroRange | OpKind::PunchHole, _) => {
+                Operation::Change(What::Zero(offset, length))
+            }
+            (OpKind::Allocate, _) => Operation::Change(What::Reach(offset + length)),
+            (OpKind::Flush, _) => Operation::Change(What::Flush),
+            (kind, _) => panic!("{kind:?}: the cache mode is not a write-through one"),
+        };
+        let entry = match &operation {
+            Operation::Read(..) => None,
+            Operation::Change(what) => Some(self.disk.begin(self.number, what.clone())),
+        };
+        // Mostly at once, sometimes after all the others.
+        let left = self.disk.delays.as_ref().map_or(0, |rng| {
+            let mut rng = rng.lock().unwrap();
+            [0, 0, rng.below(4), rng.below(16)][rng.below(4) as usize]
+        });
+        let mut in_flight = InFlight {
+            disk: self.disk.clone(),
+            bytes: self.bytes.clone(),
+            operation: Some(operation),
+            entry,
+            left,
+        };
+        match left {
+            0 => Started::done(Ok(in_flight.end())),
+            _ => Started::later(in_flight),
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.bytes.lock().unwrap().len() as u64)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        if let Some(Failure::Error(errno)) = self.disk.failure(OpKind::Allocate) {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let what = What::SetLen(length);
+        let entry = self.disk.begin(self.number, what.clone());
+        what.apply(&mut self.bytes.lock().unwrap());
+        self.disk.end(entry);
+        Ok(())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.len()
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: true,
+            length: self.len()?.saturating_sub(offset),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+}

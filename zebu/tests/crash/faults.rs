@@ -1,0 +1,112 @@
+//! Guards against an error that does harm: one that nobody is told of, that
+//! leaves an image inconsistent, or that makes a request wait for ever.
+//!
+//! Each workload is done again and again, and each time another operation on
+//! the disk fails: with an error, or by moving less than it was asked. Then:
+//! whoever is told of success has what was asked; what failed reads as before
+//! or as after; after a flush that failed nothing succeeds any more; and the
+//! image is consistent, also if the machine stops then.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::faulty::{libc_eio, libc_enospc};
+use crate::common::{Rng, Sayer, Watchdog};
+use crate::disk::{Failure, Fault};
+use crate::judge::{Expected, Judge};
+use crate::states::Cutter;
+use crate::workloads::{self, Dice, History, Workload};
+use crate::{number, queue};
+
+const FAILURES: [Failure; 3] = [Failure::Error(5), Failure::Error(28), Failure::Short];
+
+fn do_workload(workload: Workload, seed: u64, fault: Option<Fault>) -> History {
+    let mut dice = Dice {
+        rng: Rng::new(seed),
+        fault,
+    };
+    (workload.run)(&queue(), &mut dice)
+}
+
+/// Does a workload with a fault, and looks at what is left.
+fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
+    let history = do_workload(workload, seed, Some(fault));
+    let mut rng = Rng::new(seed);
+    let queue = queue();
+    let log = history.disk.log().clone();
+    let mut cutter = Cutter::new(&history.files, &log);
+    let mut expected = Expected::new(history.before.clone(), &history.events);
+    let folder = tempfile::tempdir().unwrap();
+    let judge = Judge {
+        queue: &queue,
+        layout: &history.layout,
+        folder: folder.path(),
+    };
+    let mut verdict = Ok(());
+    // The second time without anything that is not durable, too.
+    for _ in 0..2 {
+        let now = history.disk.now();
+        expected.advance(now);
+        cutter.cut(now, &mut rng, 1, |state, rng| {
+            if verdict.is_ok() {
+                let (more, qemu) = (rng.one_in(4), rng.one_in(500));
+                verdict = judge.judge(state, &expected, rng, more, qemu);
+            }
+        });
+    }
+    verdict.map(|()| history.disk.failed())
+}
+
+/// Lets one operation in `step` of a workload fail, each in turn; how many did,
+/// and what went wrong.
+pub fn try_workload(workload: Workload, seed: u64, step: u64) -> Result<usize, String> {
+    let operations = do_workload(workload, seed, None).disk.operations();
+    let mut count = 0;
+    for nth in (1 + seed % step..=operations).step_by(step as usize) {
+        let how = FAILURES[(nth + seed) as usize % FAILURES.len()];
+        let fault = Fault { nth, how };
+        let name = format!("{}, seed {seed}, {fault:?}", workload.name);
+        let _sayer = Sayer(name.clone());
+        let _watchdog = Watchdog::new(&name);
+        let failed = fail(workload, seed, fault).map_err(|e| format!("{name}: {e}"))?;
+        count += usize::from(failed || how == Failure::Short);
+    }
+    Ok(count)
+}
+
+fn try_all(seeds: std::ops::Range<u64>, step: u64) {
+    assert_eq!(FAILURES[0], Failure::Error(libc_eio()));
+    assert_eq!(FAILURES[1], Failure::Error(libc_enospc()));
+    let only = std::env::var("ZEBU_CRASH_WORKLOAD").ok();
+    let next = AtomicUsize::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let seeds = number("ZEBU_CRASH_SEED").map_or(seeds, |seed| seed..seed + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                while let Some(workload) = workloads::ALL.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    if only.as_deref().is_some_and(|only| only != workload.name) {
+                        continue;
+                    }
+                    let mut count = 0;
+                    for seed in seeds.clone() {
+                        let step = step * workload.weight as u64;
+                        let tried = try_workload(*workload, seed, step);
+                        count += tried.unwrap_or_else(|what| panic!("{what}"));
+                    }
+                    println!("{:20} {count:6} operations failed", workload.name);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn some_operations_fail() {
+    try_all(1..2, 7);
+}
+
+#[test]
+#[ignore = "slow"]
+fn each_operation_fails_in_turn() {
+    try_all(1..6, 1);
+}

@@ -1,0 +1,377 @@
+//! What a power cut may leave: everything that was durable, and of the rest
+//! any part, sector by sector.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+
+use crate::common::Rng;
+use crate::disk::{Entry, File, Time, What};
+
+/// What a disk writes as a whole or not at all, in bytes.
+pub const SECTOR: u64 = 512;
+/// Of so many things that are not durable every combination is tried.
+const FEW: usize = 5;
+/// Bytes that a state copies of a file when it changes them.
+const PAGE: usize = 4096;
+
+/// A file as it may be after a power cut: what was durable, shared by all
+/// states, and pages of its own. It can be written to.
+#[derive(Debug)]
+pub struct Left {
+    base: Arc<Vec<u8>>,
+    own: Mutex<Own>,
+}
+
+#[derive(Debug)]
+struct Own {
+    pages: HashMap<usize, Box<[u8; PAGE]>>,
+    length: usize,
+    /// So much of the base is valid.
+    valid: usize,
+}
+
+impl Left {
+    fn new(base: Arc<Vec<u8>>) -> Self {
+        let length = base.len();
+        Left {
+            base,
+            own: Mutex::new(Own {
+                pages: HashMap::new(),
+                length,
+                valid: length,
+            }),
+        }
+    }
+
+    fn own(&self) -> MutexGuard<'_, Own> {
+        self.own.lock().unwrap()
+    }
+
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.own().length];
+        self.read_at(0, &mut bytes);
+        bytes
+    }
+
+    fn read_at(&self, offset: usize, bytes: &mut [u8]) {
+        let own = self.own();
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done;
+            let start = at % PAGE;
+            let count = (PAGE - start).min(bytes.len() - done);
+            let place = &mut bytes[done..done + count];
+            match own.pages.get(&(at / PAGE)) {
+                Some(page) => place.copy_from_slice(&page[start..start + count]),
+                None => {
+                    let there = own.valid.saturating_sub(at).min(count);
+                    place[..there].copy_from_slice(&self.base[at.min(own.valid)..][..there]);
+                    place[there..].fill(0);
+                }
+            }
+            done += count;
+        }
+    }
+
+    /// Writes what `byte` gives for a place in the range.
+    fn write_at(&self, offset: usize, length: usize, source: Option<&[u8]>) {
+        let mut own = self.own();
+        own.length = own.length.max(offset + length);
+        let mut done = 0;
+        while done < length {
+            let at = offset + done;
+            let start = at % PAGE;
+            let count = (PAGE - start).min(length - done);
+            let number = at / PAGE;
+            let valid = own.valid;
+            let page = own.pages.entry(number).or_insert_with(|| {
+                let mut page = Box::new([0; PAGE]);
+                let from = (number * PAGE).min(valid);
+                let to = ((number + 1) * PAGE).min(valid);
+                page[..to - from].copy_from_slice(&self.base[from..to]);
+                page
+            });
+            let place = &mut page[start..start + count];
+            match source {
+                Some(bytes) => place.copy_from_slice(&bytes[done..done + count]),
+                None => place.fill(0),
+            }
+            done += count;
+        }
+    }
+
+    fn resize(&self, length: usize) {
+        let mut own = self.own();
+        if length < own.length {
+            own.valid = own.valid.min(length);
+            own.pages.retain(|number, _| number * PAGE < length);
+            if let Some(page) = own.pages.get_mut(&(length / PAGE)) {
+                page[length % PAGE..].fill(0);
+            }
+        }
+        own.length = length;
+    }
+
+    /// Does what was done, to the sectors that `keeps` wants.
+    fn apply(&self, what: &What, mut keeps: impl FnMut() -> bool) {
+        let mut each_sector = |offset: u64, length: u64, source: Option<&[u8]>| {
+            let mut done = 0;
+            while done < length {
+                let at = offset + done;
+                let count = (SECTOR - at % SECTOR).min(length - done);
+                if keeps() {
+                    let from = done as usize;
+                    let part = source.map(|bytes| &bytes[from..from + count as usize]);
+                    self.write_at(at as usize, count as usize, part);
+                }
+                done += count;
+            }
+        };
+        match what {
+            What::Write(offset, bytes) => each_sector(*offset, bytes.len() as u64, Some(bytes)),
+            What::Zero(offset, length) => {
+                let inside = (self.own().length as u64).saturating_sub(*offset);
+                each_sector(*offset, (*length).min(inside), None);
+            }
+            What::SetLen(length) => {
+                if keeps() {
+                    self.resize(*length as usize);
+                }
+            }
+            What::Reach(length) => {
+                let length = (*length as usize).max(self.own().length);
+                if keeps() {
+                    self.resize(length);
+                }
+            }
+            What::Flush => {}
+        }
+    }
+}
+
+/// How much of what is not durable is there.
+#[derive(Clone, Copy, Debug)]
+enum Pick {
+    All,
+    Nothing,
+    /// Those whose bit is set.
+    Subset(u64),
+    /// The last one alone.
+    OnlyNewest,
+    /// All but one.
+    AllBut(usize),
+    /// Each with this chance.
+    Some(u64),
+    /// Each sector with this chance.
+    Torn(u64),
+}
+
+/// Goes through the log of a disk, and builds the states that a power cut may
+/// leave at each moment.
+pub struct Cutter<'a> {
+    log: &'a [Entry],
+    /// Entries before it have begun.
+    next: usize,
+    /// What of each file is durable.
+    durable: Vec<Arc<Vec<u8>>>,
+    /// What is not, in the order in which it ended.
+    pending: Vec<usize>,
+}
+
+impl<'a> Cutter<'a> {
+    pub fn new(files: &[Arc<File>], log: &'a [Entry]) -> Self {
+        Cutter {
+            log,
+            next: 0,
+            durable: files.iter().map(|f| Arc::new(f.before.clone())).collect(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Moments at which more may be there, or more must be, than before;
+    /// without those of the workload itself.
+    pub fn moments(log: &[Entry]) -> Vec<Time> {
+        let moment = |entry: &Entry| match entry.what {
+            What::Flush => entry.ended,
+            _ => entry.began,
+        };
+        log.iter().map(moment).filter(|t| *t != Time::MAX).collect()
+    }
+
+    /// Calls `judge` with states of this moment, which is not before the last
+    /// one; `samples` of them where there are many.
+    pub fn cut(
+        &mut self,
+        moment: Time,
+        rng: &mut Rng,
+        samples: usize,
+        mut judge: impl FnMut(&[Arc<Left>], &mut Rng),
+    ) {
+        let has_new = self.advance(moment);
+        let count = self.pending.len();
+        let mut picks = vec![Pick::All];
+        if count > 0 && !has_new {
+            picks.push(Pick::Nothing);
+        }
+        if count > 0 && count <= FEW {
+            // With the newest; those without were there before.
+            let newest = self.newest();
+            let subsets = (0..1 << count).filter(|bits| bits >> newest & 1 == 1);
+            picks.extend(subsets.map(Pick::Subset));
+        }
+        if count > FEW {
+            picks.push(Pick::OnlyNewest);
+            picks.push(Pick::AllBut(rng.below(count as u64) as usize));
+        }
+        for _ in 0..if count == 0 { 0 } else { samples } {
+            let chance = 2 + rng.below(3);
+            picks.push(match rng.below(3) {
+                0 if count > FEW => Pick::Some(chance),
+                1 if count > FEW => Pick::AllBut(rng.below(count as u64) as usize),
+                _ => Pick::Torn(chance),
+            });
+        }
+        for pick in picks {
+            let state = self.build(pick, rng);
+            judge(&state, rng);
+        }
+    }
+
+    /// Goes on to a moment; whether something new may be there.
+    fn advance(&mut self, moment: Time) -> bool {
+        let mut has_new = false;
+        while let Some(entry) = self.log.get(self.next).filter(|e| e.began <= moment) {
+            if !matches!(entry.what, What::Flush) {
+                self.pending.push(self.next);
+                has_new = true;
+            }
+            self.next += 1;
+        }
+        for file in 0..self.durable.len() {
+            let flushes = self.log[..self.next]
+                .iter()
+                .filter(|e| e.file == file && matches!(e.what, What::Flush) && e.ended <= moment);
+            let Some(until) = flushes.map(|e| e.began).max() else {
+                continue;
+            };
+            let log = self.log;
+            let is_durable = |n: &usize| log[*n].file == file && log[*n].ended < until;
+            let mut done: Vec<usize> = self.pending.iter().copied().filter(is_durable).collect();
+            self.pending.retain(|n| !is_durable(n));
+            done.sort_unstable_by_key(|n| log[*n].ended);
+            let bytes = Arc::make_mut(&mut self.durable[file]);
+            for n in done {
+                log[n].what.apply(bytes);
+            }
+        }
+        self.pending.sort_unstable_by_key(|n| self.log[*n].ended);
+        has_new
+    }
+
+    /// Which of the pending ones began last.
+    fn newest(&self) -> usize {
+        let pending = self.pending.iter().enumerate();
+        pending.max_by_key(|(_, n)| **n).map_or(0, |(nth, _)| nth)
+    }
+
+    fn build(&self, pick: Pick, rng: &mut Rng) -> Vec<Arc<Left>> {
+        let files: Vec<_> = self.durable.iter().cloned().map(Left::new).collect();
+        let newest = self.newest();
+        for (nth, n) in self.pending.iter().enumerate() {
+            let entry = &self.log[*n];
+            let whole = match pick {
+                Pick::All => true,
+                Pick::Nothing => false,
+                Pick::Subset(bits) => bits >> nth & 1 == 1,
+                Pick::OnlyNewest => nth == newest,
+                Pick::AllBut(one) => nth != one,
+                Pick::Some(chance) => rng.one_in(chance),
+                Pick::Torn(_) => true,
+            };
+            let mut keeps = || match pick {
+                Pick::Torn(chance) => rng.one_in(chance),
+                _ => whole,
+            };
+            files[entry.file].apply(&entry.what, &mut keeps);
+        }
+        files.into_iter().map(Arc::new).collect()
+    }
+}
+
+// SAFETY: each operation has ended when it was started.
+unsafe impl Storage for Left {
+    unsafe fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let at = offset as usize;
+        Started::done(Ok(match (kind, memory) {
+            (OpKind::Read, Some(iov)) => {
+                let count = iov.len().min(self.own().length.saturating_sub(at));
+                let mut bytes = vec![0; count];
+                self.read_at(at, &mut bytes);
+                iov.slice(0, count).copy_from(&bytes);
+                count
+            }
+            (OpKind::Write | OpKind::WriteDurable, Some(iov)) => {
+                let mut bytes = vec![0; iov.len()];
+                iov.copy_to(&mut bytes);
+                self.write_at(at, bytes.len(), Some(&bytes));
+                iov.len()
+            }
+            (OpKind::ZeroRange | OpKind::PunchHole, _) => {
+                self.apply(&What::Zero(offset, length), || true);
+                0
+            }
+            (OpKind::Allocate, _) => {
+                self.apply(&What::Reach(offset + length), || true);
+                0
+            }
+            _ => 0,
+        }))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.own().length as u64)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.resize(length as usize);
+        Ok(())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.len()
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: true,
+            length: self.len()?.saturating_sub(offset),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+}

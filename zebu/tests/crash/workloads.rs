@@ -1,0 +1,192 @@
+//! What is done to images while the disk remembers: one function a workload,
+//! each with random details.
+
+mod jobs;
+mod many;
+mod requests;
+
+use std::fmt::Display;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use zebu::block::{Device, OpenOptions};
+use zebu::format::Compression;
+use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::storage::{Memory, Queue, Storage};
+
+use crate::common::Rng;
+use crate::disk::{Disk, Fault, File, Time};
+use crate::judge::{Change, Event, Layout, Model, Under};
+
+/// A workload.
+#[derive(Clone, Copy)]
+pub struct Workload {
+    pub name: &'static str,
+    /// Does it, on a disk that fails as it is told.
+    pub run: fn(&Queue, &mut Dice) -> History,
+    /// One state of it costs as much as so many of the others.
+    pub weight: usize,
+}
+
+/// What a workload is made from: random numbers, and what is to fail.
+pub struct Dice {
+    pub rng: Rng,
+    pub fault: Option<Fault>,
+}
+
+impl Deref for Dice {
+    type Target = Rng;
+    fn deref(&self) -> &Rng {
+        &self.rng
+    }
+}
+
+impl DerefMut for Dice {
+    fn deref_mut(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+}
+
+const fn light(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Workload {
+    Workload {
+        name,
+        run,
+        weight: 1,
+    }
+}
+
+const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Workload {
+    Workload {
+        name,
+        run,
+        weight: 8,
+    }
+}
+
+pub const ALL: [Workload; 19] = [
+    light("allocating", requests::allocating),
+    light("backing", requests::backing),
+    light("subclusters", requests::subclusters),
+    light("reuse", requests::reuse),
+    heavy("growth", requests::growth),
+    light("compressed", requests::compressed),
+    light("lazy", requests::lazy),
+    light("data-file", requests::data_file),
+    heavy("small-cache", requests::small_cache),
+    light("in-flight", many::in_flight),
+    light("queues", many::queues),
+    light("snapshots", jobs::snapshots),
+    light("resize", jobs::resize),
+    light("commit", jobs::commit),
+    light("rebase", jobs::rebase),
+    light("amend", jobs::amend),
+    light("repair", jobs::repair),
+    light("convert", jobs::convert),
+    light("convert-compressed", jobs::convert_compressed),
+];
+
+/// A workload that was done, and everything about it.
+pub struct History {
+    pub disk: Arc<Disk>,
+    pub files: Vec<Arc<File>>,
+    pub layout: Layout,
+    pub before: Model,
+    /// In the order in which they began.
+    pub events: Vec<Event>,
+}
+
+impl History {
+    /// Files with these contents, and nothing done yet.
+    pub fn new(rng: &mut Dice, layout: Layout, contents: Vec<Vec<u8>>, before: Model) -> Self {
+        let delays = rng.one_in(2).then(|| Rng::new(rng.next()));
+        let disk = Disk::new(delays, rng.fault);
+        History {
+            files: disk.files(contents),
+            disk,
+            layout,
+            before,
+            events: Vec::new(),
+        }
+    }
+
+    pub fn open(&self, queue: &Queue, options: &OpenOptions) -> Device {
+        let open = || self.layout.open(queue, &self.files, options);
+        let opened = open().or_else(|e| match self.disk.failed() {
+            // It works the next time.
+            true => open(),
+            false => Err(e),
+        });
+        opened.unwrap_or_else(|e| panic!("open: {e}"))
+    }
+
+    /// Panics over an error that nothing was to cause.
+    #[track_caller]
+    pub fn allow(&self, error: &dyn Display) {
+        assert!(self.disk.failed(), "{error}");
+    }
+
+    /// Notes what was begun, and failed: it may have happened or not.
+    pub fn note_failure(&mut self, began: Time, what: Change) {
+        let ended = Time::MAX;
+        self.events.push(Event { began, ended, what });
+    }
+
+    /// Notes what was done since `began`.
+    pub fn note(&mut self, began: Time, what: Change) {
+        let ended = self.disk.now();
+        self.events.push(Event { began, ended, what });
+    }
+}
+
+/// An image in memory, made of these options.
+fn made(queue: &Queue, options: &CreateQcow2) -> Vec<u8> {
+    let (memory, data) = (Memory::default(), Memory::default());
+    let data: Option<&dyn Storage> = options.data_file.is_some().then_some(&data);
+    create_qcow2(queue, &memory, data, options).unwrap();
+    memory.to_vec()
+}
+
+/// Options of an image with clusters of 512 bytes to 16 KiB and at most
+/// `clusters` of them.
+fn options(rng: &mut Rng, clusters: u64) -> CreateQcow2 {
+    let version = if rng.one_in(4) { 2 } else { 3 };
+    let cluster_bits = 9 + rng.below(6) as u32;
+    CreateQcow2 {
+        size: (clusters << cluster_bits).min(256 << 10) - 512 * rng.below(3),
+        version,
+        cluster_bits,
+        refcount_order: if version == 2 { 4 } else { rng.below(7) as u32 },
+        compression: match version == 3 && rng.one_in(2) {
+            true => Compression::Zstd,
+            false => Compression::Zlib,
+        },
+        ..CreateQcow2::default()
+    }
+}
+
+/// How images are opened: metadata are written in between, sometimes.
+fn writable(rng: &mut Rng) -> OpenOptions {
+    OpenOptions {
+        write: true,
+        discard: Some(true),
+        l2_cache_entry_size: Some(512),
+        l2_cache_size: rng.one_in(2).then_some(1024),
+        ..OpenOptions::default()
+    }
+}
+
+/// Bytes of which no sector is like another, with some zeroes among them.
+fn noise(rng: &mut Rng, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    for chunk in bytes.chunks_mut(2048) {
+        if !rng.one_in(4) {
+            rng.fill(chunk);
+        }
+    }
+    bytes
+}
+
+/// A raw image behind another, of these bytes.
+fn raw(name: &'static str, bytes: &[u8]) -> (&'static str, Under) {
+    (name, Under::Raw(Arc::new(Memory::new(bytes.to_vec()))))
+}

@@ -1,0 +1,446 @@
+//! What changes a whole image: snapshots, another size, and the jobs.
+
+use std::sync::Arc;
+
+use zebu::block::{Device, Format, OpenOptions, Preallocation};
+use zebu::format::Header;
+use zebu::image::SnapshotName;
+use zebu::jobs::{
+    self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
+    RebaseOptions, RepairMode, Target, create_qcow2,
+};
+use zebu::storage::{EngineKind, Memory, Queue};
+
+use super::requests::{Kind, Mix, Use, begin};
+use super::{Dice, History, noise, options, raw, writable};
+use crate::common::Rng;
+use crate::judge::{Change, Layout, Model, Under};
+
+const ENGINE: EngineKind = EngineKind::Threads;
+
+/// What goes on between changes of the whole image.
+const MIX: &[Kind] = &[
+    Kind::Write,
+    Kind::Write,
+    Kind::Write,
+    Kind::Compress,
+    Kind::Discard,
+    Kind::Flush,
+];
+
+fn mix(cluster: usize, steps: usize) -> Mix {
+    Mix {
+        kinds: MIX,
+        steps,
+        most: 4 * cluster,
+        hot: 40,
+    }
+}
+
+/// An image in memory that was used, and what it reads as.
+fn used_image(queue: &Queue, rng: &mut Dice, options: &CreateQcow2, layout: Layout) -> Filled {
+    let mut active = vec![0; options.size as usize];
+    if let Some((_, Under::Raw(base))) = layout.backings.first() {
+        let base = base.to_vec();
+        let both = base.len().min(active.len());
+        active[..both].copy_from_slice(&base[..both]);
+    }
+    let fault = rng.fault.take();
+    let mut used = begin(queue, rng, options, layout, active);
+    rng.fault = fault;
+    let device = used.history.open(queue, &writable(rng));
+    let mix = mix(used.cluster, 0);
+    for _ in 0..8 + rng.below(20) {
+        used.step(&device, rng, &mix);
+    }
+    let active = used.active.clone();
+    let history = used.close(device);
+    (history.files[0].to_vec(), active)
+}
+
+/// The bytes of an image, and what it reads as.
+type Filled = (Vec<u8>, Vec<u8>);
+
+pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
+    let mut options = CreateQcow2 {
+        size: (64 + rng.below(80)) << 10,
+        ..options(rng, 400)
+    };
+    if rng.one_in(4) {
+        options.version = 3;
+        options.cluster_bits = 14;
+        options.extended_l2 = true;
+    }
+    let layout = Layout {
+        has_snapshots: true,
+        ..Layout::default()
+    };
+    let zeroes = vec![0; options.size as usize];
+    let mut used = begin(queue, rng, &options, layout, zeroes);
+    let mut device = used.history.open(queue, &writable(rng));
+    let mut model = used.history.before.clone();
+    let mix = mix(used.cluster, 0);
+    for taken in 0..4 + rng.below(3) {
+        for _ in 0..1 + rng.below(6) {
+            used.step(&device, rng, &mix);
+        }
+        if rng.one_in(3) {
+            resize_once(&mut used, &mut device, rng, &mut model);
+            if used.history.disk.failed() {
+                return used.abandon(device);
+            }
+        }
+        model.active.clone_from(&used.active);
+        let before = model.clone();
+        let began = used.history.disk.now();
+        let count = model.snapshots.len() as u64;
+        let pick = rng.below(count.max(1)) as usize;
+        let name = |index: usize| SnapshotName::from(before.snapshots[index].0.as_str());
+        let result = match rng.below(4) {
+            0 if count > 0 => {
+                model.snapshots.remove(pick);
+                queue.block_on(device.snapshot_delete(queue, &name(pick)))
+            }
+            1 if count > 0 => {
+                model.active = before.snapshots[pick].1.clone();
+                queue.block_on(device.snapshot_apply(queue, &name(pick)))
+            }
+            _ => {
+                let name = format!("s{taken}");
+                model.snapshots.push((name.clone(), model.active.clone()));
+                queue.block_on(device.snapshot_create(queue, &name))
+            }
+        };
+        if let Err(error) = result {
+            if used.history.disk.failed() {
+                let what = Change::Becomes(model);
+                used.history.note_failure(began, what);
+                return used.abandon(device);
+            }
+            // Refcounts of few bits cannot count them, and version 2 cannot go
+            // back to another size.
+            let known = matches!(
+                error,
+                zebu::Error::RefcountOverflow { .. } | zebu::Error::Refused(_)
+            );
+            assert!(known, "{error}");
+            model = before;
+        }
+        used.active.clone_from(&model.active);
+        used.history.note(began, Change::Becomes(model.clone()));
+    }
+    used.close(device)
+}
+
+/// Gives the disk another size, if it can have one.
+fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &mut Model) {
+    let old = used.active.len();
+    let new = 512 * (16 + rng.below(2 * old as u64 / 512) as usize);
+    let preallocation = match new > old && rng.one_in(4) {
+        true => Preallocation::Metadata,
+        false => Preallocation::Off,
+    };
+    let began = used.history.disk.now();
+    let resize = device.resize(used.queue, new as u64, preallocation);
+    let result = used.queue.block_on(resize);
+    let failed = result.is_err() && used.history.disk.failed();
+    if result.is_err() && !failed {
+        // Version 2, with snapshots.
+        assert!(!model.snapshots.is_empty());
+        return;
+    }
+    model.active.clone_from(&used.active);
+    model.active.resize(new, 0);
+    if new < old {
+        // What is cut off goes before the size does.
+        let zeroes = Change::Write(new, vec![0; old - new]);
+        match failed {
+            true => used.history.note_failure(began, zeroes),
+            false => used.history.note(began, zeroes),
+        }
+    }
+    if failed {
+        let what = Change::Becomes(model.clone());
+        return used.history.note_failure(began, what);
+    }
+    used.active.resize(new, 0);
+    used.history.note(began, Change::Becomes(model.clone()));
+}
+
+pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
+    let mut options = options(rng, 150);
+    let mut layout = Layout::default();
+    let mut active = vec![0; options.size as usize];
+    if options.version == 3 && rng.one_in(3) {
+        // Longer than the disk: what it has there must never show.
+        let base = noise(rng, 300 << 10);
+        active = base[..active.len()].to_vec();
+        layout.backings.push(raw("base.raw", &base));
+        options.backing = Some(backing("base.raw", "raw"));
+    }
+    let mut used = begin(queue, rng, &options, layout, active);
+    let mut device = used.history.open(queue, &writable(rng));
+    let mut model = used.history.before.clone();
+    let mix = mix(used.cluster, 0);
+    for _ in 0..5 {
+        for _ in 0..rng.below(8) {
+            used.step(&device, rng, &mix);
+        }
+        resize_once(&mut used, &mut device, rng, &mut model);
+        if used.history.disk.failed() {
+            return used.abandon(device);
+        }
+    }
+    used.close(device)
+}
+
+fn backing(name: &str, format: &str) -> NewBacking {
+    NewBacking {
+        name: name.into(),
+        format: Some(format.into()),
+    }
+}
+
+pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
+    let mut below = options(rng, 100);
+    below.backing = None;
+    let (base, base_active) = used_image(queue, rng, &below, Layout::default());
+    let above = CreateQcow2 {
+        backing: Some(backing("base.qcow2", "qcow2")),
+        ..options(rng, 100)
+    };
+    // Used over a raw image that reads as the base does.
+    let stand_in = Layout {
+        backings: vec![raw("base.qcow2", &base_active)],
+        ..Layout::default()
+    };
+    let (top, active) = used_image(queue, rng, &above, stand_in);
+    let mut old = base_active.clone();
+    old.resize(old.len().max(active.len()), 0);
+    let mut new = active.clone();
+    new.extend(&old[active.len()..]);
+    let layout = Layout {
+        backings: vec![("base.qcow2", Under::Image(1))],
+        base: vec![old, new],
+        ..Layout::default()
+    };
+    let before = Model {
+        active,
+        snapshots: Vec::new(),
+    };
+    let history = History::new(rng, layout, vec![top, base], before);
+    let alone = OpenOptions {
+        no_backing: true,
+        ..writable(rng)
+    };
+    let top = || Device::from_storage(queue, history.files[0].clone(), &alone);
+    let base = || Under::Image(1).open(queue, &history.files, true);
+    // What fails once works the next time.
+    let top = top().or_else(|_| top()).unwrap();
+    let base = base().or_else(|_| base()).unwrap();
+    let options = CommitOptions {
+        empty: !rng.one_in(4),
+        rate: None,
+        engine: ENGINE,
+    };
+    if let Err(e) = jobs::commit(queue, top, base, &options, |_| {}) {
+        history.allow(&e);
+    }
+    history
+}
+
+pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
+    let mut options = options(rng, 100);
+    if rng.one_in(3) {
+        options.version = 3;
+        options.cluster_bits = 14;
+        options.extended_l2 = true;
+    }
+    options.backing = Some(backing("old.raw", "raw"));
+    let size = options.size as usize;
+    let old = noise(rng, size);
+    let mut new = old.clone();
+    for chunk in new.chunks_mut(4096) {
+        if rng.one_in(3) {
+            rng.fill(chunk);
+        }
+    }
+    new.truncate([size, size / 1024 * 512][rng.below(2) as usize]);
+    let layout = Layout {
+        backings: vec![raw("old.raw", &old)],
+        ..Layout::default()
+    };
+    let (image, active) = used_image(queue, rng, &options, layout.clone());
+    let mut layout = layout;
+    layout.backings.push(raw("new.raw", &new));
+    let before = Model {
+        active,
+        snapshots: Vec::new(),
+    };
+    let history = History::new(rng, layout, vec![image], before);
+    let overlay = history.open(queue, &writable(rng));
+    let under = history.layout.backings[1].1.clone();
+    let new = (!rng.one_in(4)).then(|| under.open(queue, &history.files, false).unwrap());
+    let name = new.is_some().then(|| backing("new.raw", "raw"));
+    let options = RebaseOptions {
+        compress: rng.one_in(4),
+        engine: ENGINE,
+    };
+    if let Err(e) = jobs::rebase(queue, overlay, new, name.as_ref(), &options, |_| {}) {
+        history.allow(&e);
+    }
+    history
+}
+
+pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
+    let options = options(rng, 100);
+    let (image, active) = used_image(queue, rng, &options, Layout::default());
+    let before = Model {
+        active,
+        snapshots: Vec::new(),
+    };
+    let mut history = History::new(rng, Layout::default(), vec![image], before);
+    let mut model = history.before.clone();
+    for _ in 0..4 {
+        let device = history.open(queue, &writable(rng));
+        let sectors = 16 + rng.below(model.active.len() as u64 / 512);
+        let options = AmendOptions {
+            version: rng.one_in(2).then(|| 2 + rng.below(2) as u32),
+            refcount_order: rng.one_in(2).then(|| rng.below(7) as u32),
+            lazy_refcounts: rng.one_in(3).then(|| rng.one_in(2)),
+            size: rng.one_in(3).then_some(sectors * 512),
+            ..AmendOptions::default()
+        };
+        let began = history.disk.now();
+        let result = jobs::amend(queue, device, &options);
+        let failed = history.disk.failed();
+        let (old, new) = (model.active.len(), (sectors * 512) as usize);
+        let mut cut = None;
+        let refused = result.as_ref().err().filter(|_| !failed);
+        if let Some(e) = refused {
+            // Not every image can be everything; a part may be changed.
+            let device = history.open(queue, &OpenOptions::default());
+            if device.size() as usize == old {
+                continue;
+            }
+            println!("amend, refused half way: {e}: {options:?}");
+        }
+        if options.size.is_some() {
+            cut = (new < old).then(|| Change::Write(new, vec![0; old - new]));
+            model.active.resize(new, 0);
+        }
+        let changes = cut.into_iter().chain([Change::Becomes(model.clone())]);
+        for change in changes {
+            match failed && result.is_err() {
+                true => history.note_failure(began, change),
+                false => history.note(began, change),
+            }
+        }
+        if failed {
+            break;
+        }
+    }
+    history
+}
+
+/// A repair of an image whose refcounts are wrong both ways.
+pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
+    let options = CreateQcow2 {
+        version: 3,
+        refcount_order: 4,
+        ..options(rng, 100)
+    };
+    let (mut image, active) = used_image(queue, rng, &options, Layout::default());
+    damage(rng, &mut image, 1 << options.cluster_bits);
+    let layout = Layout {
+        damaged: true,
+        ..Layout::default()
+    };
+    let before = Model {
+        active,
+        snapshots: Vec::new(),
+    };
+    let history = History::new(rng, layout, vec![image], before);
+    let file = history.files[0].clone();
+    if let Err(e) = jobs::repair(queue, file, RepairMode::All, &mut |_| {}) {
+        history.allow(&e);
+    }
+    history
+}
+
+/// Changes refcounts, of 16 bits, at random; sometimes a block is lost.
+fn damage(rng: &mut Dice, image: &mut [u8], cluster: usize) {
+    let word = |image: &[u8], at: usize| u64::from_be_bytes(image[at..at + 8].try_into().unwrap());
+    let header = Header::decode(&image[..cluster]).unwrap();
+    let table = header.refcount_table_offset as usize;
+    for entry in 0..cluster / 8 {
+        let block = word(image, table + 8 * entry) as usize;
+        if block == 0 {
+            continue;
+        }
+        if rng.one_in(8) {
+            image[table + 8 * entry..][..8].fill(0);
+            continue;
+        }
+        let count = (image.len() / cluster).min(cluster / 2);
+        for _ in 0..1 + rng.below(10) {
+            let n = rng.below(count as u64) as usize;
+            image[block + 2 * n + 1] = rng.below(3) as u8;
+        }
+    }
+    // Dirty: refcounts may be wrong.
+    image[79] |= 1;
+}
+
+pub fn convert(queue: &Queue, rng: &mut Dice) -> History {
+    converted(queue, rng, false)
+}
+
+pub fn convert_compressed(queue: &Queue, rng: &mut Dice) -> History {
+    converted(queue, rng, true)
+}
+
+/// A new image, and everything that a conversion does to it.
+fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
+    let mut options = options(rng, 150);
+    options.size = options.size.next_multiple_of(512);
+    let size = options.size as usize;
+    let content = noise(rng, size);
+    let before = Model {
+        active: vec![0; size],
+        snapshots: Vec::new(),
+    };
+    let mut history = History::new(rng, Layout::default(), vec![Vec::new()], before);
+    if let Err(e) = create_qcow2(queue, &*history.files[0], None, &options) {
+        history.allow(&e);
+        history.layout.made = u64::MAX;
+        return history;
+    }
+    history.layout.made = history.disk.now();
+    let source = OpenOptions {
+        format: Some(Format::Raw),
+        ..OpenOptions::default()
+    };
+    let source = Device::from_storage(queue, Arc::new(Memory::new(content.clone())), &source);
+    let target = history.open(queue, &writable(rng));
+    let began = history.disk.now();
+    let convert = ConvertOptions {
+        lanes: Some(1 + rng.below(4) as usize),
+        zero_from: Some(0),
+        compress: compress.then(CompressOptions::default),
+        any_order: rng.one_in(2),
+        engine: ENGINE,
+        ..ConvertOptions::default()
+    };
+    let target = Target::Image(target);
+    let written = Change::Write(0, content);
+    if let Err(e) = jobs::convert(vec![source.unwrap()], target, &convert, |_| {}) {
+        history.allow(&e);
+        history.note_failure(began, written);
+        return history;
+    }
+    history.note(began, written);
+    let began = history.disk.now();
+    history.note(began, Change::Flush);
+    history
+}

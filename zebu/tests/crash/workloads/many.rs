@@ -1,0 +1,197 @@
+//! Many requests in flight together, on one queue and on several.
+//!
+//! No two of them touch the same sector at one time, so it is known what each
+//! must leave; but they share clusters, tables and refcounts.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::Poll;
+
+use zebu::block::{Device, Zeroing};
+use zebu::jobs::CreateQcow2;
+use zebu::storage::{Buffer, Queue};
+
+use super::requests::begin;
+use super::{Dice, History, noise, options, raw, writable};
+use crate::common::Rng;
+use crate::disk::{Disk, Time};
+use crate::judge::{Change, Event, Layout};
+
+type Request<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Where requests are noted.
+struct Log<'a> {
+    disk: &'a Disk,
+    events: &'a Mutex<Vec<Event>>,
+}
+
+impl Log<'_> {
+    /// Carries out a request, and notes it when it has ended.
+    async fn note<T>(&self, what: Change, request: impl Future<Output = zebu::Result<T>>) {
+        let began = self.disk.now();
+        let flush_failed = self.disk.flush_failed();
+        let mut ended = Time::MAX;
+        match request.await {
+            Ok(_) => {
+                assert!(!flush_failed, "after a failed flush");
+                ended = self.disk.now();
+            }
+            Err(e) => assert!(self.disk.failed(), "{e}"),
+        }
+        let event = Event { began, ended, what };
+        self.events.lock().unwrap().push(event);
+    }
+}
+
+/// Waits for all of them.
+async fn all(mut requests: Vec<Request<'_>>) {
+    std::future::poll_fn(|cx| {
+        requests.retain_mut(|request| request.as_mut().poll(cx).is_pending());
+        match requests.is_empty() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// The events of a history, in the order in which they began.
+fn sorted(events: Mutex<Vec<Event>>) -> Vec<Event> {
+    let mut events = events.into_inner().unwrap();
+    events.sort_by_key(|event| event.began);
+    events
+}
+
+/// A write to a range, of new bytes.
+fn write<'a>(
+    log: &'a Log<'_>,
+    device: &'a Device,
+    queue: &'a Queue,
+    rng: &mut Rng,
+    at: usize,
+    length: usize,
+) -> Request<'a> {
+    let mut bytes = vec![0; length];
+    rng.fill(&mut bytes);
+    let mut buffer = Buffer::new(length);
+    buffer.copy_from_slice(&bytes);
+    Box::pin(log.note(Change::Write(at, bytes), async move {
+        let (_, result) = device.write_buffer(queue, at as u64, buffer, length).await;
+        result
+    }))
+}
+
+fn image(rng: &mut Dice) -> (CreateQcow2, Layout, Vec<u8>) {
+    let mut options = CreateQcow2 {
+        version: 3,
+        ..options(rng, 60)
+    };
+    options.size &= !((1 << options.cluster_bits) - 1);
+    let mut active = vec![0; options.size as usize];
+    let mut layout = Layout::default();
+    if rng.one_in(3) {
+        active = noise(rng, active.len());
+        layout.backings.push(raw("base.raw", &active));
+        options.backing = Some(zebu::jobs::NewBacking {
+            name: "base.raw".into(),
+            format: Some("raw".into()),
+        });
+    }
+    (options, layout, active)
+}
+
+/// Batches of requests on one queue, flushes among them.
+pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
+    let (options, layout, active) = image(rng);
+    let mut used = begin(queue, rng, &options, layout, active);
+    let device = used.history.open(queue, &writable(rng));
+    let disk = used.history.disk.clone();
+    let events = Mutex::new(Vec::new());
+    let log = Log {
+        disk: &disk,
+        events: &events,
+    };
+    let cluster = used.cluster;
+    let clusters = used.active.len() / cluster;
+    for _ in 0..12 {
+        let mut requests: Vec<Request<'_>> = Vec::new();
+        // Each has sectors of its own, in clusters that it may share.
+        let first = rng.below(clusters as u64) as usize * cluster;
+        let end = (first + 6 * cluster).min(used.active.len());
+        let mut at = first;
+        while at < end {
+            let length = (512 * (1 + rng.below(8) as usize)).min(end - at);
+            let is_whole = at.is_multiple_of(cluster) && at + cluster <= end;
+            match rng.below(8) {
+                0 | 1 if is_whole => {
+                    let (at64, length64) = (at as u64, cluster as u64);
+                    let unmap = rng.one_in(2);
+                    let (device, log) = (&device, &log);
+                    let zeroes = Change::Write(at, vec![0; cluster]);
+                    requests.push(Box::pin(log.note(zeroes, async move {
+                        match unmap {
+                            true => device.discard(queue, at64, length64).await,
+                            false => {
+                                let how = Zeroing::Unmap;
+                                device.write_zeroes(queue, at64, length64, how).await
+                            }
+                        }
+                    })));
+                    at += cluster;
+                    continue;
+                }
+                2 => requests.push(Box::pin(log.note(Change::Flush, device.flush(queue)))),
+                3 => {}
+                _ => requests.push(write(&log, &device, queue, rng, at, length)),
+            }
+            at += length;
+        }
+        let swaps = requests.len();
+        for nth in 0..swaps {
+            requests.swap(nth, rng.below(swaps as u64) as usize);
+        }
+        queue.block_on(all(requests));
+    }
+    used.history.events = sorted(events);
+    used.close(device)
+}
+
+/// Several threads, each with its queue and its sectors.
+pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
+    const THREADS: usize = 3;
+    let (options, layout, active) = image(rng);
+    let mut used = begin(queue, rng, &options, layout, active);
+    let device = used.history.open(queue, &writable(rng));
+    let disk = used.history.disk.clone();
+    let events = Mutex::new(Vec::new());
+    let sectors = used.active.len() / 512;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let mut rng = Rng::new(rng.next());
+            let (disk, events, device) = (&disk, &events, &device);
+            scope.spawn(move || {
+                let queue = Queue::new(Default::default()).unwrap();
+                let log = Log { disk, events };
+                for _ in 0..12 {
+                    // Few, so that the threads meet in clusters.
+                    let place = rng.below(sectors as u64 / 4) as usize;
+                    let mut requests = Vec::new();
+                    for sector in place..(place + 8).min(sectors) {
+                        if sector % THREADS == thread {
+                            let at = sector * 512;
+                            requests.push(write(&log, device, &queue, &mut rng, at, 512));
+                        }
+                    }
+                    if rng.one_in(3) {
+                        let flush = log.note(Change::Flush, device.flush(&queue));
+                        requests.push(Box::pin(flush));
+                    }
+                    queue.block_on(all(requests));
+                }
+            });
+        }
+    });
+    used.history.events = sorted(events);
+    used.close(device)
+}

@@ -1,0 +1,420 @@
+//! Requests one after the other, on one queue.
+
+use std::ops::Range;
+
+use zebu::block::{Device, Zeroing};
+use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
+use zebu::storage::{Buffer, Queue};
+
+use super::{Dice, History, made, noise, options, raw, writable};
+use crate::judge::{Change, Layout, Model};
+
+/// What is asked of a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Write,
+    Zero(Zeroing),
+    Discard,
+    Compress,
+    Flush,
+}
+
+/// How often what is asked.
+pub struct Mix {
+    pub kinds: &'static [Kind],
+    /// Requests.
+    pub steps: usize,
+    /// Bytes of a large one.
+    pub most: usize,
+    /// The part of the disk where most of them go, in clusters.
+    pub hot: usize,
+}
+
+const ZERO: Kind = Kind::Zero(Zeroing::Keep);
+const UNMAP: Kind = Kind::Zero(Zeroing::Unmap);
+const WRITES: [Kind; 6] = [
+    Kind::Write,
+    Kind::Write,
+    Kind::Write,
+    Kind::Write,
+    ZERO,
+    Kind::Flush,
+];
+const CHURN: [Kind; 8] = [
+    Kind::Write,
+    Kind::Write,
+    Kind::Write,
+    UNMAP,
+    Kind::Discard,
+    Kind::Discard,
+    Kind::Flush,
+    Kind::Flush,
+];
+
+/// A device that is used, and what is known of it.
+pub struct Use<'a> {
+    pub queue: &'a Queue,
+    pub history: History,
+    pub active: Vec<u8>,
+    pub cluster: usize,
+}
+
+impl Use<'_> {
+    /// One request at random.
+    pub fn step(&mut self, device: &Device, rng: &mut Dice, mix: &Mix) {
+        let kind = mix.kinds[rng.below(mix.kinds.len() as u64) as usize];
+        let size = self.active.len();
+        let area = match rng.one_in(4) {
+            true => size,
+            false => (mix.hot * self.cluster).min(size),
+        };
+        let most = match rng.below(3) {
+            0 => 1024,
+            1 => self.cluster,
+            _ => mix.most,
+        };
+        let start = rng.below(area as u64) as usize;
+        let mut range = start..(start + 1 + rng.below(most as u64) as usize).min(size);
+        match kind {
+            Kind::Discard | Kind::Compress => range = whole(range, self.cluster, size),
+            // Mostly sectors, as guests write.
+            _ if !rng.one_in(8) => range = whole(range, 512, size),
+            _ => {}
+        }
+        self.request(device, rng, kind, range);
+    }
+
+    /// One request, and what it did.
+    pub fn request(&mut self, device: &Device, rng: &mut Dice, kind: Kind, range: Range<usize>) {
+        let queue = self.queue;
+        let began = self.history.disk.now();
+        let mut bytes = vec![0; range.len()];
+        let (offset, length) = (range.start as u64, range.len() as u64);
+        // It may do less than it was asked.
+        let mut partly = false;
+        let flush_failed = self.history.disk.flush_failed();
+        let result = match kind {
+            Kind::Write => {
+                rng.fill(&mut bytes);
+                device.write_blocking(queue, offset, &bytes)
+            }
+            Kind::Zero(zeroing) => {
+                queue.block_on(device.write_zeroes(queue, offset, length, zeroing))
+            }
+            Kind::Discard => {
+                partly = true;
+                queue.block_on(device.discard(queue, offset, length))
+            }
+            Kind::Compress => {
+                bytes.fill(rng.next() as u8);
+                let head = bytes.len().min(64);
+                rng.fill(&mut bytes[..head]);
+                let mut buffer = Buffer::new(bytes.len());
+                buffer.copy_from_slice(&bytes);
+                // SAFETY: the buffer lives until the write has ended.
+                let iov = unsafe { buffer.iov() };
+                partly = true;
+                let write = device.write_compressed(queue, offset, &iov);
+                // Refused where something is, cluster by cluster.
+                let result = queue.block_on(write);
+                result.or_else(|e| match flush_failed || self.history.disk.failed() {
+                    true => Err(e),
+                    false => Ok(()),
+                })
+            }
+            Kind::Flush => queue.block_on(device.flush(queue)),
+        };
+        // (What reads as zeroes already need not be written.)
+        let may_work = !flush_failed || matches!(kind, Kind::Zero(_));
+        assert!(may_work || result.is_err(), "after a failed flush");
+        if let Err(e) = &result {
+            self.history.allow(e);
+        }
+        if kind == Kind::Flush {
+            if result.is_ok() {
+                self.history.note(began, Change::Flush);
+            }
+            return;
+        }
+        if partly || result.is_err() {
+            let wanted = std::mem::replace(&mut bytes, vec![0; range.len()]);
+            self.read(device, offset, &mut bytes);
+            let old = &self.active[range.clone()];
+            let known = bytes.iter().zip(old.iter().zip(&wanted));
+            let made_up = known
+                .filter(|(b, (o, w))| b != o && b != w && **b != 0)
+                .count();
+            assert!(made_up == 0, "{made_up} bytes at {range:x?}: {result:?}");
+        }
+        self.active[range.clone()].copy_from_slice(&bytes);
+        self.history.note(began, Change::Write(range.start, bytes));
+    }
+
+    /// Reads; the next time, if that fails.
+    fn read(&self, device: &Device, offset: u64, bytes: &mut [u8]) {
+        if let Err(e) = device.read_blocking(self.queue, offset, bytes) {
+            self.history.allow(&e);
+            let again = device.read_blocking(self.queue, offset, bytes);
+            again.unwrap_or_else(|e| panic!("read again: {e}"));
+        }
+    }
+
+    /// Ends the use of a device after a failure.
+    pub fn abandon(self, device: Device) -> History {
+        let _ = self.queue.block_on(device.close(self.queue));
+        self.history
+    }
+
+    pub fn close(mut self, device: Device) -> History {
+        let began = self.history.disk.now();
+        match self.queue.block_on(device.close(self.queue)) {
+            Ok(()) => {
+                assert!(!self.history.disk.flush_failed(), "after a failed flush");
+                self.history.note(began, Change::Flush);
+            }
+            Err(e) => self.history.allow(&e),
+        }
+        self.history
+    }
+}
+
+/// A range made of whole units.
+fn whole(range: Range<usize>, unit: usize, size: usize) -> Range<usize> {
+    range.start / unit * unit..range.end.next_multiple_of(unit).min(size)
+}
+
+/// Begins with an image of these options that reads as `active`.
+pub fn begin<'a>(
+    queue: &'a Queue,
+    rng: &mut Dice,
+    options: &CreateQcow2,
+    layout: Layout,
+    active: Vec<u8>,
+) -> Use<'a> {
+    let mut contents = vec![made(queue, options)];
+    if layout.data.is_some() {
+        contents.push(vec![0; options.size as usize]);
+    }
+    let before = Model {
+        active: active.clone(),
+        snapshots: Vec::new(),
+    };
+    Use {
+        queue,
+        history: History::new(rng, layout, contents, before),
+        active,
+        cluster: 1 << options.cluster_bits,
+    }
+}
+
+/// Does a mix of requests to an image without anything behind it.
+fn plain(queue: &Queue, rng: &mut Dice, options: &CreateQcow2, mix: &Mix) -> History {
+    let zeroes = vec![0; options.size as usize];
+    over(queue, rng, options, Layout::default(), zeroes, mix)
+}
+
+fn over(
+    queue: &Queue,
+    rng: &mut Dice,
+    options: &CreateQcow2,
+    layout: Layout,
+    active: Vec<u8>,
+    mix: &Mix,
+) -> History {
+    let mut used = begin(queue, rng, options, layout, active);
+    let device = used.history.open(queue, &writable(rng));
+    for _ in 0..mix.steps {
+        used.step(&device, rng, mix);
+    }
+    used.close(device)
+}
+
+pub fn allocating(queue: &Queue, rng: &mut Dice) -> History {
+    let options = options(rng, 200);
+    let mix = Mix {
+        kinds: &WRITES,
+        steps: 40,
+        most: 4 << options.cluster_bits,
+        hot: 30,
+    };
+    plain(queue, rng, &options, &mix)
+}
+
+/// Copy on write over a backing file, longer or shorter than the disk.
+pub fn backing(queue: &Queue, rng: &mut Dice) -> History {
+    let mut options = options(rng, 100);
+    if rng.one_in(3) {
+        options.version = 3;
+        options.cluster_bits = 14;
+        options.extended_l2 = true;
+        options.size = 256 << 10;
+    }
+    options.backing = Some(NewBacking {
+        name: "base.raw".into(),
+        format: Some("raw".into()),
+    });
+    let size = options.size as usize;
+    let length = [size, size / 2 / 512 * 512, size + 8192][rng.below(3) as usize];
+    let base = noise(rng, length);
+    let layout = Layout {
+        backings: vec![raw("base.raw", &base)],
+        ..Layout::default()
+    };
+    let mut active = base;
+    active.resize(size, 0);
+    let mix = Mix {
+        kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
+        steps: 40,
+        most: 3 << options.cluster_bits,
+        hot: 16,
+    };
+    over(queue, rng, &options, layout, active, &mix)
+}
+
+pub fn subclusters(queue: &Queue, rng: &mut Dice) -> History {
+    let options = CreateQcow2 {
+        size: 256 << 10,
+        cluster_bits: 14 + rng.below(2) as u32,
+        extended_l2: true,
+        refcount_order: rng.below(7) as u32,
+        ..CreateQcow2::default()
+    };
+    let mix = Mix {
+        kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
+        steps: 50,
+        most: 2 << options.cluster_bits,
+        hot: 6,
+    };
+    plain(queue, rng, &options, &mix)
+}
+
+/// Clusters are freed and used again all the time.
+pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
+    let options = options(rng, 100);
+    let mix = Mix {
+        kinds: &CHURN,
+        steps: 70,
+        most: 4 << options.cluster_bits,
+        hot: 6,
+    };
+    plain(queue, rng, &options, &mix)
+}
+
+/// The refcount table grows, and there are many L2 tables.
+pub fn growth(queue: &Queue, rng: &mut Dice) -> History {
+    let options = CreateQcow2 {
+        size: 2600 << 10,
+        cluster_bits: 9,
+        refcount_order: 5 + rng.below(2) as u32,
+        ..CreateQcow2::default()
+    };
+    let mix = Mix {
+        kinds: &[Kind::Write, Kind::Write, Kind::Write, UNMAP],
+        steps: 6,
+        most: 300 << 10,
+        hot: 5000,
+    };
+    // The first of it is written at once, so as to get near the end of the
+    // table with few operations.
+    let zeroes = vec![0; options.size as usize];
+    let mut used = begin(queue, rng, &options, Layout::default(), zeroes);
+    let device = used.history.open(queue, &writable(rng));
+    let first = (1500 << 10) + rng.below(400 << 10) as usize / 512 * 512;
+    used.request(&device, rng, Kind::Write, 0..first);
+    used.request(&device, rng, Kind::Flush, 0..0);
+    for nth in 0..mix.steps {
+        used.step(&device, rng, &mix);
+        if nth % 3 == 2 {
+            used.request(&device, rng, Kind::Flush, 0..0);
+        }
+    }
+    used.close(device)
+}
+
+pub fn compressed(queue: &Queue, rng: &mut Dice) -> History {
+    let options = options(rng, 100);
+    let mix = Mix {
+        kinds: &[
+            Kind::Compress,
+            Kind::Compress,
+            Kind::Compress,
+            Kind::Write,
+            Kind::Discard,
+            Kind::Flush,
+        ],
+        steps: 50,
+        most: 3 << options.cluster_bits,
+        hot: 20,
+    };
+    plain(queue, rng, &options, &mix)
+}
+
+pub fn lazy(queue: &Queue, rng: &mut Dice) -> History {
+    let options = CreateQcow2 {
+        version: 3,
+        lazy_refcounts: true,
+        ..options(rng, 100)
+    };
+    let mix = Mix {
+        kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
+        steps: 40,
+        most: 3 << options.cluster_bits,
+        hot: 20,
+    };
+    plain(queue, rng, &options, &mix)
+}
+
+/// The guest's bytes are in another file.
+pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
+    let options = CreateQcow2 {
+        version: 3,
+        data_file: Some(NewDataFile {
+            name: "data.raw".into(),
+            raw: rng.one_in(2),
+        }),
+        ..options(rng, 100)
+    };
+    let layout = Layout {
+        data: Some(1),
+        ..Layout::default()
+    };
+    let mix = Mix {
+        kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
+        steps: 50,
+        most: 3 << options.cluster_bits,
+        hot: 20,
+    };
+    let zeroes = vec![0; options.size as usize];
+    over(queue, rng, &options, layout, zeroes, &mix)
+}
+
+/// More dirty tables than there may be: they are written between flushes.
+pub fn small_cache(queue: &Queue, rng: &mut Dice) -> History {
+    const SLICE: u64 = 64;
+    let slices = 72;
+    let options = CreateQcow2 {
+        size: slices * SLICE * 512,
+        cluster_bits: 9,
+        refcount_order: 4,
+        ..CreateQcow2::default()
+    };
+    let zeroes = vec![0; options.size as usize];
+    let mut used = begin(queue, rng, &options, Layout::default(), zeroes);
+    let how = zebu::block::OpenOptions {
+        l2_cache_size: Some(1024),
+        ..writable(rng)
+    };
+    let device = used.history.open(queue, &how);
+    for round in 0..2 {
+        for nth in 0..slices {
+            let sector = (nth * 29 % slices) * SLICE + rng.below(3);
+            let start = sector as usize * 512;
+            let kind = [Kind::Write, Kind::Write, Kind::Discard][rng.below(2 + round) as usize];
+            used.request(&device, rng, kind, start..start + 512);
+            if rng.one_in(60) {
+                used.request(&device, rng, Kind::Flush, 0..0);
+            }
+        }
+    }
+    used.close(device)
+}
