@@ -51,7 +51,9 @@ impl Bench {
     pub fn rules(&self) -> Rules {
         Rules {
             runs: self.options.runs.unwrap_or(5).max(1),
-            trial: true,
+            // With --quick there is no time for it: the median of five has room for a first run
+            // that is slower.
+            trial: !self.options.quick,
             temperature: if self.options.cold {
                 Temperature::Cold
             } else {

@@ -11,8 +11,8 @@ use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 /// What a request maps.
 const BLOCK: u64 = 4096;
-const HITS: u64 = 5_000_000;
-const MISSES: u64 = 20_000;
+const HITS: u64 = 2_000_000;
+const MISSES: u64 = 4_000;
 /// Cases are measured so often, in turn; the median counts.
 const ROUNDS: usize = 5;
 

@@ -10,6 +10,7 @@ use crate::measure::series::{fastest, find};
 use crate::measure::{Cell, Contender, Series};
 use crate::report::Section;
 use crate::report::cells::Cells;
+use crate::report::svg::Chart;
 use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
 use crate::units::{self, GIB, KIB, MIB, TIB};
@@ -159,10 +160,15 @@ fn growth(bench: &Bench, section: &mut Section, step: u64) -> Result<()> {
         "Peak memory in MiB over image size, scattered data",
         &["command", "program", "1 GiB", "64 GiB", "1 TiB"],
     );
+    let mut chart = Chart::new(
+        "Peak memory at 1 TiB, scattered data",
+        "MiB, less is better",
+    );
     let images = sizes.map(|s| big::scattered(bench, s, step));
     let images = images.into_iter().collect::<Result<Vec<_>>>()?;
     let scratch = bench.scratch();
     for verb in COMMANDS {
+        let mut bars = Vec::new();
         for make in [Bench::qemu, Bench::zebu] {
             let runs = images.iter().map(|i| make(bench, verb, "", &[i]));
             let name = make(bench, verb, "", &[]).name;
@@ -179,6 +185,7 @@ fn growth(bench: &Bench, section: &mut Section, step: u64) -> Result<()> {
             let mut row = vec![verb.to_string(), name.clone()];
             row.extend(peaks.iter().map(|p| units::mib(*p)));
             table.say(row);
+            bars.push((name.clone(), peaks[2] as f64 / MIB as f64));
             if name == "zebu" {
                 section.verdict(Verdict::new(
                     "P7",
@@ -188,7 +195,8 @@ fn growth(bench: &Bench, section: &mut Section, step: u64) -> Result<()> {
                 ));
             }
         }
+        chart.group(verb, bars);
     }
-    section.table(table, None);
+    section.table(table, Some(chart));
     Ok(())
 }

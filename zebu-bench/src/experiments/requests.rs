@@ -6,6 +6,7 @@ use crate::measure::alternate::Rules;
 use crate::measure::{Cell, Contender, Series, alternate};
 use crate::measure::{stats, syscalls};
 use crate::report::Section;
+use crate::report::svg::Chart;
 use crate::report::table::Table;
 
 /// A probe must last this long to tell a rate: below 10 ms the clock of bench is too coarse.
@@ -98,14 +99,17 @@ fn once(bench: &Bench, contenders: Vec<Contender>) -> Vec<Series> {
 /// A table of system calls a request, one row a contender.
 pub struct SystemCalls {
     table: Table,
+    chart: Chart,
 }
 
 impl SystemCalls {
     /// An empty table; `what` is the head of its first column.
     pub fn new(what: &str) -> Self {
         let heads = [what, "program", "calls a request", "most of them"];
+        let title = "System calls a request";
         SystemCalls {
-            table: Table::new("System calls a request", &heads),
+            table: Table::new(title, &heads),
+            chart: Chart::new(title, "calls, less is better"),
         }
     }
 
@@ -123,6 +127,7 @@ impl SystemCalls {
             return;
         };
         let many = few * 3;
+        let mut bars = Vec::new();
         for (short, long) in make(few).into_iter().zip(make(many)) {
             let runs = [(&*short.command, few), (&*long.command, many)];
             let counted = syscalls::per_request(strace, &long.setup, runs, &bench.scratch());
@@ -134,20 +139,24 @@ impl SystemCalls {
                 false => format!("{} `{}`", short.name, short.flags),
             };
             match counted {
-                Ok(per) => self.table.say(vec![
-                    label.into(),
-                    name,
-                    format!("{:.2}", per.all),
-                    per.named(),
-                ]),
+                Ok(per) => {
+                    bars.push((name.clone(), per.all));
+                    self.table.say(vec![
+                        label.into(),
+                        name,
+                        format!("{:.2}", per.all),
+                        per.named(),
+                    ]);
+                }
                 Err(e) => section.note(format!("system calls, {label}: {name} is left out: {e}")),
             }
         }
+        self.chart.group(label, bars);
     }
 
     /// Puts the table into the section.
     pub fn finish(self, section: &mut Section) {
-        section.table(self.table, None);
+        section.table(self.table, Some(self.chart));
     }
 }
 

@@ -51,7 +51,8 @@ impl Experiment for Workers {
              little more than half. Half: every second cluster zero, as chance has it. Empty: nothing \
              in it. `-t unsafe` is buffered (what qemu-img does by default), `-t none` direct. \
              go-qcow2reader has N workers too; it is always buffered, in any order. With `--quick` \
-             only 1 and 8 workers, ordered and buffered or neither.",
+             only 1 and 8 workers, ordered and buffered or neither; of full, half and empty 8 workers, \
+             ordered and buffered.",
             content(bench, &fs)?
         ));
         for image in images(bench)? {
@@ -83,7 +84,7 @@ fn images(bench: &Bench) -> Result<Vec<Image>> {
             raw: utilization::raw(bench, size, utilization)?,
             qcow2: utilization::zlib(bench, size, utilization)?,
             quick_workers: &[8],
-            quick_ways: &["-t unsafe", "-W -t none"],
+            quick_ways: &["-t unsafe"],
         });
     }
     Ok(images)

@@ -1,6 +1,7 @@
 //! The reviewer's questions, answered from the figures.
 
-use super::{Costs, Measured, Pattern, TABLE};
+use super::look_up::Costs;
+use super::{Measured, Pattern, TABLE};
 use crate::report::verdict::NO_SLOWER;
 use crate::units;
 

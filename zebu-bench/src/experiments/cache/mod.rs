@@ -1,20 +1,19 @@
 //! P4: seed 003. The cache of L2 tables: its size, a hit, a miss, slices against whole tables.
 
 mod answers;
+mod look_up;
+mod slices;
+mod table;
 
 use super::Experiment;
 use super::requests::{SystemCalls, probe, scattering_step};
 use crate::bench::Bench;
-use crate::error::{Context, Error, Result};
-use crate::inputs::{big, filled};
-use crate::measure::child::{self, command};
+use crate::error::{Error, Result};
+use crate::inputs::filled;
 use crate::measure::{Cell, Contender, Series, series};
-use crate::peers::fio::Job;
 use crate::report::Section;
-use crate::report::svg::Chart;
-use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
-use crate::units::{self, KIB, MIB, TIB};
+use crate::units::{self, KIB};
 use std::path::{Path, PathBuf};
 
 const BLOCK: u64 = 4 * KIB;
@@ -100,10 +99,10 @@ impl Experiment for Cache {
             tables: all,
         };
         let measured = sizes(&ground, section);
-        table(&ground, section, &measured);
+        table::table(&ground, section, &measured);
         system_calls(&ground, section);
-        let costs = cost_of_a_look_up(&ground, section);
-        if let Err(e) = slices(bench, section) {
+        let costs = look_up::measure(&ground, section);
+        if let Err(e) = slices::table(bench, section) {
             section.note(format!("slices against whole tables are left out: {e}"));
         }
         verdicts(section, &measured, costs.hit);
@@ -256,120 +255,6 @@ fn sizes(ground: &Ground<'_>, section: &mut Section) -> Vec<Measured> {
     measured
 }
 
-/// A row a size of the cache, IOPS and CPU.
-fn table(ground: &Ground<'_>, section: &mut Section, measured: &[Measured]) {
-    for depth in [32, 1] {
-        let patterns: Vec<Pattern> = patterns(false)
-            .into_iter()
-            .filter(|p| p.depth == depth)
-            .collect();
-        let title = format!("4 KiB requests with an L2 cache of N tables, {depth} in flight: IOPS");
-        let mut heads = vec!["tables in the cache".to_string()];
-        for p in &patterns {
-            let what = p.name();
-            heads.extend([format!("{what}: QEMU"), "zebu".into(), "ratio".into()]);
-        }
-        heads.push("zebu: CPU µs a random read".into());
-        let mut table = Table {
-            title: title.clone(),
-            heads,
-            rows: Vec::new(),
-        };
-        let mut chart = Chart::new(&title, "random reads a second, more is better");
-        let mut sizes: Vec<u64> = measured.iter().map(|m| m.tables).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        for tables in sizes {
-            let find = |p: &Pattern| {
-                measured
-                    .iter()
-                    .find(|m| m.tables == tables && m.pattern == *p)
-            };
-            let mut row = vec![match tables == ground.tables {
-                true => format!("all {tables}"),
-                false => tables.to_string(),
-            }];
-            for p in &patterns {
-                let of = |name: &str| find(p).map_or(f64::NAN, |m| m.rate(name));
-                let (qemu, zebu) = (of("QEMU"), of("zebu"));
-                row.extend([rate(qemu), rate(zebu), units::ratio(zebu / qemu)]);
-            }
-            let random = find(&patterns[0]);
-            let cpu = random.and_then(|m| {
-                let s = series::fastest(&m.all, "zebu")?;
-                Some(s.cpu_median() / m.count as f64 * 1e6)
-            });
-            row.push(cpu.map_or("—".into(), |c| format!("{c:.1}")));
-            if let Some(m) = random {
-                chart.group(
-                    &row[0],
-                    ["QEMU", "zebu"].map(|n| (n.to_string(), m.rate(n))),
-                );
-            }
-            if row.iter().skip(1).any(|c| c != "—") {
-                table.rows.push(row);
-            }
-        }
-        if !table.rows.is_empty() {
-            let limit = limit(ground, section, &patterns, table.heads.len());
-            table.rows.extend(limit);
-        }
-        section.table(table, Some(chart));
-    }
-}
-
-/// The row of fio, on a raw file with the same bytes.
-fn limit(
-    ground: &Ground<'_>,
-    section: &mut Section,
-    patterns: &[Pattern],
-    columns: usize,
-) -> Option<Vec<String>> {
-    let fio = ground.bench.peers.fio.as_ref()?;
-    let file = match filled::raw(ground.bench, ground.size) {
-        Ok(file) => file,
-        Err(e) => {
-            section.note(format!("the limit is left out: {e}"));
-            return None;
-        }
-    };
-    let mut row = vec!["limit: fio, raw file".to_string()];
-    for p in patterns {
-        let make = |count| {
-            vec![fio.contender(&Job {
-                engine: "native",
-                random: p.random,
-                write: p.write,
-                block: BLOCK,
-                depth: p.depth as u32,
-                count,
-                file: &file,
-                size: ground.size,
-                laid_out: true,
-            })]
-        };
-        let count = probe(
-            ground.bench,
-            p.depth * 64,
-            p.depth,
-            u64::MAX / 2,
-            run_seconds(ground.bench),
-            &make,
-        );
-        let figure = count.map_or(f64::NAN, |probed| {
-            let all = ground.bench.alternate(&Cell {
-                contenders: make(probed.count),
-                inputs: vec![],
-                judge: None,
-            });
-            series::fastest(&all, "fio").map_or(f64::NAN, |s| probed.count as f64 / s.median())
-        });
-        row.extend([rate(figure), "—".into(), "—".into()]);
-    }
-    row.resize(columns, "—".into());
-    Some(row)
-}
-
 fn system_calls(ground: &Ground<'_>, section: &mut Section) {
     let pattern = Pattern {
         random: true,
@@ -385,112 +270,6 @@ fn system_calls(ground: &Ground<'_>, section: &mut Section) {
         calls.add(ground.bench, section, label, few, &make);
     }
     calls.finish(section);
-}
-
-/// Nanoseconds of one map step.
-struct Costs {
-    /// Where everything is in the cache, over the whole disk.
-    hit: f64,
-    /// Where the table has to be read from the device.
-    miss: f64,
-}
-
-/// Measures the map step inside the library.
-fn cost_of_a_look_up(ground: &Ground<'_>, section: &mut Section) -> Costs {
-    let mut costs = Costs {
-        hit: f64::NAN,
-        miss: f64::NAN,
-    };
-    let said = std::env::current_exe()
-        .context(|| "own path".into())
-        .and_then(|own| {
-            let mut line = command([own.with_file_name("zebu-map-cost")]);
-            line.push(ground.image.clone().into());
-            child::run(&line, &ground.bench.scratch())
-        });
-    let text = match said {
-        Ok(outcome) => outcome.stdout,
-        Err(e) => {
-            section.note(format!("the cost of a hit is left out: {e}"));
-            return costs;
-        }
-    };
-    let title = "One map step inside the library";
-    let mut table = Table::new(title, &["case", "nanoseconds"]);
-    let mut chart = Chart::new(title, "nanoseconds, less is better");
-    for (case, nanoseconds) in look_ups(&text) {
-        match case {
-            "hit, slices of the whole disk" => costs.hit = nanoseconds,
-            "miss, table on the device" => costs.miss = nanoseconds,
-            _ => {}
-        }
-        chart.group(case, [("zebu".to_string(), nanoseconds)]);
-        table.say(vec![case.into(), format!("{nanoseconds:.0}")]);
-    }
-    section.method(
-        "The map step (`Image::extent`, default slices) is measured in a loop inside a program of its \
-         own, `zebu-map-cost`: 5 million hits, 20,000 misses, the median of five rounds. A miss has \
-         room for one slice.",
-    );
-    section.table(table, Some(chart));
-    costs
-}
-
-/// The lines of zebu-map-cost: a case, a tab, nanoseconds.
-fn look_ups(text: &str) -> impl Iterator<Item = (&str, f64)> {
-    text.lines().filter_map(|line| {
-        let (case, nanoseconds) = line.split_once('\t')?;
-        Some((case, nanoseconds.parse().ok()?))
-    })
-}
-
-/// Entries of the cache that are whole tables of 64 KiB, or parts of them.
-fn slices(bench: &Bench, section: &mut Section) -> Result<()> {
-    let image = big::preallocated(bench, TIB)?;
-    let title = "Slices against whole tables: a cache of 1 MiB";
-    section.method(
-        "Slices: reads of a 1 TiB image with clusters of 64 KiB and all its tables (2048 of 64 KiB), \
-         whose clusters are holes of the file, which are read without the device: what is left is \
-         the cost of the tables. The cache has 1 MiB, in entries of 4 KiB to a whole table.",
-    );
-    let mut table = Table::new(
-        title,
-        &[
-            "entry",
-            "random reads: QEMU",
-            "zebu",
-            "ratio",
-            "sequential reads: QEMU",
-            "zebu ",
-            "ratio ",
-        ],
-    );
-    let mut chart = Chart::new(title, "random reads a second, more is better");
-    for entry in [4 * KIB, 16 * KIB, 64 * KIB] {
-        let mut row = vec![units::size(entry)];
-        for random in [true, false] {
-            let pattern = Pattern {
-                random,
-                write: false,
-                depth: 32,
-            };
-            let make = |count| contenders(bench, &image, TIB, (MIB, entry), pattern, count);
-            let label = format!("entries of {}, {}", units::size(entry), pattern.name());
-            let (count, all) = measure(bench, pattern.depth, &make)?;
-            note_failures(section, &label, &all);
-            let of = |name: &str| {
-                series::fastest(&all, name).map_or(f64::NAN, |s| count as f64 / s.median())
-            };
-            let (qemu, zebu) = (of("QEMU"), of("zebu"));
-            row.extend([rate(qemu), rate(zebu), units::ratio(zebu / qemu)]);
-            if random {
-                chart.group(&row[0], [("QEMU".into(), qemu), ("zebu".into(), zebu)]);
-            }
-        }
-        table.say(row);
-    }
-    section.table(table, Some(chart));
-    Ok(())
 }
 
 fn verdicts(section: &mut Section, measured: &[Measured], hit: f64) {
@@ -528,6 +307,7 @@ fn verdicts(section: &mut Section, measured: &[Measured], hit: f64) {
     ));
 }
 
+/// A rate, or a dash if there is none.
 fn rate(r: f64) -> String {
     if r.is_finite() {
         format!("{r:.0}")
@@ -539,19 +319,6 @@ fn rate(r: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_lines_of_the_loop_are_read() {
-        let text = "hit, one slice\t12.5\nnoise\nmiss, table on the device\t60000.0\n";
-        let all: Vec<_> = look_ups(text).collect();
-        assert_eq!(
-            all,
-            [
-                ("hit, one slice", 12.5),
-                ("miss, table on the device", 60000.0)
-            ]
-        );
-    }
 
     #[test]
     fn quick_patterns_are_columns_of_the_table() {

@@ -1,8 +1,9 @@
 //! What a random fill leaves: fragments, space taken, and how fast the disk is read in order.
 
-use super::{BLOCK, Layout, scattering_step};
+use super::task::{BLOCK, Layout};
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
+use crate::experiments::requests::scattering_step;
 use crate::inputs::fragmented::{Order, image};
 use crate::inputs::fs_image::allocated;
 use crate::measure::child;

@@ -1,112 +1,34 @@
 //! P3: seed 002. 4 KiB writes into an empty image: cluster sizes, subclusters, a backing file.
 
 mod after;
+mod limits;
 mod tables;
+mod task;
 
 use super::Experiment;
-use super::requests::{SystemCalls, probe, scattering_step};
+use super::requests::{probe, scattering_step};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
 use crate::inputs::filled;
 use crate::inputs::fs_image::allocated;
 use crate::measure::child::command;
 use crate::measure::{Cell, Contender, Series, series};
-use crate::peers::fio::Job;
 use crate::peers::qemu::done;
 use crate::report::Section;
 use crate::report::machine::free_space;
-use crate::units::{self, GIB, KIB, MIB};
+use crate::units::GIB;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use task::{BLOCK, Task};
 
 /// Size of the image without a backing file, as in the seed.
 const EMPTY: u64 = 40 * GIB;
 /// The step that was used on it before: odd in blocks of 4 KiB, and through the whole disk.
 const EMPTY_STEP: u64 = 205_066_240;
-const BLOCK: u64 = 4 * KIB;
-/// Clusters have 32 subclusters of at least 512 bytes.
-const SUBCLUSTERS: u64 = 32;
-const LEAST_EXTENDED: u64 = 16 * KIB;
 /// What one run may take on the disk.
 const MOST_SPACE: u64 = 8 * GIB;
-const CLUSTERS: [u64; 10] = [
-    4 * KIB,
-    8 * KIB,
-    16 * KIB,
-    32 * KIB,
-    64 * KIB,
-    128 * KIB,
-    256 * KIB,
-    512 * KIB,
-    MIB,
-    2 * MIB,
-];
-const QUICK_CLUSTERS: [u64; 4] = [4 * KIB, 16 * KIB, 64 * KIB, 2 * MIB];
-
-/// How an image is laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Layout {
-    cluster: u64,
-    extended: bool,
-}
-
-impl Layout {
-    /// As a row of the seed: the cluster size, and that of a subcluster in brackets.
-    fn name(self) -> String {
-        match self.extended {
-            true => format!(
-                "{} ({})",
-                units::size(self.cluster),
-                units::size(self.cluster / SUBCLUSTERS)
-            ),
-            false => units::size(self.cluster),
-        }
-    }
-
-    /// Arguments of `create` for it.
-    fn options(self) -> String {
-        let extended = if self.extended { "on" } else { "off" };
-        format!("cluster_size={},extended_l2={extended}", self.cluster)
-    }
-}
-
-/// What a cell measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Task {
-    layout: Layout,
-    /// Whether there is a fully populated backing file.
-    backed: bool,
-    /// Requests in flight.
-    depth: u64,
-    /// Bytes of a request.
-    block: u64,
-    /// QEMU initialises new clusters by writing to them, not by fallocate.
-    written: bool,
-}
-
-impl Task {
-    fn label(self) -> String {
-        format!(
-            "{}{}, {} in flight, {}{}",
-            self.layout.name(),
-            if self.layout.extended {
-                ""
-            } else {
-                ", no subclusters"
-            },
-            self.depth,
-            if self.backed { "backed" } else { "empty" },
-            match (self.block, self.written) {
-                (BLOCK, false) => String::new(),
-                (BLOCK, true) => ", QEMU without fallocate".into(),
-                (block, _) => format!(", {} requests", units::size(block)),
-            }
-        )
-    }
-}
-
 /// A task, measured.
 struct Measured {
     task: Task,
@@ -148,7 +70,7 @@ impl Experiment for Subclusters {
         let ground = Ground::new(bench)?;
         tables::method(section, &ground);
         let mut measured = Vec::new();
-        for task in tasks(bench.options.quick) {
+        for task in task::all(bench.options.quick) {
             match measure(&ground, task) {
                 Ok(cell) => {
                     tables::say(&cell);
@@ -157,9 +79,9 @@ impl Experiment for Subclusters {
                 Err(e) => section.note(format!("{} is left out: {e}", task.label())),
             }
         }
-        let limits = limits(&ground, section);
+        let limits = limits::of_fio(&ground, section);
         tables::all(section, &measured, &limits);
-        system_calls(&ground, section);
+        limits::system_calls(&ground, section);
         after::random_fill(bench, section)
     }
 }
@@ -272,65 +194,6 @@ fn without_fallocate(image: &Path) -> String {
     )
 }
 
-/// Everything that is measured, in the order of the tables.
-fn tasks(quick: bool) -> Vec<Task> {
-    let clusters: &[u64] = if quick { &QUICK_CLUSTERS } else { &CLUSTERS };
-    let layouts = |clusters: &[u64]| {
-        clusters
-            .iter()
-            .flat_map(|&cluster| [false, true].map(|extended| Layout { cluster, extended }))
-            .filter(|l| !l.extended || l.cluster >= LEAST_EXTENDED)
-            .collect::<Vec<_>>()
-    };
-    let mut tasks = Vec::new();
-    for backed in [true, false] {
-        for depth in [32, 1] {
-            // With --quick one write at a time is measured at the default cluster size only.
-            let clusters = if quick && depth == 1 {
-                &[64 * KIB][..]
-            } else {
-                clusters
-            };
-            tasks.extend(layouts(clusters).into_iter().map(|layout| Task {
-                layout,
-                backed,
-                depth,
-                block: BLOCK,
-                written: false,
-            }));
-        }
-    }
-    let empty = |layout| Task {
-        layout,
-        backed: false,
-        depth: 32,
-        block: BLOCK,
-        written: false,
-    };
-    let written = if quick {
-        &[64 * KIB, 2 * MIB][..]
-    } else {
-        clusters
-    };
-    tasks.extend(layouts(written).into_iter().map(|layout| Task {
-        written: true,
-        ..empty(layout)
-    }));
-    for block in [8 * KIB, 16 * KIB, 32 * KIB] {
-        for backed in [true, false] {
-            if quick && backed {
-                continue;
-            }
-            tasks.extend(layouts(&[64 * KIB]).into_iter().map(|layout| Task {
-                block,
-                backed,
-                ..empty(layout)
-            }));
-        }
-    }
-    tasks
-}
-
 /// How long a run should last, roughly.
 fn run_seconds(bench: &Bench) -> f64 {
     if bench.options.quick { 0.15 } else { 1.0 }
@@ -377,117 +240,9 @@ fn measure(ground: &Ground<'_>, task: Task) -> Result<Measured> {
     })
 }
 
-/// Rates of fio on a raw file: (requests in flight, into a hole, over data).
-fn limits(ground: &Ground<'_>, section: &mut Section) -> Vec<(u64, f64, f64)> {
-    let bench = ground.bench;
-    let Some(fio) = &bench.peers.fio else {
-        return Vec::new();
-    };
-    let mut rates = Vec::new();
-    for depth in [32u64, 1] {
-        let rate = |sparse: bool| -> Result<f64> {
-            let size = if sparse { EMPTY } else { ground.base_size };
-            let file = match sparse {
-                true => bench.output("limit.raw"),
-                false => filled::raw(bench, ground.base_size)?,
-            };
-            let make = |count| {
-                let mut contender = fio.contender(&Job {
-                    engine: "native",
-                    random: true,
-                    write: true,
-                    block: BLOCK,
-                    depth: depth as u32,
-                    count,
-                    file: &file,
-                    size,
-                    laid_out: !sparse,
-                });
-                if sparse {
-                    let mut truncate = command(["truncate", "-s", &EMPTY.to_string()]);
-                    truncate.push(file.clone().into());
-                    contender.setup = vec![truncate];
-                    contender.output = Some(file.clone());
-                }
-                vec![contender]
-            };
-            let probed = probe(
-                bench,
-                256,
-                depth,
-                ground.room / BLOCK / 4,
-                run_seconds(bench),
-                &make,
-            )
-            .ok_or_else(|| Error::new("fio fails"))?;
-            let all = bench.alternate(&Cell {
-                contenders: make(probed.count),
-                inputs: vec![],
-                judge: None,
-            });
-            let fio = series::fastest(&all, "fio").ok_or_else(|| Error::new("fio fails"))?;
-            Ok(probed.count as f64 / fio.median())
-        };
-        match (rate(true), rate(false)) {
-            (Ok(hole), Ok(data)) => rates.push((depth, hole, data)),
-            (Err(e), _) | (_, Err(e)) => section.note(format!("the limit is left out: {e}")),
-        }
-    }
-    rates
-}
-
-/// What a write costs in system calls, at the default cluster size.
-fn system_calls(ground: &Ground<'_>, section: &mut Section) {
-    let mut calls = SystemCalls::new("image");
-    for backed in [false, true] {
-        for extended in [false, true] {
-            let task = Task {
-                layout: Layout {
-                    cluster: 64 * KIB,
-                    extended,
-                },
-                backed,
-                depth: 32,
-                block: BLOCK,
-                written: false,
-            };
-            let make = |count| ground.contenders(task, count);
-            calls.add(ground.bench, section, &task.label(), 640, &make);
-        }
-    }
-    calls.finish(section);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_cluster_size_is_measured_with_and_without_subclusters() {
-        let tasks = tasks(false);
-        for cluster in CLUSTERS {
-            let of = |extended, backed| {
-                tasks.iter().any(|t| {
-                    t.layout == Layout { cluster, extended } && t.backed == backed && t.depth == 32
-                })
-            };
-            assert!(of(false, true) && of(false, false));
-            assert_eq!(of(true, true), cluster >= LEAST_EXTENDED);
-        }
-        for (i, task) in tasks.iter().enumerate() {
-            assert!(!tasks[..i].contains(task), "{task:?} twice");
-        }
-        let quick = super::tasks(true);
-        assert!(quick.len() < tasks.len() && quick.iter().all(|t| tasks.contains(t)));
-    }
-
-    #[test]
-    fn rows_are_named_as_in_the_seed() {
-        let layout = |cluster, extended| Layout { cluster, extended };
-        assert_eq!(layout(2 * MIB, true).name(), "2M (64K)");
-        assert_eq!(layout(16 * KIB, true).name(), "16K (512)");
-        assert_eq!(layout(4 * KIB, false).name(), "4K");
-    }
 
     #[test]
     fn a_comma_in_a_path_is_escaped() {

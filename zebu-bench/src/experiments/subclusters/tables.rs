@@ -1,6 +1,7 @@
 //! The tables of the experiment, as the seed has them.
 
-use super::{BLOCK, EMPTY, EMPTY_STEP, Ground, Layout, Measured, Task};
+use super::task::{BLOCK, Layout, Task};
+use super::{EMPTY, EMPTY_STEP, Ground, Measured};
 use crate::measure::stats::geometric_mean;
 use crate::report::Section;
 use crate::report::svg::Chart;
@@ -218,11 +219,21 @@ fn cost(section: &mut Section, measured: &[Measured]) {
         "zebu ",
     ];
     let mut table = Table::new(title, &heads);
+    let chart_title = "Host space for each MiB written, 32 in flight";
+    let mut chart = Chart::new(chart_title, "MiB, less is better");
     for m in measured {
         let t = m.task;
         if t.depth != 32 || t.block != BLOCK || t.written {
             continue;
         }
+        let grown = |name: &str| {
+            let space = m.space.get(name).map_or(f64::NAN, |s| *s as f64);
+            space / (m.count * t.block) as f64
+        };
+        chart.group(
+            &t.label(),
+            ["QEMU", "zebu"].map(|n| (n.to_string(), grown(n))),
+        );
         let space = |name: &str| m.space.get(name).map_or("—".into(), |s| units::mib(*s));
         let cpu = |name: &str| {
             m.of(name).map_or("—".into(), |s| {
@@ -241,7 +252,7 @@ fn cost(section: &mut Section, measured: &[Measured]) {
             peak("zebu"),
         ]);
     }
-    section.table(table, None);
+    section.table(table, Some(chart));
 }
 
 fn verdicts(section: &mut Section, measured: &[Measured]) {
