@@ -25,8 +25,21 @@ const QEMU_FLAGS: [&str; 5] = [
 /// How many of them, from the first on, with `--quick`.
 const QUICK_FLAGS: usize = 3;
 
-/// Judges what a contender made.
-pub type Judge<'a> = &'a dyn Fn(&Contender) -> Result<()>;
+/// One cell: an image that is converted.
+pub struct Conversion<'a> {
+    /// Its row in the tables.
+    pub label: &'a str,
+    /// What QEMU and zebu are told, but for the flags.
+    pub verb: &'a str,
+    /// What is read.
+    pub input: &'a Path,
+    /// What the names of outputs end in.
+    pub ending: &'a str,
+    /// Contenders besides QEMU and zebu; their command lines lack the output.
+    pub others: Vec<Contender>,
+    /// Judges what a contender made.
+    pub judge: &'a dyn Fn(&Contender) -> Result<()>,
+}
 
 /// Conversions in one direction: measured one by one, then shown together.
 pub struct Conversions<'a> {
@@ -63,19 +76,18 @@ impl<'a> Conversions<'a> {
         }
     }
 
-    /// Measures `verb` of `input` by QEMU as it comes, by QEMU with its best flags, by zebu, and
-    /// by `others`, whose command lines lack the output. Outputs end in `ending`.
-    pub fn measure(
-        &self,
-        section: &mut Section,
-        label: &str,
-        verb: &str,
-        input: &Path,
-        ending: &str,
-        others: Vec<Contender>,
-        judge: Judge<'_>,
-    ) -> Vec<Series> {
+    /// Measures a conversion by QEMU as it comes, by QEMU with its best flags, by zebu, and by the
+    /// others.
+    pub fn measure(&self, section: &mut Section, conversion: Conversion<'_>) -> Vec<Series> {
         let bench = self.bench;
+        let Conversion {
+            label,
+            verb,
+            input,
+            ending,
+            others,
+            judge,
+        } = conversion;
         let cell = |contenders| Cell {
             contenders,
             inputs: vec![input.to_owned()],

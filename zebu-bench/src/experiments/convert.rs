@@ -1,7 +1,7 @@
 //! P5: a qcow2 image of a real file system to raw.
 
 use super::Experiment;
-use super::conversion::{Conversions, content, speed, tried};
+use super::conversion::{Conversion, Conversions, content, speed, tried};
 use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::fs_image::{self, Kind};
@@ -51,9 +51,16 @@ impl Experiment for Convert {
                     .filter(|_| kind != Kind::Zstd)
                     .map(|it| it.contender(&image)),
             );
-            let verb = "convert -f qcow2 -O raw";
             let judge = |c: &Contender| c.output.as_ref().map_or(Ok(()), |o| same(o, &raw));
-            let all = conversions.measure(section, label, verb, &image, "raw", others, &judge);
+            let conversion = Conversion {
+                label,
+                verb: "convert -f qcow2 -O raw",
+                input: &image,
+                ending: "raw",
+                others,
+                judge: &judge,
+            };
+            let all = conversions.measure(section, conversion);
             let ratio = conversions.add(section, label, &all, vec![]);
             section.verdict(Verdict::new(
                 "P5",

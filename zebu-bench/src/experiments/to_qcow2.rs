@@ -1,7 +1,7 @@
 //! P5: a raw image of a real file system to qcow2.
 
 use super::Experiment;
-use super::conversion::{Conversions, content, tried};
+use super::conversion::{Conversion, Conversions, content, tried};
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fs_image::{self, Kind};
@@ -55,7 +55,15 @@ impl Experiment for ToQcow2 {
                 lengths.borrow_mut().insert(key, length);
                 Ok(())
             };
-            let all = conversions.measure(section, label, &verb, &raw, "qcow2", vec![], &judge);
+            let conversion = Conversion {
+                label,
+                verb: &verb,
+                input: &raw,
+                ending: "qcow2",
+                others: vec![],
+                judge: &judge,
+            };
+            let all = conversions.measure(section, conversion);
             let length = |name: &str| {
                 let length = lengths.borrow().get(&(name.into(), String::new())).copied();
                 length.map_or(f64::NAN, |l: u64| l as f64)

@@ -135,11 +135,15 @@ pub fn all(quick: bool) -> Vec<Task> {
         for backed in [true, false] {
             let layouts = layouts(&[64 * KIB]).into_iter();
             let in_quick = |l: &Layout| !backed && !l.extended;
-            tasks.extend(layouts.filter(|l| !quick || in_quick(l)).map(|layout| Task {
-                block,
-                backed,
-                ..empty(layout)
-            }));
+            tasks.extend(
+                layouts
+                    .filter(|l| !quick || in_quick(l))
+                    .map(|layout| Task {
+                        block,
+                        backed,
+                        ..empty(layout)
+                    }),
+            );
         }
     }
     tasks
