@@ -29,20 +29,31 @@ impl Bench {
     /// The size of images where the experiment does not set one.
     pub fn size(&self) -> u64 {
         self.options.size.unwrap_or(if self.options.quick {
-            512 * MIB
+            256 * MIB
         } else {
             2 * GIB
         })
     }
 
+    /// The size of images that are full of data, for requests past the page cache.
+    pub fn filled_size(&self) -> u64 {
+        2 * self.size().max(512 * MIB)
+    }
+
+    /// Where the output of programs that are not measured goes.
+    pub fn scratch(&self) -> PathBuf {
+        let dir = self.dir.join("scratch");
+        let _ = std::fs::create_dir_all(&dir);
+        dir
+    }
+
     /// How cells are run.
     pub fn rules(&self) -> Rules {
         Rules {
-            runs: self
-                .options
-                .runs
-                .unwrap_or(if self.options.quick { 3 } else { 5 })
-                .max(1),
+            runs: self.options.runs.unwrap_or(5).max(1),
+            // With --quick there is no time for it: the median of five has room for a first run
+            // that is slower.
+            trial: !self.options.quick,
             temperature: if self.options.cold {
                 Temperature::Cold
             } else {
@@ -89,9 +100,7 @@ impl Bench {
         let mut line = command([self.zebu.as_os_str()]);
         line.extend(words("bench -c 1 -d 1 -s 64k -f qcow2 -w --pattern 255"));
         line.push(image.into());
-        let scratch = self.dir.join("scratch");
-        let _ = std::fs::create_dir_all(&scratch);
-        child::run(&line, &scratch).map(|_| ())
+        child::run(&line, &self.scratch()).map(|_| ())
     }
 }
 
@@ -99,17 +108,11 @@ fn contender(name: &str, program: &Path, verb: &str, flags: &str, rest: &[&Path]
     let mut line = command([program.as_os_str()]);
     line.extend(words(verb).chain(words(flags)));
     line.extend(rest.iter().map(|p| p.as_os_str().to_owned()));
-    Contender {
-        name: name.into(),
-        flags: flags.into(),
-        command: line,
-        meter: if verb.starts_with("bench") {
-            Meter::Bench
-        } else {
-            Meter::Wall
-        },
-        output: None,
-    }
+    let meter = match verb.starts_with("bench") {
+        true => Meter::Bench,
+        false => Meter::Wall,
+    };
+    Contender::new(name, flags, line, meter)
 }
 
 fn words(text: &str) -> impl Iterator<Item = OsString> + '_ {

@@ -21,6 +21,7 @@ use peers::Peers;
 use report::{Report, Section, machine};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 fn main() -> ExitCode {
     match run(Options::parse()) {
@@ -63,7 +64,9 @@ fn run(options: Options) -> Result<()> {
     for (what, value) in &report.facts {
         println!("{what}: {value}");
     }
+    let begun = Instant::now();
     for experiment in chosen {
+        let started = Instant::now();
         let mut section = Section::new(
             experiment.name(),
             &title(experiment.name(), experiment.about()),
@@ -71,7 +74,9 @@ fn run(options: Options) -> Result<()> {
         if let Err(e) = experiment.run(&bench, &mut section) {
             section.note(format!("broken off: {e}"));
         }
+        section.note(format!("took {:.0} s", started.elapsed().as_secs_f64()));
         report.sections.push(section);
+        report.took(begun.elapsed());
         // After each experiment, so that an interrupted run leaves what it has.
         report.write(&path)?;
     }
@@ -107,6 +112,9 @@ fn facts(bench: &Bench) -> Vec<(String, String)> {
     }
     if let Some(go) = &bench.peers.go {
         add("go-qcow2reader", go.version.clone());
+    }
+    if let Some(it) = &bench.peers.qcow2_rs {
+        add("qcow2-rs", it.version.clone());
     }
     let rules = bench.rules();
     add("runs of each cell", rules.runs.to_string());

@@ -12,15 +12,15 @@ pub struct Options {
     #[arg(value_name = "EXPERIMENT")]
     pub experiments: Vec<String>,
 
-    /// Smaller images, fewer and shorter runs: all within about a quarter of an hour
+    /// Smaller images, shorter runs, fewer rows: all within ten minutes
     #[arg(long)]
     pub quick: bool,
 
-    /// Size of the images [default: 2G, 512M with --quick]
+    /// Size of the images [default: 2G, 256M with --quick]
     #[arg(long, value_name = "SIZE", value_parser = |s: &str| parse_size(s))]
     pub size: Option<u64>,
 
-    /// Counted runs of each cell [default: 5, 3 with --quick]
+    /// Counted runs of each cell [default: 5]
     #[arg(long, value_name = "N")]
     pub runs: Option<usize>,
 

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -15,17 +16,19 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: go-qcow2reader-convert IMAGE RAW")
+	workers := flag.Int("m", 0, "workers; 0: as many as the library wants")
+	flag.Parse()
+	if flag.NArg() != 2 {
+		fmt.Fprintln(os.Stderr, "usage: convert [-m WORKERS] IMAGE RAW")
 		os.Exit(2)
 	}
-	if err := toRaw(os.Args[1], os.Args[2]); err != nil {
+	if err := toRaw(flag.Arg(0), flag.Arg(1), *workers); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func toRaw(from, to string) error {
+func toRaw(from, to string, workers int) error {
 	// The library inflates zlib by itself; zstd is for its user to provide.
 	qcow2.SetDecompressor(qcow2.CompressionTypeZstd, func(r io.Reader) (io.ReadCloser, error) {
 		d, err := zstd.NewReader(r)
@@ -51,7 +54,7 @@ func toRaw(from, to string) error {
 	if err := out.Truncate(image.Size()); err != nil {
 		return err
 	}
-	if err := convert.Convert(out, image, convert.Options{}); err != nil {
+	if err := convert.Convert(out, image, convert.Options{Workers: workers}); err != nil {
 		return err
 	}
 	return out.Close()

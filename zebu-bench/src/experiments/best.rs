@@ -5,11 +5,12 @@ use crate::measure::alternate::Rules;
 use crate::measure::{Cell, Contender, alternate};
 use crate::report::Section;
 
-/// Tries each candidate once (twice outside `--quick`), after the trial run that every cell has,
-/// and returns the one with the least seconds. A candidate that fails is left out with a note.
+/// Tries each candidate once (with `--quick`), or twice after a trial that is not counted, and
+/// returns the one with the least seconds. A candidate that fails is left out with a note.
 pub fn of(bench: &Bench, section: &mut Section, label: &str, cell: Cell<'_>) -> Option<Contender> {
     let rules = Rules {
         runs: if bench.options.quick { 1 } else { 2 },
+        trial: !bench.options.quick,
         ..bench.rules()
     };
     let all = alternate(&rules, &cell);

@@ -63,6 +63,7 @@ impl Experiment for Compare {
                 .zip(peer)
                 .map_or(f64::NAN, |(z, q)| z.speedup_over(q));
             section.verdict(Verdict::new(
+                "P5",
                 format!("compare {label}"),
                 Bound::AtLeast(target.unwrap_or(NO_SLOWER)),
                 speed,

@@ -1,7 +1,7 @@
 //! P7: images of terabytes, where only tables are read.
 
 use super::Experiment;
-use super::convert::to_raw;
+use super::conversion::with_output;
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::{big, fs_image};
@@ -10,6 +10,7 @@ use crate::measure::series::{fastest, find};
 use crate::measure::{Cell, Contender, Series};
 use crate::report::Section;
 use crate::report::cells::Cells;
+use crate::report::svg::Chart;
 use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
 use crate::units::{self, GIB, KIB, MIB, TIB};
@@ -84,7 +85,7 @@ fn judge(section: &mut Section, cells: &mut Cells, label: &str, all: &[Series]) 
     let speed = find(all, "zebu", "")
         .zip(qemu)
         .map_or(f64::NAN, |(z, q)| z.speedup_over(q));
-    section.verdict(Verdict::new(label, Bound::AtLeast(NO_SLOWER), speed));
+    section.verdict(Verdict::new("P7", label, Bound::AtLeast(NO_SLOWER), speed));
 }
 
 fn empty_to_raw(bench: &Bench, section: &mut Section, cells: &mut Cells) -> Result<()> {
@@ -92,8 +93,8 @@ fn empty_to_raw(bench: &Bench, section: &mut Section, cells: &mut Cells) -> Resu
     let verb = "convert -f qcow2 -O raw";
     let all = bench.alternate(&Cell {
         contenders: vec![
-            to_raw(bench, bench.qemu(verb, "", &[&image]), "qemu.raw"),
-            to_raw(bench, bench.zebu(verb, "", &[&image]), "zebu.raw"),
+            with_output(bench, bench.qemu(verb, "", &[&image]), "qemu.raw"),
+            with_output(bench, bench.zebu(verb, "", &[&image]), "zebu.raw"),
         ],
         inputs: vec![],
         judge: Some(Box::new(|c: &Contender, _: &Outcome| {
@@ -131,7 +132,7 @@ fn is_hole(path: &Path, size: u64) -> Result<()> {
 
 /// Notes it if zebu does not print what QEMU prints.
 fn same_words(bench: &Bench, section: &mut Section, verb: &str, name: &str, image: &Path) {
-    let scratch = bench.dir.join("scratch");
+    let scratch = bench.scratch();
     let said = |c: Contender| child::run(&c.command, &scratch).map(|o| o.stdout);
     let (qemu, zebu) = (
         said(bench.qemu(verb, "", &[image])),
@@ -159,10 +160,15 @@ fn growth(bench: &Bench, section: &mut Section, step: u64) -> Result<()> {
         "Peak memory in MiB over image size, scattered data",
         &["command", "program", "1 GiB", "64 GiB", "1 TiB"],
     );
+    let mut chart = Chart::new(
+        "Peak memory at 1 TiB, scattered data",
+        "MiB, less is better",
+    );
     let images = sizes.map(|s| big::scattered(bench, s, step));
     let images = images.into_iter().collect::<Result<Vec<_>>>()?;
-    let scratch = bench.dir.join("scratch");
+    let scratch = bench.scratch();
     for verb in COMMANDS {
+        let mut bars = Vec::new();
         for make in [Bench::qemu, Bench::zebu] {
             let runs = images.iter().map(|i| make(bench, verb, "", &[i]));
             let name = make(bench, verb, "", &[]).name;
@@ -179,15 +185,18 @@ fn growth(bench: &Bench, section: &mut Section, step: u64) -> Result<()> {
             let mut row = vec![verb.to_string(), name.clone()];
             row.extend(peaks.iter().map(|p| units::mib(*p)));
             table.say(row);
+            bars.push((name.clone(), peaks[2] as f64 / MIB as f64));
             if name == "zebu" {
                 section.verdict(Verdict::new(
+                    "P7",
                     format!("peak memory of {verb} at 1 TiB against 1 GiB"),
                     Bound::AtMost(GROWTH),
                     peaks[2] as f64 / peaks[0] as f64,
                 ));
             }
         }
+        chart.group(verb, bars);
     }
-    section.table(table, None);
+    section.table(table, Some(chart));
     Ok(())
 }

@@ -1,15 +1,19 @@
 //! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
 //! and a line in [`ALL`].
 //!
-//! Still to come: `subclusters` (P3), `cache` (P4), `nbd` (P6).
+//! Still to come: `nbd` (P6).
 
 mod best;
+mod cache;
 mod compare;
+mod conversion;
 mod convert;
 mod engines;
 mod fragmented;
 mod memory;
 mod metadata;
+mod requests;
+mod subclusters;
 mod to_qcow2;
 mod workers;
 
@@ -37,6 +41,8 @@ pub const ALL: &[&dyn Experiment] = &[
     &compare::Compare,
     &fragmented::Fragmented,
     &engines::Engines,
+    &subclusters::Subclusters,
+    &cache::Cache,
     &metadata::Metadata,
     &memory::Memory,
 ];

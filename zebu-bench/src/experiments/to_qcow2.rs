@@ -1,17 +1,14 @@
 //! P5: a raw image of a real file system to qcow2.
 
-use super::convert::to_raw as with_output;
-use super::{Experiment, best};
+use super::Experiment;
+use super::conversion::{Conversion, Conversions, content, tried};
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fs_image::{self, Kind};
-use crate::measure::series::{fastest, find};
-use crate::measure::{Cell, Contender, Series};
+use crate::measure::series::find;
+use crate::measure::{Contender, Series};
 use crate::peers::qemu::done;
 use crate::report::Section;
-use crate::report::cells::Cells;
-use crate::report::svg::Chart;
-use crate::report::table::Table;
 use crate::report::verdict::{Bound, Verdict};
 use crate::units;
 use std::cell::RefCell;
@@ -19,13 +16,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is tried to find QEMU's best.
-const QEMU_FLAGS: [&str; 4] = [
-    "",
-    "-m 16 -W",
-    "-m 16 -W -t none",
-    "-m 16 -W -t none -T none",
-];
 /// How zebu is measured: as it comes, and in any order.
 const ZEBU_FLAGS: [&str; 2] = ["", "-W"];
 /// Peak memory of any conversion, in MiB (P8).
@@ -33,20 +23,6 @@ const LIMIT_MIB: f64 = 64.0;
 
 /// The experiment `to-qcow2`.
 pub struct ToQcow2;
-
-/// The contenders of a cell, and the lengths of what they made, by name and flags.
-struct Measured {
-    all: Vec<Series>,
-    lengths: HashMap<(String, String), u64>,
-}
-
-impl Measured {
-    fn length(&self, series: Option<&Series>) -> f64 {
-        let key = series.map(|s| (s.name.clone(), s.flags.clone()));
-        key.and_then(|key| self.lengths.get(&key))
-            .map_or(f64::NAN, |length| *length as f64)
-    }
-}
 
 impl Experiment for ToQcow2 {
     fn name(&self) -> &'static str {
@@ -58,126 +34,73 @@ impl Experiment for ToQcow2 {
     }
 
     fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
-        let size = bench.size();
-        let raw = fs_image::raw(bench, size)?;
+        let raw = fs_image::raw(bench, bench.size())?;
         section.method(format!(
-            "A raw file-system image of {} ({} GiB, {} MiB of it data) to new qcow2 images of three \
-             kinds on the same file system. Flags of QEMU: the fastest of {}. Each program's image \
-             is checked and compared with the raw one by qemu-img, once. Sizes are lengths of files, \
-             against that of QEMU without flags, which packs in order.",
-            bench.options.tree.display(),
-            size as f64 / units::GIB as f64,
-            fs_image::allocated(&raw)? / units::MIB,
-            QEMU_FLAGS.map(|f| if f.is_empty() { "none".into() } else { format!("`{f}`") }).join(", "),
+            "A raw {} to new qcow2 images of three kinds on the same file system. Flags of QEMU: the \
+             fastest of {}. Each program's image is checked and compared with the raw one by \
+             qemu-img, once. Sizes are lengths of files, against that of QEMU without flags, which \
+             packs in order.",
+            content(bench, &raw)?,
+            tried(bench),
         ));
-        let mut cells = Cells::new("Convert to qcow2: every program", "image");
-        let mut summary = Table::new(
-            "Convert to qcow2: seconds",
-            &[
-                "image",
-                "QEMU",
-                "QEMU best",
-                "its flags",
-                "zebu",
-                "zebu `-W`",
-                "zebu against QEMU best",
-                "size against QEMU",
-                "peak MiB",
-            ],
-        );
-        let mut chart = Chart::new(
-            "Convert to qcow2",
-            "MiB of virtual size a second, more is better",
-        );
+        let more = ["size against QEMU", "peak MiB"];
+        let mut conversions = Conversions::new(bench, "Convert to qcow2", ZEBU_FLAGS, &[], &more);
         for (kind, target) in [(Kind::Plain, 1.5), (Kind::Zlib, 6.0), (Kind::Zstd, 2.0)] {
             let label = kind.name();
-            let measured = one(bench, section, kind, &raw)?;
-            let all = &measured.all;
-            let qemu = fastest(all, "QEMU");
-            cells.add(section, label, all, qemu);
-            let zebu = find(all, "zebu", "");
-            let speed = qemu.zip(zebu).map_or(f64::NAN, |(q, z)| z.speedup_over(q));
-            let length = measured.length(zebu) / measured.length(find(all, "QEMU", ""));
-            let peak = zebu.map_or(f64::NAN, |z| z.peak as f64 / units::MIB as f64);
-            section.verdict(Verdict::new(
-                format!("convert to {label} qcow2, against QEMU's best"),
-                Bound::AtLeast(target),
-                speed,
-            ));
-            section.verdict(Verdict::new(
-                format!("size of {label} qcow2, against QEMU's"),
-                Bound::AtMost(1.02),
-                length,
-            ));
-            section.verdict(
-                Verdict::new(
-                    format!("peak memory of convert to {label} qcow2"),
-                    Bound::AtMost(LIMIT_MIB),
-                    peak,
-                )
-                .unit(" MiB"),
-            );
-            let shown = |s: Option<&Series>| s.map_or("—".into(), Series::shown);
-            summary.rows.push(vec![
-                label.into(),
-                shown(find(all, "QEMU", "")),
-                shown(qemu),
-                qemu.map_or("—".into(), |q| match q.flags.is_empty() {
-                    true => "none".into(),
-                    false => format!("`{}`", q.flags),
-                }),
-                shown(zebu),
-                shown(find(all, "zebu", ZEBU_FLAGS[1])),
-                units::ratio(speed),
-                units::ratio(length),
-                zebu.map_or("—".into(), |z| units::mib(z.peak)),
-            ]);
-            let rate = |s: &Series| (size / units::MIB) as f64 / s.median();
-            let bars = [("QEMU best", qemu), ("zebu", zebu)];
-            chart.group(
+            let verb = format!("convert -f raw -O qcow2 {}", kind.options().join(" "));
+            let lengths = RefCell::new(HashMap::new());
+            let judge = |c: &Contender| {
+                let length = judged(&bench.peers.qemu.img, c, &raw)?;
+                let key = (c.name.clone(), c.flags.clone());
+                lengths.borrow_mut().insert(key, length);
+                Ok(())
+            };
+            let conversion = Conversion {
                 label,
-                bars.into_iter()
-                    .filter_map(|(n, s)| Some((n.to_string(), rate(s?)))),
-            );
+                verb: &verb,
+                input: &raw,
+                ending: "qcow2",
+                others: vec![],
+                judge: &judge,
+            };
+            let all = conversions.measure(section, conversion);
+            let length = |name: &str| {
+                let length = lengths.borrow().get(&(name.into(), String::new())).copied();
+                length.map_or(f64::NAN, |l: u64| l as f64)
+            };
+            let length = length("zebu") / length("QEMU");
+            let peak = find(&all, "zebu", "").map(|z: &Series| z.peak);
+            let more = vec![units::ratio(length), peak.map_or("—".into(), units::mib)];
+            let ratio = conversions.add(section, label, &all, more);
+            verdicts(section, label, target, [ratio, length], peak);
         }
-        section.table(summary, Some(chart));
-        cells.finish(section);
+        conversions.finish(section);
         Ok(())
     }
 }
 
-fn one(bench: &Bench, section: &mut Section, kind: Kind, raw: &Path) -> Result<Measured> {
-    let verb = format!("convert -f raw -O qcow2 {}", kind.options().join(" "));
-    let lengths = RefCell::new(HashMap::new());
-    let cell = |contenders| Cell {
-        contenders,
-        inputs: vec![raw.to_owned()],
-        judge: Some(Box::new(|c: &Contender, _: &_| {
-            let length = judged(&bench.peers.qemu.img, c, raw)?;
-            let key = (c.name.clone(), c.flags.clone());
-            lengths.borrow_mut().insert(key, length);
-            Ok(())
-        })),
-    };
-    let qemu = |flags: &str| with_output(bench, bench.qemu(&verb, flags, &[raw]), "qemu.qcow2");
-    let best = best::of(
-        bench,
-        section,
-        kind.name(),
-        cell(QEMU_FLAGS.map(qemu).to_vec()),
-    );
-    let mut contenders = vec![qemu("")];
-    contenders.extend(best.filter(|b| !b.flags.is_empty()));
-    for (i, flags) in ZEBU_FLAGS.iter().enumerate() {
-        contenders.push(with_output(
-            bench,
-            bench.zebu(&verb, flags, &[raw]),
-            &format!("zebu-{i}.qcow2"),
-        ));
-    }
-    let all = bench.alternate(&cell(contenders));
-    let lengths = lengths.take();
-    Ok(Measured { all, lengths })
+fn verdicts(
+    section: &mut Section,
+    label: &str,
+    target: f64,
+    [speed, length]: [f64; 2],
+    peak: Option<u64>,
+) {
+    section.verdict(Verdict::new(
+        "P5",
+        format!("convert to {label} qcow2, against QEMU's best"),
+        Bound::AtLeast(target),
+        speed,
+    ));
+    section.verdict(Verdict::new(
+        "P5",
+        format!("size of {label} qcow2, against QEMU's"),
+        Bound::AtMost(1.02),
+        length,
+    ));
+    let peak = peak.map_or(f64::NAN, |p| p as f64 / units::MIB as f64);
+    let what = format!("peak memory of convert to {label} qcow2");
+    section.verdict(Verdict::new("P8", what, Bound::AtMost(LIMIT_MIB), peak).unit(" MiB"));
 }
 
 /// The length of what a contender made, if it is whole and has the content of `raw`.

@@ -6,7 +6,7 @@ use super::random::Random;
 use crate::bench::Bench;
 use crate::error::{Context, Result};
 use crate::peers::qemu::done;
-use crate::units;
+use crate::units::{self, KIB};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,10 +14,19 @@ use std::process::Command;
 
 /// A raw file of `size` bytes that do not compress.
 pub fn raw(bench: &Bench, size: u64) -> Result<PathBuf> {
+    raw_named(bench, "filled", size)
+}
+
+/// Another such file, for whoever leaves zeroes in it: those may be read without I/O.
+pub fn raw_to_overwrite(bench: &Bench, size: u64) -> Result<PathBuf> {
+    raw_named(bench, "overwritten", size)
+}
+
+fn raw_named(bench: &Bench, name: &str, size: u64) -> Result<PathBuf> {
     kept(
         bench
             .dir
-            .join(format!("images/filled-{}.raw", units::size(size))),
+            .join(format!("images/{name}-{}.raw", units::size(size))),
         |part| {
             let name = || part.display().to_string();
             let mut file = File::create(part).context(name)?;
@@ -34,18 +43,24 @@ pub fn raw(bench: &Bench, size: u64) -> Result<PathBuf> {
 
 /// The same bytes as a qcow2 image with every cluster allocated, in order.
 pub fn qcow2(bench: &Bench, size: u64) -> Result<PathBuf> {
+    qcow2_of_clusters(bench, size, 64 * KIB)
+}
+
+/// The same with clusters of another size.
+pub fn qcow2_of_clusters(bench: &Bench, size: u64, cluster: u64) -> Result<PathBuf> {
     let raw = raw(bench, size)?;
-    kept(
-        bench
-            .dir
-            .join(format!("images/filled-{}.qcow2", units::size(size))),
-        |part| {
-            let mut command = Command::new(&bench.peers.qemu.img);
-            command
-                .args(["convert", "-f", "raw", "-O", "qcow2"])
-                .arg(raw)
-                .arg(part);
-            done(command)
-        },
-    )
+    let name = format!(
+        "images/filled-{}-{}.qcow2",
+        units::size(size),
+        units::size(cluster)
+    );
+    kept(bench.dir.join(name), |part| {
+        let mut command = Command::new(&bench.peers.qemu.img);
+        command
+            .args(["convert", "-m", "16", "-f", "raw", "-O", "qcow2", "-o"])
+            .arg(format!("cluster_size={cluster}"))
+            .arg(raw)
+            .arg(part);
+        done(command)
+    })
 }

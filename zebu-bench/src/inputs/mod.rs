@@ -7,6 +7,7 @@ pub mod fs_image;
 pub mod random;
 pub mod same;
 pub mod staging;
+pub mod utilization;
 
 use crate::error::{Context, Result};
 use std::path::{Path, PathBuf};

@@ -20,11 +20,27 @@ pub struct Contender {
     pub command: Vec<OsString>,
     /// Where its seconds are read.
     pub meter: Meter,
-    /// The file it makes, if any.
+    /// Commands that make ready what it runs on, before each run and outside of its time.
+    pub setup: Vec<Vec<OsString>>,
+    /// The file it makes, or that its setup makes for it, if any.
     pub output: Option<PathBuf>,
 }
 
-/// Judges a contender's trial run: its output file, what it printed.
+impl Contender {
+    /// A contender that needs no setup and makes no file.
+    pub fn new(name: &str, flags: &str, command: Vec<OsString>, meter: Meter) -> Self {
+        Contender {
+            name: name.into(),
+            flags: flags.into(),
+            command,
+            meter,
+            setup: Vec::new(),
+            output: None,
+        }
+    }
+}
+
+/// Judges a contender's first run: its output file, what it printed.
 pub type Judge<'a> = dyn Fn(&Contender, &Outcome) -> Result<()> + 'a;
 
 /// One cell of a table: contenders that do the same work.
@@ -34,7 +50,7 @@ pub struct Cell<'a> {
     /// What is read, to be brought to the same page-cache state before each run. Empty where
     /// O_DIRECT leaves the page cache out of it.
     pub inputs: Vec<PathBuf>,
-    /// Whether the trial run was right.
+    /// Whether the first run was right.
     pub judge: Option<Box<Judge<'a>>>,
 }
 
@@ -43,15 +59,17 @@ pub struct Cell<'a> {
 pub struct Rules {
     /// Counted runs of each contender.
     pub runs: usize,
+    /// Whether each has a run before these that is not counted.
+    pub trial: bool,
     /// State of the page cache before each run.
     pub temperature: Temperature,
     /// The directory whose file system is written to.
     pub dir: PathBuf,
 }
 
-/// Runs a cell. Each contender has one trial run that is not counted, in which its result is
-/// judged; whoever fails there is left out with the reason. Then `rules.runs` rounds, in each of
-/// which every contender runs once.
+/// Runs a cell in rounds, in each of which every contender runs once: a trial that is not counted,
+/// if the rules have one, then `rules.runs` that are. In the first round the results are judged.
+/// Whoever fails is left out with the reason.
 pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
     let mut all: Vec<Series> = cell
         .contenders
@@ -62,14 +80,14 @@ pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
             ..Series::default()
         })
         .collect();
-    for round in 0..=rules.runs {
+    let trials = usize::from(rules.trial);
+    for round in 0..rules.runs + trials {
         for (contender, series) in cell.contenders.iter().zip(&mut all) {
             if series.failure.is_some() {
                 continue;
             }
-            let trial = round == 0;
-            match once(rules, cell, contender, trial) {
-                Ok((seconds, outcome)) if !trial => {
+            match once(rules, cell, contender, round == 0) {
+                Ok((seconds, outcome)) if round >= trials => {
                     series.seconds.push(seconds);
                     series.cpu.push(outcome.cpu);
                     series.peak = series.peak.max(outcome.peak);
@@ -87,15 +105,19 @@ fn once(
     rules: &Rules,
     cell: &Cell<'_>,
     contender: &Contender,
-    trial: bool,
+    first: bool,
 ) -> Result<(f64, Outcome)> {
     if remove_outputs(cell) {
         cache::settle(&rules.dir)?;
     }
+    let scratch = scratch(&rules.dir);
+    for command in &contender.setup {
+        child::run(command, &scratch)?;
+    }
     cache::prepare(&cell.inputs, rules.temperature)?;
-    let outcome = child::run(&contender.command, &scratch(&rules.dir))?;
+    let outcome = child::run(&contender.command, &scratch)?;
     let seconds = contender.meter.seconds(&outcome)?;
-    if let (true, Some(judge)) = (trial, &cell.judge) {
+    if let (true, Some(judge)) = (first, &cell.judge) {
         judge(contender, &outcome)?;
     }
     Ok((seconds, outcome))
@@ -130,19 +152,14 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         Rules {
             runs: 2,
+            trial: true,
             temperature: Temperature::Hot,
             dir,
         }
     }
 
     fn contender(name: &str, script: &str) -> Contender {
-        Contender {
-            name: name.into(),
-            flags: String::new(),
-            command: child::command(["sh", "-c", script]),
-            meter: Meter::Wall,
-            output: None,
-        }
+        Contender::new(name, "", child::command(["sh", "-c", script]), Meter::Wall)
     }
 
     #[test]
@@ -158,6 +175,32 @@ mod tests {
         let all = alternate(&rules, &cell);
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "ababab");
         assert!(all.iter().all(|s| s.seconds.len() == 2 && s.cpu.len() == 2));
+        std::fs::remove_dir_all(rules.dir).unwrap();
+    }
+
+    #[test]
+    fn what_a_run_needs_is_made_before_each_and_removed_after_the_last() {
+        let rules = Rules {
+            trial: false,
+            ..rules("setup")
+        };
+        let file = rules.dir.join("f");
+        let grow = |c: char| format!("printf {c} >> '{}'", file.display());
+        let mut one = contender(
+            "a",
+            &format!("{}; test $(cat '{}') = ab", grow('b'), file.display()),
+        );
+        one.setup = vec![child::command(["sh", "-c", &grow('a')])];
+        one.output = Some(file.clone());
+        let cell = Cell {
+            contenders: vec![one],
+            inputs: vec![],
+            judge: None,
+        };
+        let all = alternate(&rules, &cell);
+        assert_eq!(all[0].failure, None);
+        assert_eq!(all[0].seconds.len(), 2);
+        assert!(!file.exists());
         std::fs::remove_dir_all(rules.dir).unwrap();
     }
 

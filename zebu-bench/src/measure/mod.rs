@@ -6,6 +6,7 @@ pub mod child;
 pub mod meter;
 pub mod series;
 pub mod stats;
+pub mod syscalls;
 
 pub use alternate::{Cell, Contender, alternate};
 pub use series::Series;

@@ -35,6 +35,8 @@ pub struct Job<'a> {
     pub file: &'a Path,
     /// Bytes of the file that are used.
     pub size: u64,
+    /// Whether the file is to be full before the job; otherwise its holes are written into.
+    pub laid_out: bool,
 }
 
 /// Looks for fio on PATH.
@@ -50,13 +52,7 @@ impl Fio {
         let mut line = command([self.program.as_os_str()]);
         line.extend(arguments(job).into_iter().map(Into::into));
         line.push(format!("--filename={}", job.file.display()).into());
-        Contender {
-            name: "fio".into(),
-            flags: String::new(),
-            command: line,
-            meter: Meter::Fio,
-            output: None,
-        }
+        Contender::new("fio", "", line, Meter::Fio)
     }
 }
 
@@ -111,7 +107,7 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         args.extend([
             "--end_fsync=0".into(),
             "--fallocate=none".into(),
-            "--overwrite=1".into(),
+            format!("--overwrite={}", u8::from(job.laid_out)),
         ]);
     }
     args
@@ -132,6 +128,7 @@ mod tests {
             count: 1000,
             file: Path::new("x"),
             size: 1 << 20,
+            laid_out: true,
         };
         let args = arguments(&job);
         for want in [

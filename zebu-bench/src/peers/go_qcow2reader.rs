@@ -17,22 +17,21 @@ const DRIVER: &str = include_str!("../../peers/go-qcow2reader/main.go");
 /// The built driver.
 #[derive(Debug, Clone)]
 pub struct GoQcow2Reader {
-    /// `PROGRAM IMAGE RAW`.
+    /// `PROGRAM [-m WORKERS] IMAGE RAW`.
     pub program: PathBuf,
     /// The library's version and the Go it was built with.
     pub version: String,
 }
 
 impl GoQcow2Reader {
-    /// The driver as a contender that reads `image`; the output is still to be added.
-    pub fn contender(&self, image: &Path) -> Contender {
-        Contender {
-            name: "go-qcow2reader".into(),
-            flags: String::new(),
-            command: command([self.program.as_os_str(), image.as_os_str()]),
-            meter: Meter::Wall,
-            output: None,
-        }
+    /// The driver as a contender that reads `image`, with its own number of workers or this
+    /// one; the output is still to be added.
+    pub fn contender(&self, image: &Path, workers: Option<u32>) -> Contender {
+        let mut line = command([self.program.as_os_str()]);
+        let flags = workers.map_or(String::new(), |n| format!("-m {n}"));
+        line.extend(flags.split_whitespace().map(Into::into));
+        line.push(image.into());
+        Contender::new("go-qcow2reader", &flags, line, Meter::Wall)
     }
 }
 
@@ -40,7 +39,8 @@ impl GoQcow2Reader {
 pub fn build(dir: &Path, offline: bool) -> Result<GoQcow2Reader> {
     let version = std::env::var("GO_QCOW2READER_VERSION").unwrap_or_else(|_| VERSION.into());
     let go = on_path("go");
-    let program = dir.join(format!("go-qcow2reader-convert-{version}"));
+    // A driver of other text is another program.
+    let program = dir.join(format!("convert-{version}-{:08x}", fingerprint(DRIVER)));
     let toolchain = dir.join("go-version");
     if !program.is_file() {
         if offline {
@@ -72,6 +72,12 @@ pub fn build(dir: &Path, offline: bool) -> Result<GoQcow2Reader> {
         program,
         version: format!("{version}, {built_with}"),
     })
+}
+
+/// FNV-1a, which is the same in every build.
+fn fingerprint(text: &str) -> u32 {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    text.bytes().fold(0x811c_9dc5, step)
 }
 
 fn module(version: &str) -> String {

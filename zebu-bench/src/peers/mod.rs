@@ -2,6 +2,7 @@
 
 pub mod fio;
 pub mod go_qcow2reader;
+pub mod qcow2_rs;
 pub mod qemu;
 
 use crate::options::Options;
@@ -16,6 +17,10 @@ pub struct Peers {
     pub fio: Option<fio::Fio>,
     /// The driver of go-qcow2reader.
     pub go: Option<go_qcow2reader::GoQcow2Reader>,
+    /// The program of qcow2-rs.
+    pub qcow2_rs: Option<qcow2_rs::Qcow2Rs>,
+    /// strace, which counts system calls.
+    pub strace: Option<PathBuf>,
 }
 
 impl Peers {
@@ -31,7 +36,19 @@ impl Peers {
             Ok(go) => Some(go),
             Err(e) => left_out(notes, "go-qcow2reader", &e.to_string()),
         };
-        Ok(Peers { qemu, fio, go })
+        let qcow2_rs = match qcow2_rs::install(&dir.join("qcow2-rs"), options.offline) {
+            Ok(it) => Some(it),
+            Err(e) => left_out(notes, "qcow2-rs", &e.to_string()),
+        };
+        let strace = on_path("strace")
+            .or_else(|| left_out(notes, "the count of system calls", "no strace on PATH"));
+        Ok(Peers {
+            qemu,
+            fio,
+            go,
+            qcow2_rs,
+            strace,
+        })
     }
 }
 
@@ -47,6 +64,7 @@ pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin", "/usr/local/go/bin"].map(PathBuf::from))
+        .chain(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo/bin")))
         .map(|dir| dir.join(program))
         .find(|file| file.is_file())
 }

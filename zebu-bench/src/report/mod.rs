@@ -2,6 +2,7 @@
 
 pub mod cells;
 pub mod machine;
+pub mod summary;
 pub mod svg;
 pub mod table;
 pub mod verdict;
@@ -9,6 +10,7 @@ pub mod verdict;
 use crate::error::{Context, Result};
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 use svg::Chart;
 use table::Table;
 use verdict::Verdict;
@@ -78,7 +80,18 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
+/// What the time that a run takes is called among the facts.
+const TOOK: &str = "the run took";
+
 impl Report {
+    /// Sets among the facts how long the run has taken so far.
+    pub fn took(&mut self, time: Duration) {
+        self.facts.retain(|(what, _)| what != TOOK);
+        let seconds = time.as_secs();
+        let text = format!("{} min {} s", seconds / 60, seconds % 60);
+        self.facts.push((TOOK.into(), text));
+    }
+
     /// Writes the report to `path`, and its charts into `charts/` beside it.
     pub fn write(&self, path: &Path) -> Result<()> {
         let dir = match path.parent() {
@@ -136,14 +149,18 @@ impl Report {
     }
 
     fn targets(&self, out: &mut String) {
-        let mut table = Table::new("", &["experiment", "what", "target", "reached", "outcome"]);
+        let verdicts: Vec<&Verdict> = self.sections.iter().flat_map(|s| &s.verdicts).collect();
+        out.push_str("\n## Targets\n\n");
+        out.push_str(&summary::table(&verdicts).markdown());
+        let heads = ["", "experiment", "what", "bound", "reached", "outcome"];
+        let mut table = Table::new("", &heads);
         for section in &self.sections {
             for v in &section.verdicts {
                 table.rows.push(v.row(&section.name));
             }
         }
         if !table.rows.is_empty() {
-            out.push_str("\n## Targets\n\n");
+            out.push_str("\n### Each figure\n\n");
             out.push_str(&table.markdown());
         }
     }
@@ -178,24 +195,28 @@ mod tests {
     fn a_report_has_facts_targets_tables_and_notes_in_order() {
         let mut section = Section::new("convert", "Convert");
         section.method("How.");
-        section.verdict(Verdict::new("zlib", Bound::AtLeast(3.0), 4.5));
+        section.verdict(Verdict::new("P5", "zlib", Bound::AtLeast(3.0), 4.5));
         let mut table = Table::new("Times", &["image", "zebu"]);
         table.rows.push(vec!["zlib".into(), "1.0".into()]);
         section.table(table, Some(Chart::new("Times", "s")));
         section.table(Table::new("Empty", &["x"]), None);
         section.note("fio is not there");
-        let report = Report {
+        let mut report = Report {
             facts: vec![("CPU".into(), "a cpu".into())],
             sections: vec![section],
             notes: vec![],
         };
+        report.took(Duration::from_secs(59));
+        report.took(Duration::from_secs(125));
         let text = report.markdown();
+        assert!(text.contains("2 min 5 s") && !text.contains("0 min 59 s"));
         let at = |s: &str| {
             text.find(s)
                 .unwrap_or_else(|| panic!("{s} missing:\n{text}"))
         };
         assert!(at("a cpu") < at("## Targets"));
-        assert!(at("## Targets") < at("## Convert"));
+        assert!(at("## Targets") < at("### Each figure"));
+        assert!(at("### Each figure") < at("## Convert"));
         assert!(at("How.") < at("### Times"));
         assert!(at("charts/convert-1.svg") < at("- fio is not there"));
         assert!(!text.contains("Empty"));

@@ -18,6 +18,8 @@ pub enum Bound {
 /// A target and what was reached.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
+    /// The project's target that it belongs to: `P1`, …
+    pub target: &'static str,
     /// What is judged.
     pub what: String,
     /// What it must be.
@@ -30,8 +32,9 @@ pub struct Verdict {
 
 impl Verdict {
     /// A target that is a ratio.
-    pub fn new(what: impl Into<String>, bound: Bound, reached: f64) -> Self {
+    pub fn new(target: &'static str, what: impl Into<String>, bound: Bound, reached: f64) -> Self {
         Verdict {
+            target,
             what: what.into(),
             bound,
             reached,
@@ -45,6 +48,11 @@ impl Verdict {
         self
     }
 
+    /// Whether there is a figure at all.
+    pub fn measured(&self) -> bool {
+        !self.reached.is_nan()
+    }
+
     /// Whether the target was met.
     pub fn met(&self) -> bool {
         match self.bound {
@@ -53,9 +61,17 @@ impl Verdict {
         }
     }
 
+    /// How good the figure is against its bound: 1 is just met, less is missed.
+    pub fn margin(&self) -> f64 {
+        match self.bound {
+            Bound::AtLeast(b) => self.reached / b,
+            Bound::AtMost(b) => b / self.reached,
+        }
+    }
+
     /// `met`, or by how much it was missed, as a share of the target.
     pub fn outcome(&self) -> String {
-        if self.reached.is_nan() {
+        if !self.measured() {
             return "not measured".into();
         }
         if self.met() {
@@ -78,7 +94,7 @@ impl Verdict {
 
     /// What it is, as text.
     pub fn got(&self) -> String {
-        if self.reached.is_nan() {
+        if !self.measured() {
             "—".into()
         } else {
             format!("{:.2}{}", self.reached, self.unit)
@@ -88,6 +104,7 @@ impl Verdict {
     /// The row of the table of targets.
     pub fn row(&self, experiment: &str) -> Vec<String> {
         vec![
+            self.target.into(),
             experiment.into(),
             self.what.clone(),
             self.wanted(),
@@ -121,27 +138,30 @@ mod tests {
 
     #[test]
     fn met_and_missed() {
-        assert_eq!(Verdict::new("a", Bound::AtLeast(3.0), 3.0).outcome(), "met");
         assert_eq!(
-            Verdict::new("a", Bound::AtLeast(3.0), 1.5).outcome(),
+            Verdict::new("P1", "a", Bound::AtLeast(3.0), 3.0).outcome(),
+            "met"
+        );
+        assert_eq!(
+            Verdict::new("P1", "a", Bound::AtLeast(3.0), 1.5).outcome(),
             "missed by 50.0 %"
         );
         assert_eq!(
-            Verdict::new("a", Bound::AtMost(64.0), 80.0).outcome(),
+            Verdict::new("P1", "a", Bound::AtMost(64.0), 80.0).outcome(),
             "missed by 25.0 %"
         );
         assert_eq!(
-            Verdict::new("a", Bound::AtMost(0.6), f64::NAN).outcome(),
+            Verdict::new("P1", "a", Bound::AtMost(0.6), f64::NAN).outcome(),
             "not measured"
         );
     }
 
     #[test]
     fn shown_with_unit() {
-        let v = Verdict::new("peak", Bound::AtMost(64.0), 31.25).unit(" MiB");
+        let v = Verdict::new("P8", "peak", Bound::AtMost(64.0), 31.25).unit(" MiB");
         assert_eq!(v.to_string(), "peak: 31.25 MiB (target ≤ 64 MiB): met");
         assert_eq!(
-            Verdict::new("x", Bound::AtLeast(1.25), 2.0).wanted(),
+            Verdict::new("P1", "x", Bound::AtLeast(1.25), 2.0).wanted(),
             "≥ 1.25×"
         );
     }

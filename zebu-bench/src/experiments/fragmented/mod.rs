@@ -1,12 +1,13 @@
 //! P1: seed 000. One request of 1 MiB that falls into sixteen pieces.
 
+mod limits;
+
 use super::Experiment;
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fragmented::{ORDERS, Order, image};
 use crate::measure::stats::geometric_mean;
 use crate::measure::{Cell, Series, series};
-use crate::peers::fio::Job;
 use crate::peers::qemu::done;
 use crate::report::Section;
 use crate::report::cells::Cells;
@@ -14,7 +15,8 @@ use crate::report::machine::{available_memory, free_space};
 use crate::report::svg::Chart;
 use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
-use crate::units::{self, KIB, MIB};
+use crate::units::{self, MIB};
+use limits::{Limit, limits, system_calls};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,7 +45,9 @@ impl Experiment for Fragmented {
             "Four images of {} made by 64 KiB writes in four orders, as the seed's generator makes \
              them (with a shuffle that is the same in each run). Then `bench -c {} -d 1 -f qcow2 \
              -s 1m -t none` with `-n` or `-i`, and `-w --pattern 255` for writes. Seconds as bench \
-             says them.",
+             says them. The limit is fio (native): 1 MiB in order, one in flight; for t-rand, whose \
+             requests fall into sixteen pieces of which zebu has eight in flight, 64 KiB at random, \
+             eight in flight.",
             units::size(size),
             size / MIB
         ));
@@ -81,17 +85,21 @@ fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
             rows.push(row);
         }
     }
-    seed_table(section, "On the disk", &rows, engines);
+    let limits = limits(bench, section, size, &images, writes).unwrap_or_else(|e| {
+        section.note(format!("the limit is left out: {e}"));
+        Vec::new()
+    });
+    seed_table(section, "On the disk", &rows, engines, &limits);
     for engine in engines {
-        verdicts_on_disk(section, &rows, engine);
+        verdicts_on_disk(section, &rows, engine, &limits);
     }
     cells.finish(section);
+    system_calls(bench, section, &images, engines);
     if writes {
         images
             .iter()
             .for_each(|(_, file)| check_written(bench, section, file));
     }
-    limits(bench, section, size, &images);
     Ok(())
 }
 
@@ -136,13 +144,14 @@ fn tmpfs_in(bench: &Bench, section: &mut Section, size: u64, dir: &Path) -> Resu
         }
         std::fs::remove_file(&copy).context(|| copy.display().to_string())?;
     }
-    seed_table(section, "On tmpfs", &rows, engines);
+    seed_table(section, "On tmpfs", &rows, engines, &[]);
     let ratios: Vec<f64> = rows
         .iter()
         .filter_map(|r| series::fastest(&r.all, "zebu").zip(series::fastest(&r.all, "QEMU")))
         .map(|(z, q)| z.speedup_over(q))
         .collect();
     section.verdict(Verdict::new(
+        "P1",
         format!(
             "tmpfs: geometric mean over {} cells, best engine against best engine",
             ratios.len()
@@ -192,7 +201,13 @@ fn label(row: &Row) -> String {
 }
 
 /// The seed's table: the same rows, seconds of each program with each engine, and ratios.
-fn seed_table(section: &mut Section, place: &str, rows: &[Row], engines: &[&str]) {
+fn seed_table(
+    section: &mut Section,
+    place: &str,
+    rows: &[Row],
+    engines: &[&str],
+    limits: &[Limit],
+) {
     let mut heads = vec!["file".to_string()];
     for e in engines {
         heads.extend([
@@ -201,6 +216,9 @@ fn seed_table(section: &mut Section, place: &str, rows: &[Row], engines: &[&str]
             "speed".into(),
             "CPU".into(),
         ]);
+    }
+    if !limits.is_empty() {
+        heads.push("limit: fio".into());
     }
     let title = format!("{place}: seconds, as in the seed");
     let mut table = Table {
@@ -225,6 +243,10 @@ fn seed_table(section: &mut Section, place: &str, rows: &[Row], engines: &[&str]
                 units::ratio(both.map_or(f64::NAN, |(z, q)| z.cpu_against(q))),
             ]);
         }
+        if !limits.is_empty() {
+            let limit = limits.iter().find(|l| l.is_of(row)).and_then(Limit::series);
+            line.push(limit.map_or("—".into(), |s| units::seconds(s.median())));
+        }
         table.rows.push(line);
         chart.group(
             &label(row),
@@ -234,10 +256,27 @@ fn seed_table(section: &mut Section, place: &str, rows: &[Row], engines: &[&str]
                 .map(|s| (s.label(), s.median())),
         );
     }
+    let mut line = vec!["CPU seconds, all rows".to_string()];
+    for e in engines {
+        let cpu = |name: &str| {
+            let of = rows.iter().filter_map(|r| series::find(&r.all, name, e));
+            of.map(Series::cpu_median).sum::<f64>()
+        };
+        let (q, z) = (cpu("QEMU"), cpu("zebu"));
+        let shown = [
+            units::seconds(q),
+            units::seconds(z),
+            "—".into(),
+            units::ratio(z / q),
+        ];
+        line.extend(shown);
+    }
+    line.resize(table.heads.len(), "—".into());
+    table.rows.push(line);
     section.table(table, Some(chart));
 }
 
-fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
+fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str, limits: &[Limit]) {
     let both: Vec<(&Row, &Series, &Series)> = rows
         .iter()
         .filter_map(|r| {
@@ -253,6 +292,7 @@ fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
         .min_by(|a, b| a.1.speedup_over(a.2).total_cmp(&b.1.speedup_over(b.2)))
     {
         section.verdict(Verdict::new(
+            "P1",
             format!(
                 "disk `{engine}`: the slowest cell ({}) against QEMU",
                 label(row)
@@ -262,10 +302,25 @@ fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
         ));
         let cpu = |s: fn(&(&Row, &Series, &Series)) -> f64| both.iter().map(s).sum::<f64>();
         section.verdict(Verdict::new(
+            "P1",
             format!("disk `{engine}`: CPU seconds of all cells against QEMU"),
             Bound::AtMost(0.6),
             cpu(|b| b.1.cpu_median()) / cpu(|b| b.2.cpu_median()),
         ));
+    }
+    let random = both.iter().filter(|(row, ..)| row.order == Order::Rand);
+    for (row, z, _) in random {
+        if let Some(limit) = limits.iter().find(|l| l.is_of(row)).and_then(Limit::series) {
+            section.verdict(Verdict::new(
+                "P1",
+                format!(
+                    "disk `{engine}`: {} against fio's 64 KiB at random, 8 in flight",
+                    label(row)
+                ),
+                Bound::AtLeast(0.9),
+                z.speedup_over(limit),
+            ));
+        }
     }
     for write in [false, true] {
         let of = |order| {
@@ -278,6 +333,7 @@ fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str) {
             if let Some(s) = of(order) {
                 let how = if write { "writes" } else { "reads" };
                 section.verdict(Verdict::new(
+                    "P1",
                     format!(
                         "disk `{engine}`: {how} of t-{} against zebu's own t-seq, time",
                         order.name()
@@ -301,37 +357,4 @@ fn check_written(bench: &Bench, section: &mut Section, file: &Path) {
         ));
         let _ = std::fs::remove_file(file);
     }
-}
-
-/// What the device gives: fio on the file itself, in order, and in the pieces of t-rand.
-fn limits(bench: &Bench, section: &mut Section, size: u64, images: &[(Order, PathBuf)]) {
-    let (Some(fio), Some((_, file))) =
-        (&bench.peers.fio, images.iter().find(|i| i.0 == Order::Seq))
-    else {
-        return;
-    };
-    let mut cells = Cells::new("The device's limit: fio on the file of t-seq", "requests");
-    for (what, block, depth) in [
-        ("1 MiB in order, 1 in flight", MIB, 1),
-        ("64 KiB at random, 8 in flight", 64 * KIB, 8),
-        ("64 KiB at random, 16 in flight", 64 * KIB, 16),
-    ] {
-        let job = Job {
-            engine: "native",
-            random: block < MIB,
-            write: false,
-            block,
-            depth,
-            count: size / block,
-            file,
-            size,
-        };
-        let all = bench.alternate(&Cell {
-            contenders: vec![fio.contender(&job)],
-            inputs: vec![],
-            judge: None,
-        });
-        cells.add(section, what, &all, None);
-    }
-    cells.finish(section);
 }
