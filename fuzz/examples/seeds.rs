@@ -1,10 +1,8 @@
 //! Writes images of the generator into a directory: `seeds DIRECTORY COUNT`.
 
-#[path = "../../zebu/tests/common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-
 use std::path::PathBuf;
+
+use zebu_fuzz::hostile_images;
 
 fn main() -> std::io::Result<()> {
     let mut arguments = std::env::args().skip(1);

@@ -3,16 +3,12 @@
 //! a reader accepts is refused there, and never by a panic.)
 #![no_main]
 
-#[path = "../../zebu/tests/common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-
-use hostile_images::{Random, build, mutate_once};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use zebu::format::{
     BitmapEntry, BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader,
     RefcountBlock, RefcountTableEntry, Snapshot, SubclusterKind,
 };
+use zebu_fuzz::hostile_images::{Random, build, mutate_once};
 
 fuzz_target!(|data: &[u8]| {
     if data.len() < 4 {

@@ -10,6 +10,7 @@ use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
 use crate::options::SourceOptions;
+use crate::untrusted;
 
 /// A queue on this thread, with the engine that the kernel offers.
 pub fn queue() -> Result<Queue, Failure> {
@@ -37,7 +38,7 @@ pub fn options(
         format,
         cache,
         force_share: source.force_share,
-        ..OpenOptions::default()
+        ..untrusted::defaults()
     })
 }
 

@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::{output, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -25,10 +25,7 @@ pub struct Invocation {
 
 impl Invocation {
     fn new(argv0: Option<OsString>) -> Self {
-        let argv0 = argv0.map_or_else(
-            || env!("CARGO_BIN_NAME").to_string(),
-            |a| a.to_string_lossy().into_owned(),
-        );
+        let argv0 = argv0.map_or_else(|| "zebu".to_string(), |a| a.to_string_lossy().into_owned());
         let name = Path::new(&argv0).file_name().map_or_else(
             || argv0.clone(),
             |name| name.to_string_lossy().trim_start_matches("lt-").to_string(),
@@ -112,6 +109,10 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("Not enough arguments").with_hint());
     }
     let first = arguments.remove(0).to_string_lossy().into_owned();
+    if let Some(taken) = untrusted::take(&first) {
+        taken?;
+        return dispatch(invocation, arguments);
+    }
     match first.as_str() {
         "-h" | "--help" | "help" => return output::print(&commands::help(invocation)),
         "-V" | "--version" => return output::print(&version(invocation)),
@@ -169,11 +170,27 @@ pub fn parse<T: clap::Parser>(
         .bin_name(&prefix)
         .args_override_self(true)
         .infer_long_args(true)
-        .disable_version_flag(true);
-    let result = command
-        .try_get_matches_from(all)
-        .and_then(|mut matches| T::from_arg_matches_mut(&mut matches));
-    result.map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy()))
+        .disable_version_flag(true)
+        .arg(untrusted_option());
+    let result = command.try_get_matches_from(all).and_then(|mut matches| {
+        let value = matches.remove_one::<String>(untrusted::NAME);
+        Ok((value, T::from_arg_matches_mut(&mut matches)?))
+    });
+    let (value, parsed) =
+        result.map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy()))?;
+    value.map_or(Ok(()), |value| untrusted::set(&value))?;
+    Ok(parsed)
+}
+
+/// `--untrusted`, which every command has.
+fn untrusted_option() -> clap::Arg {
+    clap::Arg::new(untrusted::NAME)
+        .long(untrusted::NAME)
+        .value_name(untrusted::VALUE)
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("")
+        .help(untrusted::HELP)
 }
 
 /// `last` is the last argument: the one that misses its value, if one does.

@@ -77,6 +77,11 @@ pub enum Error {
         /// The image.
         path: String,
     },
+    /// An untrusted image goes beyond one of its
+    /// [`Limits`](crate::image::Limits). (Work that is spent while reading is
+    /// an [`Error::Io`]; [`Error::limit`] finds both.)
+    #[error(transparent)]
+    Limit(#[from] LimitExceeded),
     /// What was asked for does not exist here, or the caller's policy forbids
     /// it.
     #[error("{0}")]
@@ -89,6 +94,21 @@ pub enum Error {
         /// Why it failed.
         source: Box<Error>,
     },
+}
+
+/// A bound of [`Limits`](crate::image::Limits) that an untrusted image goes
+/// beyond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, beyond the limit '{name}' of untrusted images ({limit})")]
+pub struct LimitExceeded {
+    /// The name of the bound, as the program writes it: `virtual-size`.
+    pub name: &'static str,
+    /// What of the image it is.
+    pub what: &'static str,
+    /// How much there is, or at least.
+    pub value: u64,
+    /// How much there may be.
+    pub limit: u64,
 }
 
 impl Error {
@@ -106,6 +126,16 @@ impl Error {
         match self {
             Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
             Error::While { source, .. } => source.guest_offset(),
+            _ => None,
+        }
+    }
+
+    /// The bound on untrusted images that was met, whatever was being done.
+    pub fn limit(&self) -> Option<&LimitExceeded> {
+        match self {
+            Error::Limit(limit) => Some(limit),
+            Error::Io(error) => error.get_ref()?.downcast_ref(),
+            Error::While { source, .. } => source.limit(),
             _ => None,
         }
     }
@@ -128,6 +158,7 @@ impl Error {
             }
             Error::Corrupt { .. } | Error::Compressed { .. } | Error::Overlap { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
+            Error::Limit(_) => libc::EFBIG,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
             Error::While { source, .. } => source.errno(),
         }

@@ -18,7 +18,7 @@ pub mod image;
 pub mod jobs;
 pub mod storage;
 
-pub use error::{Error, Result, strerror};
+pub use error::{Error, LimitExceeded, Result, strerror};
 
 /// The README's example is compiled as a test.
 #[cfg(doctest)]

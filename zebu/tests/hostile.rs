@@ -7,18 +7,18 @@
 //! `ZEBU_HOSTILE_RUNS` says how many images are generated, `ZEBU_HOSTILE_SEED`
 //! with which number to begin.
 
+#[path = "common/hostile_bounds.rs"]
+mod hostile_bounds;
 #[path = "common/hostile_images.rs"]
 mod hostile_images;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::Arc;
 
+use hostile_bounds::{alone, case, generated, queue};
 use hostile_images::{Random, build, exercise, mutate};
 use zebu::Result;
 use zebu::block::{Device, LayerImage, OpenOptions, Policy, Source};
@@ -29,120 +29,19 @@ use zebu::format::{
 use zebu::image::OpenImage;
 use zebu::jobs::{self, CheckReport};
 use zebu::storage::{
-    Alignment, CacheMode, EngineKind, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
-    StorageExtent,
+    Alignment, CacheMode, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent,
 };
-
-const TIME: Duration = Duration::from_secs(2);
-const MEMORY: usize = 64 << 20;
-
-/// Counts what is allocated.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-fn grown(by: usize) {
-    let now = NOW.fetch_add(by, Ordering::Relaxed) + by;
-    PEAK.fetch_max(now, Ordering::Relaxed);
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        grown(layout.size());
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        grown(layout.size());
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// One test at a time: memory is counted for all threads together.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// What the process has used so far. Not the time of the clock: that a busy
-/// machine is slow says nothing of the library.
-fn processor_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the clock exists, and the time is written to.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    assert_eq!(failed, 0, "no clock");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Runs a case within the bounds.
-#[track_caller]
-fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
-    let before = NOW.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let start = processor_time();
-    let result = run();
-    let (time, peak) = (
-        processor_time() - start,
-        PEAK.load(Ordering::Relaxed) - before,
-    );
-    assert!(time < TIME, "{name} took {time:?}");
-    assert!(peak < MEMORY, "{name} took {peak} bytes of memory");
-    result
-}
-
-fn queue() -> Queue {
-    let options = QueueOptions {
-        engine: EngineKind::Threads,
-        inflate_here: true,
-        ..QueueOptions::default()
-    };
-    Queue::new(options).expect("a queue")
-}
-
-fn from_env(name: &str, default: u64) -> u64 {
-    let value = std::env::var(name).ok();
-    value.map_or(default, |v| v.parse().expect("a number"))
-}
 
 #[test]
 fn generated_images() {
-    let _alone = alone();
-    let queue = queue();
-    let first = from_env("ZEBU_HOSTILE_SEED", 0);
-    for seed in first..first + from_env("ZEBU_HOSTILE_RUNS", 400) {
-        let mut random = Random(seed);
-        let mut bytes = build(&mut random, 256 << 10);
-        if seed % 8 != 0 {
-            mutate(&mut random, &mut bytes);
+    generated(400, 64 << 20, |queue, random| {
+        let sound = random.one_in(8);
+        let mut bytes = build(random, 256 << 10);
+        if !sound {
+            mutate(random, &mut bytes);
         }
-        // A panic does not say which image it was.
-        let told = Told(seed);
-        case(&format!("seed {seed}"), || exercise(&queue, &bytes));
-        std::mem::forget(told);
-    }
-}
-
-/// Tells the seed while a panic unwinds.
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        eprintln!("with ZEBU_HOSTILE_SEED={} ZEBU_HOSTILE_RUNS=1", self.0);
-    }
+        exercise(queue, &bytes);
+    });
 }
 
 /// The generator would be of no use if what it makes were refused.

@@ -12,7 +12,7 @@ use crate::file_name::{beside, path_of};
 use crate::known_options::{check_values, formatting, option_help, size_of};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::program::Invocation;
-use crate::{open, output, size};
+use crate::{open, output, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
@@ -157,7 +157,7 @@ fn look_at_backing(
         let options = OpenOptions {
             format,
             force_share: true,
-            ..OpenOptions::default()
+            ..untrusted::defaults()
         };
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };

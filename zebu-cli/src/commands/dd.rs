@@ -15,7 +15,7 @@ use crate::file_name::path_of;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::SourceOptions;
 use crate::program::Invocation;
-use crate::{open, size};
+use crate::{open, size, untrusted};
 
 /// Copy input to output with optional format conversion
 #[derive(Parser)]
@@ -178,7 +178,7 @@ fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result
     let options = OpenOptions {
         format: Some(format),
         write: true,
-        ..OpenOptions::default()
+        ..untrusted::defaults()
     };
     zebu::jobs::open(
         queue,

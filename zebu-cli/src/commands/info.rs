@@ -2,6 +2,7 @@
 
 mod report;
 mod text;
+mod untrusted_report;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -16,9 +17,10 @@ use zebu::storage::{CacheMode, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::options::{OutputFormat, SourceOptions, one_name};
 use crate::program::Invocation;
-use crate::{json, open, output};
+use crate::{json, open, output, untrusted};
 
 use report::Report;
+use untrusted_report::Untrusted;
 
 /// Display information about image
 #[derive(Parser)]
@@ -82,6 +84,11 @@ fn collect(
     let mut name = name.to_string();
     let mut seen = HashSet::new();
     let mut reports = Vec::new();
+    // Options that name a format are checked against it when they are read.
+    let guessed = options.format.is_none()
+        && source
+            .resolve(None, None)
+            .is_ok_and(|spec| spec.format.is_none());
     loop {
         if !seen.insert(name.clone()) {
             return Err(Failure::new(format!(
@@ -90,7 +97,21 @@ fn collect(
         }
         let device =
             Device::open(queue, &source, &options).map_err(|e| open::failure(&name, &e))?;
-        let report = Report::of(queue, &device).map_err(|e| open::failure(&name, &e))?;
+        let mut report = Report::of(queue, &device).map_err(|e| open::failure(&name, &e))?;
+        if untrusted::is_on() {
+            report.untrusted = Some(Untrusted::of(&device, guessed));
+        }
+        if let Some(backing) = report
+            .backing
+            .as_ref()
+            .filter(|_| chain && untrusted::is_on())
+        {
+            let text = format!(
+                "The image names a backing file ('{}'), which it may not open",
+                backing.name
+            );
+            return Err(open::failure(&name, &zebu::Error::Refused(text)));
+        }
         let next = report.backing.as_ref().map(|backing| {
             let format = backing.format.as_deref();
             (backing.full_name.clone(), format.map(str::to_string))

@@ -9,7 +9,7 @@ mod convert;
 mod create;
 mod dd;
 mod info;
-mod io;
+pub mod io;
 mod map;
 mod measure;
 mod rebase;
@@ -86,7 +86,7 @@ pub fn help(invocation: &Invocation) -> String {
     let name = &invocation.name;
     let mut text = format!(
         "zebu: does to disk images what people do with qemu-img.\n\n\
-         Usage: {name} COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
+         Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
     for (command, what, _) in &COMMANDS {
         text.push_str(&format!("  {command:<10} {what}\n"));

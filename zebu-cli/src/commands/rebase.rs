@@ -9,10 +9,10 @@ use zebu::storage::{EngineKind, Queue};
 
 use crate::failure::{Failure, Outcome};
 use crate::new_image::is_format;
-use crate::open;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::program::Invocation;
 use crate::progress::Progress;
+use crate::{open, untrusted};
 
 /// Change backing file of the image
 #[derive(Parser)]
@@ -81,7 +81,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             let options = OpenOptions {
                 cache: backing_cache,
                 force_share: arguments.source.force_share,
-                ..OpenOptions::default()
+                ..untrusted::defaults()
             };
             let new = Device::open_spec(&queue, spec, &options);
             Some(new.map_err(|e| cannot_open(&backing, &e))?)
@@ -163,6 +163,9 @@ fn new_spec(
     let format = backing.format.as_deref().map(str::parse).transpose();
     let resolve = |format| {
         let source = Source::Name(backing.name.clone());
+        if !is_unsafe {
+            untrusted::policy().check_source(&source)?;
+        }
         source.resolve(Some(&image.name()), format)
     };
     let spec = match format.and_then(resolve) {
@@ -170,7 +173,7 @@ fn new_spec(
         Err(_) if is_unsafe => return Ok(None),
         Err(e) => return Err(cannot_open(&Some(backing.clone()), &e)),
     };
-    jobs::check_no_loop(queue, &image.path, &spec).map_err(|e| {
+    jobs::check_no_loop(queue, &image.path, &spec, untrusted::policy()).map_err(|e| {
         Failure::new(format!(
             "Could not change the backing file to '{}': {e}",
             backing.name

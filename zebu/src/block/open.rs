@@ -9,8 +9,10 @@ use super::source::{
 };
 use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::{Header, MAGIC};
-use crate::image::{CacheOptions, Image, OpenImage, SnapshotName, WriteOptions};
-use crate::storage::{self, CacheMode, EngineKind, File, LockRequest, OpenFile, Queue, Storage};
+use crate::image::{CacheOptions, Image, Limits, OpenImage, SnapshotName, WriteOptions};
+use crate::storage::{
+    self, CacheMode, Counted, EngineKind, File, LockRequest, OpenFile, Queue, Storage, Work,
+};
 use crate::{Error, Result};
 
 /// Images in one chain at most. Each costs open files and caches.
@@ -24,6 +26,37 @@ pub enum Policy {
     Follow,
     /// Nothing: a backing file or a data file is an error.
     Nothing,
+    /// Nothing, and the image itself may be made to do harm: strict mode, the
+    /// program's `--untrusted`. Of several images each has its own limits.
+    ///
+    /// - A [`Source::Name`] is the path of a file: `json:` names and names with
+    ///   a protocol (`file:` among them) are refused.
+    /// - No image opens what its header names. What the caller's own options
+    ///   name (`backing.file.filename=…`, `data-file.filename=…`) is opened, and
+    ///   is untrusted too.
+    /// - An image that is opened for writing has its format given: it is not
+    ///   guessed from what a guest may have written.
+    /// - It stays within the [`Limits`].
+    Untrusted(Limits),
+}
+
+impl Policy {
+    /// The limits that images are held to, if there are any.
+    pub fn limits(&self) -> Option<&Limits> {
+        match self {
+            Policy::Untrusted(limits) => Some(limits),
+            Policy::Follow | Policy::Nothing => None,
+        }
+    }
+
+    /// Refuses a name that is more than a path, if this is strict mode: for
+    /// callers that resolve a [`Source`] themselves.
+    pub fn check_source(&self, source: &Source) -> Result<()> {
+        match self {
+            Policy::Untrusted(_) => source.check_is_path(),
+            Policy::Follow | Policy::Nothing => Ok(()),
+        }
+    }
 }
 
 /// How to open a [`Device`].
@@ -70,6 +103,7 @@ impl Device {
     ///
     /// The error is what fits after `Could not open 'NAME': `.
     pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
+        options.policy.check_source(source)?;
         Device::open_spec(queue, source.resolve(None, options.format)?, options)
     }
 
@@ -115,8 +149,12 @@ impl Device {
             data,
             backing,
         } = storages;
+        let policy = match options.policy {
+            Policy::Follow => Policy::Nothing,
+            strict => strict,
+        };
         let options = &OpenOptions {
-            policy: Policy::Nothing,
+            policy,
             ..options.clone()
         };
         let mut spec = ImageSpec::new(options.format, FileSpec::new(image.path()));
@@ -129,7 +167,7 @@ impl Device {
             has_backing: backing.is_some(),
         };
         queue.block_on(async {
-            let format = opening.format(&mut spec, &*image).await?;
+            let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
         })?;
         let write = opening.write_mode();
@@ -184,6 +222,13 @@ enum Role {
 }
 
 impl Opening<'_> {
+    /// Whether nothing is opened but what holds the tables. A check needs no
+    /// more, and in strict mode it gets no more.
+    fn only_tables(&self) -> bool {
+        let strict = self.options.policy.limits().is_some();
+        self.options.inspect || (self.options.check && strict)
+    }
+
     /// How the opened device is written, if it is.
     fn write_mode(&self) -> Option<WriteMode> {
         let own = &self.layers[0].spec.options.common;
@@ -221,6 +266,9 @@ impl Opening<'_> {
             }
             _ => Role::Backing,
         };
+        if let Some(limits) = self.options.policy.limits() {
+            limits.check_chain(depth + 1)?;
+        }
         let read_only = |options: &CommonOptions| options.read_only == Some(true);
         if self.writes(role)
             && (read_only(&spec.options.common) || read_only(&spec.file.options.common))
@@ -229,15 +277,20 @@ impl Opening<'_> {
         }
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
-        let format = self.format(&mut spec, &file).await?;
+        let format = self.format(&mut spec, &file, role).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
         self.image(spec, Arc::new(file), format, role).await
     }
 
     /// The format of an image, by its content if need be.
-    async fn format(&self, spec: &mut ImageSpec, file: &dyn Storage) -> Result<Format> {
+    async fn format(&self, spec: &mut ImageSpec, file: &dyn Storage, role: Role) -> Result<Format> {
         if let Some(format) = spec.format {
             return Ok(format);
+        }
+        if self.writes(role) && self.options.policy.limits().is_some() {
+            return Err(Error::Refused(
+                "The format of an untrusted image that is written must be given".into(),
+            ));
         }
         let format = probe(self.queue, file).await?;
         spec.set_format(format)?;
@@ -255,6 +308,9 @@ impl Opening<'_> {
         let (image, backing) = match format {
             Format::Raw => {
                 let raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
+                if let Some(limits) = self.options.policy.limits() {
+                    limits.check_size(raw.size())?;
+                }
                 (LayerImage::Raw(raw), None)
             }
             Format::Qcow2 => {
@@ -279,10 +335,23 @@ impl Opening<'_> {
         role: Role,
     ) -> Result<Image> {
         let for_check = self.options.check && role == Role::Top;
-        let image = match for_check {
+        let limits = self.options.policy.limits();
+        let work = match limits {
+            None => None,
+            Some(limits) => Some(Arc::new(Work::new(limits.work_for(file.allocated()?)))),
+        };
+        let counted = |storage: Arc<dyn Storage>| match &work {
+            None => storage,
+            Some(work) => Arc::new(Counted::new(storage, work.clone())),
+        };
+        let file = counted(file);
+        let mut image = match for_check {
             false => OpenImage::new(self.queue, file).await?,
             true => OpenImage::for_check(self.queue, file).await?,
         };
+        if let (Some(limits), Some(work)) = (limits, &work) {
+            image.limit(*limits, work.clone())?;
+        }
         let header = image.header();
         if header.is_corrupt() && self.options.write && role == Role::Top && !for_check {
             return Err(Error::Refused(
@@ -298,14 +367,14 @@ impl Opening<'_> {
             ));
         }
         let data = match self.data_file(spec, header)? {
-            None => self.data.clone(),
+            None => self.data.clone().map(&counted),
             Some(data_file) => {
-                let data: Option<Arc<dyn Storage>> = match self.options.inspect {
+                let data: Option<Arc<dyn Storage>> = match self.only_tables() {
                     true => None,
                     false => {
                         let file = self.file(spec, &data_file, Role::Data)?;
                         self.lock(&file, spec, &data_file, Role::Data, Format::Raw)?;
-                        Some(Arc::new(file))
+                        Some(counted(Arc::new(file)))
                     }
                 };
                 spec.data_file = Some(data_file);
@@ -366,17 +435,21 @@ impl Opening<'_> {
             ));
         };
         let name = String::from_utf8_lossy(name);
-        if self.options.policy == Policy::Nothing && !self.options.inspect {
+        if self.options.policy != Policy::Follow && !self.only_tables() {
             return Err(Error::Refused(format!(
                 "The image names a data file ('{name}'), which it may not open"
             )));
         }
-        FileSpec::resolve(&name, Some(&spec.file.name())).map(Some)
+        match FileSpec::resolve(&name, Some(&spec.file.name())) {
+            // Any name can be shown.
+            Err(_) if self.only_tables() && self.options.policy.limits().is_some() => Ok(None),
+            resolved => resolved.map(Some),
+        }
     }
 
     /// The image behind one.
     fn backing(&self, spec: &ImageSpec, header: &Header) -> Result<Option<ImageSpec>> {
-        if self.options.no_backing || self.options.inspect || self.has_backing {
+        if self.options.no_backing || self.only_tables() || self.has_backing {
             return Ok(None);
         }
         let name = match &spec.backing {
@@ -387,7 +460,7 @@ impl Opening<'_> {
                 Some(name) => String::from_utf8_lossy(name).into_owned(),
             },
         };
-        if self.options.policy == Policy::Nothing {
+        if self.options.policy != Policy::Follow {
             return Err(Error::Refused(format!(
                 "The image names a backing file ('{name}'), which it may not open"
             )));

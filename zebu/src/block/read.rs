@@ -339,6 +339,7 @@ impl<'a> Flight<'a> {
         let image = self.device.image(group[0].layer);
         let kind = image.compression();
         let size = image.geometry().cluster_size() as usize;
+        image.spend_inflating((group.len() * size) as u64)?;
         let range = |p: &Packed| {
             let from = (p.cluster.offset.0 - start) as usize;
             from..from + p.cluster.length as usize

@@ -28,6 +28,7 @@ impl Image {
     ) -> Result<Arc<Vec<u8>>> {
         let load = || async move {
             let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
+            self.spend_inflating(size as u64)?;
             let source = storage::read_vec(
                 &*self.file,
                 queue,
@@ -51,6 +52,11 @@ impl Image {
         let sectors = (cluster.offset.0 % 512 + cluster.length) / 512;
         let key = cluster.offset.0 | (sectors - 1) << self.geometry.compressed_size_shift();
         self.inflated.get_or_load(key, load).await
+    }
+
+    /// Counts the work of inflating clusters of so many bytes together.
+    pub(crate) fn spend_inflating(&self, bytes: u64) -> Result<()> {
+        self.spend(bytes)
     }
 
     /// The error of a cluster that does not inflate.

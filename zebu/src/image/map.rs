@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::Image;
+use super::limits::LOOKUP_WORK;
 use super::table::Slice;
 use crate::format::{CompressedCluster, GuestOffset, HostOffset, SubclusterKind};
 use crate::storage::{self, Queue};
@@ -64,6 +65,9 @@ impl Image {
     /// As [`Image::extent`] if that needs no I/O.
     #[inline]
     pub(crate) fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        if let Err(error) = self.spend(LOOKUP_WORK) {
+            return Some(Err(error));
+        }
         let entry = self.l1.get(self.geometry.l1_index(GuestOffset(guest)));
         if entry.raw_offset().0 == 0 {
             let to_end = self.l2_bytes() - (guest & (self.l2_bytes() - 1));

@@ -13,6 +13,7 @@ mod grow;
 mod inflate;
 #[cfg(all(test, shuttle))]
 mod interleavings;
+mod limits;
 mod luks;
 mod map;
 mod open;
@@ -35,10 +36,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::format::{Geometry, Header, Snapshot};
-use crate::storage::Storage;
+use crate::storage::{Storage, Work};
 
 pub(crate) use allocate::Allocation;
 pub(crate) use epoch::Stay;
+pub use limits::Limits;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
@@ -78,6 +80,8 @@ pub struct Image {
     /// Inflated clusters by the host offset and length of their data.
     inflated: cache::Cache<Vec<u8>>,
     preallocated: preallocation::Known,
+    /// What may still be done with an image that nobody vouches for.
+    work: Option<Arc<Work>>,
     /// If it is open for writing.
     writer: Option<Box<writer::Writer>>,
 }
@@ -144,6 +148,15 @@ impl Image {
     /// Host offset of the active L1 table.
     fn l1_offset(&self) -> u64 {
         self.header.l1_offset
+    }
+
+    /// Counts work, if that has a limit.
+    #[inline]
+    fn spend(&self, amount: u64) -> Result<()> {
+        match &self.work {
+            None => Ok(()),
+            Some(work) => Ok(work.spend(amount)?),
+        }
     }
 
     /// Where the cluster of `guest` starts.

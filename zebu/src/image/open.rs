@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::cache::Cache;
 use super::table::L1Table;
-use super::{CacheOptions, Image, SnapshotName};
+use super::{CacheOptions, Image, Limits, SnapshotName};
 use crate::format::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
     Snapshot, check_table,
 };
-use crate::storage::{self, Queue, Storage};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// Bytes of L2 tables cached at most when the caller does not say.
@@ -20,6 +20,8 @@ const DEFAULT_SLICE: u64 = 4096;
 const L1_PIECE: u64 = 1 << 20;
 /// Bytes of the snapshot table read at once.
 const SNAPSHOT_PIECE: u64 = 64 << 10;
+/// What of an image has a limit here.
+const SNAPSHOT_TABLE: &str = "The snapshot table's length";
 /// [`MAX_SNAPSHOT_TABLE_BYTES`] as an offset.
 const MAX_SNAPSHOT_TABLE: u64 = MAX_SNAPSHOT_TABLE_BYTES as u64;
 /// Bytes of inflated clusters kept.
@@ -35,6 +37,8 @@ pub struct OpenImage {
     geometry: Geometry,
     /// Whether the tables are left to a check.
     for_check: bool,
+    /// What it may cost, if nobody vouches for it.
+    limits: Option<(Limits, Arc<Work>)>,
 }
 
 impl OpenImage {
@@ -77,6 +81,7 @@ impl OpenImage {
             header,
             geometry,
             for_check,
+            limits: None,
         })
     }
 
@@ -88,6 +93,14 @@ impl OpenImage {
     /// What the header's numbers mean.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Refuses an image whose header goes beyond `limits`, and holds its tables
+    /// to them, too. `work` is what was left to be done when it was opened.
+    pub(crate) fn limit(&mut self, limits: Limits, work: Arc<Work>) -> Result<()> {
+        limits.check_header(&self.header, self.file_len)?;
+        self.limits = Some((limits, work));
+        Ok(())
     }
 
     /// Refuses an image whose data cannot be read without decrypting them.
@@ -115,7 +128,12 @@ impl OpenImage {
             true => (L1Table::with_capacity(0), Vec::new()),
         };
         let cluster_size = self.header.cluster_size();
-        let (slice_entries, slices) = slice_cache(&self.geometry, caches)?;
+        let limits = self.limits.as_ref().map(|(limits, _)| limits);
+        if let Some(limits) = limits {
+            limits.check_snapshots(&snapshots)?;
+        }
+        let l1_bytes = u64::from(self.header.l1_size) * 8;
+        let (slice_entries, slices) = slice_cache(&self.geometry, caches, limits, l1_bytes)?;
         let inflated = (INFLATED_CACHE / cluster_size).max(4) as usize;
         let cluster_bits = self.geometry.cluster_bits();
         Ok(Image {
@@ -129,6 +147,7 @@ impl OpenImage {
             slices,
             inflated: Cache::new(inflated),
             preallocated: Default::default(),
+            work: self.limits.map(|(_, work)| work),
             header: self.header,
             geometry: self.geometry,
             writer: None,
@@ -176,7 +195,11 @@ impl OpenImage {
             self.header.cluster_size(),
             self.file_len,
         )?;
-        let end = self.file_len.min(start + MAX_SNAPSHOT_TABLE);
+        let most = match &self.limits {
+            None => MAX_SNAPSHOT_TABLE,
+            Some((limits, _)) => limits.table_size.min(MAX_SNAPSHOT_TABLE),
+        };
+        let end = self.file_len.min(start + most);
         let mut snapshots = Vec::new();
         let mut entries: Vec<u8> = Vec::new();
         let (mut used, mut read) = (0, start);
@@ -187,6 +210,10 @@ impl OpenImage {
                     break found;
                 }
                 if read == end {
+                    if let Some((limits, _)) = &self.limits {
+                        // It goes on at least so far.
+                        limits.check_table(SNAPSHOT_TABLE, end - start + 1)?;
+                    }
                     return Err(match end - start {
                         MAX_SNAPSHOT_TABLE => FormatError::SnapshotTableTooBig,
                         _ => FormatError::Truncated {
@@ -237,6 +264,8 @@ pub(super) async fn read_l1(
 fn slice_cache(
     geometry: &Geometry,
     options: CacheOptions,
+    limits: Option<&Limits>,
+    l1_bytes: u64,
 ) -> Result<(usize, Cache<super::table::Slice>)> {
     let entry_size = geometry.l2_entry_size() as u64;
     let cluster_size = geometry.cluster_size();
@@ -250,8 +279,13 @@ fn slice_cache(
     }
     let slice_entries = slice_bytes / entry_size;
     let whole_disk = geometry.guest_clusters().saturating_mul(entry_size);
-    let bytes = options.size.unwrap_or(whole_disk.min(DEFAULT_L2_CACHE));
-    let slices = bytes.min(whole_disk).div_ceil(slice_bytes).max(1);
+    let wanted = options.size.map(|bytes| bytes.min(whole_disk));
+    let default = whole_disk.min(DEFAULT_L2_CACHE);
+    let bytes = match limits {
+        None => wanted.unwrap_or(default),
+        Some(limits) => limits.l2_cache(l1_bytes, wanted, default)?,
+    };
+    let slices = bytes.div_ceil(slice_bytes).max(1);
     let slices = usize::try_from(slices).unwrap_or(usize::MAX);
     Ok((slice_entries as usize, Cache::new(slices)))
 }

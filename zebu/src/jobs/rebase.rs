@@ -17,7 +17,7 @@ use super::create::NewBacking;
 use super::lanes;
 use super::transfer::cluster_size;
 use super::zero::is_zero;
-use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Source, Status, Zeroing};
+use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Policy, Source, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
 use crate::{Error, Result};
 
@@ -131,9 +131,9 @@ async fn name_backing(
 }
 
 /// Refuses a chain, from `spec` down, that has the file `image` in it: an image
-/// cannot be based on itself. A chain is looked at as far as it can be opened.
-/// Blocks.
-pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec) -> Result<()> {
+/// cannot be based on itself. A chain is looked at as far as it can be opened
+/// and `policy` allows. Blocks.
+pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec, policy: Policy) -> Result<()> {
     let Ok(image) = identity(image) else {
         return Ok(());
     };
@@ -152,7 +152,10 @@ pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec) -> Result<()
         if !seen.insert(found) {
             return Ok(());
         }
-        next = backing_of(queue, spec);
+        next = match policy {
+            Policy::Follow => backing_of(queue, spec),
+            Policy::Nothing | Policy::Untrusted(_) => None,
+        };
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Images as a stranger would make them, and what everybody does with an
 //! image: shared by `hostile.rs` and, by path, by the fuzz targets.
 //!
-//! [`build`] makes a small image with the format room's own encoders, sound
-//! but of any geometry; [`mutate`] then breaks what the header, the tables and
-//! the streams say. [`exercise`] opens it, asks for everything, and compares
+//! [`build`] makes a small image with the format room's own encoders, of any
+//! geometry, whose tables may share clusters and name what is nowhere;
+//! [`build_sound`] one in which a check finds nothing. [`mutate`] then breaks
+//! what the header, the tables and the streams say. [`exercise`] opens it, asks for everything, and compares
 //! the answers with each other.
 
 use std::sync::Arc;
@@ -54,11 +55,28 @@ struct Builder {
     /// Without the header's cluster.
     bytes: Vec<u8>,
     refcounts: Vec<u64>,
+    /// Whether a check shall find nothing.
+    sound: bool,
+    /// References to each cluster of the disk: one, and one for each snapshot.
+    shares: u64,
 }
 
 impl Builder {
     fn end(&self) -> u64 {
         self.bytes.len() as u64
+    }
+
+    /// Puts something of the disk into clusters of its own.
+    fn put_shared(&mut self, bytes: &[u8]) -> HostOffset {
+        let first = self.refcounts.len();
+        let at = self.put(bytes);
+        self.refcounts[first..].fill(self.shares);
+        at
+    }
+
+    /// Whether the active disk alone refers to its clusters.
+    fn copied(&self) -> bool {
+        self.shares == 1
     }
 
     /// Puts something into clusters of its own.
@@ -90,6 +108,18 @@ fn content(random: &mut Random, size: u64) -> Vec<u8> {
 /// cut off within the last table), with everything in it that an image can
 /// have.
 pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
+    match random.one_in(2) {
+        true => build_sound(random, most),
+        false => build_kind(random, most, false),
+    }
+}
+
+/// The same of which a check finds nothing and that opens for writing.
+pub fn build_sound(random: &mut Random, most: usize) -> Vec<u8> {
+    build_kind(random, most, true)
+}
+
+fn build_kind(random: &mut Random, most: usize, sound: bool) -> Vec<u8> {
     let cluster_bits = match most {
         0..=0x3ffff => random.pick(&[9, 9, 9, 10, 12, 12, 14]),
         _ => random.pick(&[9, 9, 10, 12, 12, 14, 14, 16, 21]),
@@ -109,18 +139,18 @@ pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
         if random.one_in(3) {
             header.set_compression(Compression::Zstd);
         }
-        if random.one_in(8) {
+        if !sound && random.one_in(8) {
             header.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
             header.set_data_file_name(Some(b"/etc/passwd"));
         }
-        if random.one_in(16) {
+        if !sound && random.one_in(16) {
             header.crypt_method = 2;
             let (offset, length) = (random.below(64) * cluster_size, 592);
             let crypto = CryptoExtension { offset, length };
             header.extensions.set(Extension::Crypto(crypto));
         }
         if random.one_in(4) {
-            header.compatible = random.below(4);
+            header.compatible = random.below(if sound { 2 } else { 4 });
         }
     }
     if random.one_in(4) {
@@ -132,10 +162,22 @@ pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
         geometry,
         bytes: vec![0; cluster_size as usize],
         refcounts: vec![1],
+        sound,
+        shares: 1,
     };
+    let count = if random.one_in(3) {
+        1 + random.below(3)
+    } else {
+        0
+    };
+    if sound && count < geometry.refcount_max() {
+        image.shares += count;
+    }
     disk(random, &mut image, clusters, most);
-    if random.one_in(3) {
-        snapshots(random, &mut image);
+    if sound {
+        own_snapshots(random, &mut image);
+    } else if count > 0 {
+        snapshots(random, &mut image, count);
     }
     if !v2 && random.one_in(3) {
         bitmaps(random, &mut image);
@@ -162,7 +204,7 @@ fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
             continue;
         }
         let mut table = vec![0; geometry.cluster_size() as usize];
-        let at = image.put(&table);
+        let at = image.put_shared(&table);
         let used = (clusters - index * geometry.l2_entries() as u64)
             .min(geometry.l2_entries() as u64)
             .min(64);
@@ -172,7 +214,7 @@ fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
             }
         }
         image.write(at, &table);
-        let entry = L1Entry::new(at, true, &geometry).expect("an aligned table");
+        let entry = L1Entry::new(at, image.copied(), &geometry).expect("an aligned table");
         l1[index as usize * 8..][..8].copy_from_slice(&entry.to_be_bytes());
     }
     let at = HostOffset(image.header.l1_offset);
@@ -184,7 +226,7 @@ fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2En
     let geometry = image.geometry;
     let full = image.bytes.len() + 4 * geometry.cluster_size() as usize > most;
     let kind = random.below(if full { 3 } else { 9 });
-    if kind == 0 {
+    if kind == 0 || (kind == 2 && image.sound) {
         return None;
     }
     if kind == 1 {
@@ -207,23 +249,53 @@ fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2En
         let skip = random.below(600) as usize % (geometry.cluster_size() as usize / 2);
         let mut padded = vec![0; skip];
         padded.extend_from_slice(&stream[..length]);
-        let at = image.put(&padded).0 + skip as u64;
+        let at = image.put_shared(&padded).0 + skip as u64;
         return L2Entry::compressed(HostOffset(at), length as u64, &geometry).ok();
     }
-    let host = image.put(&data);
+    let host = image.put_shared(&data);
+    let copied = image.copied();
     if kind == 5 {
-        return L2Entry::zero_allocated(host, true, &geometry).ok();
+        return L2Entry::zero_allocated(host, copied, &geometry).ok();
     }
     if geometry.has_extended_l2() && kind <= 7 {
         let (allocated, zero) = (random.next() as u32, random.next() as u32);
-        return L2Entry::subclusters(Some(host), true, allocated, zero & !allocated, &geometry)
+        return L2Entry::subclusters(Some(host), copied, allocated, zero & !allocated, &geometry)
             .ok();
     }
-    L2Entry::data(host, true, &geometry).ok()
+    L2Entry::data(host, copied, &geometry).ok()
 }
 
-fn snapshots(random: &mut Random, image: &mut Builder) {
-    let count = 1 + random.below(3);
+/// Snapshots that were taken as they should be, of the disk as it is now.
+fn own_snapshots(random: &mut Random, image: &mut Builder) {
+    let length = image.header.l1_size as usize * 8;
+    let start = image.header.l1_offset as usize;
+    let mut l1 = image.bytes[start..start + length].to_vec();
+    for entry in l1.chunks_exact_mut(8) {
+        // No copied flags.
+        entry[0] &= 0x7f;
+    }
+    let table: Vec<Snapshot> = (1..image.shares)
+        .map(|n| {
+            let mut snapshot = Snapshot {
+                l1_offset: image.put(&l1).0,
+                l1_size: image.header.l1_size,
+                id: n.to_string().into_bytes(),
+                name: vec![b'x'; random.below(40) as usize],
+                ..Snapshot::default()
+            };
+            snapshot.set_extra(0, image.header.size, None);
+            snapshot
+        })
+        .collect();
+    if table.is_empty() {
+        return;
+    }
+    let bytes = Snapshot::encode_table(&table).expect("a sound table");
+    image.header.snapshots_offset = image.put(&bytes).0;
+    image.header.nb_snapshots = table.len() as u32;
+}
+
+fn snapshots(random: &mut Random, image: &mut Builder, count: u64) {
     let table: Vec<Snapshot> = (0..count)
         .map(|n| {
             let mut snapshot = Snapshot {
@@ -248,7 +320,9 @@ fn snapshots(random: &mut Random, image: &mut Builder) {
 fn bitmaps(random: &mut Random, image: &mut Builder) {
     let data = image.put(&[0x55; 64]).0;
     let table = image.put(&data.to_be_bytes()).0;
-    let list: Vec<BitmapEntry> = (0..1 + random.below(3))
+    // They share a table.
+    let count = if image.sound { 1 } else { 1 + random.below(3) };
+    let list: Vec<BitmapEntry> = (0..count)
         .map(|n| BitmapEntry {
             table_offset: table,
             table_size: 1,
@@ -276,9 +350,16 @@ fn refcounts(image: &mut Builder) {
     let geometry = image.geometry;
     let cluster_size = geometry.cluster_size();
     let per_block = geometry.refcount_block_entries() as u64;
-    // A generous guess of how many the blocks are, themselves counted.
-    let blocks = (image.refcounts.len() as u64 + 8).div_ceil(per_block) + 1;
-    let table_clusters = (blocks * 8).div_ceil(cluster_size);
+    // Blocks and table count themselves, too.
+    let (mut blocks, mut table_clusters) = (0, 0);
+    loop {
+        let clusters = image.refcounts.len() as u64 + blocks + table_clusters;
+        let enough = clusters.div_ceil(per_block);
+        if enough == blocks {
+            break;
+        }
+        (blocks, table_clusters) = (enough, (enough * 8).div_ceil(cluster_size));
+    }
     let table = image.put(&vec![0; (table_clusters * cluster_size) as usize]);
     image.header.refcount_table_offset = table.0;
     image.header.refcount_table_clusters = table_clusters as u32;

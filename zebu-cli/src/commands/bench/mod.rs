@@ -17,8 +17,8 @@ use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
-use crate::open;
 use crate::program::{self, Invocation};
+use crate::{open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
 
@@ -212,7 +212,7 @@ fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> 
         cache,
         write: arguments.write,
         force_share: arguments.force_share,
-        ..OpenOptions::default()
+        ..untrusted::defaults()
     };
     Ok((engine, how))
 }

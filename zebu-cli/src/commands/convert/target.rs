@@ -15,8 +15,8 @@ use crate::failure::Failure;
 use crate::file_name::{beside, path_of};
 use crate::known_options::check_values;
 use crate::new_image::{NewFiles, NewImage, parse_format};
-use crate::open;
 use crate::options::target_cache;
+use crate::{open, untrusted};
 
 /// Opens the target, and makes it before unless it is to be there. Says in
 /// `options` what is known of its content.
@@ -112,7 +112,7 @@ impl Wanted<'_> {
                 if format == Format::Raw {
                     return self.existing_raw();
                 }
-                Source::Name(self.name.to_string())
+                self.source(self.arguments.backing.as_deref(), self.backing_format())
             }
         };
         let device = self.open_device(&source, &self.caches(false), options)?;
@@ -147,6 +147,25 @@ impl Wanted<'_> {
         Ok(Target::Raw(Arc::new(file)))
     }
 
+    fn backing_format(&self) -> Option<&str> {
+        self.arguments.backing_format.as_deref()
+    }
+
+    /// The target, which lies on `backing`. In strict mode that is opened since
+    /// the user names it, not since the target does.
+    fn source(&self, backing: Option<&str>, format: Option<&str>) -> Source {
+        let Some(backing) = backing.filter(|_| untrusted::is_on()) else {
+            return Source::Name(self.name.to_string());
+        };
+        let quoted = |name: &str| name.replace(',', ",,");
+        let name = quoted(self.name.strip_prefix("file:").unwrap_or(self.name));
+        let backing = quoted(&beside(backing, self.name));
+        let format = format.map_or_else(String::new, |f| format!(",backing.driver={f}"));
+        Source::Options(format!(
+            "file.filename={name},backing.file.filename={backing}{format}"
+        ))
+    }
+
     fn check_size(&self, size: u64) -> Result<(), Failure> {
         match size < self.total {
             true => Err(Failure::new("output file is smaller than input file")),
@@ -172,7 +191,7 @@ impl Wanted<'_> {
                 cache,
                 // Zeroes free what was there, if the target may have holes.
                 discard: Some(options.sparse > 0),
-                ..OpenOptions::default()
+                ..untrusted::defaults()
             };
             zebu::jobs::open(self.queue, source, &how, &mut |_| {})
         });
@@ -212,7 +231,7 @@ impl Wanted<'_> {
         }
         let cache = files.cache_mode();
         drop(files);
-        let source = Source::Name(self.name.to_string());
+        let source = self.source(create.get("backing_file"), create.get("backing_fmt"));
         let device = self.open_device(&source, &[cache], options)?;
         Ok(Target::Image(device))
     }
@@ -266,7 +285,7 @@ impl Wanted<'_> {
         let opened = format.transpose().and_then(|format| {
             let options = OpenOptions {
                 format,
-                ..OpenOptions::default()
+                ..untrusted::defaults()
             };
             let source = Source::Name(beside(backing, self.name));
             zebu::jobs::open(self.queue, &source, &options, &mut |_| {})

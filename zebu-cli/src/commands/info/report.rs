@@ -8,6 +8,8 @@ use zebu::image::Image;
 use zebu::jobs;
 use zebu::storage::Queue;
 
+use super::untrusted_report::Untrusted;
+
 /// One image.
 pub struct Report {
     pub name: String,
@@ -18,6 +20,8 @@ pub struct Report {
     pub file: FileReport,
     pub backing: Option<Backing>,
     pub qcow2: Option<Qcow2Report>,
+    /// What it would have opened, in strict mode.
+    pub untrusted: Option<Untrusted>,
 }
 
 /// The file that the image is.
@@ -78,6 +82,7 @@ impl Report {
                 Some(image) => Some(Qcow2Report::of(queue, image)?),
                 None => None,
             },
+            untrusted: None,
         })
     }
 
@@ -113,6 +118,9 @@ impl Report {
         }
         let is_dirty = self.qcow2.as_ref().is_some_and(|q| q.is_dirty);
         map.insert("dirty-flag".into(), json!(is_dirty));
+        if let Some(untrusted) = &self.untrusted {
+            map.insert("untrusted".into(), untrusted.to_json());
+        }
         Value::Object(map)
     }
 }

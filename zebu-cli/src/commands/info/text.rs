@@ -49,6 +49,9 @@ fn report(report: &Report) -> String {
         out.push_str("Format specific information:\n");
         dump(&mut out, &qcow2.specific, 1);
     }
+    if let Some(untrusted) = &report.untrusted {
+        untrusted.to_text(&mut out);
+    }
     let file = &report.file;
     let _ = write!(
         out,

@@ -3,7 +3,18 @@
 
 /// A long option: its name, whether it takes a value, and the letter that
 /// [`Getopt`] reports for it.
-pub type Long = (&'static str, bool, char);
+pub type Long = (&'static str, Takes, char);
+
+/// Whether a long option takes a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// No.
+    Nothing,
+    /// Always: after `=`, or the next argument.
+    Value,
+    /// After `=` only.
+    ValueOrNothing,
+}
 
 /// Goes through the arguments of one program or command.
 pub struct Getopt<'a> {
@@ -71,15 +82,17 @@ impl<'a> Getopt<'a> {
             Some((name, value)) => (name, Some(value)),
             None => (text, None),
         };
-        let &(full, takes_value, letter) = self.find_long(name, text)?;
-        match (takes_value, value) {
-            (true, Some(value)) => Ok((letter, Some(value))),
-            (true, None) => match self.value() {
+        let &(full, takes, letter) = self.find_long(name, text)?;
+        match (takes, value) {
+            (Takes::Value | Takes::ValueOrNothing, Some(value)) => Ok((letter, Some(value))),
+            (Takes::Value, None) => match self.value() {
                 Some(value) => Ok((letter, Some(value))),
                 None => Err(format!("option '--{full}' requires an argument")),
             },
-            (false, Some(_)) => Err(format!("option '--{full}' doesn't allow an argument")),
-            (false, None) => Ok((letter, None)),
+            (Takes::Nothing, Some(_)) => {
+                Err(format!("option '--{full}' doesn't allow an argument"))
+            }
+            (Takes::Nothing | Takes::ValueOrNothing, None) => Ok((letter, None)),
         }
     }
 
@@ -133,9 +146,10 @@ mod tests {
 
     fn parse(line: &str) -> Outcome {
         const LONG: &[Long] = &[
-            ("count", true, 'c'),
-            ("quiet", false, 'q'),
-            ("co", false, 'o'),
+            ("count", Takes::Value, 'c'),
+            ("quiet", Takes::Nothing, 'q'),
+            ("co", Takes::Nothing, 'o'),
+            ("maybe", Takes::ValueOrNothing, 'm'),
         ];
         let args: Vec<&str> = line.split(' ').filter(|a| !a.is_empty()).collect();
         let mut options = Getopt::new(&args, "qvP:", LONG);
@@ -168,6 +182,8 @@ mod tests {
         assert_eq!(parse("--cou=3").0, [('c', Some("3".into()))]);
         assert_eq!(parse("--count 3").0, [('c', Some("3".into()))]);
         assert_eq!(parse("--co").0, [('o', None)]);
+        assert_eq!(parse("--maybe=3 4").0, [('m', Some("3".into()))]);
+        assert_eq!(parse("--maybe 4").0, [('m', None)]);
         assert_eq!(parse("--qui").0, [('q', None)]);
     }
 

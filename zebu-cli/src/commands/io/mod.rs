@@ -26,30 +26,35 @@ mod zone;
 
 use std::ffi::OsString;
 
+use zebu::block::Device;
+use zebu::storage::Queue;
+
 use crate::failure::{Failure, Outcome};
 use crate::program::Invocation;
-use getopt::{Getopt, Long};
+use crate::untrusted;
+use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
 
 const LONG: &[Long] = &[
-    ("aio", true, 'i'),
-    ("cache", true, 't'),
-    ("cmd", true, 'c'),
-    ("copy-on-read", false, 'C'),
-    ("discard", true, 'd'),
-    ("force-share", false, 'U'),
-    ("format", true, 'f'),
-    ("help", false, 'h'),
-    ("image-opts", false, 'I'),
-    ("misalign", false, 'm'),
-    ("native-aio", false, 'k'),
-    ("nocache", false, 'n'),
-    ("object", true, 'O'),
-    ("read-only", false, 'r'),
-    ("snapshot", false, 's'),
-    ("trace", true, 'T'),
-    ("version", false, 'V'),
+    ("aio", Takes::Value, 'i'),
+    ("cache", Takes::Value, 't'),
+    ("cmd", Takes::Value, 'c'),
+    ("copy-on-read", Takes::Nothing, 'C'),
+    ("discard", Takes::Value, 'd'),
+    ("force-share", Takes::Nothing, 'U'),
+    ("format", Takes::Value, 'f'),
+    ("help", Takes::Nothing, 'h'),
+    ("image-opts", Takes::Nothing, 'I'),
+    ("misalign", Takes::Nothing, 'm'),
+    ("native-aio", Takes::Nothing, 'k'),
+    ("nocache", Takes::Nothing, 'n'),
+    ("object", Takes::Value, 'O'),
+    ("read-only", Takes::Nothing, 'r'),
+    ("snapshot", Takes::Nothing, 's'),
+    ("trace", Takes::Value, 'T'),
+    (untrusted::NAME, Takes::ValueOrNothing, 'Y'),
+    ("version", Takes::Nothing, 'V'),
 ];
 
 const HELP: &str = "\
@@ -67,6 +72,8 @@ const HELP: &str = "\
   -C, --copy-on-read   copy on read
   -m, --misalign       accepted: requests need no alignment
   -U, --force-share    open it although others may write to it
+      --untrusted[=LIMIT=VALUE,...]
+                       open nothing that images name, and hold them to limits
   -h, --help           this help
   -V, --version        the version
 
@@ -115,6 +122,22 @@ fn open_first(session: &mut Session, opening: &Opening) -> command::Outcome {
     }
 }
 
+/// Runs lines of the language on a device that the caller has opened for
+/// writing with `queue`, and prints nothing. Whether all succeeded. Lines may do
+/// what they say: open files, wait, end the process.
+pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
+    let mut session = Session::silent();
+    let opening = Opening::default();
+    session.image = Some(image::OpenImage::new(queue, device, opening, None));
+    for line in lines.lines() {
+        session.run(line);
+        if session.quit {
+            break;
+        }
+    }
+    session.finish()
+}
+
 fn parse(invocation: &Invocation, words: &[&str]) -> Result<Arguments, Failure> {
     let mut all = Arguments::default();
     let mut options = Getopt::new(words, "hVc:d:f:rsnCmki:t:T:U", LONG);
@@ -123,6 +146,7 @@ fn parse(invocation: &Invocation, words: &[&str]) -> Result<Arguments, Failure> 
             ('c', Some(text)) => all.commands.push(text.to_owned()),
             ('f', Some(name)) => all.opening.format = Some(name.to_owned()),
             ('I', _) => all.image_opts = true,
+            ('Y', value) => untrusted::set(value.unwrap_or_default())?,
             ('h', _) => all.text = Some(help(invocation)),
             ('V', _) => all.text = Some(version(invocation)),
             ('O', _) => return Err(Failure::new("--object is not supported in this version")),

@@ -7,7 +7,7 @@ use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
 use super::overlay::Overlay;
-use crate::open;
+use crate::{open, untrusted};
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +121,11 @@ impl Opening {
             Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
             None => None,
         };
+        if let Some(name) = &self.name {
+            let name = Source::Name(name.clone());
+            let allowed = untrusted::policy().check_source(&name);
+            allowed.map_err(|e| e.to_string())?;
+        }
         let source = changed(source, &self.changes)?;
         let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
         let discard = match spec.options.common.discard {
@@ -138,7 +143,7 @@ impl Opening {
             cache: self.cache,
             force_share: self.force_share,
             discard,
-            ..OpenOptions::default()
+            ..untrusted::defaults()
         };
         let device =
             open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;

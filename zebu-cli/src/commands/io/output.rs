@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::{Arguments, Display};
-use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::rc::Rc;
 
 /// Buffered standard output, shared by the session and by requests in flight.
@@ -11,7 +11,8 @@ use std::rc::Rc;
 pub struct Output(Rc<Inner>);
 
 struct Inner {
-    stdout: RefCell<BufWriter<Stdout>>,
+    stdout: RefCell<BufWriter<Box<dyn Write>>>,
+    silent: bool,
     terminal: bool,
     broken: Cell<bool>,
     waiting: Cell<bool>,
@@ -21,9 +22,20 @@ impl Output {
     /// Of this process.
     pub fn new() -> Self {
         let stdout = io::stdout();
+        let terminal = stdout.is_terminal();
+        Output::to(Box::new(stdout), terminal, false)
+    }
+
+    /// To nobody.
+    pub fn silent() -> Self {
+        Output::to(Box::new(io::sink()), false, true)
+    }
+
+    fn to(writer: Box<dyn Write>, terminal: bool, silent: bool) -> Self {
         Output(Rc::new(Inner {
-            terminal: stdout.is_terminal(),
-            stdout: RefCell::new(BufWriter::with_capacity(64 << 10, stdout)),
+            stdout: RefCell::new(BufWriter::with_capacity(64 << 10, writer)),
+            silent,
+            terminal,
             broken: Cell::new(false),
             waiting: Cell::new(false),
         }))
@@ -63,7 +75,9 @@ impl Output {
     /// A line on standard error, after everything written so far.
     pub fn error(&self, text: impl Display) {
         self.flush();
-        eprintln!("{text}");
+        if !self.0.silent {
+            eprintln!("{text}");
+        }
     }
 
     /// Whether standard output is closed at the other end or full.

@@ -9,6 +9,7 @@ use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
+use crate::untrusted;
 
 /// Where temporary images are made unless `TMPDIR` says otherwise: they may be
 /// large, and `/tmp` is often memory.
@@ -30,6 +31,16 @@ impl Overlay {
         let queue = Queue::new(QueueOptions::default()).map_err(|e| e.to_string())?;
         let base = look_at(&queue, opening)?;
         let (name, backing) = match opening.source() {
+            // In strict mode nothing is opened that an image names, be it this
+            // one.
+            Source::Name(name) if untrusted::is_on() => (
+                None,
+                under_backing(&format!(
+                    "driver={},file.filename={}",
+                    base.top().format().name(),
+                    absolute(&name).replace(',', ",,")
+                )),
+            ),
             Source::Name(name) => (Some(absolute(&name)), String::new()),
             Source::Options(text) => (None, under_backing(&text)),
         };
@@ -85,7 +96,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
         format,
         cache: opening.cache,
         inspect: true,
-        ..OpenOptions::default()
+        ..untrusted::defaults()
     };
     zebu::jobs::open(queue, &opening.source(), &how, &mut |_| {}).map_err(|e| e.to_string())
 }

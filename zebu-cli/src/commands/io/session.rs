@@ -35,6 +35,14 @@ impl Session {
         }
     }
 
+    /// The same that prints nothing.
+    pub fn silent() -> Session {
+        Session {
+            out: Output::silent(),
+            ..Session::new("zebu")
+        }
+    }
+
     /// Opens an image.
     pub fn open(&mut self, opening: &Opening) -> Outcome {
         if self.image.is_some() {

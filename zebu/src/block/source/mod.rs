@@ -51,6 +51,21 @@ impl Source {
         };
         spec.map_err(refused)
     }
+
+    /// Refuses a name that is not just a path. Options, which nobody takes for
+    /// a file's name, are not looked at.
+    pub(super) fn check_is_path(&self) -> Result<()> {
+        let Source::Name(name) = self else {
+            return Ok(());
+        };
+        match protocol(name) {
+            None => Ok(()),
+            Some(protocol) => Err(refused(format!(
+                "The name of an untrusted image must be a path, and does not begin with \
+                 '{protocol}:'"
+            ))),
+        }
+    }
 }
 
 /// An image to open, fully described.

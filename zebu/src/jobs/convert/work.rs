@@ -157,7 +157,8 @@ impl Job {
         let device = &self.sources[piece.source];
         match device.read(queue, piece.offset, &iov).await {
             Ok(()) => Ok(()),
-            Err(_) if self.options.salvage => {
+            // Where work is spent, it is for the rest of the disk, too.
+            Err(e) if self.options.salvage && e.limit().is_none() => {
                 self.salvage(queue, &piece, &iov).await;
                 Ok(())
             }

@@ -1,0 +1,12 @@
+//! Repairs an image. What is left must be what the report says, and a sound
+//! image must read as before.
+#![no_main]
+
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+use zebu_fuzz::hostile_changes;
+
+fuzz_target!(|data: &[u8]| zebu_fuzz::with_queue(|queue| hostile_changes::repair(queue, data)));
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    zebu_fuzz::mutate_image(data, size, max_size, seed)
+});

@@ -1,0 +1,47 @@
+//! What the targets share. What they do with their input is in the files of
+//! the tests, so that CI does the same with a stable compiler.
+
+#[path = "../../zebu/tests/common/hostile_changes.rs"]
+pub mod hostile_changes;
+#[path = "../../zebu/tests/common/hostile_images.rs"]
+pub mod hostile_images;
+
+use hostile_images::{Random, build, mutate, mutate_once};
+use libfuzzer_sys::fuzzer_mutate;
+use zebu::storage::{EngineKind, Queue, QueueOptions};
+
+thread_local! {
+    // One for the whole process: memory completes at once.
+    static QUEUE: Queue = Queue::new(QueueOptions {
+        engine: EngineKind::Threads,
+        inflate_here: true,
+        ..QueueOptions::default()
+    })
+    .expect("a queue");
+}
+
+/// Runs `run` with the queue.
+pub fn with_queue(run: impl FnOnce(&Queue)) {
+    QUEUE.with(run);
+}
+
+/// Breaks an image where its numbers are, now and then a new one.
+pub fn mutate_image(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
+    let mut random = Random(u64::from(seed));
+    if random.one_in(5) {
+        return fuzzer_mutate(data, size, max_size);
+    }
+    let mut image = if size < 512 || random.one_in(20) {
+        build(&mut random, max_size)
+    } else {
+        data[..size].to_vec()
+    };
+    if random.one_in(3) {
+        mutate(&mut random, &mut image);
+    } else {
+        mutate_once(&mut random, &mut image);
+    }
+    let length = image.len().min(max_size);
+    data[..length].copy_from_slice(&image[..length]);
+    length
+}

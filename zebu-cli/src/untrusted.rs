@@ -1,0 +1,72 @@
+//! Strict mode, `--untrusted`: before the command or among its options, with
+//! limits of the user's own or without.
+//!
+//! It holds for every image that the process opens, so it is kept in one place
+//! that whoever opens one asks, not handed through every command.
+
+use std::sync::{Mutex, PoisonError};
+
+use zebu::block::{OpenOptions, Policy};
+use zebu::image::Limits;
+
+use crate::failure::Failure;
+use crate::size;
+
+/// The option's name, without dashes.
+pub const NAME: &str = "untrusted";
+/// What its value is called.
+pub const VALUE: &str = "LIMIT=VALUE,...";
+/// What it does, for the help.
+pub const HELP: &str = "Open nothing that an image names, and hold images to limits \
+                        (virtual-size, table-size, snapshots, bitmaps, chain, memory, work, \
+                        work-per-byte)";
+
+/// The limits, once the option was given.
+static LIMITS: Mutex<Option<Limits>> = Mutex::new(None);
+
+/// Takes the option: `value` is what followed `=`, empty without. Given again, it
+/// adds to what it was.
+pub fn set(value: &str) -> Result<(), Failure> {
+    let mut kept = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut limits = kept.unwrap_or_default();
+    for setting in value.split(',').filter(|s| !s.is_empty()) {
+        let (name, text) = setting.split_once('=').unwrap_or((setting, ""));
+        let limit = limits.by_name(name).ok_or_else(|| {
+            Failure::new(format!("--{NAME}: there is no limit '{name}'")).with_hint()
+        })?;
+        *limit = size::parse(text).map_err(|_| {
+            Failure::new(format!("--{NAME}: '{text}' is no value for '{name}'")).with_hint()
+        })?;
+    }
+    *kept = Some(limits);
+    Ok(())
+}
+
+/// Takes an argument of the program if it is this option.
+pub fn take(argument: &str) -> Option<Result<(), Failure>> {
+    let rest = argument.strip_prefix("--")?.strip_prefix(NAME)?;
+    match rest.strip_prefix('=') {
+        Some(value) => Some(set(value)),
+        None => rest.is_empty().then(|| set("")),
+    }
+}
+
+/// What images may open.
+pub fn policy() -> Policy {
+    let kept = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.map_or(Policy::Follow, Policy::Untrusted)
+}
+
+/// Whether strict mode is on.
+pub fn is_on() -> bool {
+    policy().limits().is_some()
+}
+
+/// How an image is opened when nothing else was asked for. Whoever opens one
+/// begins with this.
+pub fn defaults() -> OpenOptions {
+    OpenOptions {
+        policy: policy(),
+        ..OpenOptions::default()
+    }
+}

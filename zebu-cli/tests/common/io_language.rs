@@ -1,0 +1,47 @@
+//! qemu-io's command language, run on an image in memory: shared by
+//! `io_language.rs` and, by path, by the fuzz target.
+
+use std::sync::Arc;
+
+use zebu::block::{Device, OpenOptions};
+use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::storage::{Memory, Queue, Storage};
+
+/// Commands that reach beyond the image: files, signals, time.
+const OUTSIDE: [&str; 8] = [
+    "open",
+    "o",
+    "reopen",
+    "sleep",
+    "abort",
+    "sigraise",
+    "wait_break",
+    "break",
+];
+/// Lines that one script has at most.
+const LINES: usize = 30;
+
+/// Whether a line keeps to the image: `-s` names a file to write from.
+fn is_inside(line: &str) -> bool {
+    let mut words = line.split(' ').filter(|word| !word.is_empty());
+    let command = words.next().unwrap_or_default();
+    !OUTSIDE.contains(&command) && !words.any(|w| w.starts_with('-') && w.contains('s'))
+}
+
+/// Runs the lines of a text.
+pub fn exercise(queue: &Queue, text: &str) {
+    let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
+    let create = CreateQcow2 {
+        size: 1 << 20,
+        cluster_bits: 12,
+        ..CreateQcow2::default()
+    };
+    create_qcow2(queue, &*storage, None, &create).expect("a new image");
+    let options = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
+    };
+    let device = Device::from_storage(queue, storage, &options).expect("a new image opens");
+    let lines: Vec<&str> = text.lines().filter(|l| is_inside(l)).take(LINES).collect();
+    zebu_cli::run_io_language(queue.clone(), device, &lines.join("\n"));
+}

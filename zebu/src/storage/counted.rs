@@ -1,0 +1,122 @@
+//! Counting what an image that nobody vouches for makes the library do, and a
+//! storage of which no more is read than that allows.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Alignment, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use crate::LimitExceeded;
+
+/// What one read counts as at least.
+const READ_WORK: u64 = 512;
+
+/// The work that may still be done with an image, shared by all who do some.
+#[derive(Debug)]
+pub(crate) struct Work {
+    done: AtomicU64,
+    limit: u64,
+}
+
+impl Work {
+    pub(crate) fn new(limit: u64) -> Self {
+        Work {
+            done: AtomicU64::new(0),
+            limit,
+        }
+    }
+
+    /// Counts a read of so many bytes.
+    pub(crate) fn read(&self, bytes: u64) -> io::Result<()> {
+        self.spend(bytes.max(READ_WORK)).map_err(io::Error::other)
+    }
+
+    /// Counts `amount`, and refuses it if that is too much. Once it is, all
+    /// that follows is.
+    #[inline]
+    pub(crate) fn spend(&self, amount: u64) -> Result<(), LimitExceeded> {
+        // It cannot come around: who is refused soon gives up.
+        let done = self.done.fetch_add(amount, Ordering::Relaxed) + amount;
+        if done <= self.limit {
+            return Ok(());
+        }
+        Err(LimitExceeded {
+            name: "work",
+            what: "The work",
+            value: done,
+            limit: self.limit,
+        })
+    }
+}
+
+/// A storage whose reads count as work.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    storage: Arc<dyn Storage>,
+    work: Arc<Work>,
+}
+
+impl Counted {
+    /// Counts what is read of `storage`.
+    pub(crate) fn new(storage: Arc<dyn Storage>, work: Arc<Work>) -> Self {
+        Counted { storage, work }
+    }
+}
+
+#[allow(unsafe_code)]
+// SAFETY: all is passed on to a storage that keeps the promises.
+unsafe impl Storage for Counted {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        if kind == OpKind::Read
+            && let Err(error) = self.work.read(memory.map_or(0, |iov| iov.len() as u64))
+        {
+            return Started::done(Err(error));
+        }
+        // SAFETY: as the caller promised; `self` keeps the storage.
+        unsafe { self.storage.start(queue, kind, offset, length, memory) }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.storage.len()
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.storage.set_len(length)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.storage.allocated()
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.storage.alignment()
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        self.storage.extent(offset)
+    }
+
+    fn path(&self) -> &Path {
+        self.storage.path()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.storage.cache_mode()
+    }
+
+    fn is_device(&self) -> bool {
+        self.storage.is_device()
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        self.storage.blocks()
+    }
+}
