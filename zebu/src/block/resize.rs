@@ -123,10 +123,27 @@ impl Device {
             self.write_zeroes(queue, size, rest - size, Zeroing::Keep)
                 .await?;
         }
+        // What is cut off must not show a longer backing file's data while the
+        // disk is as large as before. (Version 2 cannot say that it is zero.)
+        let below = self.layers().get(1).map_or(0, |layer| layer.size());
+        let old = self.size();
+        let hides = kept < below.min(old) && self.own_image()?.geometry().version() >= 3;
+        if hides {
+            self.write_zeroes(queue, kept, old - kept, Zeroing::Keep)
+                .await?;
+        }
         let image = self.own_image()?;
         image.announce(queue).await?;
+        if hides {
+            image.finish_writing(queue).await?;
+            image.set_size(queue, size).await?;
+            self.set_size(size);
+        }
+        let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
-        image.set_size(queue, size).await?;
+        if !hides {
+            image.set_size(queue, size).await?;
+        }
         if image.header().has_data_file() && !image.data().is_device() {
             image.data().set_len(size)?;
         }

@@ -112,6 +112,9 @@ impl Image {
     pub(crate) async fn commit(&self, queue: &Queue, durable: bool) -> Result<()> {
         let writer = self.writer()?;
         writer.check()?;
+        if is_broken(Rule::GoneBeforeFree) {
+            self.settle(queue).await?;
+        }
         // What was dropped before the copy is made is not in the copy.
         let dropped = writer.frees.take_dropped();
         let (mut slices, mut l1) = writer.dirty.take();

@@ -57,7 +57,9 @@ fn noticed(rule: Rule) -> Option<String> {
                 Ok(Err(what)) => what,
                 Err(panic) => match panic.downcast::<String>() {
                     Ok(text) => *text,
-                    Err(_) => "a panic".into(),
+                    Err(panic) => panic
+                        .downcast::<&str>()
+                        .map_or_else(|_| "?".into(), |t| (*t).into()),
                 },
             };
             let line = what.lines().next().unwrap_or("").to_string();

@@ -351,7 +351,8 @@ impl Judge<'_> {
         }
         let found = self.look(state, expected.becomes.is_some())?;
         expected.compare(&found.model)?;
-        if qemu {
+        // (QEMU looks for a data file in the current folder.)
+        if qemu && self.layout.data.is_none() {
             self.ask_qemu(state, &found);
         }
         if self.layout.damaged {
@@ -484,12 +485,9 @@ impl Judge<'_> {
     }
 
     /// Writes the files of a state into a folder.
-    pub fn save(&self, state: &[Arc<Left>], folder: &Path) {
+    fn save(&self, state: &[Arc<Left>], folder: &Path) {
         let write = |name: &str, bytes: Vec<u8>| std::fs::write(folder.join(name), bytes).unwrap();
         write("image.qcow2", state[0].to_vec());
-        if let Some(data) = self.layout.data {
-            write("data.raw", state[data].to_vec());
-        }
         for (name, under) in &self.layout.backings {
             match under {
                 Under::Raw(memory) => write(name, memory.to_vec()),

@@ -199,7 +199,7 @@ fn at_any_moment_a_hundred_thousand_times() {
         more: 16,
         qemu: 400,
     };
-    let tally = look_at_all(5400, effort);
+    let tally = look_at_all(10_000, effort);
     let is_part = ["STATES", "WORKLOAD"].map(|n| std::env::var_os(format!("ZEBU_CRASH_{n}")));
     assert!(tally.states >= 100_000 || is_part.iter().any(Option::is_some));
 }

@@ -59,14 +59,14 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     Workload {
         name,
         run,
-        weight: 8,
+        weight: 4,
     }
 }
 
 pub const ALL: [Workload; 19] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
-    light("subclusters", requests::subclusters),
+    heavy("subclusters", requests::subclusters),
     light("reuse", requests::reuse),
     heavy("growth", requests::growth),
     light("compressed", requests::compressed),
