@@ -70,7 +70,8 @@ impl Protected {
     pub(crate) fn add_table(&self, offset: u64, what: &'static str) {
         let mut places = self.write();
         let before = places.tables.insert(offset, what);
-        let hit = before.or_else(|| places.fixed_at(offset..offset + self.cluster_size));
+        let end = offset.saturating_add(self.cluster_size);
+        let hit = before.or_else(|| places.fixed_at(offset..end));
         if let Some(other) = hit {
             places.flaw.get_or_insert((offset, other));
         }
@@ -153,7 +154,8 @@ impl Protected {
     /// else lies there.
     pub(crate) fn is_alone(&self, what: &'static str, range: &Range<u64>) -> bool {
         let places = self.read();
-        let end = range.end.next_multiple_of(self.cluster_size);
+        let end = range.end.checked_next_multiple_of(self.cluster_size);
+        let end = end.unwrap_or(u64::MAX);
         let mut hits = places.fixed.iter();
         let others = hits
             .by_ref()
