@@ -97,7 +97,7 @@ impl Image {
         }
         allocation.keep();
         if let Some(old) = before {
-            writer.frees.push(self.reference(old.0, size, false));
+            writer.frees.push(self.table_reference(old.0, false));
         }
         Ok(())
     }
