@@ -170,6 +170,41 @@ fn l2_tables_over_metadata_are_not_written() {
     }
 }
 
+/// Found by generated images: a guest that discards what is mapped to an L2
+/// table frees that, and what it writes next is the table. In a cluster that
+/// is data for one and a table for another, the table wins.
+#[test]
+fn a_discard_does_not_free_a_table() {
+    let _alone = alone();
+    let mut bytes = sound();
+    // A second table, which the first one has as data.
+    put(&mut bytes, L1 + 8, SNAPSHOTS | COPIED);
+    put(&mut bytes, L2 + 8, SNAPSHOTS | COPIED);
+    all("an L2 table as data", &bytes);
+    let storage = memory(&bytes);
+    let queue = queue();
+    let options = OpenOptions {
+        write: true,
+        discard: Some(true),
+        ..OpenOptions::default()
+    };
+    let device = Device::from_storage(&queue, storage.clone(), &options).expect("it opens");
+    for _ in 0..4 {
+        let discard = device.discard(&queue, CLUSTER, CLUSTER);
+        queue.block_on(discard).expect("it can be dropped");
+        queue.block_on(device.flush(&queue)).expect("flushed");
+    }
+    for cluster in 2..100 {
+        let _ = device.write_blocking(&queue, cluster * CLUSTER, &[0xee; CLUSTER as usize]);
+    }
+    let _ = queue.block_on(device.close(&queue));
+    let after = &storage.to_vec()[SNAPSHOTS as usize..END as usize];
+    assert!(
+        !after.windows(64).any(|w| w == [0xee; 64]),
+        "a guest's data in the table"
+    );
+}
+
 /// Refcounts that call everything free: new clusters would be taken where the
 /// tables are.
 #[test]
@@ -217,6 +252,21 @@ fn refcount_tables_that_describe_themselves() {
     all("the refcount table over its block", &bytes);
     put(&mut bytes, 48, L1);
     all("the refcount table over the L1 table", &bytes);
+}
+
+/// Found by generated images: the last byte of a block there is past 2^64, and
+/// opening for writing added up to that.
+#[test]
+fn a_refcount_block_at_the_end_of_all_offsets() {
+    let _alone = alone();
+    for offset in [u64::MAX << 12, 1 << 63, u64::MAX] {
+        let mut bytes = sound();
+        put(&mut bytes, REFCOUNT_TABLE + 8, offset);
+        all(&format!("a refcount block at {offset:#x}"), &bytes);
+        let mut bytes = sound();
+        put(&mut bytes, L1 + 8, offset);
+        all(&format!("an L2 table at {offset:#x}"), &bytes);
+    }
 }
 
 /// Every slot of a refcount table names the same block.

@@ -442,7 +442,7 @@ impl Opening<'_> {
         }
         match FileSpec::resolve(&name, Some(&spec.file.name())) {
             // Any name can be shown.
-            Err(_) if self.only_tables() && self.options.policy.limits().is_some() => Ok(None),
+            Err(_) if self.options.policy != Policy::Follow => Ok(None),
             resolved => resolved.map(Some),
         }
     }

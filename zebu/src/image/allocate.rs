@@ -55,6 +55,7 @@ impl Drop for Allocation<'_> {
             first: self.run.first,
             count: self.run.count,
             punch: false,
+            table: false,
         });
     }
 }
@@ -128,6 +129,7 @@ impl Image {
                 first: run.first,
                 count: run.count,
                 punch: false,
+                table: false,
             });
         }
         result?;
@@ -159,6 +161,15 @@ impl Image {
             first,
             count: (offset + length).div_ceil(size) - first,
             punch,
+            table: false,
+        }
+    }
+
+    /// The reference of an L1 entry of the active disk to its L2 table.
+    pub(crate) fn table_reference(&self, offset: u64, punch: bool) -> Freed {
+        Freed {
+            table: true,
+            ..self.reference(offset, self.geometry.cluster_size(), punch)
         }
     }
 
@@ -359,6 +370,12 @@ impl Image {
     async fn settle_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
         let size = self.geometry.cluster_size();
         let writer = self.writer()?;
+        if freed.table {
+            // A snapshot may have it still, but the active disk has not.
+            writer
+                .protected
+                .forget_l2_tables(freed.first * size, freed.count * size);
+        }
         // From here on nobody raises a refcount that is found to be 1.
         writer.refcounts.leave(freed.first, freed.count);
         let (refcount, count) = self
@@ -371,7 +388,7 @@ impl Image {
         if refcount == 1 {
             let (start, length) = (freed.first * size, count * size);
             // All this before it can be taken by somebody.
-            if !writer.protected.release(start..start + length) {
+            if !writer.protected.may_be_free(start..start + length) {
                 // The image is damaged. What is in use is not given away.
                 return Ok(count);
             }

@@ -111,7 +111,7 @@ impl Image {
         writer.dirty.note_l1(index, || self.l1.set(index, entry));
         allocation.keep();
         if let Some(old) = before {
-            writer.frees.push(self.reference(old.0, size, false));
+            writer.frees.push(self.table_reference(old.0, false));
         }
         Ok(())
     }

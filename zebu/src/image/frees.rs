@@ -20,6 +20,10 @@ pub(crate) struct Freed {
     pub count: u64,
     /// Whether the file may give up the space of what becomes free.
     pub punch: bool,
+    /// Whether it is that of an L1 entry to its L2 table. Only these say that a
+    /// table of the active disk is none any more: a mapping of a damaged image
+    /// may name one as data.
+    pub table: bool,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +56,7 @@ impl Frees {
         // Discards come in order; what is side by side is one.
         if let Some(last) = stages.dropped.last_mut()
             && last.first + last.count == freed.first
-            && last.punch == freed.punch
+            && (last.punch, last.table) == (freed.punch, freed.table)
         {
             last.count += freed.count;
             return;

@@ -28,11 +28,11 @@ pub struct Limits {
     /// `chain`: images in the chain that the caller's own options describe
     /// (`backing.file.filename=…`); the images name none. By default 8.
     pub chain: u64,
-    /// `memory`: bytes that one image may keep in memory: its L1 table, its
-    /// caches, and one byte for each cluster of its file, which is what a check
-    /// counts with. By default 256 MiB, enough for a file of 16 TiB with
-    /// clusters of 64 KiB. The buffers of requests come on top: they do not
-    /// depend on the image.
+    /// `memory`: bytes of an image's L1 table and its cached L2 tables, and of
+    /// its L1 table and one byte for each cluster of its file, which is what a
+    /// check counts with. By default 256 MiB, enough for a file of 16 TiB with
+    /// clusters of 64 KiB. Inflated clusters (8 MiB), the snapshot table and the
+    /// buffers of requests come on top.
     pub memory: u64,
     /// `work`: bytes that may be read of the image's files and inflated from
     /// the opening on, besides [`Limits::work_per_byte`]. A read counts as 512 bytes

@@ -70,7 +70,8 @@ impl Protected {
     pub(crate) fn add_table(&self, offset: u64, what: &'static str) {
         let mut places = self.write();
         let before = places.tables.insert(offset, what);
-        let hit = before.or_else(|| places.fixed_at(offset..offset + self.cluster_size));
+        let end = offset.saturating_add(self.cluster_size);
+        let hit = before.or_else(|| places.fixed_at(offset..end));
         if let Some(other) = hit {
             places.flaw.get_or_insert((offset, other));
         }
@@ -110,22 +111,23 @@ impl Protected {
         }
     }
 
-    /// A range is about to become free: the L2 tables there are none any more.
-    /// False if another structure is there: what says that it is free is wrong.
-    pub(crate) fn release(&self, range: Range<u64>) -> bool {
+    /// The L2 tables of a range are none of the active disk any more.
+    pub(crate) fn forget_l2_tables(&self, start: u64, length: u64) {
         let mut places = self.write();
-        let hits = |r: &Range<u64>| r.start < range.end && range.start < r.end;
-        if places.fixed.iter().any(|(r, _)| hits(r)) {
-            return false;
+        let range = start..start + length;
+        let tables = places.tables.range(range).map(|(at, what)| (*at, *what));
+        for (at, what) in tables.collect::<Vec<_>>() {
+            if what == L2_TABLE {
+                places.tables.remove(&at);
+            }
         }
-        let tables: Vec<u64> = places.tables.range(range.clone()).map(|t| *t.0).collect();
-        if tables.iter().any(|at| places.tables[at] != L2_TABLE) {
-            return false;
-        }
-        for table in tables {
-            places.tables.remove(&table);
-        }
-        true
+    }
+
+    /// Whether a range may become free. Not if a structure is there: what says
+    /// that it is free is wrong.
+    pub(crate) fn may_be_free(&self, range: Range<u64>) -> bool {
+        let places = self.read();
+        places.fixed_at(range.clone()).is_none() && places.tables.range(range).next().is_none()
     }
 
     /// Refuses a range that touches a cluster that a table is in.
@@ -153,7 +155,8 @@ impl Protected {
     /// else lies there.
     pub(crate) fn is_alone(&self, what: &'static str, range: &Range<u64>) -> bool {
         let places = self.read();
-        let end = range.end.next_multiple_of(self.cluster_size);
+        let end = range.end.checked_next_multiple_of(self.cluster_size);
+        let end = end.unwrap_or(u64::MAX);
         let mut hits = places.fixed.iter();
         let others = hits
             .by_ref()

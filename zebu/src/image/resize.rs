@@ -2,7 +2,6 @@
 //! the image for itself.
 
 use super::Image;
-use super::frees::Freed;
 use crate::broken::{Rule, is_broken};
 use crate::format::{Header, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
@@ -114,8 +113,7 @@ impl Image {
                 writer.frees.push(freed);
             }
         }
-        let freed: Freed = self.reference(table.0, size, true);
-        writer.frees.push(freed);
+        writer.frees.push(self.table_reference(table.0, true));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Bounds on what one hostile image may cost, and the runs over generated ones:
 //! shared by the `hostile*.rs` tests. Memory is counted by the allocator, so a
 //! test binary that includes this counts all that it allocates.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
