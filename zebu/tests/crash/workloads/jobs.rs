@@ -13,7 +13,6 @@ use zebu::storage::{EngineKind, Memory, Queue};
 
 use super::requests::{Kind, Mix, Use, begin};
 use super::{Dice, History, noise, options, raw, writable};
-use crate::common::Rng;
 use crate::judge::{Change, Layout, Model, Under};
 
 const ENGINE: EngineKind = EngineKind::Threads;
