@@ -33,13 +33,12 @@ impl Model {
     /// Whether the snapshots are the same. (Of one that is not as large as the
     /// disk, what both have.)
     fn has_snapshots_of(&self, other: &Model) -> bool {
-        let pairs = self.snapshots.iter().zip(&other.snapshots);
-        let same =
-            |((name, bytes), (other_name, other)): (&(String, Vec<u8>), &(String, Vec<u8>))| {
+        let mut pairs = self.snapshots.iter().zip(&other.snapshots);
+        self.snapshots.len() == other.snapshots.len()
+            && pairs.all(|((name, bytes), (other_name, other))| {
                 let both = bytes.len().min(other.len());
                 name == other_name && bytes[..both] == other[..both]
-            };
-        self.snapshots.len() == other.snapshots.len() && pairs.into_iter().all(same)
+            })
     }
 }
 
@@ -243,7 +242,7 @@ impl<'a> Expected<'a> {
 
     fn compare(&self, found: &Model) -> Verdict {
         match self.becomes {
-            Some(model) if model == found => return Ok(()),
+            Some(model) if model == found => Ok(()),
             Some(model) => self.compare_with_durable(found).map_err(|e| {
                 let sectors = model.active.chunks(512).zip(found.active.chunks(512));
                 let differs = sectors.clone().position(|(a, b)| a != b).map(|n| n * 512);
@@ -288,9 +287,9 @@ impl<'a> Expected<'a> {
             sector[from - at..to - at].copy_from_slice(&bytes[from - start..to - start]);
         };
         let is_whole = |w: &&(Time, usize, &[u8])| w.1 <= at && w.1 + w.2.len() >= end;
-        let explained = if writes.iter().all(|w| is_whole(&w)) {
+        let explained = if writes.iter().all(is_whole) {
             let same = |w: &&(Time, usize, &[u8])| &w.2[at - w.1..end - w.1] == new;
-            writes.iter().any(|w| same(w))
+            writes.iter().any(same)
         } else if writes.len() <= 8 {
             (0..1u32 << writes.len()).any(|bits| {
                 let mut sector = old.to_vec();
