@@ -18,7 +18,7 @@ fn in_small(lab: &Lab, rest: &str, args: &[&str]) -> Option<common::Answer> {
 fn writes_to_a_full_file_system() {
     for (options, cache) in [
         ("cluster_size=64k", "none"),
-        ("cluster_size=4k", "writeback"),
+        ("cluster_size=64k", "writeback"),
         ("cluster_size=64k,extended_l2=on", "none"),
     ] {
         let what = format!("{options}, {cache}");
