@@ -1,18 +1,21 @@
 //! A cache of things that are loaded from the image: L2 slices, inflated
-//! clusters. Least recently used goes first; a load is shared by all who want
-//! the same thing meanwhile.
+//! clusters. What was not used for long goes first, by second chance: entries
+//! stand in a ring, and one that was used since its last turn gets another. A
+//! load is shared by all who want the same thing meanwhile.
 //!
 //! # Concurrency
 //! The entries are spread over shards, each a map under a read-write lock. A
 //! hit takes the lock for reading, which no other hit makes wait; it is held
-//! for writing only to insert or remove an entry, never across I/O. Recency
-//! is a tick stored in the entry, so that a hit need not write to the shard.
+//! for writing only to insert or remove an entry, never across I/O. A use is
+//! a flag of the entry, set once a turn, so hits write to nothing but the lock
+//! and the count of the value's users; to make room costs the same in a cache of
+//! any size.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::{Context, Poll, Waker};
 
@@ -28,18 +31,22 @@ pub(crate) struct Cache<V> {
     shards: Box<[RwLock<Shard<V>>]>,
     /// Ready entries in a shard at most; at least 1.
     shard_capacity: usize,
-    /// Goes up with every use of an entry.
-    tick: AtomicU64,
     misses: AtomicU64,
 }
 
-type Shard<V> = HashMap<u64, Entry<V>, BuildHasherDefault<KeyHasher>>;
+#[derive(Debug)]
+struct Shard<V> {
+    entries: HashMap<u64, Entry<V>, BuildHasherDefault<KeyHasher>>,
+    /// The keys of the ready entries; whose turn it is stands in front.
+    ring: VecDeque<u64>,
+}
 
 #[derive(Debug)]
 enum Entry<V> {
     Ready {
         value: Arc<V>,
-        used: AtomicU64,
+        /// Since its last turn.
+        used: AtomicBool,
     },
     /// Being loaded, and who to wake after.
     Loading(Vec<Waker>),
@@ -76,9 +83,8 @@ impl<V> Cache<V> {
     pub(crate) fn new(capacity: usize) -> Self {
         let shards = (capacity / SHARD_ENTRIES).clamp(1, SHARDS);
         Cache {
-            shards: (0..shards).map(|_| RwLock::default()).collect(),
+            shards: (0..shards).map(|_| RwLock::new(Shard::new())).collect(),
             shard_capacity: (capacity / shards).max(1),
-            tick: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
     }
@@ -99,21 +105,16 @@ impl<V> Cache<V> {
 
     /// The value, if it is here.
     pub(crate) fn get(&self, key: u64) -> Option<Arc<V>> {
-        match self.read(key).get(&key)? {
+        match self.read(key).entries.get(&key)? {
             Entry::Ready { value, used } => {
-                used.store(self.now(), Ordering::Relaxed);
+                // Asked first: hits of many threads then share the line.
+                if !used.load(Ordering::Relaxed) {
+                    used.store(true, Ordering::Relaxed);
+                }
                 Some(value.clone())
             }
             Entry::Loading(_) => None,
         }
-    }
-
-    /// The time of a use. Only the order of uses counts, and that roughly: two
-    /// uses at once may get the same time, so no read-modify-write is needed.
-    fn now(&self) -> u64 {
-        let now = self.tick.load(Ordering::Relaxed) + 1;
-        self.tick.store(now, Ordering::Relaxed);
-        now
     }
 
     /// The value, loaded by `load` if neither it is here nor somebody else
@@ -143,10 +144,10 @@ impl<V> Cache<V> {
     /// Whether the caller is the one to load.
     fn begin(&self, key: u64) -> bool {
         let mut shard = self.write(key);
-        if shard.contains_key(&key) {
+        if shard.entries.contains_key(&key) {
             return false;
         }
-        shard.insert(key, Entry::Loading(Vec::new()));
+        shard.entries.insert(key, Entry::Loading(Vec::new()));
         self.misses.fetch_add(1, Ordering::Relaxed);
         true
     }
@@ -154,13 +155,10 @@ impl<V> Cache<V> {
     /// Ends a load, with or without a value.
     fn end(&self, key: u64, value: Option<Arc<V>>) {
         let mut shard = self.write(key);
-        let before = shard.remove(&key);
+        let before = shard.entries.remove(&key);
         if let Some(value) = value {
-            if shard.len() >= self.shard_capacity {
-                evict(&mut shard, self.shard_capacity - 1);
-            }
-            let used = AtomicU64::new(self.now());
-            shard.insert(key, Entry::Ready { value, used });
+            shard.evict(self.shard_capacity - 1);
+            shard.insert(key, value);
         }
         drop(shard);
         if let Some(Entry::Loading(wakers)) = before {
@@ -186,10 +184,11 @@ impl<V> Cache<V> {
     /// Forgets every value. What is being loaded now stays.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
+            let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
             shard
-                .write()
-                .unwrap_or_else(|e| e.into_inner())
+                .entries
                 .retain(|_, entry| matches!(entry, Entry::Loading(_)));
+            shard.ring.clear();
         }
     }
 
@@ -200,34 +199,48 @@ impl<V> Cache<V> {
     }
 }
 
-/// Removes the least recently used ready entries until `keep` are left. Those
-/// being loaded or in use stay: they are bounded by the requests in flight, and
-/// by the slices that wait to be written.
-///
-/// A value in use must stay since its user may change it: a second copy, loaded
-/// from the disk, would not have the change. (The caller has the shard for
-/// writing, so nobody can begin to use it now.)
-fn evict<V>(shard: &mut Shard<V>, keep: usize) {
-    loop {
-        let ready = shard.iter().filter_map(|(key, entry)| match entry {
-            Entry::Ready { used, value } => {
-                let free = Arc::strong_count(value) == 1;
-                Some((used.load(Ordering::Relaxed), *key, free))
-            }
-            Entry::Loading(_) => None,
-        });
-        let (mut count, mut oldest) = (0, None);
-        for (used, key, free) in ready {
-            count += 1;
-            if free {
-                let entry = (used, key);
-                oldest = Some(oldest.map_or(entry, |o: (u64, u64)| o.min(entry)));
+impl<V> Shard<V> {
+    fn new() -> Self {
+        Shard {
+            entries: HashMap::default(),
+            ring: VecDeque::new(),
+        }
+    }
+
+    /// Adds a ready entry, for which there is none yet.
+    fn insert(&mut self, key: u64, value: Arc<V>) {
+        let used = AtomicBool::new(false);
+        self.entries.insert(key, Entry::Ready { value, used });
+        self.ring.push_back(key);
+    }
+
+    /// Removes ready entries until `keep` are left. Those in use stay: they are
+    /// bounded by the requests in flight, and by the slices that wait to be written.
+    ///
+    /// A value in use must stay since its user may change it: a second copy, loaded
+    /// from the disk, would not have the change. (The caller has the shard for
+    /// writing, so nobody can begin to use it now.)
+    fn evict(&mut self, keep: usize) {
+        // In the first round everything may be found used, in the second only what
+        // is in use.
+        let mut turns = 2 * self.ring.len();
+        while self.ring.len() > keep && turns > 0 {
+            turns -= 1;
+            let Some(key) = self.ring.pop_front() else {
+                return;
+            };
+            let stays = match self.entries.get_mut(&key) {
+                Some(Entry::Ready { value, used }) => {
+                    std::mem::take(used.get_mut()) || Arc::strong_count(value) > 1
+                }
+                _ => unreachable!("the ring has the keys of ready entries"),
+            };
+            if stays {
+                self.ring.push_back(key);
+            } else {
+                self.entries.remove(&key);
             }
         }
-        match oldest {
-            Some((_, key)) if count > keep => shard.remove(&key),
-            _ => return,
-        };
     }
 }
 
@@ -262,7 +275,7 @@ impl<V> Future for Loaded<'_, V> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let mut shard = self.cache.write(self.key);
-        match shard.get_mut(&self.key) {
+        match shard.entries.get_mut(&self.key) {
             Some(Entry::Loading(wakers)) => {
                 if !wakers.iter().any(|w| w.will_wake(context.waker())) {
                     wakers.push(context.waker().clone());
@@ -351,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn size_is_kept_and_the_oldest_goes() {
+    fn size_is_kept_and_what_was_not_used_goes() {
         let waker = Waker::noop();
         let mut context = Context::from_waker(waker);
         for capacity in [1, 2, 31, 100, 1000] {
@@ -364,7 +377,9 @@ mod tests {
                     assert!(cache.get(0).is_some(), "0, used all the time, is gone");
                 }
             }
-            let len: usize = cache.shards.iter().map(|s| s.read().unwrap().len()).sum();
+            let len: usize = (cache.shards.iter())
+                .map(|s| s.read().unwrap().entries.len())
+                .sum();
             assert!(len <= capacity, "{len} entries in a cache of {capacity}");
         }
     }
