@@ -372,8 +372,7 @@ mod tests {
             for key in 0..5000 {
                 let mut get = pin!(cache.get_or_load(key, || async { Ok::<u64, ()>(key) }));
                 assert!(get.as_mut().poll(&mut context).is_ready());
-                assert_eq!(cache.get(key).as_deref(), Some(&key));
-                if capacity > 1 && capacity < 32 {
+                if capacity > 1 {
                     assert!(cache.get(0).is_some(), "0, used all the time, is gone");
                 }
             }
@@ -381,6 +380,7 @@ mod tests {
                 .map(|s| s.read().unwrap().entries.len())
                 .sum();
             assert!(len <= capacity, "{len} entries in a cache of {capacity}");
+            assert_eq!(cache.get(4999).as_deref(), Some(&4999));
         }
     }
 }

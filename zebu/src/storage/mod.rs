@@ -6,6 +6,7 @@
 
 mod access;
 mod ahead;
+mod batch;
 mod blocks;
 mod buffer;
 mod counted;

@@ -12,6 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::batch::Batch;
 use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 use super::uring::EventFd;
@@ -22,8 +23,8 @@ const DEPTH: usize = 256;
 const WATCHES: usize = 64;
 /// All that is in the kernel at once: those and the poll of the event.
 const ROOM: usize = DEPTH + WATCHES + 1;
-/// Operations handed to the kernel together; see the same in `uring.rs`.
-const HAND_OVER: usize = 2;
+/// Operations in one `io_submit` at most; when it is called, `batch.rs` says.
+const BATCH: usize = 64;
 /// Names the poll of the event descriptor.
 const WAKE: u64 = u64::MAX;
 
@@ -91,6 +92,8 @@ pub struct Native {
     wake_armed: bool,
     /// Taken and not yet in the kernel.
     backlog: VecDeque<Iocb>,
+    /// When the backlog is handed over.
+    held: Batch,
     in_kernel: usize,
     /// Done when taken, or refused by the kernel.
     ended_early: Vec<Completion>,
@@ -118,6 +121,7 @@ impl Native {
             event,
             wake_armed: false,
             backlog: VecDeque::new(),
+            held: Batch::default(),
             in_kernel: 0,
             ended_early: Vec::new(),
             watches: HashMap::new(),
@@ -140,10 +144,11 @@ impl Native {
     /// Hands the backlog to the kernel as far as there is room. An operation
     /// that the kernel refuses ends with that error.
     fn submit_backlog(&mut self) {
+        self.held.clear();
         while !self.backlog.is_empty() && self.in_kernel < ROOM {
-            let mut pointers = [std::ptr::null::<Iocb>(); HAND_OVER];
+            let mut pointers = [std::ptr::null::<Iocb>(); BATCH];
             let room = ROOM - self.in_kernel;
-            let count = room.min(self.backlog.len()).min(HAND_OVER);
+            let count = room.min(self.backlog.len()).min(BATCH);
             for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
                 *pointer = match self.watches.get(&(iocb.data as Token)) {
                     Some(watch) if iocb.is_watch() => &raw const **watch,
@@ -293,7 +298,7 @@ impl Engine for Native {
         match iocb_for(token, &op) {
             Some(iocb) => {
                 self.backlog.push_back(iocb);
-                if self.backlog.len() >= HAND_OVER {
+                if self.held.add(&op) {
                     self.submit_backlog();
                 }
             }
