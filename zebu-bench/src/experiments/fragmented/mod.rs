@@ -7,7 +7,7 @@ use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fragmented::{ORDERS, Order, image};
 use crate::measure::stats::geometric_mean;
-use crate::measure::{Cell, Series, series};
+use crate::measure::{Cell, Contender, Series, series};
 use crate::peers::qemu::done;
 use crate::report::Section;
 use crate::report::cells::Cells;
@@ -73,17 +73,18 @@ fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
     if !writes {
         section.note("writes are left out: zebu has no bench -w yet, or --writes never is given");
     }
-    for (order, file) in &images {
-        for write in [false, true].into_iter().filter(|w| !w || writes) {
-            let row = measure(bench, file, size, *order, write, engines, "-t none");
-            cells.add(
-                section,
-                &label(&row),
-                &row.all,
-                series::find(&row.all, "QEMU", engines[0]),
-            );
-            rows.push(row);
-        }
+    let tasks: Vec<Task> = (images.iter())
+        .flat_map(|(order, file)| tasks(*order, file, writes))
+        .collect();
+    // All rows in turn, since they are compared with each other too.
+    for row in measure(bench, size, &tasks, engines) {
+        cells.add(
+            section,
+            &label(&row),
+            &row.all,
+            series::find(&row.all, "QEMU", engines[0]),
+        );
+        rows.push(row);
     }
     let limits = limits(bench, section, size, &images, writes).unwrap_or_else(|e| {
         section.note(format!("the limit is left out: {e}"));
@@ -132,8 +133,7 @@ fn tmpfs_in(bench: &Bench, section: &mut Section, size: u64, dir: &Path) -> Resu
         let copy = dir.join("t.qcow2");
         std::fs::copy(&file, &copy).context(|| copy.display().to_string())?;
         let writes = *writes.get_or_insert_with(|| bench.writes(&copy));
-        for write in [false, true].into_iter().filter(|w| !w || writes) {
-            let row = measure(bench, &copy, size, order, write, engines, "-t none");
+        for row in measure(bench, size, &tasks(order, &copy, writes), engines) {
             cells.add(
                 section,
                 &label(&row),
@@ -170,26 +170,49 @@ fn images(bench: &Bench, size: u64) -> Result<Vec<(Order, PathBuf)>> {
         .collect()
 }
 
-fn measure(
-    bench: &Bench,
-    file: &Path,
-    size: u64,
+/// What a row measures.
+struct Task {
     order: Order,
+    file: PathBuf,
     write: bool,
-    engines: &[&str],
-    cache: &str,
-) -> Row {
-    let w = if write { " -w --pattern 255" } else { "" };
-    let verb = format!("bench -c {} -d 1 -f qcow2 -s 1m {cache}{w}", size / MIB);
-    let pairs = engines
+}
+
+/// Reads and, if there are to be any, writes of a file.
+fn tasks(order: Order, file: &Path, writes: bool) -> Vec<Task> {
+    let kinds = if writes { &[false, true][..] } else { &[false] };
+    let task = |write: &bool| Task {
+        order,
+        file: file.to_path_buf(),
+        write: *write,
+    };
+    kinds.iter().map(task).collect()
+}
+
+/// Measures rows: in each round every program does every row.
+fn measure(bench: &Bench, size: u64, tasks: &[Task], engines: &[&str]) -> Vec<Row> {
+    let contenders = |task: &Task| -> Vec<Contender> {
+        let w = if task.write { " -w --pattern 255" } else { "" };
+        let verb = format!("bench -c {} -d 1 -f qcow2 -s 1m -t none{w}", size / MIB);
+        let file: &[&Path] = &[&task.file];
+        (engines.iter())
+            .flat_map(|e| [bench.qemu(&verb, e, file), bench.zebu(&verb, e, file)])
+            .collect()
+    };
+    let mut all = bench
+        .alternate(&Cell {
+            contenders: tasks.iter().flat_map(contenders).collect(),
+            inputs: vec![],
+            judge: None,
+        })
+        .into_iter();
+    tasks
         .iter()
-        .flat_map(|e| [bench.qemu(&verb, e, &[file]), bench.zebu(&verb, e, &[file])]);
-    let all = bench.alternate(&Cell {
-        contenders: pairs.collect(),
-        inputs: vec![],
-        judge: None,
-    });
-    Row { order, write, all }
+        .map(|task| Row {
+            order: task.order,
+            write: task.write,
+            all: all.by_ref().take(2 * engines.len()).collect(),
+        })
+        .collect()
 }
 
 fn label(row: &Row) -> String {
