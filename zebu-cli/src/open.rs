@@ -51,14 +51,21 @@ pub fn source(name: &str, options: &SourceOptions) -> Source {
     }
 }
 
-/// Opens an image for reading.
+/// Bytes of L2 tables that are kept of an image that is read once, from front to back:
+/// each is needed for a while and never again, by as many requests as are in flight.
+pub const ONCE_THROUGH: u64 = 1 << 20;
+
+/// Opens an image to read it once.
 pub fn device(
     queue: &Queue,
     name: &str,
     source_options: &SourceOptions,
     cache: CacheMode,
 ) -> Result<Device, Failure> {
-    let options = options(name, source_options, cache)?;
+    let options = OpenOptions {
+        l2_cache_size: Some(ONCE_THROUGH),
+        ..options(name, source_options, cache)?
+    };
     device_with(queue, name, source_options, &options)
 }
 

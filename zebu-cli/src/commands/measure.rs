@@ -95,6 +95,7 @@ fn measure_image(
 ) -> Result<Measure, Failure> {
     let queue = open::queue()?;
     let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
+    options.l2_cache_size = Some(open::ONCE_THROUGH);
     options.snapshot = arguments.snapshot.as_deref().map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;

@@ -283,6 +283,7 @@ fn open_sources(
     for name in names {
         let mut options = open::options(name, &arguments.source, cache)?;
         options.exclude_writers = true;
+        options.l2_cache_size = Some(open::ONCE_THROUGH);
         options.snapshot = snapshot.clone();
         devices.push(open::device_with(queue, name, &arguments.source, &options)?);
     }
