@@ -66,7 +66,7 @@ fn run(options: Options) -> Result<()> {
     }
     let begun = Instant::now();
     for experiment in chosen {
-        let started = Instant::now();
+        let (started, made) = (Instant::now(), inputs::time_making());
         let mut section = Section::new(
             experiment.name(),
             &title(experiment.name(), experiment.about()),
@@ -74,7 +74,11 @@ fn run(options: Options) -> Result<()> {
         if let Err(e) = experiment.run(&bench, &mut section) {
             section.note(format!("broken off: {e}"));
         }
-        section.note(format!("took {:.0} s", started.elapsed().as_secs_f64()));
+        let making = (inputs::time_making() - made).as_secs_f64();
+        section.note(format!(
+            "took {:.0} s, {making:.0} s of it to make images",
+            started.elapsed().as_secs_f64()
+        ));
         report.sections.push(section);
         report.took(begun.elapsed());
         // After each experiment, so that an interrupted run leaves what it has.

@@ -76,8 +76,8 @@ impl<'a> Conversions<'a> {
         }
     }
 
-    /// Measures a conversion by QEMU as it comes, by QEMU with its best flags, by zebu, and by the
-    /// others.
+    /// Measures a conversion by QEMU as it comes (but with `--quick`), by QEMU with its best flags,
+    /// by zebu, and by the others.
     pub fn measure(&self, section: &mut Section, conversion: Conversion<'_>) -> Vec<Series> {
         let bench = self.bench;
         let Conversion {
@@ -97,8 +97,11 @@ impl<'a> Conversions<'a> {
         let qemu = |flags: &&str| to(bench.qemu(verb, flags, &[input]), "qemu");
         let tried = qemu_flags(bench).iter().map(qemu).collect();
         let best = best::of(bench, section, label, cell(tried));
-        let mut contenders = vec![qemu(&"")];
-        contenders.extend(best.filter(|b| !b.flags.is_empty()));
+        let best = best.unwrap_or_else(|| qemu(&""));
+        let mut contenders = vec![best];
+        if !bench.options.quick && !contenders[0].flags.is_empty() {
+            contenders.insert(0, qemu(&""));
+        }
         for (i, flags) in self.zebu_flags.iter().enumerate() {
             let name = format!("zebu-{i}");
             contenders.push(to(bench.zebu(verb, flags, &[input]), &name));

@@ -34,7 +34,8 @@ impl Experiment for Convert {
              the fastest of {}. The output of each program is compared with the raw image once. \
              Before each run outputs are removed, the file system is synced and the input is read \
              into the page cache (or dropped from it with `--cold`). go-qcow2reader and qcow2-rs run \
-             with their own defaults; qcow2-rs reads past the page cache and knows no zstd.",
+             with their own defaults; qcow2-rs reads past the page cache and knows no zstd. \
+             With `--quick` these two run on zlib only.",
             content(bench, &raw)?,
             tried(bench),
         ));
@@ -44,13 +45,15 @@ impl Experiment for Convert {
             let label = kind.name();
             let image = fs_image::qcow2(bench, size, kind)?;
             let mut others: Vec<Contender> = Vec::new();
-            others.extend(bench.peers.go.iter().map(|go| go.contender(&image, None)));
-            let qcow2_rs = bench.peers.qcow2_rs.iter();
-            others.extend(
-                qcow2_rs
-                    .filter(|_| kind != Kind::Zstd)
-                    .map(|it| it.contender(&image)),
-            );
+            if kind == Kind::Zlib || !bench.options.quick {
+                others.extend(bench.peers.go.iter().map(|go| go.contender(&image, None)));
+                let qcow2_rs = bench.peers.qcow2_rs.iter();
+                others.extend(
+                    qcow2_rs
+                        .filter(|_| kind != Kind::Zstd)
+                        .map(|it| it.contender(&image)),
+                );
+            }
             let judge = |c: &Contender| c.output.as_ref().map_or(Ok(()), |o| same(o, &raw));
             let conversion = Conversion {
                 label,

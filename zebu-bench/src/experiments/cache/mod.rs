@@ -189,32 +189,40 @@ fn run_seconds(bench: &Bench) -> f64 {
     if bench.options.quick { 0.15 } else { 1.0 }
 }
 
-/// Runs a cell with as many requests as a probe of `make` finds.
-fn measure(
-    bench: &Bench,
-    depth: u64,
-    make: &dyn Fn(u64) -> Vec<Contender>,
-) -> Result<(u64, Vec<Series>)> {
-    let probed = probe(
-        bench,
-        depth * 64,
-        depth,
-        u64::MAX / 2,
-        run_seconds(bench),
-        make,
-    )
-    .ok_or_else(|| Error::new("neither QEMU nor zebu can do it here"))?;
-    let mut contenders = make(probed.count);
-    if bench.options.quick {
-        // The slower of QEMU's two engines is left out.
-        contenders.remove(1 - probed.quicker(0, 1));
-    }
-    let all = bench.alternate(&Cell {
-        contenders,
-        inputs: vec![],
-        judge: None,
-    });
-    Ok((probed.count, all))
+/// Makes contenders for a number of requests: QEMU with each engine, then zebu.
+type Make<'a> = dyn Fn(u64) -> Vec<Contender> + 'a;
+
+/// Runs cells in turn, since they are compared with each other too, each with as many requests as
+/// a probe finds. For each the number and what came out; an error where neither program can do it.
+fn measure(bench: &Bench, depth: u64, cells: &[Box<Make<'_>>]) -> Vec<Result<(u64, Vec<Series>)>> {
+    let ready: Vec<Option<(u64, Vec<Contender>)>> = (cells.iter())
+        .map(|make| {
+            let seconds = run_seconds(bench);
+            let probed = probe(bench, depth * 64, depth, u64::MAX / 2, seconds, make)?;
+            let mut contenders = make(probed.count);
+            if bench.options.quick {
+                // The slower of QEMU's two engines is left out.
+                contenders.remove(1 - probed.quicker(0, 1));
+            }
+            Some((probed.count, contenders))
+        })
+        .collect();
+    let together = ready.iter().flatten().flat_map(|(_, c)| c.clone());
+    let mut all = bench
+        .alternate(&Cell {
+            contenders: together.collect(),
+            inputs: vec![],
+            judge: None,
+        })
+        .into_iter();
+    ready
+        .into_iter()
+        .map(|cell| {
+            let (count, contenders) =
+                cell.ok_or_else(|| Error::new("neither QEMU nor zebu can do it here"))?;
+            Ok((count, all.by_ref().take(contenders.len()).collect()))
+        })
+        .collect()
 }
 
 fn note_failures(section: &mut Section, label: &str, all: &[Series]) {
@@ -228,10 +236,16 @@ fn sizes(ground: &Ground<'_>, section: &mut Section) -> Vec<Measured> {
     let mut measured = Vec::new();
     for pattern in patterns(ground.bench.options.quick) {
         let sizes = SIZES.into_iter().filter(|n| *n < ground.tables);
-        for tables in sizes.chain([ground.tables]) {
+        let sizes: Vec<u64> = sizes.chain([ground.tables]).collect();
+        let cell = |tables: &u64| -> Box<Make<'_>> {
+            let tables = *tables;
+            Box::new(move |count| ground.contenders(tables, pattern, count))
+        };
+        let cells: Vec<_> = sizes.iter().map(cell).collect();
+        let all = measure(ground.bench, pattern.depth, &cells);
+        for (tables, all) in sizes.into_iter().zip(all) {
             let label = format!("{tables} tables, {}", pattern.name());
-            let make = |count| ground.contenders(tables, pattern, count);
-            match measure(ground.bench, pattern.depth, &make) {
+            match all {
                 Ok((count, all)) => {
                     note_failures(section, &label, &all);
                     let cell = Measured {

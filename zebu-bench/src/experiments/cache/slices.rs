@@ -1,6 +1,6 @@
 //! Slices of L2 tables against whole tables.
 
-use super::{Pattern, contenders, measure, note_failures, rate};
+use super::{Make, Pattern, contenders, measure, note_failures, rate};
 use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::big;
@@ -40,9 +40,11 @@ pub fn table(bench: &Bench, section: &mut Section) -> Result<()> {
                 write: false,
                 depth: 32,
             };
-            let make = |count| contenders(bench, &image, TIB, (MIB, entry), pattern, count);
             let label = format!("entries of {}, {}", units::size(entry), pattern.name());
-            let (count, all) = measure(bench, pattern.depth, &make)?;
+            let image = &image;
+            let make: Box<Make<'_>> =
+                Box::new(move |count| contenders(bench, image, TIB, (MIB, entry), pattern, count));
+            let (count, all) = measure(bench, pattern.depth, &[make]).remove(0)?;
             note_failures(section, &label, &all);
             let of = |name: &str| {
                 series::fastest(&all, name).map_or(f64::NAN, |s| count as f64 / s.median())
