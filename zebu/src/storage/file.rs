@@ -175,6 +175,15 @@ impl File {
         })
     }
 
+    /// After a file was cut to nothing, ext4 writes back at the next close whatever it
+    /// holds by then (`auto_da_alloc` in ext4(5)), so that a crash does not leave
+    /// neither the old content nor the new. Nobody relies on that here, and to wait for it
+    /// takes as long as to write: so there is a close now, while it holds nothing.
+    fn settle_truncation(&self) {
+        // If it fails, the last close takes longer.
+        let _ = fs::File::open(format!("/proc/self/fd/{}", self.as_raw_fd()));
+    }
+
     fn metadata(&self) -> io::Result<fs::Metadata> {
         // fstat through a borrowed handle that does not close it.
         std::mem::ManuallyDrop::new(self.as_std()).metadata()
@@ -356,7 +365,11 @@ unsafe impl Storage for File {
                 )),
             };
         }
-        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)
+        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)?;
+        if length == 0 && self.cache == CacheMode::Unsafe {
+            self.settle_truncation();
+        }
+        Ok(())
     }
 
     fn allocated(&self) -> io::Result<u64> {
