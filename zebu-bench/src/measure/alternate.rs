@@ -1,5 +1,5 @@
-//! A B A B: the contenders of a cell run in turn, so that what the machine does meanwhile hits
-//! all alike.
+//! A B B A: the contenders of a cell run in turn, and each round begins with another one, so that
+//! what the machine does meanwhile, and what a run leaves to the next, hits all alike.
 
 use super::cache::{self, Temperature};
 use super::child::{self, Outcome};
@@ -82,7 +82,10 @@ pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
         .collect();
     let trials = usize::from(rules.trial);
     for round in 0..rules.runs + trials {
-        for (contender, series) in cell.contenders.iter().zip(&mut all) {
+        let count = all.len();
+        for i in 0..count {
+            let i = (i + round) % count;
+            let (contender, series) = (&cell.contenders[i], &mut all[i]);
             if series.failure.is_some() {
                 continue;
             }
@@ -173,7 +176,7 @@ mod tests {
             judge: None,
         };
         let all = alternate(&rules, &cell);
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), "ababab");
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "abbaab");
         assert!(all.iter().all(|s| s.seconds.len() == 2 && s.cpu.len() == 2));
         std::fs::remove_dir_all(rules.dir).unwrap();
     }

@@ -114,7 +114,7 @@ impl Report {
         let mut out = String::from("# Benchmarks\n\n");
         out.push_str(
             "Ratios are of medians, taken side by side: the programs of a cell run in turn \
-             (A B A B). `1.234 (1.200–1.301)` is a median with the least and the greatest run. \
+             (A B B A). `1.234 (1.200–1.301)` is a median with the least and the greatest run. \
              CPU is user plus system seconds of the process; memory is its peak resident size. \
              [benchmarking.md](benchmarking.md) tells how to run this and how each cell is made.\n\n",
         );
