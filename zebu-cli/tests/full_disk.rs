@@ -82,5 +82,6 @@ fn writes_to_a_full_file_system() {
             !read.out.contains("verification failed"),
             "{what}: {read:#?}"
         );
+        println!("cases: {} writes, {} of them refused", 80, failed.len());
     }
 }
