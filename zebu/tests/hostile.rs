@@ -10,6 +10,7 @@
 #[path = "common/hostile_bounds.rs"]
 mod hostile_bounds;
 #[path = "common/hostile_images.rs"]
+#[allow(dead_code)]
 mod hostile_images;
 
 use std::fs::{self, File};

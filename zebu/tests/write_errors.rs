@@ -304,7 +304,7 @@ fn tried(seeds: std::ops::Range<u64>, fail: impl Fn(&Faulty, &mut Rng)) {
         failures += trial.faulty.failures();
     }
     println!("seeds {seeds:?}: {refused} requests failed");
-    cases(failures as u64, "operations failed");
+    cases(failures, "operations failed");
     assert!(refused > 0 && failures > 0);
 }
 

@@ -314,7 +314,8 @@ impl Refcounts {
     pub(crate) fn empty_pieces(&self, blocks: Run, piece: u64) -> Vec<Range<u64>> {
         let state = self.state();
         let (per_block, entries) = (state.per_block(), piece / 8);
-        // Each lies in what it counts, or what follows it is counted by the next.
+        // They lie at the start of what the first of them counts, and are numbered
+        // from there.
         let first = blocks.first / per_block;
         let last = (first + blocks.count - 1).min(state.table.len().saturating_sub(1) as u64);
         (first / entries..=last / entries)
