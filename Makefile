@@ -11,7 +11,14 @@ EXPERIMENTS ?=
 # A run of some experiments must not take the place of the report of all.
 BENCH_REPORT ?= $(if $(strip $(EXPERIMENTS)),$(BENCH_DIR)/report.md,docs/benchmarks.md)
 
-.PHONY: bench bench-quick bench-build
+# Every promise of docs/reliability.md, tested, with a table of the cases:
+#
+#   make reliability    RELIABILITY="--quick" within minutes, "--long" for hours;
+#                       with names of tests, only these
+
+RELIABILITY ?=
+
+.PHONY: bench bench-quick bench-build reliability
 
 bench: bench-build
 	$(TARGET_DIR)/release/zebu-bench --dir $(BENCH_DIR) --report $(BENCH_REPORT) $(BENCH_FLAGS) $(EXPERIMENTS)
@@ -21,3 +28,6 @@ bench-quick: bench-build
 
 bench-build:
 	cargo build --release -p zebu-cli -p zebu-bench
+
+reliability:
+	sh scripts/reliability.sh $(RELIABILITY)

@@ -8,6 +8,7 @@ corpus=corpus/open_map_read
 mkdir -p "$corpus" corpus/format corpus/name corpus/io_language
 cargo run --quiet --release --example seeds -- "$corpus" 150
 cargo run --quiet --release --example seeds -- corpus/format 40
+cargo run --quiet --release --example seeds -- corpus/tables 40 tables
 n=0
 seed() {
     n=$((n + 1))

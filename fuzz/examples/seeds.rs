@@ -1,4 +1,5 @@
-//! Writes images of the generator into a directory: `seeds DIRECTORY COUNT`.
+//! Writes images of the generator into a directory, `seeds DIRECTORY COUNT`, or
+//! its tables, `seeds DIRECTORY COUNT tables`.
 
 use std::path::PathBuf;
 
@@ -10,9 +11,14 @@ fn main() -> std::io::Result<()> {
     let count = arguments
         .next()
         .map_or(100, |n| n.parse().expect("a number"));
+    let tables = arguments.next().is_some();
     std::fs::create_dir_all(&directory)?;
     for seed in 0..count {
-        let bytes = hostile_images::build(&mut hostile_images::Random(seed), 128 << 10);
+        let mut random = hostile_images::Random(seed);
+        let bytes = match tables {
+            true => hostile_images::table(&mut random),
+            false => hostile_images::build(&mut random, 128 << 10),
+        };
         std::fs::write(directory.join(format!("generated-{seed}")), bytes)?;
     }
     Ok(())

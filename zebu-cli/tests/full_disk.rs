@@ -20,6 +20,8 @@ fn writes_to_a_full_file_system() {
         ("cluster_size=64k", "none"),
         ("cluster_size=64k", "writeback"),
         ("cluster_size=64k,extended_l2=on", "none"),
+        ("cluster_size=4k", "none"),
+        ("cluster_size=4k", "writeback"),
     ] {
         let what = format!("{options}, {cache}");
         let lab = Lab::new();
@@ -80,5 +82,6 @@ fn writes_to_a_full_file_system() {
             !read.out.contains("verification failed"),
             "{what}: {read:#?}"
         );
+        println!("cases: {} writes, {} of them refused", 80, failed.len());
     }
 }

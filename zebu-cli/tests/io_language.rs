@@ -98,4 +98,5 @@ fn any_line_is_carried_out_or_refused() {
         println!("{text}");
         io_language::exercise(&queue, &text);
     }
+    println!("\ncases: {runs} scripts");
 }

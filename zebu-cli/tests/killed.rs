@@ -189,6 +189,7 @@ fn while_it_writes() {
         assert_consistent(&lab, "disk", &what);
     }
     println!("{before_end} of {KILLS} were killed in the middle");
+    println!("cases: {KILLS} kills");
     assert!(before_end > 0);
 }
 
@@ -228,6 +229,7 @@ fn while_it_is_measured() {
         let is_known = |sector: &[u8]| sector == [0; 512] || sector == [7; 512];
         assert!(found.chunks(512).all(is_known), "{what}: other data");
     }
+    println!("cases: {KILLS} kills");
 }
 
 #[test]
@@ -263,4 +265,5 @@ fn while_it_converts() {
         let source = std::fs::read(lab.path("source")).expect("source");
         assert!(source == before, "{what}: the source has changed");
     }
+    println!("cases: {KILLS} kills");
 }

@@ -125,6 +125,10 @@ fn no_command_opens_what_an_image_names() {
             let _ = fs::remove_file(lab.path("out"));
         }
     }
+    println!(
+        "cases: {} commands on images",
+        IMAGES.len() * COMMANDS.len()
+    );
 }
 
 /// The option may stand before the command or among its options, and the
@@ -430,6 +434,7 @@ fn every_limit_says_its_name() {
     }
     let answer = lab.zebu(&["info", "--untrusted=virtual-size=1k", "r.raw"]);
     assert!(answer.err.contains("'virtual-size'"), "{answer:#?}");
+    println!("cases: 12 limits exceeded");
     lab.make("create huge.qcow2 1P");
     let answer = lab.zebu(&["--untrusted", "info", "huge.qcow2"]);
     assert!(answer.err.contains("(70368744177664)"), "{answer:#?}");

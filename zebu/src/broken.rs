@@ -50,6 +50,9 @@ pub enum Rule {
     RepairBarriers,
     /// A flush that failed is not tried again.
     FailedFlushIsFinal,
+    /// A long backing file name is durable before the header's first sector
+    /// says where it is.
+    NameBeforeHeader,
 }
 
 #[cfg(zebu_break)]
@@ -61,7 +64,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 21] = [
+        pub const ALL: [Rule; 22] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -83,6 +86,7 @@ mod hook {
             Rule::WidthBeforeHeader,
             Rule::RepairBarriers,
             Rule::FailedFlushIsFinal,
+            Rule::NameBeforeHeader,
         ];
     }
 

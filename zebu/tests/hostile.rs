@@ -10,6 +10,7 @@
 #[path = "common/hostile_bounds.rs"]
 mod hostile_bounds;
 #[path = "common/hostile_images.rs"]
+#[allow(dead_code)]
 mod hostile_images;
 
 use std::fs::{self, File};
@@ -27,7 +28,7 @@ use zebu::format::{
     Header, INCOMPATIBLE_DATA_FILE, Snapshot,
 };
 use zebu::image::OpenImage;
-use zebu::jobs::{self, CheckReport};
+use zebu::jobs::{self, CheckReport, RepairMode};
 use zebu::storage::{
     Alignment, CacheMode, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent,
 };
@@ -686,6 +687,28 @@ fn check_of_tables_that_cover_the_file_many_times() {
     bytes.resize(4096, 0);
     bytes.extend(directory);
     case("bitmaps", || check(vast(&bytes, file_len)).map(drop)).expect("a check");
+}
+
+/// The snapshot table lies on a data cluster, and its one entry has no size of
+/// the disk: the table is made anew elsewhere, and then the disk alone has the
+/// cluster, which its flag must say.
+#[test]
+fn a_repair_of_a_snapshot_table_that_is_data() {
+    let mut header = header();
+    header.snapshots_offset = DATA;
+    header.nb_snapshots = 1;
+    let mut bytes = with_header(&header);
+    bytes[DATA as usize..][..64].fill(0);
+    put(&mut bytes, L2, DATA);
+    bytes[REFCOUNT_BLOCK as usize + 11] = 2;
+    let storage = Arc::new(Memory::new(bytes));
+    let report = case("repair", || {
+        jobs::repair(&queue(), storage.clone(), RepairMode::All, &mut |_| {})
+    });
+    let report = report.expect("a repair");
+    assert_eq!((report.corruptions, report.corruptions_fixed), (0, 2));
+    let again = check(storage).expect("a check");
+    assert_eq!((again.corruptions, again.leaks), (0, 0), "{again:?}");
 }
 
 /// A file that is a header and no more reads no further than it goes.

@@ -14,8 +14,12 @@ mod hostile_changes;
 #[allow(dead_code)]
 mod hostile_images;
 
+use std::sync::Arc;
+
 use hostile_bounds::generated;
 use hostile_images::{Random, build, mutate};
+use zebu::block::{Device, OpenOptions};
+use zebu::storage::Memory;
 
 /// An image may grow to 64 MiB in memory, and is copied.
 const MEMORY: usize = 384 << 20;
@@ -57,6 +61,25 @@ fn repaired() {
 fn snapshots_changed() {
     generated(400, MEMORY, |queue, random| {
         hostile_changes::snapshots(queue, &image(random));
+    });
+}
+
+/// Snapshot tables and bitmap directories, a byte or two of them changed.
+#[test]
+fn tables() {
+    generated(1000, MEMORY, |queue, random| {
+        let mut data = hostile_images::table(random);
+        let changes = random.below(4);
+        if changes == 0 {
+            let memory = Arc::new(Memory::new(hostile_images::with_table(&data)));
+            let opened = Device::from_storage(queue, memory, &OpenOptions::default());
+            opened.expect("a sound table");
+        }
+        for _ in 0..changes {
+            let at = random.below(data.len().min(200) as u64) as usize;
+            data[at] = random.next() as u8;
+        }
+        hostile_changes::table(queue, &data);
     });
 }
 

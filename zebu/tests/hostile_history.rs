@@ -73,7 +73,10 @@ fn put32(bytes: &mut [u8], at: usize, value: u32) {
 #[track_caller]
 fn all(name: &str, bytes: &[u8]) {
     let queue = queue();
-    let run = |what: &str, run: &dyn Fn()| case_within(&format!("{name}: {what}"), MEMORY, run);
+    let run = |what: &str, run: &dyn Fn()| {
+        println!("cases: 1 image: {name}: {what}");
+        case_within(&format!("{name}: {what}"), MEMORY, run)
+    };
     run("read", &|| hostile_images::exercise(&queue, bytes));
     run("write", &|| hostile_changes::write(&queue, bytes));
     run("repair", &|| hostile_changes::repair(&queue, bytes));

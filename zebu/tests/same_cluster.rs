@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Barrier;
 
 use common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
-use common::{Rng, Watchdog, engines};
+use common::{Rng, Watchdog, cases, engines, progress};
 use zebu::block::{Device, LayerImage, OpenOptions, Source};
 use zebu::jobs;
 use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
@@ -57,6 +57,7 @@ fn write_own(device: &Device, engine: EngineKind, thread: usize, start: &Barrier
         queue.block_on(async {
             for piece in pieces {
                 write(piece).await.1.unwrap();
+                progress();
             }
         });
     }
@@ -114,13 +115,16 @@ fn race(folder: &Path, options: &str, backing: bool, engine: EngineKind, cache: 
 fn many_writes_to_one_unallocated_cluster() {
     let _watchdog = Watchdog::new("same_cluster");
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut writes = 0;
     for engine in engines() {
         for cache in [CacheMode::WriteBack, CacheMode::None] {
             for options in ["compat=1.1", "extended_l2=on", "lazy_refcounts=on"] {
                 for backing in [false, true] {
                     race(folder.path(), options, backing, engine, cache);
+                    writes += CLUSTERS * THREADS * PIECES;
                 }
             }
         }
     }
+    cases(writes as u64, "writes to clusters that others allocate");
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use common::faulty::{Faulty, libc_eio, libc_enospc};
 use common::peer::{assert_clean, assert_consistent, assert_content, qemu_img, qemu_io, text};
-use common::{Rng, Sayer, Watchdog};
+use common::{Rng, Sayer, Watchdog, cases, progress};
 use zebu::block::{Device, OpenOptions, Source, Zeroing};
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::storage::{Buffer, Iov, Memory, Queue};
@@ -208,6 +208,7 @@ impl Trial {
 
     /// One request; what it left is old or new, byte by byte, if it failed.
     fn step(&mut self, device: &Device, must_work: bool) {
+        progress();
         let size = self.bytes.len();
         let start = self.rng.below(size as u64) as usize;
         let most = [512, self.cluster, 3 * self.cluster][self.rng.below(3) as usize];
@@ -302,7 +303,8 @@ fn tried(seeds: std::ops::Range<u64>, fail: impl Fn(&Faulty, &mut Rng)) {
         refused += trial.refused;
         failures += trial.faulty.failures();
     }
-    println!("seeds {seeds:?}: {failures} operations failed, {refused} requests");
+    println!("seeds {seeds:?}: {refused} requests failed");
+    cases(failures, "operations failed");
     assert!(refused > 0 && failures > 0);
 }
 
@@ -361,4 +363,5 @@ fn flushes_that_fail() {
             assert!(*touched || found[at] == flushed[at], "byte {at:#x}");
         }
     }
+    cases(19, "flushes failed");
 }

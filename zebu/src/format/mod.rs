@@ -23,6 +23,7 @@ mod l2;
 mod luks;
 mod offset;
 mod refcount;
+mod replace;
 mod snapshot;
 
 pub use bitmap::*;
@@ -46,4 +47,5 @@ pub use l2::{
 pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
+pub use replace::Replacement;
 pub use snapshot::*;

@@ -211,6 +211,7 @@ impl Image {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
             Missing::Grow(index) => self.grow_refcount_table(queue, index).await,
+            Missing::Room(blocks) => self.make_block_room(queue, blocks).await,
         }
     }
 

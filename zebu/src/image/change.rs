@@ -18,14 +18,10 @@ use super::protect::L2_TABLE;
 use super::table::Slice;
 use super::target::Fill;
 use super::wait::Held;
-use crate::broken::{Rule, is_broken};
 use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
-/// L2 tables of at least so many bytes have their space taken when they are
-/// made. Smaller ones map so little that every other write would wait for it.
-const ROOM: u64 = 16 << 10;
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
 
@@ -85,6 +81,7 @@ impl Image {
         let before = entry
             .l2_table(&self.geometry)
             .map_err(|e| Error::Format(e.at("L1 entry", index)))?;
+        self.make_l1_room(queue, index).await?;
         let allocation = self.allocate(queue, 1).await?;
         let table = allocation.host();
         match before {
@@ -114,23 +111,6 @@ impl Image {
             writer.frees.push(self.table_reference(old.0, false));
         }
         Ok(())
-    }
-
-    /// Makes the cluster of a new table read as zeroes, and take its space now:
-    /// on a full disk this request shall fail, and not the commit that brings
-    /// what others have written already.
-    async fn make_room(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
-        let size = self.geometry.cluster_size();
-        if (fresh && size < ROOM) || is_broken(Rule::TableIsWhole) {
-            return Ok(());
-        }
-        if fresh {
-            match storage::allocate(&*self.file, queue, table, size).await {
-                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-                result => return Ok(result?),
-            }
-        }
-        Ok(storage::write_zeroes(&*self.file, queue, table, size).await?)
     }
 
     /// Puts slices of a new table, all unallocated, into the cache: nobody

@@ -25,15 +25,13 @@ use std::sync::atomic::Ordering;
 use super::Image;
 use super::frees::Freed;
 use super::refcounts::Writing as RefcountWriting;
+use super::space::PIECE;
 use super::table::Slice;
 use super::writer::{Doubt, Writer};
 use crate::broken::{Rule, is_broken};
 use crate::format::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};
-
-/// Bytes of a piece of an L1 or refcount table that are written together.
-const PIECE: u64 = 4096;
 
 /// Pieces of metadata that are to be written, copied.
 struct Batch {

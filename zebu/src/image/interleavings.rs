@@ -24,6 +24,7 @@ const RUNS: usize = 20_000;
 
 fn check(test: impl Fn() + Send + Sync + 'static) {
     shuttle::check_random(test, RUNS);
+    println!("cases: {RUNS} schedules");
 }
 
 /// A cluster is mapped, unmapped, and used again after a grace period: no

@@ -24,6 +24,7 @@ mod refcounts;
 mod resize;
 mod snapshot;
 mod snapshots;
+mod space;
 mod sync;
 mod table;
 mod target;

@@ -9,7 +9,7 @@
 //! - A cluster of refcount 0 is free: whoever finds it takes it, at once, under
 //!   the lock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
@@ -51,6 +51,8 @@ pub(crate) enum Missing {
     Load(Load),
     /// The refcount table must grow to have this entry.
     Grow(u64),
+    /// Space for new blocks in these clusters ([`Refcounts::has_room`]).
+    Room(Run),
 }
 
 /// A block to be loaded.
@@ -101,6 +103,8 @@ struct State {
     high: u64,
     /// Where the next compressed data go: host offset, inside a cluster.
     tail: Option<u64>,
+    /// Clusters whose space in the file was taken for new blocks.
+    room: HashSet<u64>,
 }
 
 /// A dirty block on its way to the disk.
@@ -139,6 +143,7 @@ impl Refcounts {
                 fresh: fresh.map_or(u64::MAX, |bytes| geometry.clusters_for(bytes)),
                 high: 0,
                 tail: None,
+                room: HashSet::new(),
             }),
         }
     }
@@ -298,6 +303,34 @@ impl Refcounts {
         (state.table_offset + first * 8, bytes)
     }
 
+    /// There is space in the file for new blocks in these clusters.
+    pub(crate) fn has_room(&self, blocks: Run) {
+        let mut state = self.state();
+        state.room.extend(blocks.first..blocks.first + blocks.count);
+    }
+
+    /// The host ranges of those pieces of the table, of `piece` bytes each, that
+    /// have nothing in them yet and get entries of new blocks in these clusters.
+    pub(crate) fn empty_pieces(&self, blocks: Run, piece: u64) -> Vec<Range<u64>> {
+        let state = self.state();
+        let (per_block, entries) = (state.per_block(), piece / 8);
+        // They lie at the start of what the first of them counts, and are numbered
+        // from there.
+        let first = blocks.first / per_block;
+        let last = (first + blocks.count - 1).min(state.table.len().saturating_sub(1) as u64);
+        (first / entries..=last / entries)
+            .filter(|nth| {
+                let from = (nth * entries) as usize;
+                let rest = state.table.iter().skip(from).take(entries as usize);
+                rest.into_iter().all(|entry| *entry == 0)
+            })
+            .map(|nth| {
+                let start = state.table_offset + nth * piece;
+                start..start + piece
+            })
+            .collect()
+    }
+
     /// Entries of the table.
     pub(crate) fn table_len(&self) -> u64 {
         self.state().table.len() as u64
@@ -438,6 +471,19 @@ impl State {
         }
     }
 
+    /// Whether there is space for new blocks in these clusters, which are about
+    /// to be made then.
+    fn use_room(&mut self, blocks: Run) -> bool {
+        let mut clusters = blocks.first..blocks.first + blocks.count;
+        if !clusters.all(|cluster| self.room.contains(&cluster)) {
+            return false;
+        }
+        for cluster in blocks.first..blocks.first + blocks.count {
+            self.room.remove(&cluster);
+        }
+        true
+    }
+
     /// A new block, with itself as its only cluster: the first of those that it
     /// counts. No block means that none of them is taken.
     fn new_block(&mut self, index: u64, protected: &Protected) -> Result<()> {
@@ -485,6 +531,13 @@ impl State {
         let end = start + blocks + count;
         let (from, to) = (self.offset(start)?, self.offset(end)?);
         protected.check(from, to - from)?;
+        let run = Run {
+            first: start,
+            count: blocks,
+        };
+        if !self.use_room(run) {
+            return Ok(Err(Missing::Room(run)));
+        }
         for nth in 0..blocks {
             self.new_block_at(index + nth, start + nth, protected)?;
         }
@@ -511,6 +564,14 @@ impl State {
                 return Ok(Taken::Missing(Missing::Grow(index)));
             }
             if self.entry(index)?.is_none() {
+                let run = Run {
+                    first: index * per_block,
+                    count: 1,
+                };
+                protected.check(self.offset(run.first)?, self.geometry.cluster_size())?;
+                if !self.use_room(run) {
+                    return Ok(Taken::Missing(Missing::Room(run)));
+                }
                 self.new_block(index, protected)?;
             }
             let from = (self.cursor % per_block) as usize;

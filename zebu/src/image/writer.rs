@@ -9,8 +9,10 @@ use super::epoch::{Epochs, Stay};
 use super::frees::Frees;
 use super::protect::{L2_TABLE, Protected};
 use super::refcounts::Refcounts;
+use super::space::Ahead;
 use super::wait::{Gate, Ranges};
-use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry};
+use crate::broken::{Rule, is_broken};
+use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry, Replacement};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -58,6 +60,8 @@ pub(crate) struct Writer {
     opened_len: u64,
     /// How far its space is taken ahead (`make_way`), in bytes.
     pub(crate) taken: AtomicU64,
+    /// What is taken ahead for small tables.
+    pub(crate) ahead: Ahead,
     /// How many requests change mappings now.
     pub(crate) changing: AtomicU64,
     /// Whether the last write to new clusters made the file longer itself.
@@ -161,6 +165,7 @@ impl Image {
             length: Mutex::default(),
             opened_len,
             taken: AtomicU64::new(opened_len),
+            ahead: Ahead::default(),
             changing: AtomicU64::new(0),
             appending: AtomicBool::new(false),
             failed: AtomicI32::new(0),
@@ -274,24 +279,34 @@ impl Image {
         change: impl FnOnce(&mut Header),
     ) -> Result<()> {
         let writer = self.writer()?;
-        let mut header = writer.header().clone();
+        let old = writer.header().clone();
+        let mut header = old.clone();
         change(&mut header);
-        let bytes = header.encode()?;
+        let length = header.replaced_len(&old).min(self.file_len());
+        let bytes = storage::read_vec(&*self.file, queue, 0, length as usize).await?;
+        let replacement = header.replace(&old, &bytes)?;
         // From here on nobody knows which header is valid unless this ends
         // well, and nothing more may be written.
         let doubt = Doubt(writer);
-        self.write_header(queue, bytes).await?;
+        self.write_header(queue, replacement).await?;
         *writer.header() = header;
         doubt.resolve();
         Ok(())
     }
 
     /// Writes a header, durably.
-    async fn write_header(&self, queue: &Queue, mut bytes: Vec<u8>) -> Result<()> {
-        // Whole sectors; what was behind it is of no meaning.
-        let size = self.geometry.cluster_size() as usize;
-        bytes.resize(bytes.len().next_multiple_of(512).min(size), 0);
-        storage::write_slice(&*self.file, queue, 0, &bytes).await?;
+    async fn write_header(&self, queue: &Queue, new: Replacement) -> Result<()> {
+        let early = is_broken(Rule::NameBeforeHeader);
+        if early {
+            storage::write_slice(&*self.file, queue, 0, &new.last).await?;
+        }
+        if let Some((at, bytes)) = &new.before {
+            storage::write_slice(&*self.file, queue, *at, bytes).await?;
+            self.flush_file(queue, &*self.file).await?;
+        }
+        if !early {
+            storage::write_slice(&*self.file, queue, 0, &new.last).await?;
+        }
         self.flush_file(queue, &*self.file).await
     }
 

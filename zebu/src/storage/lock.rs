@@ -443,7 +443,7 @@ mod tests {
                 .status();
             assert!(made.unwrap().success(), "{args}");
         }
-        let mut refused = 0;
+        let (mut refused, mut pairs) = (0, 0);
         for (name, uses) in USES {
             let path = dir.join(name);
             for (first, first_args) in *uses {
@@ -469,10 +469,12 @@ mod tests {
                         "qemu-io {args:?} after zebu as {first_args:?}"
                     );
                     refused += usize::from(answer.is_err());
+                    pairs += 2;
                 }
                 drop(holder);
             }
         }
+        println!("cases: {pairs} pairs of uses");
         assert!(refused > 10, "QEMU refuses some");
     }
 }

@@ -72,6 +72,7 @@ fn processor_time() -> Duration {
 /// Runs a case within the bounds.
 #[track_caller]
 pub fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
+    println!("cases: 1 image: {name}");
     case_within(name, MEMORY, run)
 }
 
@@ -113,13 +114,15 @@ pub fn generated(runs: u64, memory: usize, run: impl Fn(&Queue, &mut Random)) {
     let _alone = alone();
     let queue = queue();
     let first = from_env("ZEBU_HOSTILE_SEED", 0);
-    for seed in first..first + from_env("ZEBU_HOSTILE_RUNS", runs) {
+    let runs = from_env("ZEBU_HOSTILE_RUNS", runs);
+    for seed in first..first + runs {
         // A panic does not say which case it was.
         let told = Told(seed);
         let name = format!("seed {seed}");
         case_within(&name, memory, || run(&queue, &mut Random(seed)));
         std::mem::forget(told);
     }
+    println!("cases: {runs} generated");
 }
 
 /// Tells the seed while a panic unwinds.

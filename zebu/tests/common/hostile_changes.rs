@@ -29,7 +29,7 @@ use zebu::storage::{
 };
 use zebu::{Error, Result};
 
-use crate::hostile_images::Random;
+use crate::hostile_images::{self, Random};
 
 /// Bytes that an image may grow to.
 const MOST: u64 = 64 << 20;
@@ -376,6 +376,15 @@ pub fn repair(queue: &Queue, bytes: &[u8]) {
         };
         assert_eq!(read(bytes), read(&after), "repair of a sound image");
     }
+}
+
+/// Reads, repairs and changes an image with this snapshot table or bitmap
+/// directory ([`hostile_images::with_table`]).
+pub fn table(queue: &Queue, data: &[u8]) {
+    let image = hostile_images::with_table(data);
+    hostile_images::exercise(queue, &image);
+    repair(queue, &image);
+    snapshots(queue, &image);
 }
 
 /// Takes, applies and deletes snapshots.

@@ -345,6 +345,83 @@ fn bitmaps(random: &mut Random, image: &mut Builder) {
     }
 }
 
+/// What [`with_table`] makes an image of: a sound table, for a start.
+pub fn table(random: &mut Random) -> Vec<u8> {
+    let image = &mut Builder {
+        sound: true,
+        ..plain()
+    };
+    let is_directory = random.one_in(2);
+    let count = match is_directory {
+        true => {
+            bitmaps(random, image);
+            1
+        }
+        false => {
+            let count = 1 + random.below(3);
+            snapshots(random, image, count);
+            count
+        }
+    };
+    let at = match image.header.extensions.bitmaps() {
+        Some(bitmaps) => bitmaps.directory_offset,
+        None => image.header.snapshots_offset,
+    };
+    let mut data = vec![u8::from(is_directory), count as u8];
+    data.extend_from_slice(&image.bytes[at as usize..]);
+    data
+}
+
+/// A sound image but for its snapshot table or, if the first byte is odd, its
+/// bitmap directory: the second byte is how many entries it says it has, the
+/// rest its bytes.
+pub fn with_table(data: &[u8]) -> Vec<u8> {
+    let [kind, count, rest @ ..] = data else {
+        return Vec::new();
+    };
+    let mut image = plain();
+    let at = image.put(rest).0;
+    if kind % 2 == 1 {
+        let extension = BitmapsExtension {
+            count: u32::from(*count),
+            reserved: 0,
+            directory_size: rest.len() as u64,
+            directory_offset: at,
+        };
+        image.header.extensions.set(Extension::Bitmaps(extension));
+        image.header.autoclear |= 1;
+    } else {
+        image.header.snapshots_offset = at;
+        image.header.nb_snapshots = u32::from(*count);
+    }
+    refcounts(&mut image);
+    let first = image.header.encode().expect("a sound header");
+    image.write(HostOffset(0), &first);
+    image.bytes
+}
+
+/// An image with an L1 table, an L2 table and a data cluster, at fixed places.
+fn plain() -> Builder {
+    let mut header = Header::new(12, 1 << 20);
+    let geometry = Geometry::new(&header).expect("a sound header");
+    header.l1_size = 1;
+    let mut image = Builder {
+        header,
+        geometry,
+        bytes: Vec::new(),
+        refcounts: Vec::new(),
+        sound: false,
+        shares: 1,
+    };
+    image.put(&[0; 4096]);
+    let data = image.put(&[0x5a; 4096]);
+    let entry = L2Entry::data(data, true, &geometry).expect("aligned");
+    let table = image.put(&entry.desc.to_be_bytes());
+    let l1 = L1Entry::new(table, true, &geometry).expect("aligned");
+    image.header.l1_offset = image.put(&l1.to_be_bytes()).0;
+    image
+}
+
 /// Refcount table and blocks, at the end of the file.
 fn refcounts(image: &mut Builder) {
     let geometry = image.geometry;

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,19 +53,43 @@ impl Rng {
     }
 }
 
-/// Ends the whole process if it is not dropped in time: a hang must not look
-/// like a slow test.
+/// Counts what has ended: requests, states, cases.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// Something has ended: the test goes on.
+pub fn progress() {
+    PROGRESS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Says how many cases a test had; `scripts/reliability.sh` adds these up.
+pub fn cases(count: u64, what: &str) {
+    println!("cases: {count} {what}");
+}
+
+/// Ends the whole process if nothing in it makes [`progress`] while this is
+/// there: a hang must not look like a slow test. Counted are looks, not what
+/// the clock says, so that a process that is not let run is not ended for it.
 pub struct Watchdog(Option<(mpsc::Sender<()>, JoinHandle<()>)>);
+
+/// Seconds between two looks, and how many without progress are a hang.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 120;
 
 impl Watchdog {
     pub fn new(what: &str) -> Self {
+        progress();
         let (sender, receiver) = mpsc::channel::<()>();
         let what = what.to_string();
         let thread = std::thread::spawn(move || {
-            let result = receiver.recv_timeout(Duration::from_secs(120));
-            if result == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("watchdog: {what} hangs");
-                std::process::abort();
+            let (mut seen, mut looks) = (0, 0);
+            while receiver.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let now = PROGRESS.load(Ordering::Relaxed);
+                looks = if now == seen { looks + 1 } else { 0 };
+                seen = now;
+                if looks == LOOKS {
+                    eprintln!("watchdog: {what} hangs");
+                    std::process::abort();
+                }
             }
         });
         Watchdog(Some((sender, thread)))

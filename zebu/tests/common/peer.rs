@@ -32,10 +32,11 @@ impl Answer {
     }
 }
 
-fn run(variable: &str, default: &str, args: &[&str]) -> Answer {
+fn run(variable: &str, default: &str, folder: &Path, args: &[&str]) -> Answer {
     let program = std::env::var_os(variable).unwrap_or_else(|| default.into());
     let output = Command::new(&program)
         .args(args)
+        .current_dir(folder)
         .stdin(Stdio::null())
         .output()
         .unwrap_or_else(|e| {
@@ -54,7 +55,14 @@ fn run(variable: &str, default: &str, args: &[&str]) -> Answer {
 }
 
 pub fn qemu_img(args: &[&str]) -> Answer {
-    run("ZEBU_QEMU_IMG", "qemu-img", args)
+    run("ZEBU_QEMU_IMG", "qemu-img", Path::new("."), args)
+}
+
+/// The same for an image whose external data file has a relative name, which
+/// QEMU looks for in the current folder.
+fn qemu_img_at(image: &Path, args: &[&str]) -> Answer {
+    let folder = image.parent().expect("images of tests are in a folder");
+    run("ZEBU_QEMU_IMG", "qemu-img", folder, args)
 }
 
 /// Carries out `commands` on an image; with `-t unsafe`, since no test of ours
@@ -66,7 +74,7 @@ pub fn qemu_io(image: &Path, format: &str, options: &[&str], commands: &[String]
         args.extend(["-c", command]);
     }
     args.push(text(image));
-    let answer = run("ZEBU_QEMU_IO", "qemu-io", &args);
+    let answer = run("ZEBU_QEMU_IO", "qemu-io", Path::new("."), &args);
     // qemu-io before version 4 or so ends with 0 whatever happened.
     let failed = ["failed", "Pattern verification"]
         .iter()
@@ -84,18 +92,19 @@ pub fn text(path: &Path) -> &str {
 /// Fails the test unless QEMU finds neither errors nor leaks in a qcow2 image.
 #[track_caller]
 pub fn assert_clean(image: &Path, what: &str) {
-    qemu_img(&["check", "-f", "qcow2", text(image)]).ok(&format!("{what}: qemu-img check"));
+    qemu_img_at(image, &["check", "-f", "qcow2", text(image)])
+        .ok(&format!("{what}: qemu-img check"));
 }
 
 /// Fails the test if QEMU finds errors. Leaks are freed.
 #[track_caller]
 pub fn assert_consistent(image: &Path, what: &str) {
-    let answer = qemu_img(&["check", "-f", "qcow2", text(image)]);
+    let answer = qemu_img_at(image, &["check", "-f", "qcow2", text(image)]);
     if answer.status != 3 {
         answer.ok(&format!("{what}: qemu-img check"));
         return;
     }
-    qemu_img(&["check", "-r", "leaks", "-f", "qcow2", text(image)])
+    qemu_img_at(image, &["check", "-r", "leaks", "-f", "qcow2", text(image)])
         .ok(&format!("{what}: qemu-img check -r leaks"));
 }
 
@@ -104,7 +113,7 @@ pub fn assert_consistent(image: &Path, what: &str) {
 pub fn assert_content(image: &Path, format: &str, expected: &[u8], what: &str) {
     let raw = image.with_extension("expected");
     write_sparse(&raw, expected);
-    qemu_img(&[
+    let args = [
         "compare",
         "-f",
         format,
@@ -112,8 +121,8 @@ pub fn assert_content(image: &Path, format: &str, expected: &[u8], what: &str) {
         "raw",
         text(image),
         text(&raw),
-    ])
-    .ok(&format!("{what}: qemu-img compare with what was written"));
+    ];
+    qemu_img_at(image, &args).ok(&format!("{what}: qemu-img compare with what was written"));
     let _ = std::fs::remove_file(raw);
 }
 

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use zebu::broken::{Rule, break_rule};
 
+use crate::common::cases;
 use crate::workloads::{self, Workload};
 use crate::{Effort, faults, run};
 
@@ -30,7 +31,7 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
             &["snapshots"]
         }
         Rule::TablesBeforeNewHeader => &["convert"],
-        Rule::DataBeforeBacking => &["rebase"],
+        Rule::DataBeforeBacking | Rule::NameBeforeHeader => &["rebase"],
         Rule::BaseBeforeEmpty => &["commit"],
         Rule::WidthBeforeHeader => &["amend"],
         Rule::RepairBarriers => &["repair"],
@@ -80,5 +81,9 @@ fn breaks() {
         }
         break_rule(None);
     }
+    cases(
+        (Rule::ALL.len() - missed.len()) as u64,
+        &format!("of {} broken rules noticed", Rule::ALL.len()),
+    );
     assert!(missed.is_empty(), "not noticed: {missed:?}");
 }

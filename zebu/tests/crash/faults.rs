@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::faulty::{libc_eio, libc_enospc};
-use crate::common::{Rng, Sayer, Watchdog};
+use crate::common::{Rng, Sayer, Watchdog, cases, progress};
 use crate::disk::{Failure, Fault};
 use crate::judge::{Expected, Judge};
 use crate::states::Cutter;
@@ -68,6 +68,7 @@ pub fn try_workload(workload: Workload, seed: u64, step: u64) -> Result<usize, S
         let _sayer = Sayer(name.clone());
         let _watchdog = Watchdog::new(&name);
         let failed = fail(workload, seed, fault).map_err(|e| format!("{name}: {e}"))?;
+        progress();
         count += usize::from(failed || how == Failure::Short);
     }
     Ok(count)
@@ -77,7 +78,7 @@ fn try_all(seeds: std::ops::Range<u64>, step: u64) {
     assert_eq!(FAILURES[0], Failure::Error(libc_eio()));
     assert_eq!(FAILURES[1], Failure::Error(libc_enospc()));
     let only = std::env::var("ZEBU_CRASH_WORKLOAD").ok();
-    let next = AtomicUsize::new(0);
+    let (next, total) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let seeds = number("ZEBU_CRASH_SEED").map_or(seeds, |seed| seed..seed + 1);
     std::thread::scope(|scope| {
@@ -94,10 +95,12 @@ fn try_all(seeds: std::ops::Range<u64>, step: u64) {
                         count += tried.unwrap_or_else(|what| panic!("{what}"));
                     }
                     println!("{:20} {count:6} operations failed", workload.name);
+                    total.fetch_add(count, Ordering::SeqCst);
                 }
             });
         }
     });
+    cases(total.into_inner() as u64, "operations failed");
 }
 
 #[test]

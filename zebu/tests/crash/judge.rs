@@ -48,6 +48,9 @@ impl PartialEq for Model {
     }
 }
 
+/// The name of an external data file.
+pub const DATA_FILE: &str = "data.raw";
+
 /// Something that a workload did, and when.
 #[derive(Clone, Debug)]
 pub struct Event {
@@ -350,8 +353,7 @@ impl Judge<'_> {
         }
         let found = self.look(state, expected.becomes.is_some())?;
         expected.compare(&found.model)?;
-        // (QEMU looks for a data file in the current folder.)
-        if qemu && self.layout.data.is_none() {
+        if qemu {
             self.ask_qemu(state, &found);
         }
         if self.layout.damaged {
@@ -487,6 +489,9 @@ impl Judge<'_> {
     fn save(&self, state: &[Arc<Left>], folder: &Path) {
         let write = |name: &str, bytes: Vec<u8>| std::fs::write(folder.join(name), bytes).unwrap();
         write("image.qcow2", state[0].to_vec());
+        if let Some(n) = self.layout.data {
+            write(DATA_FILE, state[n].to_vec());
+        }
         for (name, under) in &self.layout.backings {
             match under {
                 Under::Raw(memory) => write(name, memory.to_vec()),

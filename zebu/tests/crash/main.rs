@@ -32,7 +32,7 @@ mod workloads;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Rng, Sayer, Watchdog};
+use common::{Rng, Sayer, Watchdog, cases, progress};
 use judge::{Expected, Judge, Verdict};
 use states::Cutter;
 use workloads::{Dice, Workload};
@@ -110,6 +110,7 @@ fn run(workload: Workload, seed: u64, effort: Effort) -> Result<Tally, String> {
             }
             let (more, qemu) = (rng.one_in(effort.more), rng.one_in(effort.qemu));
             tally.states += 1;
+            progress();
             tally.written += usize::from(more);
             tally.qemu += usize::from(qemu);
             verdict = judge.judge(state, &expected, rng, more, qemu);
@@ -177,7 +178,8 @@ fn look_at_all(states: usize, effort: Effort) -> Tally {
         println!("{name:20} {runs:5} {states:8} {written:11} {qemu:14}");
         all.add(tally);
     }
-    println!("{all:?}, no failure");
+    cases(all.states as u64, "states after a power cut");
+    println!("{} written to, {} shown to QEMU", all.written, all.qemu);
     all
 }
 

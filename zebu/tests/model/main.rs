@@ -27,7 +27,7 @@ mod step;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use common::{Rng, Sayer, Watchdog};
+use common::{Rng, Sayer, Watchdog, cases, progress};
 use zebu::storage::EngineKind;
 
 /// Prints a line if that was asked for.
@@ -66,10 +66,12 @@ fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usi
         let _sayer = Sayer(again.clone());
         let _watchdog = Watchdog::new(&again);
         trace(|| format!("{name}, seed {seed}"));
+        progress();
         done += run(seed, folder(seed).path(), &engines);
         seed += 1;
     }
-    println!("{done} steps, seeds {first} to {}", seed - 1);
+    println!("seeds {first} to {}", seed - 1);
+    cases(done as u64, "requests");
 }
 
 #[test]
@@ -86,12 +88,13 @@ fn many_threads() {
 fn every_kind_of_image() {
     let engines = common::engines();
     let kinds = interop::kinds();
-    println!("{} kinds", kinds.len());
     assert!(kinds.len() > 20);
+    let mut steps = 0;
     for (seed, kind) in (number("ZEBU_MODEL_SEED").unwrap_or(1)..).zip(kinds) {
         let what = format!("seed {seed}: {kind:?}");
         let _sayer = Sayer(what.clone());
         let _watchdog = Watchdog::new(&what);
-        one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
+        steps += one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
     }
+    cases(steps as u64, "requests");
 }

@@ -13,8 +13,8 @@ use zebu::Error;
 use zebu::block::{Device, Format, Zeroing};
 use zebu::storage::{Buffer, EngineKind, Queue, QueueOptions};
 
-use crate::common::Rng;
 use crate::common::peer;
+use crate::common::{Rng, progress};
 use crate::disk::assert_same;
 use crate::history::{Event, SECTOR, What, Word, judge, stamped, words};
 use crate::setup::{Opening, Setup, queue_options};
@@ -288,6 +288,7 @@ async fn perform(
         Request::Discard => device.discard(&queue, offset, length as u64).await,
         Request::Flush => device.flush(&queue).await,
     };
+    progress();
     let ended = shared.now();
     let what = match request {
         Request::Read => What::Read(words(&buffer)),

@@ -10,8 +10,8 @@ use zebu::image::SnapshotName;
 use zebu::jobs;
 use zebu::storage::{EngineKind, Handle, Queue};
 
-use crate::common::Rng;
 use crate::common::peer;
+use crate::common::{Rng, progress};
 use crate::disk::{Disk, assert_same};
 use crate::interop::used_by_qemu;
 use crate::setup::{Opening, Setup};
@@ -155,6 +155,7 @@ impl Run<'_> {
             changes,
         } = self.flight.remove(n);
         let result = self.queue.block_on(handle);
+        progress();
         let line = step.line();
         match (&step.kind, result) {
             (Kind::Read, Ok(found)) => {

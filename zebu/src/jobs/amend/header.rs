@@ -13,9 +13,21 @@ pub(in crate::jobs) async fn read_header(queue: &Queue, file: &dyn Storage) -> R
     Ok(Header::decode(&bytes)?)
 }
 
-/// Writes it, durably.
-pub(super) async fn write_header(queue: &Queue, file: &dyn Storage, header: &Header) -> Result<()> {
-    storage::write_slice(file, queue, 0, &header.encode()?).await?;
+/// Writes `new` in the place of `old`, durably.
+pub(super) async fn write_header(
+    queue: &Queue,
+    file: &dyn Storage,
+    old: &Header,
+    new: &mut Header,
+) -> Result<()> {
+    let length = new.replaced_len(old).min(file.len()?);
+    let bytes = storage::read_vec(file, queue, 0, length as usize).await?;
+    let replacement = new.replace(old, &bytes)?;
+    if let Some((at, bytes)) = &replacement.before {
+        storage::write_slice(file, queue, *at, bytes).await?;
+        storage::flush(file, queue).await?;
+    }
+    storage::write_slice(file, queue, 0, &replacement.last).await?;
     storage::flush(file, queue).await?;
     Ok(())
 }

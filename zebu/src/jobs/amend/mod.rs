@@ -57,14 +57,17 @@ pub fn amend(queue: &Queue, mut device: Device, options: &AmendOptions) -> Resul
     // The file stays open, and locked, when the device is closed.
     let file = image.file().clone();
     queue.block_on(async {
+        let header = read_header(queue, &*file).await?;
+        refcounts::check_width(queue, &*file, &header, order).await?;
         let result = options.change_device(queue, &mut device, downgrade).await;
         let closed = device.close(queue).await;
         result.and(closed)?;
         let mut header = read_header(queue, &*file).await?;
         refcounts::change_width(queue, &*file, &mut header, order).await?;
         if downgrade {
+            let old = header.clone();
             header.set_version(version);
-            write_header(queue, &*file, &header).await?;
+            write_header(queue, &*file, &old, &mut header).await?;
         }
         Ok(())
     })

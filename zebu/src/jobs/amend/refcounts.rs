@@ -43,8 +43,26 @@ pub(super) async fn change_width(
     }
     new_header.refcount_table_offset = place.at(place.table());
     new_header.refcount_table_clusters = place.table_clusters as u32; // At most 8 MiB.
-    write_header(queue, file, &new_header).await?;
+    write_header(queue, file, header, &mut new_header).await?;
     *header = new_header;
+    Ok(())
+}
+
+/// Refuses refcounts of `1 << order` bits if they are too narrow for those that
+/// there are.
+pub(super) async fn check_width(
+    queue: &Queue,
+    file: &dyn Storage,
+    header: &Header,
+    order: u32,
+) -> Result<()> {
+    if order >= header.refcount_order {
+        return Ok(());
+    }
+    let mut new_header = header.clone();
+    new_header.refcount_order = order;
+    let refcounts = OldRefcounts::read(queue, file, header).await?;
+    refcounts.survey(&Geometry::new(&new_header)?).await?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::storage::{Buffer, Queue};
 
 use super::{Dice, History, made, noise, options, raw, writable};
-use crate::judge::{Change, Layout, Model};
+use crate::judge::{Change, DATA_FILE, Layout, Model};
 
 /// What is asked of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -369,7 +369,7 @@ pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
     let options = CreateQcow2 {
         version: 3,
         data_file: Some(NewDataFile {
-            name: "data.raw".into(),
+            name: DATA_FILE.into(),
             raw: rng.one_in(2),
         }),
         ..options(rng, 100)

@@ -11,7 +11,8 @@
 //!    until then the old ones are as they were.
 //! 3. Copied flags follow the refcounts that they speak of.
 //! 4. A new snapshot table is written to clusters that are counted, then the
-//!    header names it, then the clusters of the old one are freed.
+//!    header names it, then the clusters of the old one are freed, and flags
+//!    follow once more: it may have lain on something else.
 //! 5. Only now the image is called sound.
 //!
 //! - `writable`: which tables may be written to;
@@ -116,8 +117,8 @@ impl Repair {
             ..
         } = self.refcounts(say).await?;
         if damage != 0 && self.mode == RepairMode::All && !incomplete {
-            self.rewrite_snapshots(counts, &stored).await?;
-            report.corruptions_fixed += damage;
+            let flags = self.rewrite_snapshots(counts, &stored, say).await?;
+            report.corruptions_fixed += damage + flags;
         } else {
             report.corruptions += damage;
         }

@@ -2,19 +2,20 @@
 
 use super::super::counts::Counts;
 use super::super::refcounts::StoredRefcounts;
-use super::Repair;
+use super::{CheckMessage, Repair};
 use crate::Result;
 use crate::format::{RefcountBlock, Snapshot};
 use crate::storage;
 
 impl Repair {
     /// Writes a table of the snapshots that are left, each complete, and frees
-    /// the old one.
+    /// the old one. How many copied flags were wrong without it.
     pub(super) async fn rewrite_snapshots(
         &mut self,
         mut counts: Counts,
         stored: &StoredRefcounts,
-    ) -> Result<()> {
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<u64> {
         let size = self.metadata.header.size;
         for snapshot in &mut self.metadata.snapshots.snapshots {
             let disk_size = snapshot.disk_size().unwrap_or(size);
@@ -29,8 +30,10 @@ impl Repair {
         self.switch_snapshot_table(offset, count).await?;
         self.metadata.snapshots.bytes = table.len() as u64;
         self.metadata.snapshots.errors = 0;
-        self.free_leaks(&mut |_| {}).await?;
-        Ok(())
+        let counted = self.free_leaks(&mut |_| {}).await?;
+        let before = counted.report.corruptions_fixed;
+        let counted = self.repair_copied(counted, say).await?;
+        Ok(counted.report.corruptions_fixed - before)
     }
 
     /// Writes the table where there is room, and says where.

@@ -1,0 +1,247 @@
+#!/bin/sh
+# Runs every test of what docs/reliability.md promises, and prints a table: test,
+# cases, failures. Ends with 1 if there was any failure.
+#
+# usage: scripts/reliability.sh [--quick | --long] [TEST...]
+#
+# --quick takes some minutes, --long hours; without either it is as much as the
+# slow tests of CI. With names of tests (the first column) only these run. The
+# variables that the tests know (ZEBU_CRASH_STATES and so on) have precedence.
+#
+# What a test counts is what it prints itself, one line a count; a test that ran
+# nothing has failed. What is not there on a machine is skipped, and said so:
+# cargo +nightly with miri and rust-src, cargo-fuzz and a corpus.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+amount=normal
+case ${1:-} in
+    --quick | --long)
+        amount=${1#--}
+        shift
+        ;;
+    -*)
+        sed -n 's/^# usage: /usage: /p' "$0" >&2
+        exit 2
+        ;;
+esac
+wanted=" $* "
+
+sh scripts/install-deps.sh cc mke2fs losetup qemu-img qemu-io || exit 1
+if [ -z "${ZEBU_QEMU_IMG:-}" ] && bin=$(sh scripts/get-qemu.sh target/peers/qemu); then
+    export ZEBU_QEMU_IMG="$bin/qemu-img" ZEBU_QEMU_IO="$bin/qemu-io"
+fi
+
+logs=target/reliability
+mkdir -p "$logs"
+table=$logs/table
+: > "$table"
+any=0
+
+# One of three, by the amount.
+of() {
+    case $amount in
+        quick) echo "$1" ;;
+        normal) echo "$2" ;;
+        long) echo "$3" ;;
+    esac
+}
+
+is_wanted() {
+    [ "$wanted" = "  " ] && return 0
+    case $wanted in
+        *" $1 "*) return 0 ;;
+    esac
+    return 1
+}
+
+row() {
+    printf '| %-20s | %9s | %-42s | %8s |\n' "$@" | tee -a "$table"
+}
+
+# The sum of the numbers that an expression of sed finds in a log.
+sum() {
+    sed -n "$2" "$1" | awk '{ n += $1 } END { print n + 0 }'
+}
+
+# begin NAME: whether the test is wanted; its log is empty then.
+begin() {
+    is_wanted "$1" || return 1
+    name=$1
+    log=$logs/$1.log
+    status=0
+    : > "$log"
+    echo "... $name" >&2
+}
+
+# run COMMAND...: a part of the test.
+run() {
+    echo "\$ $*" >> "$log"
+    "$@" >> "$log" 2>&1 || status=$?
+}
+
+# end WHAT: the row of the test. WHAT says what is counted; without counts in the
+# log, these are test functions.
+end() {
+    failures=$(sum "$log" 's/^test result:.* \([0-9]*\) failed;.*/\1/p')
+    passed=$(sum "$log" 's/^test result:.* \([0-9]*\) passed;.*/\1/p')
+    cases=$(grep -o 'cases: [0-9]*' "$log" | awk '{ n += $2 } END { print n + 0 }')
+    what=$1
+    if [ "$cases" = 0 ]; then
+        cases=$passed
+        what="test functions: $1"
+    fi
+    if [ "$failures" = 0 ] && { [ "$status" != 0 ] || [ "$cases" = 0 ]; }; then
+        failures=1
+    fi
+    [ "$failures" = 0 ] || any=1
+    row "$name" "$cases" "$what" "$failures"
+    if [ "$failures" != 0 ]; then
+        echo "    see $log:" >&2
+        grep -E 'panicked|FAILED|WARNING: Thread|Undefined Behavior|watchdog|^error' "$log" |
+            head -n 5 >&2
+    fi
+}
+
+skip() {
+    row "$name" "" "skipped: $1" ""
+}
+
+library() {
+    run cargo test -p zebu "$@"
+}
+
+program() {
+    run cargo test -p zebu-cli "$@"
+}
+
+row test cases "what is counted" failures
+row -------------------- --------- ------------------------------------------ --------
+
+if begin crash-replay; then
+    which=$(of at_any_moment at_any_moment_a_hundred_thousand_times \
+        at_any_moment_a_hundred_thousand_times)
+    ZEBU_CRASH_STATES=${ZEBU_CRASH_STATES:-$(of 600 10000 200000)}
+    export ZEBU_CRASH_STATES
+    library --test crash -- --include-ignored --nocapture --exact "$which"
+    unset ZEBU_CRASH_STATES
+    end "states that a power cut may leave"
+fi
+if begin faults; then
+    which=$(of some_operations_fail each_operation_fails_in_turn each_operation_fails_in_turn)
+    library --test crash -- --include-ignored --nocapture --exact "faults::$which"
+    end "operations failed, each in its own run"
+fi
+if begin write-errors; then
+    library --test write_errors -- --nocapture
+    end "operations and flushes failed"
+fi
+if begin broken-rules; then
+    rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
+    run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
+        cargo test -p zebu --test crash breaks -- --nocapture
+    end "rules broken and noticed, of $rules"
+fi
+if begin full-disk; then
+    program --test full_disk -- --nocapture
+    end "writes to a full ext4"
+fi
+if begin killed; then
+    program --test killed -- --nocapture
+    end "kills (SIGKILL) in the middle of I/O"
+fi
+if begin hostile-named; then
+    library --test hostile --test hostile_history -- --nocapture --skip generated
+    end "images made by hand, and what is done"
+fi
+if begin hostile-generated; then
+    ZEBU_HOSTILE_RUNS=${ZEBU_HOSTILE_RUNS:-$(of 200 2000 100000)}
+    export ZEBU_HOSTILE_RUNS
+    library --test hostile -- --nocapture generated_images
+    library --test hostile_changes -- --nocapture
+    program --test io_language -- --nocapture
+    unset ZEBU_HOSTILE_RUNS
+    end "images, names and scripts"
+fi
+if begin strict-mode; then
+    program --test untrusted -- --nocapture
+    end "commands on images that name others"
+fi
+if begin locks; then
+    library --lib -- --nocapture storage::lock
+    program --test lock -- --nocapture
+    end "pairs of uses, zebu's and QEMU's"
+fi
+if begin one-thread; then
+    ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 3000 100000 2000000)}
+    export ZEBU_MODEL_STEPS
+    library --test model -- --nocapture one_thread every_kind_of_image
+    end "requests, each with one right result"
+    unset ZEBU_MODEL_STEPS
+fi
+if begin many-threads; then
+    ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 6000 100000 2000000)}
+    export ZEBU_MODEL_STEPS
+    library --test model -- --nocapture many_threads
+    library --test same_cluster -- --nocapture
+    unset ZEBU_MODEL_STEPS
+    end "requests that overlap"
+fi
+if begin many-queues; then
+    ZEBU_QUEUES_REQUESTS=${ZEBU_QUEUES_REQUESTS:-$(of 30000 300000 20000000)}
+    export ZEBU_QUEUES_REQUESTS
+    library --test many_queues -- --nocapture --exact many_queues
+    unset ZEBU_QUEUES_REQUESTS
+    end "verified requests of 4 to 16 threads"
+fi
+if begin interleavings; then
+    run env RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+        cargo test -p zebu --lib interleavings -- --nocapture
+    end "schedules (shuttle)"
+fi
+if begin miri; then
+    if cargo +nightly miri --version > /dev/null 2>&1; then
+        run env MIRIFLAGS="-Zmiri-disable-isolation" CARGO_TARGET_DIR=target/miri \
+            PROPTEST_CASES="$(of 2 16 256)" \
+            cargo +nightly miri test -p zebu --lib -- format:: storage::buffer image::table
+        end "format room and buffers under miri"
+    else
+        skip "no cargo +nightly miri"
+    fi
+fi
+if begin thread-sanitizer; then
+    source=$(rustc +nightly --print sysroot 2> /dev/null)/lib/rustlib/src/rust/library
+    if [ -d "$source" ]; then
+        host=$(rustc -vV | sed -n 's/^host: //p')
+        # The kernel's writes into a ring are not seen by it: emulated I/O only.
+        run env RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/tsan \
+            ZEBU_QUEUES_ENGINE=threads ZEBU_QUEUES_REQUESTS="$(of 10000 50000 1000000)" \
+            cargo +nightly test -Zbuild-std --target "$host" \
+            -p zebu --test many_queues -- --nocapture --exact many_queues
+        end "verified requests under ThreadSanitizer"
+    else
+        skip "no nightly rust-src"
+    fi
+fi
+if begin fuzz; then
+    seconds=${ZEBU_FUZZ_SECONDS:-$(of 0 0 3600)}
+    if ! cargo fuzz --version > /dev/null 2>&1; then
+        skip "no cargo-fuzz"
+    elif [ ! -d fuzz/corpus ]; then
+        skip "no corpus (fuzz/seeds.sh makes one)"
+    else
+        for target in $(sed -n 's/^name = "\([a-z_]*\)"$/\1/p' fuzz/Cargo.toml); do
+            [ -d "fuzz/corpus/$target" ] || continue
+            # What is known already, and then for as long as was asked.
+            if [ "$seconds" = 0 ]; then limit=-runs=0; else limit=-max_total_time=$seconds; fi
+            run env RUSTC_BOOTSTRAP=1 cargo fuzz run -s none "$target" -- \
+                -max_len=131072 -rss_limit_mb=1024 -malloc_limit_mb=512 -timeout=60 "$limit"
+        done
+        sed 's/^Done \([0-9]*\) runs.*/cases: \1/' "$log" > "$log.counted"
+        mv "$log.counted" "$log"
+        end "inputs of the fuzz targets"
+    fi
+fi
+
+echo "The table is in $table, what the tests said in $logs." >&2
+exit $any

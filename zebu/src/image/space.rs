@@ -1,0 +1,125 @@
+//! Space in the file for metadata, taken before anything is changed: on a file
+//! system that is full, the request that needs a new table fails, and not the
+//! flush that brings to the disk what others have written already.
+//!
+//! What is on the disk has its space, but for pieces of tables that another
+//! program left as holes, and where the file system cannot take space ahead.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::Image;
+use super::refcounts::Run;
+use crate::Result;
+use crate::broken::{Rule, is_broken};
+use crate::storage::{self, Queue, Storage};
+
+/// Tables of at least so many bytes have their space taken one by one.
+const LARGE: u64 = 16 << 10;
+/// Smaller ones map so little that every other write would wait for it: with
+/// the first of them this many bytes are taken.
+const AHEAD: u64 = 1 << 20;
+/// Bytes of a piece of an L1 or refcount table that are written together.
+pub(super) const PIECE: u64 = 4096;
+
+/// The range of the file that was taken for small tables last.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead(Mutex<Range<u64>>);
+
+impl Ahead {
+    fn has(&self, range: &Range<u64>) -> bool {
+        let ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.start <= range.start && range.end <= ahead.end
+    }
+
+    fn set(&self, range: Range<u64>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = range;
+    }
+}
+
+/// Takes the space of a range; whether the file can do that.
+async fn take(file: &dyn Storage, queue: &Queue, range: &Range<u64>) -> Result<bool> {
+    let length = range.end - range.start;
+    match storage::allocate(file, queue, range.start, length).await {
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        result => Ok(result.map(|()| true)?),
+    }
+}
+
+impl Image {
+    /// Makes the cluster of a new L2 table, inside the file, read as zeroes,
+    /// and takes its space. `fresh`: it reads as zeroes already.
+    pub(super) async fn make_room(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
+        if is_broken(Rule::TableIsWhole) {
+            return Ok(());
+        }
+        let size = self.geometry.cluster_size();
+        let range = table..table + size;
+        let is_taken = match (fresh, size < LARGE) {
+            (true, true) => self.take_ahead(queue, &range).await?,
+            (true, false) => take(&*self.file, queue, &range).await?,
+            (false, _) => false,
+        };
+        if is_taken {
+            return Ok(());
+        }
+        Ok(storage::write_zeroes(&*self.file, queue, table, size).await?)
+    }
+
+    /// Takes the space of a small table and of what follows it.
+    async fn take_ahead(&self, queue: &Queue, table: &Range<u64>) -> Result<bool> {
+        let ahead = &self.writer()?.ahead;
+        if ahead.has(table) {
+            return Ok(true);
+        }
+        let more = table.start..(table.start + AHEAD).min(self.file_len()).max(table.end);
+        match take(&*self.file, queue, &more).await {
+            Ok(true) => {
+                ahead.set(more);
+                return Ok(true);
+            }
+            // Without `fallocate` it is left to the file system: a write of
+            // zeroes for every other write would be too much.
+            Ok(false) => return Ok(true),
+            Err(_) if more.end > table.end => {}
+            Err(e) => return Err(e),
+        }
+        // Perhaps there is room for so much.
+        take(&*self.file, queue, table).await.map(|_| true)
+    }
+
+    /// Takes the space of new refcount blocks, and of their entries in the
+    /// table.
+    pub(super) async fn make_block_room(&self, queue: &Queue, blocks: Run) -> Result<()> {
+        let writer = self.writer()?;
+        let size = self.geometry.cluster_size();
+        let range = blocks.first * size..(blocks.first + blocks.count) * size;
+        self.lengthen(writer, range.end)?;
+        take(&*self.file, queue, &range).await?;
+        for piece in writer.refcounts.empty_pieces(blocks, self.table_piece()) {
+            take(&*self.file, queue, &piece).await?;
+        }
+        writer.refcounts.has_room(blocks);
+        Ok(())
+    }
+
+    /// Takes the space of the piece of the L1 table with entry `index`, unless
+    /// there is something in it: then it was written.
+    pub(super) async fn make_l1_room(&self, queue: &Queue, index: u64) -> Result<()> {
+        let piece = self.table_piece();
+        let first = index / (piece / 8) * (piece / 8);
+        let last = (first + piece / 8).min(self.l1.len() as u64);
+        if (first..last).any(|entry| self.l1.get(entry).raw_offset().0 != 0) {
+            return Ok(());
+        }
+        let start = self.l1_offset() + first * 8;
+        take(&*self.file, queue, &(start..start + piece)).await?;
+        Ok(())
+    }
+
+    /// Bytes of a piece of an L1 or refcount table: inside the table's
+    /// clusters.
+    fn table_piece(&self) -> u64 {
+        PIECE.min(self.geometry.cluster_size())
+    }
+}
