@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::RawFd;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -18,6 +19,25 @@ pub type Token = u32;
 /// An operation that ended: bytes moved, or a negative `errno`.
 pub type Completion = (Token, i32);
 
+/// What a descriptor is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Until a read would not block.
+    Readable,
+    /// Until a write would not block.
+    Writable,
+}
+
+impl Interest {
+    /// The events of `poll(2)`.
+    pub(super) fn events(self) -> libc::c_short {
+        match self {
+            Interest::Readable => libc::POLLIN,
+            Interest::Writable => libc::POLLOUT,
+        }
+    }
+}
+
 /// Starts operations and reports their ends, for one thread.
 pub trait Engine {
     /// Takes an operation. It may be started at once or at the next
@@ -28,6 +48,15 @@ pub trait Engine {
     /// `iovec` array, if any) stays valid and otherwise untouched, until
     /// `poll` reports `token`.
     unsafe fn submit(&mut self, token: Token, op: Op);
+
+    /// Begins to wait for a descriptor, which may be started as late as an
+    /// operation. The completion is at least 0 when it is ready, also if it is
+    /// at its end or broken.
+    fn watch(&mut self, token: Token, fd: RawFd, interest: Interest);
+
+    /// Makes the wait `token`, which was not reported yet, end soon if it did
+    /// not by itself. Its completion is reported in either case.
+    fn unwatch(&mut self, token: Token);
 
     /// Starts everything taken so far and appends what has ended to `done`.
     ///

@@ -17,8 +17,10 @@ mod memory;
 mod native;
 mod op;
 mod queue;
+mod ready;
 mod threads;
 mod uring;
+mod watch;
 mod writings;
 mod zero;
 
@@ -37,7 +39,7 @@ pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
 pub(crate) use counted::{Counted, Work};
-pub use engine::{Completion, Engine, EngineKind, Notify, Token};
+pub use engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
@@ -45,6 +47,7 @@ pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use queue::{Handle, Queue, QueueOptions};
 pub(crate) use queue::{Io, PoolBuffer};
+pub use ready::Ready;
 pub(crate) use writings::Writings;
 pub use zero::is_zero;
 

@@ -6,17 +6,22 @@
 //! when they are taken.
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::engine::{Completion, Engine, Notify, Token};
+use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 use super::uring::EventFd;
 
 /// Operations in the kernel at once; the rest wait here.
 const DEPTH: usize = 256;
+/// Waits for descriptors at once, in the kernel beside the operations.
+const WATCHES: usize = 64;
+/// All that is in the kernel at once: those and the poll of the event.
+const ROOM: usize = DEPTH + WATCHES + 1;
 /// Operations handed to the kernel together; see the same in `uring.rs`.
 const HAND_OVER: usize = 2;
 /// Names the poll of the event descriptor.
@@ -45,6 +50,13 @@ struct Iocb {
     reserved: u64,
     flags: u32,
     resfd: u32,
+}
+
+impl Iocb {
+    /// Whether it waits for a descriptor of the caller's.
+    fn is_watch(&self) -> bool {
+        self.opcode == IOCB_CMD_POLL && self.data != WAKE
+    }
 }
 
 /// `struct io_event`.
@@ -82,6 +94,9 @@ pub struct Native {
     in_kernel: usize,
     /// Done when taken, or refused by the kernel.
     ended_early: Vec<Completion>,
+    /// Waits for descriptors. `io_cancel(2)` names one by its address, so each
+    /// has one of its own until it ends.
+    watches: HashMap<Token, Box<Iocb>>,
 }
 
 impl Native {
@@ -94,7 +109,7 @@ impl Native {
         let event = Arc::new(EventFd::new()?);
         let mut context: libc::c_ulong = 0;
         // SAFETY: `context` is valid for the kernel to write.
-        let result = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH + 1, &mut context) };
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &mut context) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -105,6 +120,7 @@ impl Native {
             backlog: VecDeque::new(),
             in_kernel: 0,
             ended_early: Vec::new(),
+            watches: HashMap::new(),
         })
     }
 
@@ -124,12 +140,15 @@ impl Native {
     /// Hands the backlog to the kernel as far as there is room. An operation
     /// that the kernel refuses ends with that error.
     fn submit_backlog(&mut self) {
-        while !self.backlog.is_empty() && self.in_kernel <= DEPTH {
+        while !self.backlog.is_empty() && self.in_kernel < ROOM {
             let mut pointers = [std::ptr::null::<Iocb>(); HAND_OVER];
-            let room = DEPTH + 1 - self.in_kernel;
+            let room = ROOM - self.in_kernel;
             let count = room.min(self.backlog.len()).min(HAND_OVER);
             for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
-                *pointer = iocb;
+                *pointer = match self.watches.get(&(iocb.data as Token)) {
+                    Some(watch) if iocb.is_watch() => &raw const **watch,
+                    _ => iocb,
+                };
             }
             // SAFETY: the pointers name iocbs that live through the call (the
             // kernel copies them), whose memory is valid by the promise made
@@ -147,7 +166,7 @@ impl Native {
                 .unwrap_or(libc::EIO);
             // Room comes with the next completion, if one will come by itself.
             let first_is_wake = self.backlog[0].data == WAKE;
-            let wakes = usize::from(self.wake_armed && !first_is_wake);
+            let wakes = usize::from(self.wake_armed && !first_is_wake) + self.watches.len();
             if errno == libc::EAGAIN && self.in_kernel > wakes {
                 return;
             }
@@ -155,7 +174,12 @@ impl Native {
                 // To be armed again before the next wait, which this one must
                 // not become: nothing could end it.
                 Some(iocb) if iocb.data == WAKE => self.wake_armed = false,
-                Some(iocb) => self.ended_early.push((iocb.data as Token, -errno)),
+                Some(iocb) => {
+                    if iocb.is_watch() {
+                        self.watches.remove(&(iocb.data as Token));
+                    }
+                    self.ended_early.push((iocb.data as Token, -errno));
+                }
                 None => {}
             }
         }
@@ -194,7 +218,11 @@ impl Native {
             self.event.clear();
             self.wake_armed = false;
         } else {
-            done.push((event.data as Token, event.res as i32));
+            let token = event.data as Token;
+            if !self.watches.is_empty() {
+                self.watches.remove(&token);
+            }
+            done.push((token, event.res as i32));
         }
     }
 
@@ -277,6 +305,44 @@ impl Engine for Native {
                 };
                 self.ended_early.push((token, result));
             }
+        }
+    }
+
+    fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
+        if self.watches.len() == WATCHES {
+            self.ended_early.push((token, -libc::ENOSPC));
+            return;
+        }
+        let iocb = Iocb {
+            data: u64::from(token),
+            opcode: IOCB_CMD_POLL,
+            fd: fd as u32,
+            buf: interest.events() as u64,
+            ..Iocb::default()
+        };
+        self.watches.insert(token, Box::new(iocb));
+        self.backlog.push_back(iocb);
+    }
+
+    fn unwatch(&mut self, token: Token) {
+        let waiting = |iocb: &Iocb| iocb.is_watch() && iocb.data == u64::from(token);
+        if let Some(at) = self.backlog.iter().position(waiting) {
+            self.backlog.remove(at);
+            self.watches.remove(&token);
+            self.ended_early.push((token, -libc::ECANCELED));
+        } else if let Some(watch) = self.watches.get(&token) {
+            let mut event = Event::default();
+            // SAFETY: the iocb is the one that was submitted, at the same
+            // place. The end comes with the other events (EINPROGRESS), or
+            // has come already (EINVAL).
+            unsafe {
+                libc::syscall(
+                    libc::SYS_io_cancel,
+                    self.context,
+                    &raw const **watch,
+                    &raw mut event,
+                )
+            };
         }
     }
 

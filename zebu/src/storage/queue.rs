@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::buffer::{Buffer, BufferPool, Iov};
-use super::engine::{Completion, Engine, EngineKind, Notify, Token};
+use super::engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 
 /// How requests of one queue are treated.
@@ -270,6 +270,20 @@ impl Queue {
         }
     }
 
+    /// Begins to wait for a descriptor, which stays open until the [`Io`] has
+    /// ended or was dropped; see [`Io::cancel_watch`].
+    pub(super) fn watch(&self, fd: std::os::fd::RawFd, interest: Interest) -> Io {
+        debug_assert_eq!(self.0.thread, std::thread::current().id());
+        let token = self.0.slots.borrow_mut().take();
+        self.0.engine.borrow_mut().watch(token, fd, interest);
+        Io {
+            queue: self.clone(),
+            token,
+            ended: false,
+            _not_send: PhantomData,
+        }
+    }
+
     /// Starts one operation on the memory of `iov`; as [`Queue::submit`], on
     /// the promise that made the `Iov`.
     ///
@@ -452,6 +466,13 @@ pub(crate) struct Io {
 }
 
 impl Io {
+    /// Makes this, which [`Queue::watch`] made, end soon if it has not ended.
+    pub(super) fn cancel_watch(&mut self) {
+        if !self.ended && self.take_result().is_none() {
+            self.queue.0.engine.borrow_mut().unwatch(self.token);
+        }
+    }
+
     fn take_result(&mut self) -> Option<i32> {
         let mut slots = self.queue.0.slots.borrow_mut();
         let slot = &mut slots.slots[self.token as usize];

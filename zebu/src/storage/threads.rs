@@ -12,13 +12,16 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::engine::{Completion, Engine, Notify, Token};
+use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::Op;
+use super::uring::EventFd;
+use super::watch::Watches;
 
 /// Workers at most, as in QEMU's pool.
 const MAX_WORKERS: usize = 64;
@@ -40,6 +43,7 @@ pub struct Threads {
     batch: Vec<(Token, Op)>,
     /// Taken and not reported.
     in_flight: usize,
+    watches: Watches,
 }
 
 struct Shared {
@@ -51,6 +55,10 @@ struct Shared {
     notified: AtomicBool,
     /// The thread that polls.
     poller: Thread,
+    /// Whether it sleeps in `poll(2)`, or is about to, since it waits for
+    /// descriptors too. Then `event` wakes it.
+    in_poll: AtomicBool,
+    event: EventFd,
 }
 
 #[derive(Default)]
@@ -72,7 +80,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Notify for Shared {
     fn notify(&self) {
         self.notified.store(true, Ordering::Release);
-        self.poller.unpark();
+        self.wake_poller();
+    }
+}
+
+impl Shared {
+    /// Called after there is something for the poller to see.
+    fn wake_poller(&self) {
+        // Pairs with `sleep`: either we see that it polls, or it sees what is
+        // there.
+        fence(Ordering::SeqCst);
+        if self.in_poll.load(Ordering::SeqCst) {
+            self.event.notify();
+        } else {
+            self.poller.unpark();
+        }
     }
 }
 
@@ -89,15 +111,19 @@ unsafe fn perform(op: &Op) -> i32 {
 }
 
 impl Threads {
-    /// An engine, polled by this thread, with no workers yet. Never fails.
+    /// An engine, polled by this thread, with no workers yet.
     pub fn new() -> io::Result<Self> {
+        let event = EventFd::new()?;
         Ok(Threads {
+            watches: Watches::new(event.fd()),
             shared: Arc::new(Shared {
                 work: Mutex::default(),
                 arrived: Condvar::new(),
                 done: Mutex::default(),
                 notified: AtomicBool::new(false),
                 poller: std::thread::current(),
+                in_poll: AtomicBool::new(false),
+                event,
             }),
             batch: Vec::new(),
             in_flight: 0,
@@ -139,6 +165,22 @@ impl Threads {
     }
 }
 
+impl Threads {
+    /// Sleeps until a descriptor is ready or `wake_poller` was called.
+    fn sleep(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        let shared = &self.shared;
+        shared.in_poll.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let idle = lock(&shared.done).is_empty() && !shared.notified.load(Ordering::Acquire);
+        let woken = self.watches.look(idle, done);
+        shared.in_poll.store(false, Ordering::SeqCst);
+        if woken? {
+            shared.event.clear();
+        }
+        Ok(())
+    }
+}
+
 /// A worker.
 fn run(shared: &Shared) {
     let mut work = lock(&shared.work);
@@ -156,7 +198,7 @@ fn run(shared: &Shared) {
             };
             // Who was first since the poller fetched has woken it.
             if first {
-                shared.poller.unpark();
+                shared.wake_poller();
             }
             yields = 0;
             work = lock(&shared.work);
@@ -191,7 +233,18 @@ impl Engine for Threads {
         self.batch.push((token, op));
     }
 
+    fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
+        self.watches.add(token, fd, interest);
+    }
+
+    fn unwatch(&mut self, token: Token) {
+        self.watches.cancel(token);
+    }
+
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        self.watches.take_cancelled(done);
+        let wait = wait && done.len() == before;
         if wait
             && self.in_flight == 1
             && !self.shared.notified.load(Ordering::Acquire)
@@ -200,7 +253,7 @@ impl Engine for Threads {
             self.in_flight = 0;
             // SAFETY: as in `run`.
             done.push((token, unsafe { perform(&op) }));
-            return Ok(());
+            return self.watches.look_sometimes(done);
         }
         if !self.batch.is_empty() {
             self.hand_over();
@@ -210,21 +263,20 @@ impl Engine for Threads {
             {
                 let mut ended = lock(&self.shared.done);
                 self.in_flight -= ended.len();
-                let some = !ended.is_empty();
                 done.append(&mut ended);
-                if some || !wait {
-                    return Ok(());
-                }
             }
-            if self.shared.notified.swap(false, Ordering::Acquire) {
-                return Ok(());
+            let woken = wait && self.shared.notified.swap(false, Ordering::Acquire);
+            if woken || !wait || done.len() > before {
+                return self.watches.look_sometimes(done);
             }
             if yields < POLLER_YIELDS {
                 yields += 1;
                 std::thread::yield_now();
-            } else {
+            } else if self.watches.is_empty() {
                 // An unpark between the looks above and here is not lost.
                 std::thread::park();
+            } else {
+                self.sleep(done)?;
             }
         }
     }

@@ -3,12 +3,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::engine::{Completion, Engine, Notify, Token};
+use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 
 /// Submission entries; a batch larger than that takes several system calls.
@@ -19,6 +19,8 @@ const ENTRIES: u32 = 128;
 const HAND_OVER: usize = 2;
 /// Names the poll of the event descriptor by which other threads wake us.
 const WAKE: u64 = u64::MAX;
+/// Names every request to end a wait.
+const UNWATCH: u64 = u64::MAX - 1;
 
 /// The engine.
 pub struct Uring {
@@ -29,6 +31,9 @@ pub struct Uring {
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     deferred: bool,
     in_flight: usize,
+    /// Operations queued and not handed over; waits for descriptors do not
+    /// count, since they can go with the next entry.
+    held: usize,
     /// Reaped while room was made for a submission.
     ended_early: Vec<Completion>,
 }
@@ -72,6 +77,7 @@ impl Uring {
         let deferred = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .setup_cqsize(ENTRIES * 8)
             .build(ENTRIES);
         let (ring, deferred) = match deferred {
@@ -92,6 +98,7 @@ impl Uring {
             wake_armed: false,
             deferred,
             in_flight: 0,
+            held: 0,
             ended_early: Vec::new(),
         })
     }
@@ -115,6 +122,7 @@ impl Uring {
 
     /// Hands over what is queued and waits for `want` completions.
     fn enter(&mut self, want: usize) -> io::Result<usize> {
+        self.held = 0;
         if want == 0 && self.deferred {
             let queued = self.ring.submission().len() as u32;
             // SAFETY: only flags and counts, no argument memory.
@@ -128,15 +136,25 @@ impl Uring {
         }
     }
 
+    /// Whether there are ends that are delivered only when we enter.
+    fn has_deferred(&mut self) -> bool {
+        let submission = self.ring.submission();
+        self.deferred && (submission.taskrun() || submission.cq_overflow())
+    }
+
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ended_early);
         for entry in self.ring.completion() {
-            if entry.user_data() == WAKE {
-                self.event.clear();
-                self.wake_armed = false;
-            } else {
-                self.in_flight -= 1;
-                done.push(completion(&entry));
+            match entry.user_data() {
+                WAKE => {
+                    self.event.clear();
+                    self.wake_armed = false;
+                }
+                UNWATCH => {}
+                _ => {
+                    self.in_flight -= 1;
+                    done.push(completion(&entry));
+                }
             }
         }
     }
@@ -184,10 +202,24 @@ impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
         self.push(entry_for(&op).user_data(u64::from(token)));
-        if self.ring.submission().len() >= HAND_OVER {
+        self.held += 1;
+        if self.held >= HAND_OVER {
+            self.held = 0;
             // An error is met again by `poll`.
             let _ = self.ring.submit();
         }
+    }
+
+    fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
+        self.in_flight += 1;
+        let poll = opcode::PollAdd::new(types::Fd(fd), interest.events() as u32);
+        self.push(poll.build().user_data(u64::from(token)));
+    }
+
+    fn unwatch(&mut self, token: Token) {
+        // If it has ended already, this finds nothing.
+        let remove = opcode::PollRemove::new(u64::from(token));
+        self.push(remove.build().user_data(UNWATCH));
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
@@ -201,7 +233,7 @@ impl Engine for Uring {
         self.reap(done);
         let want = usize::from(wait && done.len() == before && self.wake_armed);
         let pending = !self.ring.submission().is_empty();
-        if pending || want > 0 || (self.deferred && self.in_flight > 0) {
+        if pending || want > 0 || self.has_deferred() {
             match self.enter(want) {
                 Ok(_) => {}
                 Err(e)

@@ -1,0 +1,98 @@
+//! Waiting for descriptors (sockets, pipes, events, timers) and for time to
+//! pass, on a queue, beside its operations.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::future::Future;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::engine::Interest;
+use super::queue::{Io, Queue};
+
+/// A wait for a descriptor, made by [`Queue::readable`] and
+/// [`Queue::writable`]. Dropped before it is ready, it waits no more.
+pub struct Ready<'fd> {
+    io: Io,
+    _descriptor: PhantomData<BorrowedFd<'fd>>,
+}
+
+impl Future for Ready<'_> {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io)
+            .poll(context)
+            .map(|result| result.map(drop))
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        // The `Io`, dropped next, waits for the end, which is near then.
+        self.io.cancel_watch();
+    }
+}
+
+impl Queue {
+    /// Ready when a read from `fd` would not block: there are bytes, or the
+    /// end, or an error, which the read will tell. At once if it is so now.
+    ///
+    /// `fd` is something that `poll(2)` waits for: a socket, a pipe, an event,
+    /// a timer. Any number of waits may be in flight beside operations; with
+    /// the `native` engine 64 (`ENOSPC` from there on).
+    pub fn readable<'fd>(&self, fd: &'fd (impl AsFd + ?Sized)) -> Ready<'fd> {
+        self.ready(fd.as_fd(), Interest::Readable)
+    }
+
+    /// Ready when a write to `fd` would not block; as [`Queue::readable`].
+    pub fn writable<'fd>(&self, fd: &'fd (impl AsFd + ?Sized)) -> Ready<'fd> {
+        self.ready(fd.as_fd(), Interest::Writable)
+    }
+
+    fn ready<'fd>(&self, fd: BorrowedFd<'fd>, interest: Interest) -> Ready<'fd> {
+        Ready {
+            io: self.watch(fd.as_raw_fd(), interest),
+            _descriptor: PhantomData,
+        }
+    }
+
+    /// Waits for `duration` to pass, to the millisecond or so (`timerfd`).
+    pub async fn sleep(&self, duration: Duration) -> io::Result<()> {
+        let timer = timer(duration)?;
+        self.readable(&timer).await
+    }
+}
+
+/// A descriptor that is readable when `duration` has passed.
+fn timer(duration: Duration) -> io::Result<File> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    // SAFETY: a system call without pointers.
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fd is new and ours.
+    let timer = unsafe { File::from_raw_fd(fd) };
+    // Zero would mean never.
+    let duration = duration.max(Duration::from_nanos(1));
+    let time = libc::itimerspec {
+        it_interval: libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+        it_value: libc::timespec {
+            tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: duration.subsec_nanos().into(),
+        },
+    };
+    // SAFETY: `time` is valid for reading; the old setting is not wanted.
+    if unsafe { libc::timerfd_settime(fd, 0, &time, std::ptr::null_mut()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(timer)
+}
