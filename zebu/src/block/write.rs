@@ -361,6 +361,21 @@ impl Device {
         (buffer, result)
     }
 
+    /// The same with a buffer of a queue's pool.
+    pub async fn write_pooled(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        mut buffer: PoolBuffer,
+        length: usize,
+    ) -> (PoolBuffer, Result<()>) {
+        // SAFETY: as in `write_buffer`.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let result = self.write(queue, offset, &iov).await;
+        (buffer, result)
+    }
+
     /// Writes `bytes` to the disk from `offset` on, and waits for it.
     pub fn write_blocking(&self, queue: &Queue, offset: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: `bytes` is borrowed until the write, waited for here, has

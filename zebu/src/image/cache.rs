@@ -193,9 +193,13 @@ impl<V> Cache<V> {
         }
     }
 
+    /// Values found so far: about, since uses are counted so.
+    pub(crate) fn hits(&self) -> u64 {
+        self.tick.load(Ordering::Relaxed)
+    }
+
     /// Loads so far.
-    #[cfg(test)]
-    fn misses(&self) -> u64 {
+    pub(crate) fn misses(&self) -> u64 {
         self.misses.load(Ordering::Relaxed)
     }
 }

@@ -1,0 +1,277 @@
+//! One request: checked, done, answered.
+
+use std::rc::Rc;
+
+use zebu::block::Zeroing;
+use zebu::nbd::{Command, ErrorCode, Headers, MAX_PAYLOAD, Request, command};
+use zebu::storage::PoolBuffer;
+
+use crate::reply::{Failed, Piece, Reply};
+use crate::status;
+use crate::transmission::{Connection, Job, Payload, Permit};
+
+/// Bytes that a cache request reads at a time.
+pub const PIECE: usize = 1 << 20;
+/// Chunks of one read at most; from there on zeroes go as data.
+const MAX_PIECES: usize = 256;
+/// Zeroes of less than this between data go as data.
+const SHORTEST_HOLE: usize = 4096;
+
+/// Runs a request and sends its answer.
+pub async fn run(connection: Rc<Connection>, job: Job) {
+    let Job {
+        request,
+        payload,
+        permit,
+        start,
+    } = job;
+    let result = match check(&connection, &request, payload.as_ref()) {
+        Ok(()) => answer(&connection, &request, payload).await,
+        Err(failed) => Err(failed),
+    };
+    let statistics = connection.export.statistics();
+    let failed = result.is_err();
+    statistics.add(request.command, request.length, start.elapsed(), failed);
+    match result {
+        Ok(answer) => connection.send(answer(permit)),
+        Err(failed) => {
+            tracing::debug!(command = ?request.command, error = failed.message, "a request failed");
+            connection.fail(&request, &failed, permit);
+        }
+    }
+}
+
+type Answer = Box<dyn FnOnce(Permit) -> Reply>;
+
+fn invalid<T>(message: &str) -> Result<T, Failed> {
+    Err(Failed::new(ErrorCode::Inval, message))
+}
+
+/// Flags that a command may have. FUA is allowed with all, as in QEMU.
+fn allowed_flags(headers: Headers, command: Command) -> u16 {
+    use zebu::nbd::command::*;
+    let payload = match headers {
+        Headers::Extended => PAYLOAD_LEN,
+        _ => 0,
+    };
+    let own = match command {
+        Command::Read if headers >= Headers::Structured => DF,
+        Command::Write => payload,
+        Command::WriteZeroes => NO_HOLE | FAST_ZERO,
+        Command::BlockStatus => REQ_ONE | payload,
+        _ => 0,
+    };
+    FUA | own
+}
+
+fn check(
+    connection: &Connection,
+    request: &Request,
+    payload: Option<&Payload>,
+) -> Result<(), Failed> {
+    let writes = matches!(
+        request.command,
+        Command::Write | Command::Trim | Command::WriteZeroes
+    );
+    if request.flags & !allowed_flags(connection.headers, request.command) != 0 {
+        return invalid("the flags make no sense with this command");
+    }
+    if writes && !connection.export.device().is_writable() {
+        return Err(Failed::new(ErrorCode::Perm, "the export is read-only"));
+    }
+    if matches!(payload, Some(Payload::PassedOver)) {
+        return invalid("the payload is too long or malformed");
+    }
+    let limited = matches!(request.command, Command::Read | Command::Write);
+    if limited && request.length > MAX_PAYLOAD.into() {
+        return invalid("the request is too long");
+    }
+    if request.command == Command::Flush {
+        return Ok(());
+    }
+    let length = match payload {
+        Some(Payload::Filter(filter)) => filter.length,
+        _ => request.length,
+    };
+    let end = request.offset.checked_add(length);
+    if end.is_none_or(|end| end > connection.export.size()) {
+        let code = match request.command {
+            Command::Write | Command::WriteZeroes => ErrorCode::NoSpc,
+            _ => ErrorCode::Inval,
+        };
+        return Err(Failed::new(code, "the request is past the end"));
+    }
+    Ok(())
+}
+
+async fn answer(
+    connection: &Rc<Connection>,
+    request: &Request,
+    payload: Option<Payload>,
+) -> Result<Answer, Failed> {
+    let (queue, export) = (connection.queue(), &connection.export);
+    let device = export.device();
+    let headers = connection.headers;
+    let request = *request;
+    let offset = export.options().offset + request.offset;
+    let fua = request.flags & command::FUA != 0;
+    match (request.command, payload) {
+        (Command::Read, _) => return read(connection, request, offset).await,
+        (Command::BlockStatus, payload) => return block_status(connection, request, payload).await,
+        (Command::Write, Some(Payload::Data(buffer))) => {
+            let length = request.length as usize;
+            device.write_pooled(queue, offset, buffer, length).await.1?;
+        }
+        (Command::Write, _) => {}
+        (Command::Flush, _) => device.flush(queue).await?,
+        (Command::Trim, _) => device.discard(queue, offset, request.length).await?,
+        (Command::WriteZeroes, _) => {
+            let zeroing = match request.flags & command::NO_HOLE {
+                0 => Zeroing::Unmap,
+                _ => Zeroing::Keep,
+            };
+            let length = request.length;
+            match request.flags & command::FAST_ZERO {
+                0 => device.write_zeroes(queue, offset, length, zeroing).await?,
+                _ => device
+                    .write_zeroes_quickly(queue, offset, length, zeroing)
+                    .await
+                    .map_err(not_fast)?,
+            }
+        }
+        (Command::Cache, _) => cache(connection, offset, request.length).await?,
+        (Command::Disconnect | Command::Resize | Command::Other(_), _) => {
+            return invalid("an unknown command");
+        }
+    }
+    let writes = matches!(
+        request.command,
+        Command::Write | Command::Trim | Command::WriteZeroes
+    );
+    if fua && writes {
+        device.flush(queue).await?;
+    }
+    Ok(Box::new(move |permit| Reply::ok(headers, &request, permit)))
+}
+
+fn not_fast(error: zebu::Error) -> Failed {
+    match error.errno() {
+        libc::EOPNOTSUPP => Failed::new(ErrorCode::NotSup, "zeroes would be written as data"),
+        _ => error.into(),
+    }
+}
+
+/// Reads a range through whatever caches there are.
+async fn cache(connection: &Connection, offset: u64, length: u64) -> Result<(), Failed> {
+    let (queue, device) = (connection.queue(), connection.export.device());
+    let mut buffer = queue.buffer(PIECE);
+    let mut at = 0;
+    while at < length {
+        let n = (length - at).min(PIECE as u64);
+        let (back, result) = device
+            .read_pooled(queue, offset + at, buffer, n as usize)
+            .await;
+        result?;
+        buffer = back;
+        at += n;
+    }
+    Ok(())
+}
+
+async fn read(
+    connection: &Rc<Connection>,
+    request: Request,
+    offset: u64,
+) -> Result<Answer, Failed> {
+    let (queue, headers) = (connection.queue(), connection.headers);
+    let length = request.length as usize;
+    if length == 0 {
+        return Ok(Box::new(move |permit| Reply::ok(headers, &request, permit)));
+    }
+    let pieces = match headers {
+        Headers::Simple => Vec::new(),
+        _ => pieces(connection, offset, length).await?,
+    };
+    let one = request.flags & command::DF != 0;
+    let (sparse, zero) = match pieces.as_slice() {
+        [piece] => (!piece.data, !piece.data),
+        pieces => (!pieces.is_empty() && !one, false),
+    };
+    if zero {
+        return Ok(Box::new(move |permit| {
+            Reply::sparse(headers, &request, &pieces, None, permit)
+        }));
+    }
+    let buffer: PoolBuffer = queue.buffer(length);
+    let device = connection.export.device();
+    let (buffer, result) = device.read_pooled(queue, offset, buffer, length).await;
+    result?;
+    Ok(Box::new(move |permit| match sparse {
+        true => Reply::sparse(headers, &request, &pieces, Some(buffer), permit),
+        false => Reply::data(headers, &request, buffer, permit),
+    }))
+}
+
+/// What a range is made of: zeroes that are known as such, and the rest.
+async fn pieces(connection: &Connection, offset: u64, length: usize) -> Result<Vec<Piece>, Failed> {
+    let (queue, device) = (connection.queue(), connection.export.device());
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut at = 0;
+    while at < length {
+        let left = (length - at) as u64;
+        let full = pieces.len() >= MAX_PIECES;
+        let (n, zero) = match full {
+            true => (length - at, false),
+            false => {
+                let status = device.status(queue, offset + at as u64, left).await?;
+                (status.length as usize, status.zero)
+            }
+        };
+        let data = !zero || n < SHORTEST_HOLE.min(length);
+        match pieces.last_mut() {
+            Some(last) if last.data == data => last.range.end += n,
+            _ => pieces.push(Piece {
+                range: at..at + n,
+                data,
+            }),
+        }
+        at += n;
+    }
+    Ok(pieces)
+}
+
+async fn block_status(
+    connection: &Rc<Connection>,
+    request: Request,
+    payload: Option<Payload>,
+) -> Result<Answer, Failed> {
+    let (length, contexts) = match payload {
+        Some(Payload::Filter(filter)) => {
+            let mut contexts = filter.contexts;
+            contexts.sort_unstable();
+            if contexts.windows(2).any(|pair| pair[0] == pair[1])
+                || contexts.iter().any(|id| !connection.contexts.contains(id))
+            {
+                return invalid("contexts that were not chosen");
+            }
+            (filter.length, contexts)
+        }
+        _ => (request.length, connection.contexts.clone()),
+    };
+    if length == 0 || contexts.is_empty() {
+        return invalid("no bytes, or no contexts were chosen");
+    }
+    let headers = connection.headers;
+    let extents = status::extents(
+        &connection.export,
+        connection.queue(),
+        headers,
+        &contexts,
+        (request.offset, length),
+        request.flags & command::REQ_ONE != 0,
+    )
+    .await?;
+    Ok(Box::new(move |permit| {
+        Reply::status(headers, &request, &contexts, &extents, permit)
+    }))
+}
