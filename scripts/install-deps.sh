@@ -13,6 +13,8 @@ for program in $missing; do
         qemu-img | qemu-io) packages="$packages qemu-utils" ;;
         mke2fs) packages="$packages e2fsprogs" ;;
         losetup) packages="$packages mount" ;;
+        nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;
+        certtool) packages="$packages gnutls-bin" ;;
         cc) packages="$packages gcc libc6-dev" ;;
         *) packages="$packages $program" ;;
     esac

@@ -17,6 +17,7 @@
 
 pub mod pair;
 pub mod script;
+pub mod server;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -112,6 +113,11 @@ fn subject() -> &'static Subject {
             .then(|| program.with_file_name("qemu-io"));
         Subject { program, io }
     })
+}
+
+/// The program under test.
+pub fn program() -> &'static Path {
+    &subject().program
 }
 
 /// Whether the tests test themselves, with QEMU in the place of zebu.
