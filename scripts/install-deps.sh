@@ -11,10 +11,14 @@ packages=""
 for program in $missing; do
     case $program in
         qemu-img | qemu-io) packages="$packages qemu-utils" ;;
-        mke2fs) packages="$packages e2fsprogs" ;;
+        mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
         losetup) packages="$packages mount" ;;
         nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;
         certtool) packages="$packages gnutls-bin" ;;
+        qemu-system-x86_64) packages="$packages qemu-system-x86" ;;
+        busybox) packages="$packages busybox-static" ;;
+        flock) packages="$packages util-linux" ;;
+        xz) packages="$packages xz-utils" ;;
         cc) packages="$packages gcc libc6-dev" ;;
         *) packages="$packages $program" ;;
     esac

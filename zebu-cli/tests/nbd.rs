@@ -12,8 +12,8 @@ use common::{Lab, beyond_qemu};
 fn images() -> Lab {
     let lab = Lab::new();
     lab.make(
-        "create base.qcow2 16M; io base.qcow2: write -P 7 0 3M, write -P 9 8M 100k; \
-         create -b base.qcow2 -F qcow2 x.qcow2; io x.qcow2: write -P 1 1M 64k, write -z 2M 512k; \
+        "create base.qcow2 16M; io base.qcow2: write -P 7 0 3M | write -P 9 8M 100k; \
+         create -b base.qcow2 -F qcow2 x.qcow2; io x.qcow2: write -P 1 1M 64k | write -z 2M 512k; \
          create empty.qcow2 16M; raw data.raw 3000000",
     );
     lab

@@ -15,6 +15,7 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod guest;
 pub mod pair;
 pub mod script;
 pub mod server;
