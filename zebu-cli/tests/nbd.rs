@@ -163,9 +163,12 @@ fn qemu_reads_writes_and_maps() {
     if have("nbdinfo") {
         let depth = ["--map=qemu:allocation-depth", &from];
         let depth = client(&lab, "nbdinfo", &depth).ok("depth").out;
-        let words: Vec<_> = depth.split_whitespace().collect();
-        assert_eq!(words[..4], ["0", "1048576", "2", "backing"], "{depth}");
-        assert_eq!(words[4..8], ["1048576", "65536", "1", "local"], "{depth}");
+        let lines: Vec<Vec<&str>> = depth
+            .lines()
+            .map(|line| line.split_whitespace().take(4).collect())
+            .collect();
+        assert_eq!(lines[0], ["0", "1048576", "2", "backing"], "{depth}");
+        assert_eq!(lines[1], ["1048576", "65536", "1", "local"], "{depth}");
     }
     let script = "write -P 5 100 1000\nwrite -z 4096 65536\nwrite -zu 1M 1M\nwrite -f -P 6 3M 1M\n\
                   discard 5M 1M\naio_write -P 8 9M 2M\naio_read -P 8 12M 1\naio_flush\nflush\n\
@@ -351,10 +354,10 @@ fn tls_serves_those_with_a_certificate_alone() {
         printf 'cn = "client"\ntls_www_client\nencryption_key\nsigning_key\nexpiration_days = 100\n' >client.info
         for ca in good other; do
             mkdir $ca
-            certtool --generate-privkey --key-type ecdsa --outfile $ca/ca-key.pem
+            certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/ca-key.pem
             certtool --generate-self-signed --load-privkey $ca/ca-key.pem --template ca.info --outfile $ca/ca-cert.pem
             for who in server client; do
-                certtool --generate-privkey --key-type ecdsa --outfile $ca/$who-key.pem
+                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$who-key.pem
                 certtool --generate-certificate --load-ca-certificate $ca/ca-cert.pem --load-ca-privkey $ca/ca-key.pem \
                     --load-privkey $ca/$who-key.pem --template $who.info --outfile $ca/$who-cert.pem
             done

@@ -1,10 +1,9 @@
 //! Signals as events on a queue.
 #![allow(unsafe_code)]
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
 
 use zebu::storage::Queue;
 
@@ -16,50 +15,68 @@ pub enum Event {
     End,
 }
 
-/// Takes SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on, in this thread and
-/// those that it starts.
-pub struct Signals(File);
+/// Takes SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on.
+///
+/// A thread waits for them and passes them on through a socket: a signalfd
+/// wakes nobody who waits for it by the kernel's asynchronous I/O, which looks
+/// at the signals of a thread of its own.
+pub struct Signals(UnixStream);
 
 impl Signals {
     /// Called before there are other threads.
     pub fn new() -> io::Result<Self> {
-        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the set is initialised by the first call, and valid in all.
-        let fd = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1] {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            let none = std::ptr::null_mut();
-            let result = libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), none);
-            if result != 0 {
-                return Err(io::Error::from_raw_os_error(result));
-            }
-            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: fd is new and ours.
-        Ok(Signals(unsafe { File::from_raw_fd(fd) }))
+        let (signals, sender) = UnixStream::pair()?;
+        signals.set_nonblocking(true)?;
+        let set = block()?;
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                // Nobody listens any more: the process is about to end.
+                while (&sender).write_all(&[wait(&set)]).is_ok() {}
+            })?;
+        Ok(Signals(signals))
     }
 
     /// The next one.
     pub async fn next(&self, queue: &Queue) -> io::Result<Event> {
+        let mut number = [0];
         loop {
             queue.readable(&self.0).await?;
-            let mut info = [0; size_of::<libc::signalfd_siginfo>()];
-            match (&self.0).read(&mut info) {
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+            match (&self.0).read(&mut number) {
+                Ok(_) => break,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),
             }
-            // The number of the signal comes first.
-            let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
-            return Ok(match number {
-                libc::SIGUSR1 => Event::Statistics,
-                _ => Event::End,
-            });
+        }
+        Ok(match i32::from(number[0]) {
+            libc::SIGUSR1 => Event::Statistics,
+            _ => Event::End,
+        })
+    }
+}
+
+/// From now on the signals wait to be taken, in this thread and those that it
+/// starts.
+fn block() -> io::Result<libc::sigset_t> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is initialised by the first call, and valid in all.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1] {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        let set = set.assume_init();
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) {
+            0 => Ok(set),
+            error => Err(io::Error::from_raw_os_error(error)),
         }
     }
+}
+
+/// Waits for one of the signals; its number.
+fn wait(set: &libc::sigset_t) -> u8 {
+    let mut number = 0;
+    // SAFETY: both are valid. It fails only for a set that makes no sense.
+    while unsafe { libc::sigwait(set, &mut number) } != 0 {}
+    number as u8
 }
