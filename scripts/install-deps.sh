@@ -4,7 +4,11 @@
 set -eu
 missing=""
 for program in "$@"; do
-    command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+    case $program in
+        # A module of Debian's Python, which is no program.
+        python3-*) /usr/bin/python3 -c "import ${program#python3-lib}" >/dev/null 2>&1 ;;
+        *) command -v "$program" >/dev/null 2>&1 ;;
+    esac || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0
 packages=""

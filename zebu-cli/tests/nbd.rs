@@ -230,6 +230,89 @@ fn fio_verifies_what_it_wrote() {
     }
 }
 
+/// What only a program can ask for: flags of every command, many requests at
+/// once, answers in pieces.
+const LIBNBD: &str = r#"
+import errno, nbd, sys
+a, b = nbd.NBD(), nbd.NBD()
+for h in (a, b):
+    h.add_meta_context("base:allocation")
+    h.connect_uri(sys.argv[1])
+assert a.can_multi_conn() and a.can_fua() and a.can_fast_zero() and a.can_cache() and a.can_df()
+assert a.get_structured_replies_negotiated()
+size = a.get_size()
+# A flush on one connection is one for the other, and what one writes the other reads.
+a.pwrite(b"x" * 8192, 4096)
+b.flush()
+assert b.pread(8192, 4096) == b"x" * 8192
+a.pwrite(b"y" * 512, 4096, nbd.CMD_FLAG_FUA)
+b.zero(4096, 8192, nbd.CMD_FLAG_FUA | nbd.CMD_FLAG_NO_HOLE)
+a.zero(65536, 65536)
+a.trim(1 << 20, 1 << 20, nbd.CMD_FLAG_FUA)
+a.cache(size, 0)
+# Pieces: data, a hole, data.
+a.pwrite(b"d" * 65536, 0)
+a.pwrite(b"e" * 65536, 131072)
+pieces = []
+def chunk(buffer, offset, status, error):
+    pieces.append((offset, len(buffer), status))
+got = b.pread_structured(196608, 0, chunk)
+assert got == b"d" * 65536 + bytes(65536) + b"e" * 65536
+assert (65536, 65536, nbd.READ_HOLE) in pieces, pieces
+pieces.clear()
+assert b.pread_structured(196608, 0, chunk, nbd.CMD_FLAG_DF) == got
+assert len(pieces) == 1, pieces
+extents = []
+a.block_status(size, 0, lambda context, offset, entries, error: extents.extend(entries))
+assert sum(extents[::2]) == size and len(extents) > 2, extents
+extents.clear()
+a.block_status(size, 0, lambda context, offset, entries, error: extents.extend(entries), nbd.CMD_FLAG_REQ_ONE)
+assert len(extents) == 2, extents
+# Many at once, in any order.
+buffers = [nbd.Buffer.from_bytearray(bytearray([n]) * 4096) for n in range(200)]
+cookies = [a.aio_pwrite(buffer, n * 4096) for n, buffer in enumerate(buffers)]
+while cookies:
+    a.poll(-1)
+    cookies = [c for c in cookies if not a.aio_command_completed(c)]
+for n in range(200):
+    assert b.pread(4096, n * 4096) == bytes([n]) * 4096
+# Errors are of one request.
+a.set_strict_mode(0)
+for ask in (lambda: a.pread(4096, size), lambda: a.pread(4096, size - 1), lambda: a.zero(2, size - 1)):
+    try:
+        ask()
+        raise Exception("it was answered")
+    except nbd.Error as e:
+        assert e.errnum in (errno.EINVAL, errno.ENOSPC), e
+assert a.pread(1, 0) == bytes(1)
+a.shutdown()
+b.shutdown()
+"#;
+
+#[test]
+fn libnbd_from_python() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    // Debian's module is for Debian's Python, which may not be the first.
+    let lab = Lab::new();
+    let python = ["/usr/bin/python3", "python3"]
+        .into_iter()
+        .find(|python| have(python) && client(&lab, python, &["-c", "import nbd"]).status == 0);
+    let Some(python) = python else {
+        println!("skipped: no libnbd for Python");
+        return;
+    };
+    for aio in ["--aio=threads", "--aio=io_uring"] {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 16M");
+        let mut server = Server::start(&lab, &["-t", "-e", "2", "--discard=unmap", aio, "x.qcow2"]);
+        client(&lab, python, &["-c", LIBNBD, &server.uri("")]).ok("libnbd");
+        server.stop();
+        lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+    }
+}
+
 #[test]
 fn read_only_parts_and_snapshots() {
     if beyond_qemu("an NBD server") || !have("nbdinfo") {

@@ -285,6 +285,48 @@ fn a_client_that_takes_no_answers_holds_up_itself_alone() {
 }
 
 #[test]
+#[ignore = "takes a GiB of memory"]
+fn clients_that_take_no_answers_have_a_bound_together() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    let lab = Lab::new();
+    let mut server = served(&lab);
+    // 2.5 GiB of answers, if each could have what one alone may have.
+    let mut greedy: Vec<Raw> = (0..40)
+        .map(|_| {
+            let mut raw = Raw::with_export(&server, "", Headers::Structured);
+            for n in 0..16 {
+                raw.send(&request(Command::Read, n % 2, 4 << 20));
+            }
+            raw
+        })
+        .collect();
+    wait_until("memory is taken", || server.peak_memory() > 900 << 20);
+    std::thread::sleep(Duration::from_millis(500));
+    // Who is modest does not notice; who is not is told that there is none.
+    let mut raw = Raw::with_export(&server, "", Headers::Structured);
+    let got = raw.ask(&request(Command::Read, 0, 1 << 20), &[]);
+    assert_eq!((got.error, got.pieces[0].1.len()), (0, 1 << 20));
+    let no_memory = ErrorCode::NoMem as u32;
+    assert_eq!(
+        raw.ask(&request(Command::Read, 0, 8 << 20), &[]).error,
+        no_memory
+    );
+    let write = request(Command::Write, 0, 2 << 20);
+    assert_eq!(raw.ask(&write, &vec![9; 2 << 20]).error, no_memory);
+    assert_alive(&server);
+    let memory = server.peak_memory();
+    assert!(memory < 1400 << 20, "{} MiB", memory >> 20);
+    // As soon as some go, there is room again.
+    greedy.truncate(5);
+    let got = raw.ask(&request(Command::Read, 0, 8 << 20), &[]);
+    assert_eq!(got.error, 0);
+    drop(greedy);
+    server.stop();
+}
+
+#[test]
 fn ten_thousand_connections() {
     if beyond_qemu("an NBD server") {
         return;

@@ -1,9 +1,10 @@
 //! One request: checked, done, answered.
 
+use std::future::Future;
 use std::rc::Rc;
 
 use zebu::block::Zeroing;
-use zebu::nbd::{Command, ErrorCode, Headers, MAX_PAYLOAD, Request, command};
+use zebu::nbd::{Command, ErrorCode, Extent, Headers, MAX_PAYLOAD, Request, command};
 use zebu::storage::PoolBuffer;
 
 use crate::reply::{Failed, Piece, Reply};
@@ -12,6 +13,9 @@ use crate::transmission::{Connection, Job, Payload, Permit};
 
 /// Bytes that a cache request reads at a time.
 pub const PIECE: usize = 1 << 20;
+/// Bytes that are discarded or zeroed at a time: a client that has gone has
+/// its requests go on to the next multiple of this.
+const STEP: u64 = 1 << 30;
 /// Chunks of one read at most; from there on zeroes go as data.
 const MAX_PIECES: usize = 256;
 /// Zeroes of less than this between data go as data.
@@ -25,7 +29,7 @@ pub async fn run(connection: Rc<Connection>, job: Job) {
         permit,
         start,
     } = job;
-    let result = match check(&connection, &request, payload.as_ref()) {
+    let result = match check(&connection, &request, payload.as_ref(), permit.refused) {
         Ok(()) => answer(&connection, &request, payload).await,
         Err(failed) => Err(failed),
     };
@@ -33,7 +37,7 @@ pub async fn run(connection: Rc<Connection>, job: Job) {
     let failed = result.is_err();
     statistics.add(request.command, request.length, start.elapsed(), failed);
     match result {
-        Ok(answer) => connection.send(answer(permit)),
+        Ok(answer) => connection.send(answer.reply(connection.headers, &request, permit)),
         Err(failed) => {
             tracing::debug!(command = ?request.command, error = failed.message, "a request failed");
             connection.fail(&request, &failed, permit);
@@ -41,7 +45,31 @@ pub async fn run(connection: Rc<Connection>, job: Job) {
     }
 }
 
-type Answer = Box<dyn FnOnce(Permit) -> Reply>;
+/// What came of a request that did not fail.
+enum Answer {
+    Done,
+    /// The bytes of a read are the first of a buffer.
+    Data(PoolBuffer),
+    /// A read in pieces; the buffer is there if any of them is data.
+    Sparse(Vec<Piece>, Option<PoolBuffer>),
+    /// Contexts and the extents of each.
+    Status(Vec<u32>, Vec<Vec<Extent>>),
+}
+
+impl Answer {
+    fn reply(self, headers: Headers, request: &Request, permit: Permit) -> Reply {
+        match self {
+            Answer::Done => Reply::ok(headers, request, permit),
+            Answer::Data(buffer) => Reply::data(headers, request, buffer, permit),
+            Answer::Sparse(pieces, buffer) => {
+                Reply::sparse(headers, request, &pieces, buffer, permit)
+            }
+            Answer::Status(contexts, extents) => {
+                Reply::status(headers, request, &contexts, &extents, permit)
+            }
+        }
+    }
+}
 
 fn invalid<T>(message: &str) -> Result<T, Failed> {
     Err(Failed::new(ErrorCode::Inval, message))
@@ -68,6 +96,7 @@ fn check(
     connection: &Connection,
     request: &Request,
     payload: Option<&Payload>,
+    refused: bool,
 ) -> Result<(), Failed> {
     let writes = matches!(
         request.command,
@@ -78,6 +107,10 @@ fn check(
     }
     if writes && !connection.export.device().is_writable() {
         return Err(Failed::new(ErrorCode::Perm, "the export is read-only"));
+    }
+    if refused {
+        let text = "other connections take all the memory there is";
+        return Err(Failed::new(ErrorCode::NoMem, text));
     }
     if matches!(payload, Some(Payload::PassedOver)) {
         return invalid("the payload is too long or malformed");
@@ -111,7 +144,6 @@ async fn answer(
 ) -> Result<Answer, Failed> {
     let (queue, export) = (connection.queue(), &connection.export);
     let device = export.device();
-    let headers = connection.headers;
     let request = *request;
     let offset = export.options().offset + request.offset;
     let fua = request.flags & command::FUA != 0;
@@ -124,7 +156,10 @@ async fn answer(
         }
         (Command::Write, _) => {}
         (Command::Flush, _) => device.flush(queue).await?,
-        (Command::Trim, _) => device.discard(queue, offset, request.length).await?,
+        (Command::Trim, _) => {
+            let discard = |at, length| device.discard(queue, at, length);
+            in_steps(connection, offset, request.length, discard).await?;
+        }
         (Command::WriteZeroes, _) => {
             let zeroing = match request.flags & command::NO_HOLE {
                 0 => Zeroing::Unmap,
@@ -132,7 +167,10 @@ async fn answer(
             };
             let length = request.length;
             match request.flags & command::FAST_ZERO {
-                0 => device.write_zeroes(queue, offset, length, zeroing).await?,
+                0 => {
+                    let zero = |at, length| device.write_zeroes(queue, at, length, zeroing);
+                    in_steps(connection, offset, length, zero).await?;
+                }
                 _ => device
                     .write_zeroes_quickly(queue, offset, length, zeroing)
                     .await
@@ -151,7 +189,27 @@ async fn answer(
     if fua && writes {
         device.flush(queue).await?;
     }
-    Ok(Box::new(move |permit| Reply::ok(headers, &request, permit)))
+    Ok(Answer::Done)
+}
+
+/// Does to a range, in steps of [`STEP`], what `one` does to a range, as long
+/// as there is a client.
+async fn in_steps<F: Future<Output = zebu::Result<()>>>(
+    connection: &Connection,
+    offset: u64,
+    length: u64,
+    one: impl Fn(u64, u64) -> F,
+) -> Result<(), Failed> {
+    let (mut at, end) = (offset, offset + length);
+    while at < end {
+        if connection.is_given_up() {
+            return Err(Failed::new(ErrorCode::Shutdown, "the connection has ended"));
+        }
+        let next = (at / STEP * STEP + STEP).min(end);
+        one(at, next - at).await?;
+        at = next;
+    }
+    Ok(())
 }
 
 fn not_fast(error: zebu::Error) -> Failed {
@@ -167,6 +225,9 @@ async fn cache(connection: &Connection, offset: u64, length: u64) -> Result<(), 
     let mut buffer = queue.buffer(PIECE);
     let mut at = 0;
     while at < length {
+        if connection.is_given_up() {
+            return Err(Failed::new(ErrorCode::Shutdown, "the connection has ended"));
+        }
         let n = (length - at).min(PIECE as u64);
         let (back, result) = device
             .read_pooled(queue, offset + at, buffer, n as usize)
@@ -186,7 +247,7 @@ async fn read(
     let (queue, headers) = (connection.queue(), connection.headers);
     let length = request.length as usize;
     if length == 0 {
-        return Ok(Box::new(move |permit| Reply::ok(headers, &request, permit)));
+        return Ok(Answer::Done);
     }
     let pieces = match headers {
         Headers::Simple => Vec::new(),
@@ -198,18 +259,16 @@ async fn read(
         pieces => (!pieces.is_empty() && !one, false),
     };
     if zero {
-        return Ok(Box::new(move |permit| {
-            Reply::sparse(headers, &request, &pieces, None, permit)
-        }));
+        return Ok(Answer::Sparse(pieces, None));
     }
     let buffer: PoolBuffer = queue.buffer(length);
     let device = connection.export.device();
     let (buffer, result) = device.read_pooled(queue, offset, buffer, length).await;
     result?;
-    Ok(Box::new(move |permit| match sparse {
-        true => Reply::sparse(headers, &request, &pieces, Some(buffer), permit),
-        false => Reply::data(headers, &request, buffer, permit),
-    }))
+    Ok(match sparse {
+        true => Answer::Sparse(pieces, Some(buffer)),
+        false => Answer::Data(buffer),
+    })
 }
 
 /// What a range is made of: zeroes that are known as such, and the rest.
@@ -271,7 +330,5 @@ async fn block_status(
         request.flags & command::REQ_ONE != 0,
     )
     .await?;
-    Ok(Box::new(move |permit| {
-        Reply::status(headers, &request, &contexts, &extents, permit)
-    }))
+    Ok(Answer::Status(contexts, extents))
 }

@@ -10,6 +10,7 @@
 //! The bytes on the wire are [`zebu::nbd`]'s.
 #![deny(unsafe_code)]
 
+mod budget;
 mod execute;
 mod export;
 mod handshake;

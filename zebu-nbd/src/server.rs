@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use zebu::storage::{Queue, QueueOptions};
 
+use crate::budget::Budget;
 use crate::export::Export;
 use crate::handshake::{NoAgreement, negotiate};
 use crate::listen::Listener;
@@ -25,6 +26,10 @@ use crate::transport::{Stream, Transport};
 
 /// How long nobody is taken in after the system had no room for a client.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes of requests in flight of all connections together, besides what each
+/// has for itself.
+const MEMORY: usize = 1 << 30;
 
 /// How a server treats its clients.
 #[derive(Clone, Debug)]
@@ -50,6 +55,7 @@ pub struct Server {
 /// What connections share with the server.
 struct Shared {
     exports: Vec<Arc<Export>>,
+    budget: Arc<Budget>,
     stopping: AtomicBool,
     /// Whether a client has chosen an export.
     chosen: AtomicBool,
@@ -71,6 +77,7 @@ impl Server {
         Ok(Server {
             shared: Arc::new(Shared {
                 exports,
+                budget: Arc::new(Budget::new(MEMORY)),
                 stopping: AtomicBool::new(false),
                 chosen: AtomicBool::new(false),
                 stop,
@@ -151,7 +158,10 @@ impl Clients<'_> {
             for listener in listeners {
                 if let Err(e) = self.accept(listener) {
                     tracing::warn!("no client is taken in for a while: {}", zebu::strerror(&e));
-                    queue.sleep(PAUSE).await?;
+                    // Without a descriptor for a timer, nothing else goes on.
+                    if queue.sleep(PAUSE).await.is_err() {
+                        std::thread::sleep(PAUSE);
+                    }
                 }
             }
         }
@@ -275,6 +285,6 @@ async fn serve(
     shared.chosen.store(true, Ordering::SeqCst);
     agreed.export.statistics().connected();
     let stopping = || shared.stopping.load(Ordering::SeqCst);
-    let end = transmission::serve(transport, agreed, stopping).await;
+    let end = transmission::serve(transport, agreed, shared.budget.clone(), stopping).await;
     end.to_string()
 }

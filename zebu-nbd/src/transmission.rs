@@ -8,19 +8,22 @@
 //!
 //! Bounds: [`MAX_REQUESTS`] and [`MAX_BYTES`] of buffers at a time, counted
 //! until the answer is in the socket. A client that takes no answers is not
-//! read from any more.
+//! read from any more. What is more than [`OWN_BYTES`] of a connection comes
+//! out of what all connections share (`budget.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use zebu::nbd::{Command, Headers, MAX_PAYLOAD, ProtocolError, Request, StatusFilter};
 use zebu::storage::{PoolBuffer, Queue};
 
+use crate::budget::Budget;
 use crate::export::Export;
 use crate::handshake::Agreed;
 use crate::race::{First, race};
@@ -31,6 +34,8 @@ use crate::transport::Transport;
 pub const MAX_REQUESTS: usize = 128;
 /// Bytes of their buffers. One request is taken whatever it needs.
 pub const MAX_BYTES: usize = 64 << 20;
+/// Bytes of them that each connection has, whatever others do.
+const OWN_BYTES: usize = 1 << 20;
 /// Bytes received at a time besides payloads.
 const INPUT: usize = 64 << 10;
 /// Payloads that are too long are passed over up to this; a longer one ends
@@ -66,7 +71,7 @@ impl From<ProtocolError> for End {
 /// What the tasks of one connection share.
 pub(crate) struct Connection {
     pub transport: Rc<Transport>,
-    pub export: std::sync::Arc<Export>,
+    pub export: Arc<Export>,
     pub headers: Headers,
     pub contexts: Vec<u32>,
     /// Answers that are ready.
@@ -80,12 +85,19 @@ pub(crate) struct Connection {
     broken: Cell<bool>,
     /// No more requests will come.
     ending: Cell<bool>,
+    /// Nobody waits for answers any more.
+    given_up: Cell<bool>,
+    budget: Arc<Budget>,
 }
 
 /// A request's share of what a connection may take. It goes with its answer.
 pub(crate) struct Permit {
     connection: Rc<Connection>,
     bytes: usize,
+    /// How many of them are from the budget.
+    shared: usize,
+    /// There is no memory for the request: it fails.
+    pub refused: bool,
 }
 
 impl Drop for Permit {
@@ -93,6 +105,7 @@ impl Drop for Permit {
         let connection = &self.connection;
         connection.requests.set(connection.requests.get() - 1);
         connection.bytes.set(connection.bytes.get() - self.bytes);
+        connection.budget.give(self.shared);
         if let Some(waker) = connection.waiting.take() {
             waker.wake();
         }
@@ -118,7 +131,12 @@ pub(crate) enum Payload {
 
 /// Answers the client's requests until it goes, or `stopping` says so, and
 /// then those that are in flight.
-pub async fn serve(transport: Rc<Transport>, agreed: Agreed, stopping: impl Fn() -> bool) -> End {
+pub async fn serve(
+    transport: Rc<Transport>,
+    agreed: Agreed,
+    budget: Arc<Budget>,
+    stopping: impl Fn() -> bool,
+) -> End {
     let connection = Rc::new(Connection {
         transport,
         export: agreed.export,
@@ -131,6 +149,8 @@ pub async fn serve(transport: Rc<Transport>, agreed: Agreed, stopping: impl Fn()
         bytes: Cell::new(0),
         broken: Cell::new(false),
         ending: Cell::new(false),
+        given_up: Cell::new(false),
+        budget,
     });
     let queue = connection.queue().clone();
     let writer = queue.spawn(connection.clone().write());
@@ -141,6 +161,7 @@ pub async fn serve(transport: Rc<Transport>, agreed: Agreed, stopping: impl Fn()
     };
     let patience = queue.sleep(PATIENCE);
     if let First::B(_) = race(connection.wait_for(Connection::is_idle), patience).await {
+        connection.given_up.set(true);
         connection.transport.stop();
         connection.wait_for(Connection::is_idle).await;
     }
@@ -155,6 +176,11 @@ enum Never {}
 impl Connection {
     pub fn queue(&self) -> &Queue {
         self.transport.queue()
+    }
+
+    /// Whether requests may be left half done, since nobody waits for them.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.get() || self.broken.get()
     }
 
     fn is_idle(&self) -> bool {
@@ -182,12 +208,32 @@ impl Connection {
     /// Waits until there is room for a request with a buffer of `bytes`.
     async fn permit(self: &Rc<Self>, bytes: usize) -> Permit {
         self.wait_for(|connection| connection.has_room(bytes)).await;
+        let shared = match self.bytes.get() + bytes <= OWN_BYTES {
+            true => 0,
+            false => bytes,
+        };
+        let refused = !self.budget.take(shared) && !self.wait_for_budget(shared).await;
+        let (bytes, shared) = match refused {
+            true => (0, 0),
+            false => (bytes, shared),
+        };
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
         Permit {
             connection: self.clone(),
             bytes,
+            shared,
+            refused,
         }
+    }
+
+    /// Takes `bytes` from the budget when they are there; not for ever.
+    async fn wait_for_budget(&self, bytes: usize) -> bool {
+        let patience = self.queue().sleep(PATIENCE);
+        matches!(
+            race(self.budget.take_later(bytes), patience).await,
+            First::A(())
+        )
     }
 
     /// Reads requests and starts them.
@@ -225,6 +271,7 @@ impl Connection {
         let start = Instant::now();
         let payload = match length {
             0 => None,
+            _ if permit.refused => Some(self.pass_over(length, input).await?),
             _ => Some(self.payload(&request, length, input).await?),
         };
         let job = Job {
@@ -251,11 +298,7 @@ impl Connection {
             _ => 0,
         };
         if length > most {
-            if length > MAX_PASSED_OVER {
-                return Err(End::Protocol(format!("a payload of {length} bytes")));
-            }
-            input.pass_over(&self.transport, length).await?;
-            return Ok(Payload::PassedOver);
+            return self.pass_over(length, input).await;
         }
         let mut buffer = self.queue().buffer(length as usize);
         let bytes = &mut buffer[..length as usize];
@@ -264,6 +307,14 @@ impl Connection {
             true => StatusFilter::decode(bytes).map_or(Payload::PassedOver, Payload::Filter),
             false => Payload::Data(buffer),
         })
+    }
+
+    async fn pass_over(&self, length: u64, input: &mut Input) -> Result<Payload, End> {
+        if length > MAX_PASSED_OVER {
+            return Err(End::Protocol(format!("a payload of {length} bytes")));
+        }
+        input.pass_over(&self.transport, length).await?;
+        Ok(Payload::PassedOver)
     }
 
     /// Sends `reply` when its turn comes.

@@ -105,13 +105,13 @@ impl Client {
         Ok(self)
     }
 
-    /// All answers to an option; the first error ends them, and is told by
+    /// The payloads of all answers to an option; the first error ends them, and is told by
     /// its kind.
     fn ask(
         &mut self,
         kind: OptionKind,
         payload: &[u8],
-    ) -> io::Result<Result<Vec<(OptionReplyKind, Vec<u8>)>, OptionReplyKind>> {
+    ) -> io::Result<Result<Vec<Vec<u8>>, OptionReplyKind>> {
         self.0.write_all(&encode_option(kind, payload))?;
         let mut all = Vec::new();
         while all.len() < MAX_REPLIES {
@@ -126,7 +126,7 @@ impl Client {
             match header.kind {
                 OptionReplyKind::Ack => return Ok(Ok(all)),
                 kind if kind.is_error() => return Ok(Err(kind)),
-                kind => all.push((kind, payload)),
+                _ => all.push(payload),
             }
         }
         Err(io::Error::other("it answers without end"))
@@ -139,7 +139,7 @@ impl Client {
         let listed =
             listed.map_err(|kind| io::Error::other(format!("it does not list: {kind:?}")))?;
         let mut text = format!("exports available: {}\n", listed.len());
-        for (_, payload) in listed {
+        for payload in listed {
             let (name, description) = decode_list_item(&payload).map_err(strange)?;
             text += &format!(" export: '{name}'\n");
             if !description.is_empty() {
@@ -158,7 +158,7 @@ impl Client {
             wanted: vec![Info::BLOCK_SIZE],
         };
         let mut text = String::new();
-        for (_, payload) in self
+        for payload in self
             .ask(OptionKind::Info, &go.encode())?
             .unwrap_or_default()
         {
@@ -192,7 +192,7 @@ impl Client {
             let found = self.ask(OptionKind::ListMetaContext, &query.encode())?;
             let found = found.unwrap_or_default();
             text += &format!("  available meta contexts: {}\n", found.len());
-            for (_, payload) in found {
+            for payload in found {
                 let (_, name) = ContextQuery::decode_context(&payload).map_err(strange)?;
                 text += &format!("   {name}\n");
             }

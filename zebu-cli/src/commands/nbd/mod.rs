@@ -2,6 +2,7 @@
 
 mod arguments;
 mod daemon;
+mod descriptors;
 mod images;
 mod list;
 mod signals;
@@ -124,6 +125,7 @@ fn serve(
     let queue = Queue::new(queue_options.clone())
         .map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let clients = arguments.clients()?;
+    descriptors::allow_all();
     let options = ServerOptions {
         clients: if clients == 0 { MOST_CLIENTS } else { clients },
         persistent: arguments.persistent,
