@@ -70,15 +70,12 @@ impl Device {
         match self.detect_zeroes() {
             DetectZeroes::Off => {}
             _ if !iov.is_zero() => {}
-            DetectZeroes::On => {
-                return self
-                    .write_zeroes(queue, offset, length, Zeroing::Keep)
-                    .await;
-            }
-            DetectZeroes::Unmap => {
-                return self
-                    .write_zeroes(queue, offset, length, Zeroing::Unmap)
-                    .await;
+            detect => {
+                let zeroing = match detect {
+                    DetectZeroes::Unmap => Zeroing::Unmap,
+                    _ => Zeroing::Keep,
+                };
+                return Box::pin(self.write_zeroes(queue, offset, length, zeroing)).await;
             }
         }
         match top {
@@ -111,6 +108,20 @@ impl Device {
             image.check_data_write(host, length)?;
             return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
         }
+        // Its future is ten times as large as all of the above, and futures are
+        // moved as a whole.
+        Box::pin(self.write_by_parts(queue, image, offset, iov)).await
+    }
+
+    /// The same, of any range. The caller has entered.
+    async fn write_by_parts(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        offset: u64,
+        iov: &Iov,
+    ) -> Result<()> {
+        let total = iov.len() as u64;
         let mut parts: Vec<(u64, usize, usize)> = Vec::new();
         let mut changes: Vec<(u64, usize, usize)> = Vec::new();
         let mut at = 0;
