@@ -4,15 +4,25 @@
 set -eu
 missing=""
 for program in "$@"; do
-    command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+    case $program in
+        # A module of Debian's Python, which is no program.
+        python3-*) /usr/bin/python3 -c "import ${program#python3-lib}" >/dev/null 2>&1 ;;
+        *) command -v "$program" >/dev/null 2>&1 ;;
+    esac || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0
 packages=""
 for program in $missing; do
     case $program in
         qemu-img | qemu-io) packages="$packages qemu-utils" ;;
-        mke2fs) packages="$packages e2fsprogs" ;;
+        mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
         losetup) packages="$packages mount" ;;
+        nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;
+        certtool) packages="$packages gnutls-bin" ;;
+        qemu-system-x86_64) packages="$packages qemu-system-x86" ;;
+        busybox) packages="$packages busybox-static" ;;
+        flock) packages="$packages util-linux" ;;
+        xz) packages="$packages xz-utils" ;;
         cc) packages="$packages gcc libc6-dev" ;;
         *) packages="$packages $program" ;;
     esac

@@ -72,7 +72,8 @@ pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     let outcome = match invocation.name.as_str() {
         "qemu-io" => commands::run(&invocation.with_command(""), "io", arguments)
             .unwrap_or_else(|| Err(Failure::new("qemu-io is not part of this version"))),
-        "qemu-nbd" => Err(Failure::new("qemu-nbd is not part of this version")),
+        "qemu-nbd" => commands::run(&invocation.with_command(""), "nbd", arguments)
+            .unwrap_or_else(|| Err(Failure::new("qemu-nbd is not part of this version"))),
         _ => dispatch(&invocation, arguments),
     };
     ExitCode::from(finish(&invocation, outcome))
@@ -130,7 +131,7 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
 }
 
 /// The line that `--version` prints.
-fn version(invocation: &Invocation) -> String {
+pub fn version(invocation: &Invocation) -> String {
     let ours = if invocation.name == "zebu" {
         ""
     } else {

@@ -16,6 +16,7 @@ mod error;
 pub mod format;
 pub mod image;
 pub mod jobs;
+pub mod nbd;
 pub mod storage;
 
 pub use error::{Error, LimitExceeded, Result, strerror};

@@ -1,7 +1,5 @@
 //! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
 //! and a line in [`ALL`].
-//!
-//! Still to come: `nbd` (P6).
 
 mod best;
 mod cache;
@@ -12,6 +10,7 @@ mod engines;
 mod fragmented;
 mod memory;
 mod metadata;
+mod nbd;
 mod requests;
 mod subclusters;
 mod to_qcow2;
@@ -45,6 +44,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &cache::Cache,
     &metadata::Metadata,
     &memory::Memory,
+    &nbd::Nbd,
 ];
 
 /// The experiments of these names; all if there is none.

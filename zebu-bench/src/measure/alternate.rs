@@ -92,7 +92,7 @@ pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
             match once(rules, cell, contender, round == 0) {
                 Ok((seconds, outcome)) if round >= trials => {
                     series.seconds.push(seconds);
-                    series.cpu.push(outcome.cpu);
+                    series.cpu.push(contender.meter.cpu(&outcome));
                     series.peak = series.peak.max(outcome.peak);
                 }
                 Ok(_) => {}

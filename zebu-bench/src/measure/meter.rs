@@ -1,6 +1,7 @@
 //! Where the seconds of a run are read: on our clock, or in what the program says.
 
 use super::child::Outcome;
+use super::served::server_cpu;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -16,9 +17,19 @@ pub enum Meter {
     /// fio's JSON: the seconds its requests took, made from their number and their rate, as
     /// its runtime is only told in milliseconds.
     Fio,
+    /// The same of a client, and the CPU seconds of its server; see [`served`](super::served).
+    Served,
 }
 
 impl Meter {
+    /// The CPU seconds that count.
+    pub fn cpu(self, outcome: &Outcome) -> f64 {
+        match self {
+            Meter::Served => server_cpu(&outcome.stdout).unwrap_or(f64::NAN),
+            _ => outcome.cpu,
+        }
+    }
+
     /// The seconds of a run.
     pub fn seconds(self, outcome: &Outcome) -> Result<f64> {
         match self {
@@ -28,7 +39,7 @@ impl Meter {
                     .ok_or_else(|| Error::new("its output has no line 'Run completed in'"))?;
                 Ok(if s < 0.01 { outcome.wall } else { s })
             }
-            Meter::Fio => fio_seconds(&outcome.stdout)
+            Meter::Fio | Meter::Served => fio_seconds(&outcome.stdout)
                 .ok_or_else(|| Error::new("its output is not fio's JSON")),
         }
     }

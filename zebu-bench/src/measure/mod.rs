@@ -5,6 +5,7 @@ pub mod cache;
 pub mod child;
 pub mod meter;
 pub mod series;
+pub mod served;
 pub mod stats;
 pub mod syscalls;
 

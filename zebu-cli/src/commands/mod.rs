@@ -12,6 +12,7 @@ mod info;
 pub mod io;
 mod map;
 mod measure;
+mod nbd;
 mod rebase;
 mod resize;
 mod snapshot;
@@ -29,7 +30,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 15] = [
+const COMMANDS: [Command; 16] = [
     (
         "amend",
         "Update format-specific options of the image",
@@ -66,6 +67,7 @@ const COMMANDS: [Command; 15] = [
         "Calculate file size required for a new image",
         measure::run,
     ),
+    ("nbd", "Serve images over NBD", nbd::run),
     ("rebase", "Change backing file of the image", rebase::run),
     ("resize", "Resize an image", resize::run),
     (

@@ -15,8 +15,10 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod guest;
 pub mod pair;
 pub mod script;
+pub mod server;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -112,6 +114,11 @@ fn subject() -> &'static Subject {
             .then(|| program.with_file_name("qemu-io"));
         Subject { program, io }
     })
+}
+
+/// The program under test.
+pub fn program() -> &'static Path {
+    &subject().program
 }
 
 /// Whether the tests test themselves, with QEMU in the place of zebu.

@@ -5,7 +5,7 @@ use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
-use crate::storage::{Buffer, Iov, Queue, Storage};
+use crate::storage::{Buffer, Iov, PoolBuffer, Queue, Storage};
 use crate::{Error, Result};
 
 /// One image of a chain.
@@ -169,6 +169,21 @@ impl Device {
     ) -> (Buffer, Result<()>) {
         // SAFETY: the buffer lives in this future until the read has ended;
         // a dropped future waits for that before it drops the buffer.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let result = self.read(queue, offset, &iov).await;
+        (buffer, result)
+    }
+
+    /// The same with a buffer of a queue's pool.
+    pub async fn read_pooled(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        mut buffer: PoolBuffer,
+        length: usize,
+    ) -> (PoolBuffer, Result<()>) {
+        // SAFETY: as in `read_buffer`.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
         let result = self.read(queue, offset, &iov).await;

@@ -5,6 +5,7 @@ mod compressed;
 mod device;
 mod header;
 mod open;
+mod quick_zeroes;
 mod raw;
 mod read;
 mod resize;

@@ -104,6 +104,10 @@ impl Device {
                 Mapping::Compressed { .. } => {}
             }
         }
+        Box::pin(self.read_by_plan(queue, offset, iov)).await
+    }
+
+    async fn read_by_plan(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let plan = self.plan(queue, offset, iov).await?;
         self.carry_out(queue, plan, iov).await
     }

@@ -70,15 +70,12 @@ impl Device {
         match self.detect_zeroes() {
             DetectZeroes::Off => {}
             _ if !iov.is_zero() => {}
-            DetectZeroes::On => {
-                return self
-                    .write_zeroes(queue, offset, length, Zeroing::Keep)
-                    .await;
-            }
-            DetectZeroes::Unmap => {
-                return self
-                    .write_zeroes(queue, offset, length, Zeroing::Unmap)
-                    .await;
+            detect => {
+                let zeroing = match detect {
+                    DetectZeroes::Unmap => Zeroing::Unmap,
+                    _ => Zeroing::Keep,
+                };
+                return Box::pin(self.write_zeroes(queue, offset, length, zeroing)).await;
             }
         }
         match top {
@@ -111,6 +108,20 @@ impl Device {
             image.check_data_write(host, length)?;
             return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
         }
+        // Its future is ten times as large as all of the above, and futures are
+        // moved as a whole.
+        Box::pin(self.write_by_parts(queue, image, offset, iov)).await
+    }
+
+    /// The same, of any range. The caller has entered.
+    async fn write_by_parts(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        offset: u64,
+        iov: &Iov,
+    ) -> Result<()> {
+        let total = iov.len() as u64;
         let mut parts: Vec<(u64, usize, usize)> = Vec::new();
         let mut changes: Vec<(u64, usize, usize)> = Vec::new();
         let mut at = 0;
@@ -355,6 +366,21 @@ impl Device {
     ) -> (Buffer, Result<()>) {
         // SAFETY: the buffer lives in this future until the write has ended;
         // a dropped future waits for that before it drops the buffer.
+        #[allow(unsafe_code)]
+        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let result = self.write(queue, offset, &iov).await;
+        (buffer, result)
+    }
+
+    /// The same with a buffer of a queue's pool.
+    pub async fn write_pooled(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        mut buffer: PoolBuffer,
+        length: usize,
+    ) -> (PoolBuffer, Result<()>) {
+        // SAFETY: as in `write_buffer`.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
         let result = self.write(queue, offset, &iov).await;

@@ -28,10 +28,18 @@ const SHARD_ENTRIES: usize = 32;
 /// A cache from `u64` keys to shared values.
 #[derive(Debug)]
 pub(crate) struct Cache<V> {
-    shards: Box<[RwLock<Shard<V>>]>,
+    shards: Box<[Counted<V>]>,
     /// Ready entries in a shard at most; at least 1.
     shard_capacity: usize,
     misses: AtomicU64,
+}
+
+/// A shard and how often something was found in it: about, since two hits at once
+/// may count as one. Beside the lock, in a line that a hit writes to anyway.
+#[derive(Debug)]
+struct Counted<V> {
+    lock: RwLock<Shard<V>>,
+    hits: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -83,30 +91,28 @@ impl<V> Cache<V> {
     pub(crate) fn new(capacity: usize) -> Self {
         let shards = (capacity / SHARD_ENTRIES).clamp(1, SHARDS);
         Cache {
-            shards: (0..shards).map(|_| RwLock::new(Shard::new())).collect(),
+            shards: (0..shards).map(|_| Counted::new()).collect(),
             shard_capacity: (capacity / shards).max(1),
             misses: AtomicU64::new(0),
         }
     }
 
-    fn shard(&self, key: u64) -> &RwLock<Shard<V>> {
+    fn shard(&self, key: u64) -> &Counted<V> {
         // The map uses the low bits, the choice of shard the high ones.
         &self.shards[(hash(key) >> 48) as usize % self.shards.len()]
     }
 
-    fn read(&self, key: u64) -> RwLockReadGuard<'_, Shard<V>> {
-        // Nothing panics while holding the lock.
-        self.shard(key).read().unwrap_or_else(|e| e.into_inner())
-    }
-
     fn write(&self, key: u64) -> RwLockWriteGuard<'_, Shard<V>> {
-        self.shard(key).write().unwrap_or_else(|e| e.into_inner())
+        self.shard(key).write()
     }
 
     /// The value, if it is here.
     pub(crate) fn get(&self, key: u64) -> Option<Arc<V>> {
-        match self.read(key).entries.get(&key)? {
+        let shard = self.shard(key);
+        match shard.read().entries.get(&key)? {
             Entry::Ready { value, used } => {
+                let hits = shard.hits.load(Ordering::Relaxed);
+                shard.hits.store(hits + 1, Ordering::Relaxed);
                 // Asked first: hits of many threads then share the line.
                 if !used.load(Ordering::Relaxed) {
                     used.store(true, Ordering::Relaxed);
@@ -184,7 +190,7 @@ impl<V> Cache<V> {
     /// Forgets every value. What is being loaded now stays.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            let mut shard = shard.write().unwrap_or_else(|e| e.into_inner());
+            let mut shard = shard.write();
             shard
                 .entries
                 .retain(|_, entry| matches!(entry, Entry::Loading(_)));
@@ -192,10 +198,33 @@ impl<V> Cache<V> {
         }
     }
 
+    /// Values found so far, about.
+    pub(crate) fn hits(&self) -> u64 {
+        let hits = |shard: &Counted<V>| shard.hits.load(Ordering::Relaxed);
+        self.shards.iter().map(hits).sum()
+    }
+
     /// Loads so far.
-    #[cfg(test)]
-    fn misses(&self) -> u64 {
+    pub(crate) fn misses(&self) -> u64 {
         self.misses.load(Ordering::Relaxed)
+    }
+}
+
+impl<V> Counted<V> {
+    fn new() -> Self {
+        Counted {
+            lock: RwLock::new(Shard::new()),
+            hits: AtomicU64::new(0),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Shard<V>> {
+        // Nothing panics while holding the lock.
+        self.lock.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shard<V>> {
+        self.lock.write().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -376,9 +405,7 @@ mod tests {
                     assert!(cache.get(0).is_some(), "0, used all the time, is gone");
                 }
             }
-            let len: usize = (cache.shards.iter())
-                .map(|s| s.read().unwrap().entries.len())
-                .sum();
+            let len: usize = (cache.shards.iter()).map(|s| s.read().entries.len()).sum();
             assert!(len <= capacity, "{len} entries in a cache of {capacity}");
             assert_eq!(cache.get(4999).as_deref(), Some(&4999));
         }

@@ -165,6 +165,12 @@ impl Image {
         guest & !(self.geometry.cluster_size() - 1)
     }
 
+    /// How often a slice of an L2 table was found in the cache, about, and how
+    /// often it had to be loaded.
+    pub fn cache_hits_and_loads(&self) -> (u64, u64) {
+        (self.slices.hits(), self.slices.misses())
+    }
+
     /// Whether it is open for writing.
     pub fn is_writable(&self) -> bool {
         self.writer.is_some()

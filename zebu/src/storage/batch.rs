@@ -37,6 +37,11 @@ impl Batch {
         self.held >= HAND_OVER && (!goes_on || self.run >= RUN)
     }
 
+    /// Whether nothing is held back.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
     /// Everything was handed over.
     pub(super) fn clear(&mut self) {
         *self = Batch::default();

@@ -244,7 +244,7 @@ impl Queue {
 
     /// A buffer of at least `len` bytes from the queue's pool, content
     /// unspecified; it returns there when dropped.
-    pub(crate) fn buffer(&self, len: usize) -> PoolBuffer {
+    pub fn buffer(&self, len: usize) -> PoolBuffer {
         PoolBuffer {
             buffer: Some(self.0.buffers.take(len)),
             queue: self.clone(),
@@ -525,7 +525,7 @@ impl Drop for Io {
 }
 
 /// A buffer that returns to its queue's pool.
-pub(crate) struct PoolBuffer {
+pub struct PoolBuffer {
     buffer: Option<Buffer>,
     queue: Queue,
 }

@@ -43,7 +43,8 @@ impl Queue {
     /// end, or an error, which the read will tell. At once if it is so now.
     ///
     /// `fd` is something that `poll(2)` waits for: a socket, a pipe, an event,
-    /// a timer. Any number of waits may be in flight beside operations; with
+    /// a timer; but no signalfd, which the `native` engine sees nothing of. Any
+    /// number of waits may be in flight beside operations; with
     /// the `native` engine 64 (`ENOSPC` from there on).
     pub fn readable<'fd>(&self, fd: &'fd (impl AsFd + ?Sized)) -> Ready<'fd> {
         self.ready(fd.as_fd(), Interest::Readable)

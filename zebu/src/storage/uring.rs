@@ -14,6 +14,8 @@ use super::op::{Op, OpKind};
 
 /// Submission entries; a batch larger than that takes several system calls.
 const ENTRIES: u32 = 128;
+/// How often in a row waits for descriptors may be put off.
+const PUT_OFF: u32 = 16;
 /// Names the poll of the event descriptor by which other threads wake us.
 const WAKE: u64 = u64::MAX;
 /// Names every request to end a wait.
@@ -31,6 +33,8 @@ pub struct Uring {
     /// Operations queued and not handed over; waits for descriptors do not
     /// count, since they can go with the next entry.
     held: Batch,
+    /// How often in a row waits for descriptors were not handed over.
+    put_off: u32,
     /// Reaped while room was made for a submission.
     ended_early: Vec<Completion>,
 }
@@ -96,6 +100,7 @@ impl Uring {
             deferred,
             in_flight: 0,
             held: Batch::default(),
+            put_off: 0,
             ended_early: Vec::new(),
         })
     }
@@ -137,6 +142,17 @@ impl Uring {
     fn has_deferred(&mut self) -> bool {
         let submission = self.ring.submission();
         self.deferred && (submission.taskrun() || submission.cq_overflow())
+    }
+
+    /// Whether what is queued is handed over now. Who has more to do before it
+    /// sleeps need not begin to wait for descriptors yet: one system call less.
+    fn must_hand_over(&mut self, sleep: bool) -> bool {
+        if sleep || !self.held.is_empty() || self.put_off >= PUT_OFF {
+            self.put_off = 0;
+            return !self.ring.submission().is_empty();
+        }
+        self.put_off += 1;
+        false
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -228,8 +244,7 @@ impl Engine for Uring {
         // What has ended already is taken without entering the kernel to wait.
         self.reap(done);
         let want = usize::from(wait && done.len() == before && self.wake_armed);
-        let pending = !self.ring.submission().is_empty();
-        if pending || want > 0 || self.has_deferred() {
+        if self.must_hand_over(want > 0) || want > 0 || self.has_deferred() {
             match self.enter(want) {
                 Ok(_) => {}
                 Err(e)

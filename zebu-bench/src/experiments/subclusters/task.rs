@@ -122,11 +122,7 @@ pub fn all(quick: bool) -> Vec<Task> {
         block: BLOCK,
         written: false,
     };
-    let written = if quick {
-        &[64 * KIB][..]
-    } else {
-        clusters
-    };
+    let written = if quick { &[64 * KIB][..] } else { clusters };
     tasks.extend(layouts(written).into_iter().map(|layout| Task {
         written: true,
         ..empty(layout)

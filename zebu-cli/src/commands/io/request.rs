@@ -9,7 +9,6 @@ use zebu::storage::{Buffer, Queue};
 use super::command::{Failure, Outcome};
 use super::content::Content;
 use super::output::Output;
-use super::quick_zeroes;
 use super::report::Statistics;
 use super::session::Session;
 use super::words::{explain, failed};
@@ -147,8 +146,8 @@ impl Request {
                 (buffer, result)
             }
             Job::QuickZeroes(zeroing) => {
-                let result = quick_zeroes::write(device, queue, offset, count, zeroing).await;
-                (buffer, result)
+                let result = device.write_zeroes_quickly(queue, offset, count, zeroing);
+                (buffer, result.await)
             }
             Job::Discard => (buffer, device.discard(queue, offset, count).await),
         };

@@ -1,0 +1,290 @@
+//! P6: images served over NBD, against qemu-nbd.
+
+use super::Experiment;
+use super::requests::probe;
+use crate::bench::Bench;
+use crate::error::{Error, Result};
+use crate::inputs::filled;
+use crate::measure::alternate::Rules;
+use crate::measure::child::{self, command};
+use crate::measure::meter::Meter;
+use crate::measure::served::served;
+use crate::measure::{Cell, Contender, Series, alternate, series};
+use crate::report::Section;
+use crate::report::cells::Cells;
+use crate::report::svg::Chart;
+use crate::report::table::Table;
+use crate::report::verdict::{Bound, Verdict};
+use crate::units::{self, KIB, MIB};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The experiment `nbd`.
+pub struct Nbd;
+
+/// What a cell measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Task {
+    block: u64,
+    random: bool,
+    write: bool,
+    depth: u64,
+    connections: u64,
+}
+
+impl Task {
+    fn label(self) -> String {
+        format!(
+            "{} {} {}, {} in flight on {} connection{}",
+            units::size(self.block),
+            if self.random { "random" } else { "sequential" },
+            if self.write { "writes" } else { "reads" },
+            self.depth,
+            self.connections,
+            if self.connections == 1 { "" } else { "s" }
+        )
+    }
+
+    /// How many times as fast as qemu-nbd it is to be.
+    fn target(self) -> f64 {
+        if self.random && self.depth > 1 {
+            1.5
+        } else {
+            1.2
+        }
+    }
+}
+
+fn tasks() -> Vec<Task> {
+    let mut all = Vec::new();
+    for write in [false, true] {
+        for (depth, connections) in [(1, 1), (1, 4), (32, 1), (32, 4)] {
+            all.push(Task {
+                block: 4 * KIB,
+                random: true,
+                write,
+                depth,
+                connections,
+            });
+        }
+        all.push(Task {
+            block: MIB,
+            random: false,
+            write,
+            depth: 8,
+            connections: 1,
+        });
+    }
+    all
+}
+
+struct Ground<'a> {
+    bench: &'a Bench,
+    image: PathBuf,
+    size: u64,
+    fio: PathBuf,
+    qemu_nbd: PathBuf,
+    socket: PathBuf,
+}
+
+impl Experiment for Nbd {
+    fn name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn about(&self) -> &'static str {
+        "an image served over NBD, fio's nbd engine, against qemu-nbd (P6)"
+    }
+
+    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
+        let ground = ground(bench)?;
+        section.method(format!(
+            "fio's nbd engine (libnbd) on a unix socket; `-e 8 --cache=none`, a full qcow2 image of {}. \
+             Each run starts a server, waits for its socket, runs fio, and ends the server; fio's own \
+             clock counts. Each connection is a thread of fio with so many requests in flight. zebu \
+             has its default engine, QEMU the better of `--aio=native` and `--aio=io_uring` (with \
+             `--quick` the one that a probe finds better). CPU is that of the server alone: fio has \
+             the same processors, and where it is busy all the time the rate is its limit, not the \
+             server's.",
+            units::size(ground.size)
+        ));
+        let writes = bench.writes(&ground.image);
+        if !writes {
+            section.note("writes are left out: --writes never is given");
+        }
+        let mut cells = Cells::new("NBD: every program", "requests");
+        let title = "NBD: requests a second";
+        let heads = [
+            "requests",
+            "qemu-nbd",
+            "zebu",
+            "ratio",
+            "qemu-nbd: CPU µs a request",
+            "zebu: CPU µs a request",
+        ];
+        let mut table = Table::new(title, &heads);
+        let mut chart = Chart::new(title, "requests a second, more is better");
+        for task in tasks().into_iter().filter(|t| writes || !t.write) {
+            let Some((count, all)) = measure(&ground, task) else {
+                section.note(format!("{}: no server ran", task.label()));
+                continue;
+            };
+            let (qemu, zebu) = (series::fastest(&all, "QEMU"), series::fastest(&all, "zebu"));
+            cells.add(section, &task.label(), &all, qemu);
+            let rate = |s: Option<&Series>| s.map_or(f64::NAN, |s| count as f64 / s.median());
+            let cpu = |s: Option<&Series>| s.map_or(f64::NAN, |s| s.cpu_median() / count as f64);
+            let ratio = rate(zebu) / rate(qemu);
+            chart.group(
+                &task.label(),
+                [("QEMU", qemu), ("zebu", zebu)].map(|(name, s)| (name.to_string(), rate(s))),
+            );
+            let figure = |n: f64, text: String| if n.is_finite() { text } else { "—".into() };
+            let whole = |n: f64| figure(n, format!("{n:.0}"));
+            let micro = |n: f64| figure(n, format!("{:.1}", n * 1e6));
+            table.say(vec![
+                task.label(),
+                whole(rate(qemu)),
+                whole(rate(zebu)),
+                units::ratio(ratio),
+                micro(cpu(qemu)),
+                micro(cpu(zebu)),
+            ]);
+            let bound = Bound::AtLeast(task.target());
+            section.verdict(Verdict::new("P6", task.label(), bound, ratio));
+        }
+        section.table(table, Some(chart));
+        cells.finish(section);
+        Ok(())
+    }
+}
+
+fn ground(bench: &Bench) -> Result<Ground<'_>> {
+    let fio = bench.peers.fio.as_ref().map(|fio| fio.program.clone());
+    let fio = fio.ok_or_else(|| Error::new("it needs fio"))?;
+    let engines = child::run(
+        &command([fio.as_os_str(), "--enghelp".as_ref()]),
+        &bench.scratch(),
+    )?;
+    if !engines.stdout.contains("nbd") {
+        return Err(Error::new("this fio has no nbd engine"));
+    }
+    let qemu_nbd = bench.peers.qemu.img.with_file_name("qemu-nbd");
+    if !qemu_nbd.is_file() {
+        return Err(Error::new("there is no qemu-nbd beside qemu-img"));
+    }
+    let size = bench.filled_size();
+    Ok(Ground {
+        bench,
+        image: filled::qcow2(bench, size)?,
+        size,
+        fio,
+        qemu_nbd,
+        // Paths of sockets are short.
+        socket: std::env::temp_dir().join(format!("zebu-bench-{}.sock", std::process::id())),
+    })
+}
+
+/// How many requests a run has, and what came out.
+fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
+    let bench = ground.bench;
+    let quick = bench.options.quick;
+    let make = |count| contenders(ground, task, count);
+    let step = task.depth * task.connections;
+    let first = match task.block {
+        MIB => 128,
+        _ => 1000 * step.min(16),
+    };
+    let seconds = if quick { 0.3 } else { 2.0 };
+    let probed = probe(bench, first, step, u64::MAX / 2, seconds, &make)?;
+    let mut contenders = make(probed.count);
+    if quick {
+        let slower = 1 - probed.quicker(0, 1);
+        contenders.remove(slower);
+    }
+    let rules = bench.rules();
+    let runs = match bench.options.runs {
+        None if quick => 3,
+        _ => rules.runs,
+    };
+    let cell = Cell {
+        contenders,
+        inputs: vec![],
+        judge: None,
+    };
+    let all = alternate(&Rules { runs, ..rules }, &cell);
+    let _ = std::fs::remove_file(&ground.socket);
+    Some((probed.count, all))
+}
+
+/// qemu-nbd with each of its engines, then zebu.
+fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
+    let client = fio(ground, task, count);
+    let one = |name: &str, program: &[OsString], flags: &str| {
+        let mut server = program.to_vec();
+        server.extend(
+            "-t -e 8 -f qcow2 --cache=none -k"
+                .split(' ')
+                .map(Into::into),
+        );
+        server.push(ground.socket.clone().into());
+        server.extend(flags.split_whitespace().map(Into::into));
+        server.push(ground.image.clone().into());
+        let line = served(&server, &ground.socket, &client);
+        Contender::new(name, flags, line, Meter::Served)
+    };
+    let qemu = command([ground.qemu_nbd.as_os_str()]);
+    let zebu = command([ground.bench.zebu.as_os_str(), "nbd".as_ref()]);
+    vec![
+        one("QEMU", &qemu, "--aio=native"),
+        one("QEMU", &qemu, "--aio=io_uring"),
+        one("zebu", &zebu, ""),
+    ]
+}
+
+fn fio(ground: &Ground<'_>, task: Task, count: u64) -> Vec<OsString> {
+    let how = match (task.random, task.write) {
+        (true, false) => "randread",
+        (true, true) => "randwrite",
+        (false, false) => "read",
+        (false, true) => "write",
+    };
+    let mut line = command([ground.fio.as_os_str()]);
+    let uri = format!("nbd+unix:///?socket={}", ground.socket.display());
+    line.extend(
+        [
+            "--name=nbd".into(),
+            "--ioengine=nbd".into(),
+            format!("--uri={uri}"),
+            format!("--rw={how}"),
+            format!("--bs={}", task.block),
+            format!("--iodepth={}", task.depth),
+            format!("--numjobs={}", task.connections),
+            format!("--size={}", ground.size),
+            format!("--io_size={}", count / task.connections * task.block),
+            "--group_reporting".into(),
+            "--norandommap".into(),
+            "--thread".into(),
+            "--output-format=json".into(),
+        ]
+        .map(OsString::from),
+    );
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_request_has_its_target() {
+        let all = tasks();
+        assert_eq!(all.len(), 10);
+        for task in all {
+            let wanted = match (task.random, task.depth) {
+                (true, 32) => 1.5,
+                _ => 1.2,
+            };
+            assert_eq!(task.target(), wanted, "{}", task.label());
+        }
+    }
+}

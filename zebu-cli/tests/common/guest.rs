@@ -1,0 +1,172 @@
+//! A Linux guest that a machine of QEMU runs with disks of a server under
+//! test. Its kernel and programs are made by `scripts/get-guest.sh`; what it
+//! does is a script of the test.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use super::Lab;
+use super::server::have;
+
+/// How long a guest may take: every instruction is emulated.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// The kernel and the initramfs, made once; None, said aloud, where that
+/// cannot be done.
+pub fn kernel() -> Option<&'static Path> {
+    static FILES: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let made = || {
+        if !have("qemu-system-x86_64") {
+            return None;
+        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/get-guest.sh");
+        let output = Command::new("sh").arg(script).arg(&folder).output().ok()?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            println!("skipped: no guest: {why}");
+            return None;
+        }
+        Some(folder)
+    };
+    FILES.get_or_init(made).as_deref()
+}
+
+/// A running guest, killed when dropped.
+pub struct Guest {
+    child: Child,
+    console: PathBuf,
+}
+
+/// A machine without disks.
+const MACHINE: [&str; 14] = [
+    "-machine",
+    "q35",
+    "-cpu",
+    "max",
+    "-smp",
+    "2",
+    "-nodefaults",
+    "-display",
+    "none",
+    "-no-reboot",
+    "-accel",
+    "tcg,thread=multi",
+    "-m",
+    "512",
+];
+
+impl Guest {
+    /// Starts a machine that runs the shell script `job` with `sh -e`; its root
+    /// is the disk `root` (`/dev/vda`) or, without one, memory. `args` are
+    /// QEMU's, for disks and whatever else the machine is to have. `name` tells
+    /// it from others of the lab.
+    pub fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str, args: &[&str]) -> Guest {
+        let files = kernel().expect("asked before");
+        let initramfs = lab.path(&format!("{name}.initramfs"));
+        let mut bytes = fs::read(files.join("initramfs")).unwrap();
+        bytes.extend(archive("job", job.as_bytes()));
+        fs::write(&initramfs, bytes).unwrap();
+        // A busy host is late with the timer that the kernel would try out.
+        let mut line = "no_timer_check console=ttyS0 quiet panic=-1".to_owned();
+        if let Some(root) = root {
+            line += &format!(" zebu.root={root}");
+        }
+        let console = lab.path(&format!("{name}.console"));
+        let child = Command::new("qemu-system-x86_64")
+            .args(MACHINE)
+            .arg("-kernel")
+            .arg(files.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(&initramfs)
+            .args(["-append", &line, "-serial"])
+            .arg(format!("file:{}", console.display()))
+            .args(args)
+            .current_dir(lab.path(""))
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(lab.path(&format!("{name}.qemu"))).unwrap())
+            .spawn()
+            .unwrap();
+        Guest { child, console }
+    }
+
+    /// What it said so far.
+    pub fn console(&self) -> String {
+        let bytes = fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    }
+
+    /// Waits until it has said `text`.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str) {
+        let start = Instant::now();
+        while !self.console().contains(text) {
+            let ended = self.child.try_wait().unwrap();
+            assert!(
+                ended.is_none() && start.elapsed() < PATIENCE,
+                "the guest never said {text:?}: {}",
+                self.console()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the job has ended well and the machine is off; what it said.
+    #[track_caller]
+    pub fn finish(mut self) -> String {
+        self.wait_for("guest: ended");
+        let console = self.console();
+        assert!(console.contains("guest: ended 0\n"), "{console}");
+        let start = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < PATIENCE, "it does not go off: {console}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        console
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An archive (cpio, newc) with one file, to be put behind another archive.
+fn archive(name: &str, content: &[u8]) -> Vec<u8> {
+    // The kernel looks for the next archive at a multiple of four bytes;
+    // cpio has ended the one before at one of 512.
+    let mut out = Vec::new();
+    for (name, mode, content) in [(name, 0o100_755, content), ("TRAILER!!!", 0, &b""[..])] {
+        let fields = [
+            1,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            content.len(),
+            0,
+            0,
+            0,
+            0,
+            name.len() + 1,
+            0,
+        ];
+        out.extend(b"070701");
+        for field in fields {
+            write!(out, "{field:08x}").unwrap();
+        }
+        out.extend(name.as_bytes());
+        out.push(0);
+        out.resize(out.len().next_multiple_of(4), 0);
+        out.extend(content);
+        out.resize(out.len().next_multiple_of(4), 0);
+    }
+    out
+}

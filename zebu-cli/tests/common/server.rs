@@ -1,0 +1,322 @@
+//! An NBD server under test, and a client that says what it likes.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use zebu::nbd::{
+    ChunkHeader, Command as Asks, ContextQuery, Go, Headers, OptionKind, OptionReplyHeader,
+    OptionReplyKind, Request, encode_option,
+};
+
+use super::{Answer, Lab, Limits, PATIENCE, program};
+
+/// Calls `condition` until it holds.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "it never happened: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a program is there; says so if not.
+pub fn have(name: &str) -> bool {
+    let found = Command::new(name)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok();
+    if !found {
+        println!("skipped: no {name}");
+    }
+    found
+}
+
+/// `zebu nbd`, killed when dropped.
+pub struct Server {
+    child: Child,
+    pub socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Serves at `nbd.sock` in the lab; waits until it listens.
+    pub fn start(lab: &Lab, args: &[&str]) -> Server {
+        let socket = lab.path("nbd.sock");
+        let mut all = vec!["nbd", "-v", "-k", socket.to_str().unwrap()];
+        all.extend(args);
+        let server = Self::spawn(lab, &all);
+        wait_until("the server listens", || {
+            UnixStream::connect(&server.socket).is_ok() || server.has_ended()
+        });
+        assert!(!server.has_ended(), "{}", server.log());
+        server
+    }
+
+    /// Runs the program under test with any arguments, in the background.
+    pub fn spawn(lab: &Lab, args: &[&str]) -> Server {
+        let log = lab.path("server.log");
+        let child = Command::new(program())
+            .args(args)
+            .current_dir(lab.path(""))
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(lab.path("server.out")).unwrap())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Server {
+            child,
+            socket: lab.path("nbd.sock"),
+            log,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn has_ended(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        stat.rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .starts_with(" Z")
+    }
+
+    /// What it said so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// A URI for an export.
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.pid().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+
+    /// Waits for the end; the exit status, 128 + signal.
+    pub fn wait(&mut self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        let mut status = None;
+        wait_until("the server ends", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        let status = status.unwrap();
+        status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap())
+    }
+
+    /// Ends it as an administrator does; all must be well.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.wait(), 0, "{}", self.log());
+        assert!(!self.log().contains("panicked"), "{}", self.log());
+    }
+
+    /// Bytes of memory that it has touched at most so far.
+    pub fn peak_memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+        kib.parse::<u64>().unwrap() * 1024
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the server said: {}", self.log());
+        }
+    }
+}
+
+/// Runs a client program in the lab.
+pub fn client(lab: &Lab, name: &str, args: &[&str]) -> Answer {
+    lab.run(Path::new(name), args, b"", &Limits::default())
+}
+
+/// A client that has greeted, and that reads and writes what it likes.
+pub struct Raw {
+    pub stream: UnixStream,
+    pub headers: Headers,
+}
+
+/// An answer to a request: error, data with the offset where each piece
+/// starts (None: a hole of so many bytes), and other payloads.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Got {
+    pub error: u32,
+    pub pieces: Vec<(u64, Vec<u8>)>,
+    pub holes: Vec<(u64, u32)>,
+    pub others: Vec<Vec<u8>>,
+}
+
+impl Raw {
+    /// Connects without a word.
+    pub fn connect(server: &Server) -> Raw {
+        let stream = UnixStream::connect(&server.socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Raw {
+            stream,
+            headers: Headers::Simple,
+        }
+    }
+
+    /// Connects and greets.
+    pub fn new(server: &Server) -> Raw {
+        let mut raw = Raw::connect(server);
+        let greeting = raw.take(18);
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        raw.put(&[0, 0, 0, 3]);
+        raw
+    }
+
+    /// A client of `export` with these headers and `base:allocation`.
+    pub fn with_export(server: &Server, export: &str, headers: Headers) -> Raw {
+        let mut raw = Raw::new(server);
+        let option = match headers {
+            Headers::Simple => None,
+            Headers::Structured => Some(OptionKind::StructuredReply),
+            Headers::Extended => Some(OptionKind::ExtendedHeaders),
+        };
+        if let Some(option) = option {
+            assert_eq!(raw.option(option, &[]).0, OptionReplyKind::Ack);
+            let query = ContextQuery {
+                name: export.into(),
+                queries: vec!["base:allocation".into()],
+            };
+            let (kind, all) = raw.option(OptionKind::SetMetaContext, &query.encode());
+            assert_eq!((kind, all.len()), (OptionReplyKind::Ack, 1));
+        }
+        let go = Go {
+            name: export.into(),
+            wanted: vec![],
+        };
+        let (kind, _) = raw.option(OptionKind::Go, &go.encode());
+        assert_eq!(kind, OptionReplyKind::Ack);
+        raw.headers = headers;
+        raw
+    }
+
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn take(&mut self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Whether the server closes the connection without another byte.
+    #[track_caller]
+    pub fn assert_closed(&mut self) {
+        let mut rest = Vec::new();
+        match self.stream.read_to_end(&mut rest) {
+            Ok(_) => assert!(rest.is_empty(), "{rest:?}"),
+            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+
+    /// Sends an option; the last answer's kind, and the payloads before.
+    pub fn option(&mut self, kind: OptionKind, payload: &[u8]) -> (OptionReplyKind, Vec<Vec<u8>>) {
+        self.put(&encode_option(kind, payload));
+        self.replies(kind)
+    }
+
+    pub fn replies(&mut self, kind: OptionKind) -> (OptionReplyKind, Vec<Vec<u8>>) {
+        let mut all = Vec::new();
+        loop {
+            let header = self.take(OptionReplyHeader::SIZE).try_into().unwrap();
+            let header = OptionReplyHeader::decode(&header).unwrap();
+            assert_eq!(header.option, kind);
+            let payload = self.take(header.length as usize);
+            if header.kind == OptionReplyKind::Ack || header.kind.is_error() {
+                return (header.kind, all);
+            }
+            all.push(payload);
+        }
+    }
+
+    /// Sends a request's header.
+    pub fn send(&mut self, request: &Request) {
+        let mut bytes = Vec::new();
+        request.encode(self.headers, &mut bytes);
+        self.put(&bytes);
+    }
+
+    /// Sends a request and its payload, and receives its answer, the only one
+    /// outstanding.
+    pub fn ask(&mut self, request: &Request, payload: &[u8]) -> Got {
+        self.send(request);
+        self.put(payload);
+        let data = match request.command {
+            Asks::Read => request.length as usize,
+            _ => 0,
+        };
+        let (cookie, got) = self.answer(data);
+        assert_eq!(cookie, request.cookie);
+        got
+    }
+
+    /// The next answer, and its cookie. `simple_data`: bytes that follow a
+    /// simple reply without an error.
+    pub fn answer(&mut self, simple_data: usize) -> (u64, Got) {
+        let mut got = Got::default();
+        if self.headers == Headers::Simple {
+            let bytes = self.take(16);
+            let reply = zebu::nbd::SimpleReply::decode(&bytes.try_into().unwrap()).unwrap();
+            got.error = reply.error;
+            if reply.error == 0 && simple_data > 0 {
+                got.pieces.push((0, self.take(simple_data)));
+            }
+            return (reply.cookie, got);
+        }
+        loop {
+            let header = self.take(ChunkHeader::size(self.headers));
+            let header = ChunkHeader::decode(self.headers, &header).unwrap();
+            let payload = self.take(header.length as usize);
+            got.add(&header, payload);
+            if header.done {
+                return (header.cookie, got);
+            }
+        }
+    }
+}
+
+impl Got {
+    fn add(&mut self, header: &ChunkHeader, payload: Vec<u8>) {
+        use zebu::nbd::ChunkKind;
+        let offset = |payload: &[u8]| u64::from_be_bytes(payload[..8].try_into().unwrap());
+        match header.kind {
+            ChunkKind::None => {}
+            ChunkKind::OffsetData => self.pieces.push((offset(&payload), payload[8..].to_vec())),
+            ChunkKind::OffsetHole => {
+                let length = u32::from_be_bytes(payload[8..12].try_into().unwrap());
+                self.holes.push((offset(&payload), length));
+            }
+            kind if kind.is_error() => {
+                self.error = zebu::nbd::decode_error_payload(&payload).unwrap().0;
+            }
+            _ => self.others.push(payload),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Guards against a server that a real operating system cannot live on: a file
+//! system that is damaged, or that lost what was flushed, on a disk that the
+//! machine gets over NBD. QEMU is the client, over a unix socket.
+
+mod common;
+
+use common::guest::{Guest, kernel};
+use common::server::{Server, wait_until};
+use common::{Lab, beyond_qemu};
+
+/// QEMU's options for a disk with several queues, served over NBD.
+fn disk(server: &Server, export: &str) -> Vec<String> {
+    let uri = server.uri(export);
+    vec![
+        "-drive".into(),
+        format!("if=none,id=d{export},format=raw,discard=unmap,cache=none,file={uri}"),
+        "-device".into(),
+        format!("virtio-blk-pci,drive=d{export},num-queues=2"),
+    ]
+}
+
+fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str, disks: &[Vec<String>]) -> Guest {
+    let args: Vec<&str> = disks.iter().flatten().map(String::as_str).collect();
+    Guest::start(lab, name, root, job, &args)
+}
+
+/// A file system with this system on it, and two processes that write and
+/// verify, on a queue each.
+const INSTALL: &str = r#"
+    mkfs.ext4 -q -E discard /dev/vda
+    mount /dev/vda /mnt
+    cp -a /bin /lib /lib64 /usr /etc /init /modules /mnt/
+    mkdir /mnt/proc /mnt/sys /mnt/dev /mnt/tmp /mnt/mnt /mnt/new
+    fio --name=w --directory=/mnt/tmp --size=6M --rw=randwrite --bsrange=4k-64k --numjobs=2 \
+        --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --thread \
+        --minimal --end_fsync=1 >/dev/null
+    umount /mnt
+    fsck.ext4 -fn /dev/vda
+"#;
+
+/// What the machine does that has its root on the disk.
+const LIVE: &str = r#"
+    grep -q '^/dev/vda / ext4' /proc/mounts
+    fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
+        --ioengine=libaio --iodepth=8 --verify=crc32c --verify_only --thread --minimal >/dev/null
+    dd if=/dev/urandom of=/tmp/more bs=1M count=8 conv=fsync 2>/dev/null
+    cp /tmp/more /tmp/again
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    cmp /tmp/more /tmp/again
+    rm /tmp/more
+    fstrim /
+    mount -o remount,ro /
+    fsck.ext4 -fn /dev/vda
+"#;
+
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn a_machine_boots_from_it() {
+    if beyond_qemu("an NBD server") || kernel().is_none() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 512M");
+    let serve = ["-t", "-e", "4", "--discard=unmap", "x.qcow2"];
+    let mut server = Server::start(&lab, &serve);
+    start(&lab, "install", None, INSTALL, &[disk(&server, "")]).finish();
+    server.stop();
+    lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+    // Other engines for the boots.
+    for aio in ["--aio=threads", "--aio=io_uring"] {
+        let mut args = serve.to_vec();
+        args.push(aio);
+        let mut server = Server::start(&lab, &args);
+        let root = Some("/dev/vda");
+        start(&lab, "live", root, LIVE, &[disk(&server, "")]).finish();
+        server.stop();
+        lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+    }
+    // An overlay on the installed image, which nobody may write.
+    let before = std::fs::read(lab.path("x.qcow2")).unwrap();
+    lab.make("create -b x.qcow2 -F qcow2 top.qcow2");
+    let mut server = Server::start(&lab, &["-t", "-e", "4", "--cache=none", "top.qcow2"]);
+    start(&lab, "over", Some("/dev/vda"), LIVE, &[disk(&server, "")]).finish();
+    server.stop();
+    lab.qemu_img(&["check", "top.qcow2"]).ok("check");
+    assert!(std::fs::read(lab.path("x.qcow2")).unwrap() == before);
+}
+
+/// Files of which each is durable when the console says its number.
+const WRITE: &str = r#"
+    mkfs.ext4 -q /dev/vda
+    mount /dev/vda /mnt
+    n=0
+    while true; do
+        n=$((n + 1))
+        yes "file $n" | dd of=/mnt/$n bs=4k count=20 iflag=fullblock conv=fsync 2>/dev/null
+        echo "durable $n."
+    done
+"#;
+
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn what_a_machine_synced_is_there_after_kill() {
+    if beyond_qemu("an NBD server") || kernel().is_none() {
+        return;
+    }
+    for (aio, files) in [("--aio=threads", 10), ("--aio=io_uring", 40)] {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 256M");
+        let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);
+        let mut guest = start(&lab, "write", None, WRITE, &[disk(&server, "")]);
+        guest.wait_for(&format!("durable {files}."));
+        server.signal("KILL");
+        assert_eq!(server.wait(), 128 + 9);
+        // What it says from here on it cannot have synced: errors are failures.
+        let said = guest.console();
+        drop(guest);
+        let durable = said.matches("durable ").count();
+        assert!(durable >= files, "{said}");
+        let check = lab.qemu_img(&["check", "x.qcow2"]);
+        assert!([0, 3].contains(&check.status), "{check:?}");
+        std::fs::remove_file(&server.socket).unwrap();
+        let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);
+        let read = format!(
+            r#"
+            fsck.ext4 -fp /dev/vda || test $? -lt 4
+            mount /dev/vda /mnt
+            n=0
+            while [ $n -lt {durable} ]; do
+                n=$((n + 1))
+                yes "file $n" | dd bs=4k count=20 iflag=fullblock 2>/dev/null | cmp - /mnt/$n
+            done
+            umount /mnt
+            fsck.ext4 -fn /dev/vda
+            "#
+        );
+        start(&lab, "read", None, &read, &[disk(&server, "")]).finish();
+        server.stop();
+        lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+        wait_until("the socket goes", || !server.socket.exists());
+    }
+}

@@ -1,0 +1,32 @@
+//! An NBD server: images of [`zebu`] for whoever speaks the protocol, over
+//! unix sockets, TCP, and TLS.
+//!
+//! A [`Server`] has exports and listeners. Each connection has a thread and a
+//! queue of its own; its requests run side by side on the queue, and answers
+//! go out in the order in which they are ready. What a connection takes is
+//! bounded (see `transmission.rs`), whatever its client does, and idle
+//! connections cost no processor time.
+//!
+//! The bytes on the wire are [`zebu::nbd`]'s.
+#![deny(unsafe_code)]
+
+mod budget;
+mod execute;
+mod export;
+mod handshake;
+mod listen;
+mod race;
+mod reply;
+mod server;
+mod statistics;
+mod status;
+mod tls;
+mod transmission;
+mod transport;
+
+pub use export::{Export, ExportOptions};
+pub use listen::Listener;
+pub use server::{Server, ServerOptions};
+pub use statistics::Statistics;
+pub use tls::{ServerTls, TlsError};
+pub use transport::Stream;

@@ -1,0 +1,290 @@
+//! The server: takes clients in and gives each a thread.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use zebu::storage::{Queue, QueueOptions};
+
+use crate::budget::Budget;
+use crate::export::Export;
+use crate::handshake::{NoAgreement, negotiate};
+use crate::listen::Listener;
+use crate::race::{First, race};
+use crate::tls::ServerTls;
+use crate::transmission::{self, PATIENCE};
+use crate::transport::{Stream, Transport};
+
+/// How long nobody is taken in after the system had no room for a client.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes of requests in flight of all connections together, besides what each
+/// has for itself.
+const MEMORY: usize = 1 << 30;
+
+/// How a server treats its clients.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Clients at a time; more wait until one goes.
+    pub clients: usize,
+    /// Whether it goes on when the last client that chose an export has gone.
+    pub persistent: bool,
+    /// How long a client may take to choose an export.
+    pub handshake_limit: Option<Duration>,
+    /// Certificates: without TLS nobody is served then.
+    pub tls: Option<ServerTls>,
+    /// The queue of each connection.
+    pub queue: QueueOptions,
+}
+
+/// Exports, and how they are served.
+pub struct Server {
+    shared: Arc<Shared>,
+    options: ServerOptions,
+}
+
+/// What connections share with the server.
+struct Shared {
+    exports: Vec<Arc<Export>>,
+    budget: Arc<Budget>,
+    stopping: AtomicBool,
+    /// Whether a client has chosen an export.
+    chosen: AtomicBool,
+    /// Readable when the server stops: its other end is closed then.
+    stop: UnixStream,
+    stopper: UnixStream,
+    /// Which connections have ended.
+    ended: Mutex<Vec<u64>>,
+    /// A byte for each of these.
+    ended_event: UnixStream,
+}
+
+impl Server {
+    /// Serves `exports`, whose names differ.
+    pub fn new(exports: Vec<Arc<Export>>, options: ServerOptions) -> io::Result<Self> {
+        let (stop, stopper) = UnixStream::pair()?;
+        // Replaced when the server runs.
+        let (_, ended_event) = UnixStream::pair()?;
+        Ok(Server {
+            shared: Arc::new(Shared {
+                exports,
+                budget: Arc::new(Budget::new(MEMORY)),
+                stopping: AtomicBool::new(false),
+                chosen: AtomicBool::new(false),
+                stop,
+                stopper,
+                ended: Mutex::default(),
+                ended_event,
+            }),
+            options,
+        })
+    }
+
+    /// Takes clients in on `queue`'s thread until `stop` is ready, or the last
+    /// client has gone of a server that is not persistent. Then nobody is
+    /// taken in any more, requests in flight are answered, and all connections
+    /// have ended when this returns. The exports are given back: nobody else
+    /// has them.
+    pub async fn run(
+        mut self,
+        queue: &Queue,
+        listeners: Vec<Listener>,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<Vec<Arc<Export>>> {
+        let (event, sender) = UnixStream::pair()?;
+        event.set_nonblocking(true)?;
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody has it yet");
+        shared.ended_event = sender;
+        let mut clients = Clients {
+            server: &self,
+            event,
+            threads: HashMap::new(),
+            next: 0,
+        };
+        let result = {
+            let serving = pin!(clients.serve(queue, &listeners));
+            match race(serving, stop).await {
+                First::A(result) => result,
+                First::B(()) => Ok(()),
+            }
+        };
+        drop(listeners);
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        let _ = self.shared.stopper.shutdown(Shutdown::Both);
+        for (_, thread) in clients.threads.drain() {
+            let _ = thread.join();
+        }
+        drop(clients);
+        result?;
+        let shared = Arc::into_inner(self.shared).expect("all threads have ended");
+        Ok(shared.exports)
+    }
+}
+
+/// The connections that there are.
+struct Clients<'a> {
+    server: &'a Server,
+    /// Readable when connections have ended.
+    event: UnixStream,
+    threads: HashMap<u64, JoinHandle<()>>,
+    next: u64,
+}
+
+impl Clients<'_> {
+    async fn serve(&mut self, queue: &Queue, listeners: &[Listener]) -> io::Result<()> {
+        loop {
+            let full = self.threads.len() >= self.server.options.clients;
+            if full {
+                queue.readable(&self.event).await?;
+            } else {
+                let client = any_readable(queue, listeners);
+                race(client, queue.readable(&self.event)).await;
+            }
+            self.bury();
+            let (options, shared) = (&self.server.options, &self.server.shared);
+            let served = shared.chosen.load(Ordering::SeqCst);
+            if served && !options.persistent && self.threads.is_empty() {
+                return Ok(());
+            }
+            for listener in listeners {
+                if let Err(e) = self.accept(listener) {
+                    tracing::warn!("no client is taken in for a while: {}", zebu::strerror(&e));
+                    // Without a descriptor for a timer, nothing else goes on.
+                    if queue.sleep(PAUSE).await.is_err() {
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in who waits at `listener`, as many as may be.
+    fn accept(&mut self, listener: &Listener) -> io::Result<()> {
+        while self.threads.len() < self.server.options.clients {
+            match listener.accept() {
+                Ok((stream, who)) => self.start(stream, who)?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // It has gone again.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, stream: Stream, who: String) -> io::Result<()> {
+        let number = self.next;
+        self.next += 1;
+        let shared = self.server.shared.clone();
+        let options = self.server.options.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("nbd-{number}"))
+            .spawn(move || {
+                // Also if it panics: the server counts its threads.
+                let _ended = Ended(&shared, number);
+                connection(&shared, &options, stream, number, &who);
+            })?;
+        self.threads.insert(number, thread);
+        Ok(())
+    }
+
+    /// Forgets the connections that have ended.
+    fn bury(&mut self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.event).read(&mut bytes), Ok(n) if n > 0) {}
+        let shared = &self.server.shared;
+        let ended = std::mem::take(&mut *shared.ended.lock().unwrap_or_else(|e| e.into_inner()));
+        for number in ended {
+            if let Some(thread) = self.threads.remove(&number) {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Tells the server that a connection has ended.
+struct Ended<'a>(&'a Shared, u64);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut ended = self.0.ended.lock().unwrap_or_else(|e| e.into_inner());
+        ended.push(self.1);
+        drop(ended);
+        let _ = (&self.0.ended_event).write(&[0]);
+    }
+}
+
+/// Waits until a client waits at one of `listeners`, or for ever if there are
+/// none.
+async fn any_readable(queue: &Queue, listeners: &[Listener]) {
+    let mut waits: Vec<_> = listeners.iter().map(|l| queue.readable(l)).collect();
+    poll_fn(|context| {
+        let mut any = waits.iter_mut().map(|wait| pin!(wait).poll(context));
+        match any.any(|poll| poll.is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// The whole of a connection, on its thread.
+fn connection(shared: &Shared, options: &ServerOptions, stream: Stream, number: u64, who: &str) {
+    tracing::info!("connection {number}: {who} connected");
+    let queue = match Queue::new(options.queue.clone()) {
+        Ok(queue) => queue,
+        Err(e) => {
+            tracing::error!("connection {number}: {}", zebu::strerror(&e));
+            return;
+        }
+    };
+    let transport = Rc::new(Transport::new(stream, queue.clone()));
+    let serving = serve(shared, options, transport.clone(), number);
+    let end = queue.block_on(transport.until_stopped(&shared.stop, PATIENCE, serving));
+    transport.close();
+    tracing::info!("connection {number}: ended: {end}");
+}
+
+async fn serve(
+    shared: &Shared,
+    options: &ServerOptions,
+    transport: Rc<Transport>,
+    number: u64,
+) -> String {
+    let queue = transport.queue().clone();
+    let limit = async {
+        match options.handshake_limit {
+            Some(limit) => drop(queue.sleep(limit).await),
+            None => std::future::pending().await,
+        }
+    };
+    let negotiating = negotiate(&transport, &shared.exports, options.tls.as_ref());
+    let agreed = match race(negotiating, limit).await {
+        First::A(Ok(agreed)) => agreed,
+        First::A(Err(NoAgreement::Io(e))) if e.kind() == io::ErrorKind::UnexpectedEof => {
+            return "the client went before it chose an export".into();
+        }
+        First::A(Err(e)) => return format!("no agreement with the client: {e}"),
+        First::B(()) => return "the client took too long to choose an export".into(),
+    };
+    tracing::info!(
+        "connection {number}: export {:?}, {:?} headers",
+        agreed.export.options().name,
+        agreed.headers
+    );
+    shared.chosen.store(true, Ordering::SeqCst);
+    agreed.export.statistics().connected();
+    let stopping = || shared.stopping.load(Ordering::SeqCst);
+    let end = transmission::serve(transport, agreed, shared.budget.clone(), stopping).await;
+    end.to_string()
+}

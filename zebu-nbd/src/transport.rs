@@ -1,0 +1,268 @@
+//! The bytes of one connection: a socket that never blocks, and TLS over it.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use rustls::ServerConnection;
+use zebu::storage::Queue;
+
+use crate::tls::ServerTls;
+
+/// A connected socket.
+#[derive(Debug)]
+pub enum Stream {
+    /// A unix socket.
+    Unix(UnixStream),
+    /// TCP.
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn shutdown(&self, how: Shutdown) {
+        // Whoever has gone already needs no shutdown.
+        let _ = match self {
+            Stream::Unix(stream) => stream.shutdown(how),
+            Stream::Tcp(stream) => stream.shutdown(how),
+        };
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(buffer)])
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => (&mut &*stream).read_vectored(buffers),
+            Stream::Tcp(stream) => (&mut &*stream).read_vectored(buffers),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => (&mut &*stream).write(bytes),
+            Stream::Tcp(stream) => (&mut &*stream).write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => (&mut &*stream).write_vectored(bytes),
+            Stream::Tcp(stream) => (&mut &*stream).write_vectored(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One connection's bytes, on its queue.
+pub struct Transport {
+    stream: Stream,
+    queue: Queue,
+    tls: RefCell<Option<Box<ServerConnection>>>,
+    /// The last receive took all that there was: the next one would find
+    /// nothing, and need not be tried before there is something.
+    drained: Cell<bool>,
+}
+
+impl Transport {
+    pub fn new(stream: Stream, queue: Queue) -> Self {
+        Transport {
+            stream,
+            queue,
+            tls: RefCell::new(None),
+            drained: Cell::new(false),
+        }
+    }
+
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// From here on all is TLS; its handshake is part of the next reads.
+    pub fn start_tls(&self, tls: &ServerTls) -> io::Result<()> {
+        let connection = ServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
+        self.tls.replace(Some(Box::new(connection)));
+        Ok(())
+    }
+
+    /// Whether TLS has begun.
+    pub fn is_tls(&self) -> bool {
+        self.tls.borrow().is_some()
+    }
+
+    /// No more is received: reads find the end.
+    pub fn stop_reading(&self) {
+        self.stream.shutdown(Shutdown::Read);
+    }
+
+    /// Ends everything.
+    pub fn stop(&self) {
+        self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Reads what is there, at least a byte; 0 at the end. Waits if need be.
+    pub async fn read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        if self.drained.replace(false) {
+            self.queue.readable(&self.stream).await?;
+        }
+        loop {
+            match self.try_read(buffers) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                result => return result,
+            }
+            // A client that waits for our part of the handshake sends nothing.
+            self.flush().await?;
+            self.queue.readable(&self.stream).await?;
+        }
+    }
+
+    /// Fills `buffer`; an end before that is an error.
+    pub async fn read_exact(&self, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.read(&mut [IoSliceMut::new(buffer)]).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => buffer = &mut buffer[n..],
+            }
+        }
+        Ok(())
+    }
+
+    fn try_read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut tls = self.tls.borrow_mut();
+        let Some(tls) = tls.as_mut() else {
+            let received = (&self.stream).read_vectored(buffers)?;
+            let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+            self.drained.set(received > 0 && received < room);
+            return Ok(received);
+        };
+        loop {
+            match tls.reader().read_vectored(buffers) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            let received = tls.read_tls(&mut &self.stream)?;
+            if let Err(e) = tls.process_new_packets() {
+                // The alert that says why, if there is room for it.
+                let _ = tls.write_tls(&mut &self.stream);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+            }
+            if received == 0 && tls.is_handshaking() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            while tls.wants_write() {
+                match tls.write_tls(&mut &self.stream) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                    result => result?,
+                };
+            }
+        }
+    }
+
+    /// Writes some of the bytes, at least one. Waits if need be.
+    pub async fn write(&self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        loop {
+            match self.try_write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                result => return result,
+            }
+            self.queue.writable(&self.stream).await?;
+        }
+    }
+
+    /// Writes all bytes, and waits until they are in the socket.
+    pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let n = self.write(&[IoSlice::new(bytes)]).await?;
+            bytes = &bytes[n..];
+        }
+        self.flush().await
+    }
+
+    fn try_write(&self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut tls = self.tls.borrow_mut();
+        let Some(tls) = tls.as_mut() else {
+            return (&self.stream).write_vectored(bytes);
+        };
+        // Nothing new before the old is gone, so that it does not gather.
+        while tls.wants_write() {
+            tls.write_tls(&mut &self.stream)?;
+        }
+        let n = tls.writer().write_vectored(bytes)?;
+        while tls.wants_write() {
+            match tls.write_tls(&mut &self.stream) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                result => result?,
+            };
+        }
+        Ok(n)
+    }
+
+    /// Waits until what TLS holds back is in the socket.
+    pub async fn flush(&self) -> io::Result<()> {
+        loop {
+            let wait = match &mut *self.tls.borrow_mut() {
+                Some(tls) if tls.wants_write() => match tls.write_tls(&mut &self.stream) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => true,
+                    Err(e) => return Err(e),
+                    Ok(_) => false,
+                },
+                _ => return Ok(()),
+            };
+            if wait {
+                self.queue.writable(&self.stream).await?;
+            }
+        }
+    }
+
+    /// Says goodbye in TLS, if there is room for it.
+    pub fn close(&self) {
+        if let Some(tls) = self.tls.borrow_mut().as_mut() {
+            tls.send_close_notify();
+            let _ = tls.write_tls(&mut &self.stream);
+        }
+        self.stop();
+    }
+
+    /// Runs `future`, and when `stop` is readable, stops reading; after
+    /// `patience` more, stops everything.
+    pub async fn until_stopped<F: Future>(
+        &self,
+        stop: &UnixStream,
+        patience: std::time::Duration,
+        future: F,
+    ) -> F::Output {
+        let stopping = async {
+            let _ = self.queue.readable(stop).await;
+            self.stop_reading();
+            let _ = self.queue.sleep(patience).await;
+            self.stop();
+            std::future::pending::<()>().await
+        };
+        match crate::race::race(future, stopping).await {
+            crate::race::First::A(output) => output,
+            crate::race::First::B(()) => unreachable!("it is never ready"),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Zeroes that are not written as data, or an error.
+
+use std::io;
+
+use super::{Device, LayerImage, Raw, Zeroing};
+use crate::image::Image;
+use crate::storage::{OpKind, Queue};
+use crate::{Error, Result};
+
+impl Device {
+    /// Makes a range read as zeroes if that needs no data, which is fast
+    /// whatever its length; else fails with `EOPNOTSUPP`.
+    pub async fn write_zeroes_quickly(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+        zeroing: Zeroing,
+    ) -> Result<()> {
+        self.top_for_writing(offset, length)?;
+        match &self.top().image {
+            LayerImage::Raw(raw) => zero_file(queue, raw, offset, length).await?,
+            LayerImage::Qcow2(image) => {
+                self.check_quick(queue, image, offset, length).await?;
+            }
+        }
+        self.write_zeroes(queue, offset, length, zeroing).await
+    }
+
+    /// Version 2 has no zeroes, and none has them for a part of a cluster (or
+    /// of a subcluster, where it has these) that is not zero all over already.
+    async fn check_quick(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let geometry = image.geometry();
+        let (unit, end) = (geometry.subcluster_size(), offset + length);
+        if geometry.version() < 3 {
+            return Err(unsupported());
+        }
+        for at in [offset, end] {
+            let start = at - at % unit;
+            let is_whole = at == start || at == self.size();
+            if !is_whole && !self.status_is_zero(queue, start, start + unit).await? {
+                return Err(unsupported());
+            }
+        }
+        Ok(())
+    }
+
+    async fn status_is_zero(&self, queue: &Queue, start: u64, end: u64) -> Result<bool> {
+        let mut at = start;
+        let end = end.min(self.size());
+        while at < end {
+            let status = self.status(queue, at, end - at).await?;
+            if !status.zero {
+                return Ok(false);
+            }
+            at += status.length;
+        }
+        Ok(true)
+    }
+}
+
+fn unsupported() -> Error {
+    io::Error::from_raw_os_error(libc::EOPNOTSUPP).into()
+}
+
+/// Has the file system do it.
+async fn zero_file(queue: &Queue, raw: &Raw, offset: u64, length: u64) -> Result<()> {
+    let storage = raw.storage();
+    let (host, unit) = (raw.offset() + offset, storage.alignment().offset as u64);
+    if !host.is_multiple_of(unit) || !length.is_multiple_of(unit) {
+        return Err(unsupported());
+    }
+    // SAFETY: `storage` is borrowed until the operation, awaited here, has
+    // ended; no memory takes part.
+    #[allow(unsafe_code)]
+    let started = unsafe { storage.start(queue, OpKind::ZeroRange, host, length, None) };
+    started.wait().await.map(drop).map_err(Error::from)
+}

@@ -1,0 +1,470 @@
+//! Options: what client and server agree on before the first request.
+
+use super::{OPTION_MAGIC, ProtocolError, Reader, put_string, text};
+
+/// An option: `NBD_OPT_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionKind {
+    /// Choose an export; the answer has no form for errors.
+    ExportName,
+    /// End the connection.
+    Abort,
+    /// Which exports are there?
+    List,
+    /// Begin TLS.
+    StartTls,
+    /// What is this export like?
+    Info,
+    /// The same, and choose it.
+    Go,
+    /// Structured replies.
+    StructuredReply,
+    /// Which metadata contexts are there?
+    ListMetaContext,
+    /// Choose metadata contexts.
+    SetMetaContext,
+    /// 64-bit lengths.
+    ExtendedHeaders,
+    /// One that is not known here.
+    Other(u32),
+}
+
+impl OptionKind {
+    const KNOWN: [(u32, OptionKind); 10] = [
+        (1, Self::ExportName),
+        (2, Self::Abort),
+        (3, Self::List),
+        (5, Self::StartTls),
+        (6, Self::Info),
+        (7, Self::Go),
+        (8, Self::StructuredReply),
+        (9, Self::ListMetaContext),
+        (10, Self::SetMetaContext),
+        (11, Self::ExtendedHeaders),
+    ];
+
+    fn from_wire(number: u32) -> Self {
+        let known = Self::KNOWN.iter().find(|known| known.0 == number);
+        known.map_or(Self::Other(number), |known| known.1)
+    }
+
+    fn to_wire(self) -> u32 {
+        match self {
+            Self::Other(number) => number,
+            kind => Self::KNOWN
+                .iter()
+                .find(|known| known.1 == kind)
+                .map_or(0, |known| known.0),
+        }
+    }
+}
+
+/// What comes before an option's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionHeader {
+    /// Which option.
+    pub kind: OptionKind,
+    /// Bytes of payload that follow: any number.
+    pub length: u32,
+}
+
+impl OptionHeader {
+    /// Bytes on the wire.
+    pub const SIZE: usize = 16;
+
+    /// Reads one.
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(bytes, "an option");
+        match reader.u64()? {
+            OPTION_MAGIC => Ok(OptionHeader {
+                kind: OptionKind::from_wire(reader.u32()?),
+                length: reader.u32()?,
+            }),
+            found => Err(ProtocolError::Magic {
+                what: "an option",
+                found,
+            }),
+        }
+    }
+}
+
+/// An option with its payload, as a client sends it.
+pub fn encode_option(kind: OptionKind, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(OptionHeader::SIZE + payload.len());
+    out.extend(OPTION_MAGIC.to_be_bytes());
+    out.extend(kind.to_wire().to_be_bytes());
+    out.extend((payload.len() as u32).to_be_bytes());
+    out.extend(payload);
+    out
+}
+
+/// The answer to an option: `NBD_REP_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionReplyKind {
+    /// Done, or the end of a list.
+    Ack,
+    /// An export.
+    Server,
+    /// A piece of information about an export.
+    Info,
+    /// A metadata context.
+    MetaContext,
+    /// The option is not known.
+    ErrUnsup,
+    /// The server does not want to.
+    ErrPolicy,
+    /// The option makes no sense.
+    ErrInvalid,
+    /// Not on this machine.
+    ErrPlatform,
+    /// TLS must begin first.
+    ErrTlsRequired,
+    /// No such export.
+    ErrUnknown,
+    /// The server is about to end.
+    ErrShutdown,
+    /// The client must say that it knows of block sizes.
+    ErrBlockSizeRequired,
+    /// The option, or its answer, is too large.
+    ErrTooBig,
+    /// Extended headers are needed.
+    ErrExtHeaderRequired,
+    /// One that is not known here; an error if the highest bit is set.
+    Other(u32),
+}
+
+const ERROR: u32 = 1 << 31;
+
+impl OptionReplyKind {
+    const KNOWN: [(u32, OptionReplyKind); 14] = [
+        (1, Self::Ack),
+        (2, Self::Server),
+        (3, Self::Info),
+        (4, Self::MetaContext),
+        (ERROR + 1, Self::ErrUnsup),
+        (ERROR + 2, Self::ErrPolicy),
+        (ERROR + 3, Self::ErrInvalid),
+        (ERROR + 4, Self::ErrPlatform),
+        (ERROR + 5, Self::ErrTlsRequired),
+        (ERROR + 6, Self::ErrUnknown),
+        (ERROR + 7, Self::ErrShutdown),
+        (ERROR + 8, Self::ErrBlockSizeRequired),
+        (ERROR + 9, Self::ErrTooBig),
+        (ERROR + 10, Self::ErrExtHeaderRequired),
+    ];
+
+    /// Whether it says no.
+    pub fn is_error(self) -> bool {
+        self.to_wire() & ERROR != 0
+    }
+
+    fn from_wire(number: u32) -> Self {
+        let known = Self::KNOWN.iter().find(|known| known.0 == number);
+        known.map_or(Self::Other(number), |known| known.1)
+    }
+
+    fn to_wire(self) -> u32 {
+        match self {
+            Self::Other(number) => number,
+            kind => Self::KNOWN
+                .iter()
+                .find(|known| known.1 == kind)
+                .map_or(0, |known| known.0),
+        }
+    }
+}
+
+const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+/// What comes before the payload of an answer to an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionReplyHeader {
+    /// The option that it answers.
+    pub option: OptionKind,
+    /// What it says.
+    pub kind: OptionReplyKind,
+    /// Bytes of payload that follow.
+    pub length: u32,
+}
+
+impl OptionReplyHeader {
+    /// Bytes on the wire.
+    pub const SIZE: usize = 20;
+
+    /// Reads one.
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(bytes, "the answer to an option");
+        match reader.u64()? {
+            REPLY_MAGIC => Ok(OptionReplyHeader {
+                option: OptionKind::from_wire(reader.u32()?),
+                kind: OptionReplyKind::from_wire(reader.u32()?),
+                length: reader.u32()?,
+            }),
+            found => Err(ProtocolError::Magic {
+                what: "the answer to an option",
+                found,
+            }),
+        }
+    }
+}
+
+/// An answer to an option, with its payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionReply {
+    /// What it says.
+    pub kind: OptionReplyKind,
+    /// Of an error: a text for people.
+    pub payload: Vec<u8>,
+}
+
+impl OptionReply {
+    /// Done.
+    pub fn ack() -> Self {
+        OptionReply {
+            kind: OptionReplyKind::Ack,
+            payload: Vec::new(),
+        }
+    }
+
+    /// A refusal, with a text for people.
+    pub fn error(kind: OptionReplyKind, text: &str) -> Self {
+        OptionReply {
+            kind,
+            payload: text.as_bytes().into(),
+        }
+    }
+
+    /// An export of the list.
+    pub fn server(name: &str, description: &str) -> Self {
+        let mut payload = Vec::new();
+        put_string(&mut payload, name);
+        payload.extend(description.as_bytes());
+        OptionReply {
+            kind: OptionReplyKind::Server,
+            payload,
+        }
+    }
+
+    /// A metadata context.
+    pub fn context(id: u32, name: &str) -> Self {
+        let mut payload = id.to_be_bytes().to_vec();
+        payload.extend(name.as_bytes());
+        OptionReply {
+            kind: OptionReplyKind::MetaContext,
+            payload,
+        }
+    }
+
+    /// A piece of information.
+    pub fn info(info: &Info) -> Self {
+        OptionReply {
+            kind: OptionReplyKind::Info,
+            payload: info.encode(),
+        }
+    }
+
+    /// As it goes over the wire.
+    pub fn encode(&self, option: OptionKind, out: &mut Vec<u8>) {
+        out.extend(REPLY_MAGIC.to_be_bytes());
+        out.extend(option.to_wire().to_be_bytes());
+        out.extend(self.kind.to_wire().to_be_bytes());
+        out.extend((self.payload.len() as u32).to_be_bytes());
+        out.extend(&self.payload);
+    }
+}
+
+/// Name and description of an export, from the payload of
+/// [`OptionReplyKind::Server`].
+pub fn decode_list_item(payload: &[u8]) -> Result<(String, String), ProtocolError> {
+    let mut reader = Reader::new(payload, "the name of an export");
+    let name = reader.string()?;
+    Ok((name, text(reader.rest(), "the description of an export")?))
+}
+
+/// What every export tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Bytes.
+    pub size: u64,
+    /// [`transmission`](super::transmission) flags.
+    pub flags: u16,
+}
+
+/// A piece of information about an export: `NBD_INFO_*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Info {
+    /// Its size and flags.
+    Export(ExportInfo),
+    /// Its full name.
+    Name(String),
+    /// A text for people.
+    Description(String),
+    /// What requests should be multiples of, and how large they may be: in
+    /// bytes.
+    BlockSize {
+        /// Requests must be multiples of it.
+        minimum: u32,
+        /// Those that are multiples of it are fast.
+        preferred: u32,
+        /// Reads and writes at most.
+        maximum: u32,
+    },
+    /// One that is not known here.
+    Other(u16),
+}
+
+impl Info {
+    /// What a client asks for by number.
+    pub const BLOCK_SIZE: u16 = 3;
+    /// The same: the name.
+    pub const NAME: u16 = 1;
+    /// The same: the description.
+    pub const DESCRIPTION: u16 = 2;
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let kind: u16 = match self {
+            Info::Export(_) => 0,
+            Info::Name(_) => Self::NAME,
+            Info::Description(_) => Self::DESCRIPTION,
+            Info::BlockSize { .. } => Self::BLOCK_SIZE,
+            Info::Other(kind) => *kind,
+        };
+        out.extend(kind.to_be_bytes());
+        match self {
+            Info::Export(info) => {
+                out.extend(info.size.to_be_bytes());
+                out.extend(info.flags.to_be_bytes());
+            }
+            Info::Name(text) | Info::Description(text) => out.extend(text.as_bytes()),
+            Info::BlockSize {
+                minimum,
+                preferred,
+                maximum,
+            } => {
+                for number in [minimum, preferred, maximum] {
+                    out.extend(number.to_be_bytes());
+                }
+            }
+            Info::Other(_) => {}
+        }
+        out
+    }
+
+    /// Reads the payload of [`OptionReplyKind::Info`].
+    pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(payload, "information about an export");
+        let info = match reader.u16()? {
+            0 => Info::Export(ExportInfo {
+                size: reader.u64()?,
+                flags: reader.u16()?,
+            }),
+            Self::NAME => Info::Name(text(reader.rest(), "the name of an export")?),
+            Self::DESCRIPTION => {
+                Info::Description(text(reader.rest(), "the description of an export")?)
+            }
+            Self::BLOCK_SIZE => {
+                let (minimum, preferred, maximum) = (reader.u32()?, reader.u32()?, reader.u32()?);
+                let sensible = minimum.is_power_of_two()
+                    && preferred.is_power_of_two()
+                    && minimum <= preferred.min(64 << 10)
+                    && (maximum == u32::MAX || maximum % minimum == 0)
+                    && maximum >= preferred.min(1 << 20);
+                if !sensible {
+                    return Err(ProtocolError::Value("these block sizes"));
+                }
+                Info::BlockSize {
+                    minimum,
+                    preferred,
+                    maximum,
+                }
+            }
+            other => {
+                reader.rest();
+                Info::Other(other)
+            }
+        };
+        reader.end()?;
+        Ok(info)
+    }
+}
+
+/// The payload of [`OptionKind::Info`] and [`OptionKind::Go`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Go {
+    /// The export; empty: the default one.
+    pub name: String,
+    /// What the client wants to know, by number.
+    pub wanted: Vec<u16>,
+}
+
+impl Go {
+    /// Reads one.
+    pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(payload, "an export's name and questions");
+        let name = reader.string()?;
+        let count = reader.u16()?;
+        let wanted = reader.take(usize::from(count) * 2)?;
+        reader.end()?;
+        let number = |pair: &[u8]| u16::from_be_bytes([pair[0], pair[1]]);
+        Ok(Go {
+            name,
+            wanted: wanted.chunks_exact(2).map(number).collect(),
+        })
+    }
+
+    /// As it goes over the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_string(&mut out, &self.name);
+        out.extend((self.wanted.len() as u16).to_be_bytes());
+        out.extend(self.wanted.iter().flat_map(|wanted| wanted.to_be_bytes()));
+        out
+    }
+}
+
+/// The payload of [`OptionKind::ListMetaContext`] and
+/// [`OptionKind::SetMetaContext`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextQuery {
+    /// The export.
+    pub name: String,
+    /// Names of contexts, or beginnings of them (`base:`).
+    pub queries: Vec<String>,
+}
+
+impl ContextQuery {
+    /// Reads one.
+    pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(payload, "a query for metadata contexts");
+        let name = reader.string()?;
+        let count = reader.u32()?;
+        let mut queries = Vec::new();
+        for _ in 0..count {
+            // Four bytes of payload at least for each: the number is bounded.
+            queries.push(reader.string()?);
+        }
+        reader.end()?;
+        Ok(ContextQuery { name, queries })
+    }
+
+    /// As it goes over the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_string(&mut out, &self.name);
+        out.extend((self.queries.len() as u32).to_be_bytes());
+        for query in &self.queries {
+            put_string(&mut out, query);
+        }
+        out
+    }
+
+    /// A context that the server chose: its number and name, from the payload
+    /// of [`OptionReplyKind::MetaContext`].
+    pub fn decode_context(payload: &[u8]) -> Result<(u32, String), ProtocolError> {
+        let mut reader = Reader::new(payload, "a metadata context");
+        let id = reader.u32()?;
+        let name = text(reader.rest(), "the name of a metadata context")?;
+        Ok((id, name))
+    }
+}

@@ -1,0 +1,325 @@
+//! Answers of the transmission phase.
+
+use super::{Headers, ProtocolError, Reader, text};
+
+/// An answer without structure; the data of a read follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimpleReply {
+    /// 0, or the number of an [`ErrorCode`](super::ErrorCode).
+    pub error: u32,
+    /// That of the request.
+    pub cookie: u64,
+}
+
+const SIMPLE_MAGIC: u32 = 0x6744_6698;
+const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
+
+impl SimpleReply {
+    /// Bytes on the wire.
+    pub const SIZE: usize = 16;
+
+    /// As it goes over the wire.
+    pub fn encode(&self) -> [u8; Self::SIZE] {
+        let mut out = [0; Self::SIZE];
+        out[..4].copy_from_slice(&SIMPLE_MAGIC.to_be_bytes());
+        out[4..8].copy_from_slice(&self.error.to_be_bytes());
+        out[8..].copy_from_slice(&self.cookie.to_be_bytes());
+        out
+    }
+
+    /// Reads one.
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(bytes, "an answer");
+        match reader.u32()? {
+            SIMPLE_MAGIC => Ok(SimpleReply {
+                error: reader.u32()?,
+                cookie: reader.u64()?,
+            }),
+            found => Err(ProtocolError::Magic {
+                what: "an answer",
+                found: found.into(),
+            }),
+        }
+    }
+
+    /// Whether the four bytes begin one: with structured replies, requests
+    /// other than reads may still be answered so.
+    pub fn begins(bytes: [u8; 4]) -> bool {
+        bytes == SIMPLE_MAGIC.to_be_bytes()
+    }
+}
+
+/// What a chunk of a structured answer holds: `NBD_REPLY_TYPE_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkKind {
+    /// Nothing.
+    None,
+    /// An offset, and data.
+    OffsetData,
+    /// An offset, and how many zeroes.
+    OffsetHole,
+    /// Extents of one context, in 32 bits.
+    BlockStatus,
+    /// The same in 64 bits.
+    BlockStatusExtended,
+    /// An error, and a text.
+    Error,
+    /// The same and an offset.
+    ErrorOffset,
+    /// One that is not known here; an error if the highest bit is set.
+    Other(u16),
+}
+
+impl ChunkKind {
+    const KNOWN: [(u16, ChunkKind); 7] = [
+        (0, Self::None),
+        (1, Self::OffsetData),
+        (2, Self::OffsetHole),
+        (5, Self::BlockStatus),
+        (6, Self::BlockStatusExtended),
+        (0x8001, Self::Error),
+        (0x8002, Self::ErrorOffset),
+    ];
+
+    /// Whether it says that the request failed.
+    pub fn is_error(self) -> bool {
+        self.to_wire() & 0x8000 != 0
+    }
+
+    fn from_wire(number: u16) -> Self {
+        let known = Self::KNOWN.iter().find(|known| known.0 == number);
+        known.map_or(Self::Other(number), |known| known.1)
+    }
+
+    fn to_wire(self) -> u16 {
+        match self {
+            Self::Other(number) => number,
+            kind => Self::KNOWN
+                .iter()
+                .find(|known| known.1 == kind)
+                .map_or(0, |known| known.0),
+        }
+    }
+}
+
+/// What comes before the payload of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Whether it is the last of the answer.
+    pub done: bool,
+    /// What it holds.
+    pub kind: ChunkKind,
+    /// That of the request.
+    pub cookie: u64,
+    /// That of the request; on the wire with extended headers alone.
+    pub offset: u64,
+    /// Bytes of payload that follow.
+    pub length: u64,
+}
+
+/// The bytes of a chunk's header, and of the fixed part of its payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    bytes: [u8; Chunk::MOST],
+    length: usize,
+}
+
+impl Chunk {
+    const MOST: usize = 44;
+
+    fn new(header: &ChunkHeader, headers: Headers) -> Self {
+        let mut chunk = Chunk {
+            bytes: [0; Self::MOST],
+            length: 0,
+        };
+        let extended = headers == Headers::Extended;
+        let magic = match extended {
+            true => EXTENDED_MAGIC,
+            false => STRUCTURED_MAGIC,
+        };
+        chunk.put(&magic.to_be_bytes());
+        chunk.put(&u16::from(header.done).to_be_bytes());
+        chunk.put(&header.kind.to_wire().to_be_bytes());
+        chunk.put(&header.cookie.to_be_bytes());
+        match extended {
+            true => {
+                chunk.put(&header.offset.to_be_bytes());
+                chunk.put(&header.length.to_be_bytes());
+            }
+            false => chunk.put(&(header.length as u32).to_be_bytes()),
+        }
+        chunk
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    /// As it goes over the wire.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl ChunkHeader {
+    /// Bytes on the wire.
+    pub fn size(headers: Headers) -> usize {
+        match headers {
+            Headers::Extended => 32,
+            _ => 20,
+        }
+    }
+
+    /// Reads one from the first [`ChunkHeader::size`] bytes.
+    pub fn decode(headers: Headers, bytes: &[u8]) -> Result<Self, ProtocolError> {
+        let extended = headers == Headers::Extended;
+        let mut reader = Reader::new(bytes, "a chunk of an answer");
+        let magic = reader.u32()?;
+        let right = match extended {
+            true => EXTENDED_MAGIC,
+            false => STRUCTURED_MAGIC,
+        };
+        if magic != right {
+            return Err(ProtocolError::Magic {
+                what: "a chunk of an answer",
+                found: magic.into(),
+            });
+        }
+        Ok(ChunkHeader {
+            done: reader.u16()? & 1 != 0,
+            kind: ChunkKind::from_wire(reader.u16()?),
+            cookie: reader.u64()?,
+            offset: if extended { reader.u64()? } else { 0 },
+            length: match extended {
+                true => reader.u64()?,
+                false => reader.u32()?.into(),
+            },
+        })
+    }
+
+    /// As it goes over the wire; `length` bytes of payload follow.
+    pub fn encode(&self, headers: Headers) -> Chunk {
+        Chunk::new(self, headers)
+    }
+
+    /// A chunk of `length` bytes of data, which follow: those from `at` on.
+    /// `self` says the rest.
+    pub fn data(&self, headers: Headers, at: u64, length: u64) -> Chunk {
+        let header = ChunkHeader {
+            kind: ChunkKind::OffsetData,
+            length: length + 8,
+            ..*self
+        };
+        let mut chunk = Chunk::new(&header, headers);
+        chunk.put(&at.to_be_bytes());
+        chunk
+    }
+
+    /// A chunk of `length` zeroes from `at` on, below 4 GiB.
+    pub fn hole(&self, headers: Headers, at: u64, length: u64) -> Chunk {
+        let header = ChunkHeader {
+            kind: ChunkKind::OffsetHole,
+            length: 12,
+            ..*self
+        };
+        let mut chunk = Chunk::new(&header, headers);
+        chunk.put(&at.to_be_bytes());
+        chunk.put(&(length as u32).to_be_bytes());
+        chunk
+    }
+}
+
+/// A range of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub length: u64,
+    /// What the context says of it.
+    pub flags: u64,
+}
+
+/// The payload of [`ChunkKind::BlockStatus`] or, with extended headers,
+/// [`ChunkKind::BlockStatusExtended`]. Without these, lengths and flags are
+/// below 4 Gi.
+pub fn encode_extents(headers: Headers, context: u32, extents: &[Extent]) -> Vec<u8> {
+    let mut out = context.to_be_bytes().to_vec();
+    if headers == Headers::Extended {
+        out.extend((extents.len() as u32).to_be_bytes());
+    }
+    for extent in extents {
+        match headers {
+            Headers::Extended => {
+                out.extend(extent.length.to_be_bytes());
+                out.extend(extent.flags.to_be_bytes());
+            }
+            _ => {
+                out.extend((extent.length as u32).to_be_bytes());
+                out.extend((extent.flags as u32).to_be_bytes());
+            }
+        }
+    }
+    out
+}
+
+/// Reads the same: the context and its extents, of which there is one at
+/// least, none of them empty.
+pub fn decode_extents(
+    headers: Headers,
+    payload: &[u8],
+) -> Result<(u32, Vec<Extent>), ProtocolError> {
+    let mut reader = Reader::new(payload, "block status");
+    let context = reader.u32()?;
+    let extended = headers == Headers::Extended;
+    let count = if extended { Some(reader.u32()?) } else { None };
+    let mut extents = Vec::new();
+    while !reader.bytes.is_empty() {
+        let extent = match extended {
+            true => Extent {
+                length: reader.u64()?,
+                flags: reader.u64()?,
+            },
+            false => Extent {
+                length: reader.u32()?.into(),
+                flags: reader.u32()?.into(),
+            },
+        };
+        if extent.length == 0 {
+            return Err(ProtocolError::Value("an empty extent"));
+        }
+        extents.push(extent);
+    }
+    if extents.is_empty() || count.is_some_and(|count| count as usize != extents.len()) {
+        return Err(ProtocolError::Length("block status"));
+    }
+    Ok((context, extents))
+}
+
+/// The payload of [`ChunkKind::Error`], or with an offset of
+/// [`ChunkKind::ErrorOffset`].
+pub fn encode_error_payload(error: u32, message: &str, offset: Option<u64>) -> Vec<u8> {
+    let mut end = message.len().min(super::MAX_STRING);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut out = error.to_be_bytes().to_vec();
+    out.extend((end as u16).to_be_bytes());
+    out.extend(&message.as_bytes()[..end]);
+    out.extend(offset.into_iter().flat_map(u64::to_be_bytes));
+    out
+}
+
+/// Reads the same: the number, the text, and the offset if there is one.
+pub fn decode_error_payload(payload: &[u8]) -> Result<(u32, String, Option<u64>), ProtocolError> {
+    let mut reader = Reader::new(payload, "an error");
+    let error = reader.u32()?;
+    let length = reader.u16()?;
+    let message = text(reader.take(length.into())?, "the text of an error")?;
+    let offset = match reader.bytes.len() {
+        0 => None,
+        _ => Some(reader.u64()?),
+    };
+    reader.end()?;
+    Ok((error, message, offset))
+}

@@ -1,0 +1,161 @@
+//! Requests of the transmission phase.
+
+use super::{Headers, ProtocolError, Reader, command};
+
+/// What a request asks for: `NBD_CMD_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Bytes.
+    Read,
+    /// Writes the payload.
+    Write,
+    /// Ends the connection.
+    Disconnect,
+    /// Makes all that was answered durable.
+    Flush,
+    /// The content of a range is not needed any more.
+    Trim,
+    /// The client will read a range.
+    Cache,
+    /// Zeroes.
+    WriteZeroes,
+    /// How a range is stored.
+    BlockStatus,
+    /// Another size.
+    Resize,
+    /// One that is not known here.
+    Other(u16),
+}
+
+impl Command {
+    const KNOWN: [Command; 9] = [
+        Self::Read,
+        Self::Write,
+        Self::Disconnect,
+        Self::Flush,
+        Self::Trim,
+        Self::Cache,
+        Self::WriteZeroes,
+        Self::BlockStatus,
+        Self::Resize,
+    ];
+
+    pub(super) fn from_wire(number: u16) -> Self {
+        let known = Self::KNOWN.get(usize::from(number));
+        known.copied().unwrap_or(Self::Other(number))
+    }
+
+    fn to_wire(self) -> u16 {
+        match self {
+            Self::Other(number) => number,
+            kind => Self::KNOWN.iter().position(|k| *k == kind).unwrap_or(0) as u16,
+        }
+    }
+}
+
+/// A request, without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What it asks for.
+    pub command: Command,
+    /// [`command`] flags.
+    pub flags: u16,
+    /// Comes back in the answers.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+const MAGIC: u32 = 0x2560_9513;
+const EXTENDED_MAGIC: u32 = 0x21e4_1c71;
+
+impl Request {
+    /// Bytes on the wire.
+    pub fn size(headers: Headers) -> usize {
+        match headers {
+            Headers::Extended => 32,
+            _ => 28,
+        }
+    }
+
+    /// Reads one from the first [`Request::size`] bytes.
+    pub fn decode(headers: Headers, bytes: &[u8]) -> Result<Self, ProtocolError> {
+        let extended = headers == Headers::Extended;
+        let mut reader = Reader::new(bytes, "a request");
+        let magic = reader.u32()?;
+        if magic != if extended { EXTENDED_MAGIC } else { MAGIC } {
+            return Err(ProtocolError::Magic {
+                what: "a request",
+                found: magic.into(),
+            });
+        }
+        Ok(Request {
+            flags: reader.u16()?,
+            command: Command::from_wire(reader.u16()?),
+            cookie: reader.u64()?,
+            offset: reader.u64()?,
+            length: match extended {
+                true => reader.u64()?,
+                false => reader.u32()?.into(),
+            },
+        })
+    }
+
+    /// As it goes over the wire. Without extended headers the length is below
+    /// 4 GiB.
+    pub fn encode(&self, headers: Headers, out: &mut Vec<u8>) {
+        let extended = headers == Headers::Extended;
+        let magic = if extended { EXTENDED_MAGIC } else { MAGIC };
+        out.extend(magic.to_be_bytes());
+        out.extend(self.flags.to_be_bytes());
+        out.extend(self.command.to_wire().to_be_bytes());
+        out.extend(self.cookie.to_be_bytes());
+        out.extend(self.offset.to_be_bytes());
+        match extended {
+            true => out.extend(self.length.to_be_bytes()),
+            false => out.extend((self.length as u32).to_be_bytes()),
+        }
+    }
+
+    /// Bytes of payload that follow: of a write always, of others if they say
+    /// so, which only extended headers know.
+    pub fn payload(&self, headers: Headers) -> u64 {
+        let says = headers == Headers::Extended && self.flags & command::PAYLOAD_LEN != 0;
+        match self.command {
+            Command::Write => self.length,
+            _ if says => self.length,
+            _ => 0,
+        }
+    }
+}
+
+/// The payload of a block status request: which contexts it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusFilter {
+    /// How many bytes the request is about.
+    pub length: u64,
+    /// Numbers of contexts.
+    pub contexts: Vec<u32>,
+}
+
+impl StatusFilter {
+    /// Reads one.
+    pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new(payload, "the contexts of a block status request");
+        let length = reader.u64()?;
+        let mut contexts = Vec::new();
+        while !reader.bytes.is_empty() {
+            contexts.push(reader.u32()?);
+        }
+        Ok(StatusFilter { length, contexts })
+    }
+
+    /// As it goes over the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = self.length.to_be_bytes().to_vec();
+        out.extend(self.contexts.iter().flat_map(|id| id.to_be_bytes()));
+        out
+    }
+}
