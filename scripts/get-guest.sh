@@ -1,13 +1,16 @@
 #!/bin/sh
 # Makes a small Linux guest in a directory, without installing anything: the
 # kernel of Debian's cloud images, and an initramfs with busybox, e2fsprogs and
-# fio that runs the file /job of a second archive behind it. The tests with
+# what else is named (fio) that runs the file /job of a second archive behind it. The tests with
 # guests (zebu-cli/tests/common/guest.rs) boot it.
 #
-# usage: get-guest.sh DIRECTORY
+# usage: get-guest.sh DIRECTORY [PROGRAM...]
 set -eu
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
+shift
+# Under names that busybox does not take for its own.
+[ $# -gt 0 ] || set -- mkfs.ext4 fsck.ext4 fio
 cd "$dir"
 # Several tests may want it at once: the first makes it.
 exec 9>lock
@@ -39,8 +42,7 @@ done
 
 # Programs with the libraries that they ask for.
 cp "$busybox" root/bin/busybox
-# Under names that busybox does not take for its own.
-for program in mkfs.ext4 fsck.ext4 fio; do
+for program in "$@"; do
     path=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")
     cp -L "$path" "root/bin/$program"
     ldd "$path" | sed -n 's/^.*[[:space:]]\(\/[^ ]*\) (.*$/\1/p' | while read -r library; do

@@ -8,6 +8,7 @@ mod conversion;
 mod convert;
 mod engines;
 mod fragmented;
+mod guest;
 mod memory;
 mod metadata;
 mod nbd;
@@ -42,6 +43,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &engines::Engines,
     &subclusters::Subclusters,
     &cache::Cache,
+    &guest::Guest,
     &metadata::Metadata,
     &memory::Memory,
     &nbd::Nbd,

@@ -109,11 +109,6 @@ impl Experiment for Cache {
         for answer in answers::all(&measured, &costs) {
             section.method(answer);
         }
-        section.note(
-            "bonnie++ in a guest, the seed's own load, is not measured yet: a guest needs a server \
-             that gives it the image. QEMU's own block layer inside the guest's emulator would \
-             measure QEMU twice.",
-        );
         Ok(())
     }
 }
