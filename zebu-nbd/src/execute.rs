@@ -143,7 +143,8 @@ async fn answer(
     payload: Option<Payload>,
 ) -> Result<Answer, Failed> {
     let (queue, export) = (connection.queue(), &connection.export);
-    let offset = export.options().offset + request.offset;
+    // The offset of a flush means nothing, and may be any.
+    let offset = export.options().offset.wrapping_add(request.offset);
     // Reads and writes are many: their futures are part of this one, which is
     // moved as a whole. Those of the rest would make it larger.
     match (request.command, payload) {

@@ -19,13 +19,13 @@ pub fn served(server: &[OsString], socket: &Path, client: &[OsString]) -> Vec<Os
          until [ -S {socket} ]; do\n\
              n=$((n + 1)); [ $n -lt 500 ] && kill -0 $server || exit 1; sleep 0.02\n\
          done\n\
-         ticks() {{ read -r line </proc/$server/stat; set -- ${{line##*)}}; echo $(($12 + $13)); }}\n\
+         ticks() {{ read -r line </proc/$server/stat; set -- ${{line##*)}}; echo $((${{12}} + ${{13}})); }}\n\
          before=$(ticks)\n\
          out=$({client}); status=$?\n\
          used=$(($(ticks) - before)); hertz=$(getconf CLK_TCK)\n\
          kill $server; wait $server\n\
          echo \"{SERVER_CPU}$((used / hertz)).$(printf %03d $((used % hertz * 1000 / hertz)))\"\n\
-         echo \"$out\"; exit $status\n",
+         printf %s\\\\n \"$out\"; exit $status\n",
         server = line(server),
         client = line(client),
     );
@@ -61,8 +61,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("zebu-bench-served-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let socket = dir.join("it's");
-        let server = "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); \
-                      time.sleep(60)";
+        let server = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])\nwhile True: pass";
         let server = command([
             "python3".into(),
             "-c".into(),
@@ -76,9 +75,9 @@ mod tests {
             )
         };
         if child::run(&command(["python3", "--version"]), &dir).is_ok() {
-            let said = run("echo '{\"a b\"}'").unwrap().stdout;
+            let said = run("sleep 0.5; echo '{\"a b\"}'").unwrap().stdout;
             assert!(said.ends_with("\n{\"a b\"}\n"), "{said}");
-            assert!(server_cpu(&said).is_some_and(|s| s < 5.0), "{said}");
+            assert!(server_cpu(&said).is_some_and(|s| s > 0.0), "{said}");
             assert!(run("exit 3").is_err());
         }
         std::fs::remove_dir_all(dir).unwrap();
