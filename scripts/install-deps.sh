@@ -14,7 +14,7 @@ done
 packages=""
 for program in $missing; do
     case $program in
-        qemu-img | qemu-io) packages="$packages qemu-utils" ;;
+        qemu-img | qemu-io | qemu-nbd) packages="$packages qemu-utils" ;;
         mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
         losetup) packages="$packages mount" ;;
         nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;

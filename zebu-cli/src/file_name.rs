@@ -1,13 +1,19 @@
 //! What the name of a file that is written means.
 
-/// The path that a file name means.
-pub fn path_of(name: &str) -> Result<&str, String> {
+use zebu::block::FileSpec;
+
+/// The file, or the export of a server, that a name means. What does not exist
+/// yet is described by no options, so `json:` is refused.
+pub fn file_of(name: &str) -> Result<FileSpec, String> {
     if let Some(path) = name.strip_prefix("file:") {
-        return Ok(path);
+        return Ok(FileSpec::new(path));
     }
     match protocol(name) {
+        Some(protocol) if protocol.starts_with("nbd") => {
+            FileSpec::resolve(name, None).map_err(|e| e.to_string())
+        }
         Some(protocol) => Err(format!("Unknown protocol '{protocol}'")),
-        None => Ok(name),
+        None => Ok(FileSpec::new(name)),
     }
 }
 

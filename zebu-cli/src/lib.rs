@@ -11,6 +11,7 @@ mod json;
 mod known_options;
 mod localtime;
 mod new_image;
+mod objects;
 mod open;
 mod options;
 mod output;

@@ -1,17 +1,17 @@
 //! Images that are made, by `create` and by `convert`.
 
 use std::fs;
-use std::path::Path;
+use std::sync::Arc;
 
-use zebu::block::Format;
+use zebu::block::{FileSpec, Format, OpenedFile};
 use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, Preallocation};
-use zebu::storage::{CacheMode, File, LockRequest, OpenFile, Queue, Storage};
+use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
 use crate::create_options::CreateOptions;
-use crate::file_name::path_of;
+use crate::file_name::file_of;
 use crate::known_options::{is_on, known_options, number, size_of};
-use crate::open;
+use crate::{objects, open};
 
 /// Formats that qemu-img knows and zebu does not write.
 const OTHER_FORMATS: [&str; 9] = [
@@ -199,18 +199,18 @@ pub struct NewFiles {
 impl NewFiles {
     /// Opens the files of `image`, in the first of `caches` that works. What
     /// they held is there until [`NewFiles::make`].
-    pub fn open(path: &str, image: &NewImage, caches: &[CacheMode]) -> Result<Self, String> {
+    pub fn open(file: &FileSpec, image: &NewImage, caches: &[CacheMode]) -> Result<Self, String> {
         let lock = match image {
             NewImage::Raw { .. } => LockRequest::RAW_WRITE,
             NewImage::Qcow2(_) => LockRequest::QCOW2_WRITE,
         };
-        let file = NewFile::open(path, lock, caches)?;
+        let file = NewFile::open(file, lock, caches)?;
         let data = match image.data_file() {
             None => None,
             Some(data_file) => {
-                let data = path_of(&data_file.name)
+                let data = file_of(&data_file.name)
                     // As a file that is made, and only then as one of an image.
-                    .and_then(|path| NewFile::open(path, LockRequest::RAW_WRITE, caches))
+                    .and_then(|file| NewFile::open(&file, LockRequest::RAW_WRITE, caches))
                     .and_then(|data| match data.file.lock(LockRequest::DATA_WRITE) {
                         Ok(()) => Ok(data),
                         Err(e) => Err(e.to_string()),
@@ -229,8 +229,8 @@ impl NewFiles {
                 preallocation,
             } => self.make_raw(queue, *size, *preallocation),
             NewImage::Qcow2(image) => {
-                let data = self.data.as_ref().map(|data| &data.file as &dyn Storage);
-                jobs::create_qcow2(queue, &self.file.file, data, image).map_err(|e| {
+                let data = self.data.as_ref().map(|data| &*data.storage);
+                jobs::create_qcow2(queue, &*self.file.storage, data, image).map_err(|e| {
                     // What they held is lost already.
                     self.file.remove();
                     if let Some(data) = &self.data {
@@ -249,11 +249,11 @@ impl NewFiles {
         preallocation: Preallocation,
     ) -> Result<(), String> {
         let file = &self.file;
-        jobs::create_raw(queue, &file.file, size, preallocation).map_err(|e| {
+        jobs::create_raw(queue, &*file.storage, size, preallocation).map_err(|e| {
             file.remove_if_new();
             match e.errno() {
                 libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
-                _ if file.file.is_device() => e.to_string(),
+                _ if file.storage.is_device() => e.to_string(),
                 _ => format!("Could not resize file: {e}"),
             }
         })
@@ -270,40 +270,44 @@ impl NewFiles {
     /// Whether what is new reads as zeroes by itself: not so on a device.
     pub fn are_zero(&self) -> bool {
         let data = self.data.as_ref().unwrap_or(&self.file);
-        !data.file.is_device()
+        !data.storage.is_device()
     }
 
     /// How the file of the image was opened.
     pub fn cache_mode(&self) -> CacheMode {
-        self.file.file.cache_mode()
+        self.file.storage.cache_mode()
     }
 
     /// The file of the image, locked.
-    pub fn into_file(self) -> File {
-        self.file.file
+    pub fn into_storage(self) -> Arc<dyn Storage> {
+        self.file.storage
     }
 }
 
 /// A file that is being made. What it held is there until it is locked.
 struct NewFile {
-    file: File,
+    file: OpenedFile,
+    storage: Arc<dyn Storage>,
     existed: bool,
 }
 
 impl NewFile {
-    fn open(path: &str, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
-        let existed = Path::new(path).exists();
+    fn open(spec: &FileSpec, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
+        let existed = spec.nbd.is_some() || spec.path.exists();
         let opened = open::in_first(caches, |cache| {
             let how = OpenFile {
                 write: true,
                 create: true,
                 cache,
             };
-            File::open(path, how)
+            spec.open(how, &objects::credentials())
         });
-        let file =
-            opened.map_err(|e| format!("Could not create '{path}': {}", zebu::strerror(&e)))?;
-        let new = NewFile { file, existed };
+        let file = opened.map_err(|e| could_not_create(spec, e))?;
+        let new = NewFile {
+            storage: file.storage(),
+            file,
+            existed,
+        };
         new.file.lock(lock).map_err(|e| {
             new.remove_if_new();
             e.to_string()
@@ -313,9 +317,9 @@ impl NewFile {
 
     /// Removes it, if it is a file at all.
     fn remove(&self) {
-        if !self.file.is_device() {
+        if !self.storage.is_device() {
             // Nothing better can be done with it.
-            let _ = fs::remove_file(self.file.path());
+            let _ = fs::remove_file(self.storage.path());
         }
     }
 
@@ -324,5 +328,21 @@ impl NewFile {
         if !self.existed {
             self.remove();
         }
+    }
+}
+
+/// Why, in QEMU's words.
+fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
+    match (&spec.nbd, error) {
+        (Some(_), e) => format!(
+            "Protocol driver 'nbd' does not support creating new images, so an existing image \
+             must be selected as the target; however, opening the given target as an existing \
+             image failed: {e}"
+        ),
+        // That it could not be opened is said already.
+        (None, zebu::Error::While { source, .. }) => {
+            format!("Could not create '{}': {source}", spec.name())
+        }
+        (None, e) => format!("Could not create '{}': {e}", spec.name()),
     }
 }

@@ -3,7 +3,7 @@
 use zebu::storage::CacheMode;
 
 use crate::failure::Failure;
-use crate::size;
+use crate::{objects, size};
 
 /// How the image that a command reads is named and opened.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -17,7 +17,8 @@ pub struct SourceOptions {
     /// Open the image though another process may write to it
     #[arg(short = 'U', long)]
     pub force_share: bool,
-    /// Objects of QEMU, such as keys: refused
+    /// Credentials for TLS that images are named with (tls-creds=ID):
+    /// tls-creds-x509,id=ID,dir=DIR,endpoint=client
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<String>,
 }
@@ -30,12 +31,7 @@ impl SourceOptions {
                 "--image-opts and --format are mutually exclusive",
             ));
         }
-        if let Some(object) = self.object.first() {
-            return Err(Failure::new(format!(
-                "--object {object}: objects are not part of this version"
-            )));
-        }
-        Ok(())
+        self.object.iter().try_for_each(|text| objects::add(text))
     }
 }
 

@@ -10,7 +10,7 @@ use zebu::block::{OpenOptions, Policy};
 use zebu::image::Limits;
 
 use crate::failure::Failure;
-use crate::size;
+use crate::{objects, size};
 
 /// The option's name, without dashes.
 pub const NAME: &str = "untrusted";
@@ -67,6 +67,7 @@ pub fn is_on() -> bool {
 pub fn defaults() -> OpenOptions {
     OpenOptions {
         policy: policy(),
+        tls: objects::credentials(),
         ..OpenOptions::default()
     }
 }

@@ -327,11 +327,16 @@ fn info_says_what_would_be_opened() {
         serde_json::json!([])
     );
     assert_eq!(info(&["-f", "raw", "backed"])["format-guessed"], false);
-    lab.qemu_img(&["rebase", "-u", "-b", "nbd://host/x", "-F", "raw", "backed"])
-        .ok("rebase");
-    let said = info(&["backed"]);
-    assert_eq!(said["would-open"][0]["name"], "nbd://host/x");
-    assert!(said["would-open"][0]["path"].is_null());
+    for (name, path) in [
+        ("nbd://host/x", serde_json::json!("nbd://host:10809/x")),
+        ("ssh://host/x", serde_json::Value::Null),
+    ] {
+        lab.qemu_img(&["rebase", "-u", "-b", name, "-F", "raw", "backed"])
+            .ok("rebase");
+        let said = info(&["backed"]);
+        assert_eq!(said["would-open"][0]["name"], name);
+        assert_eq!(said["would-open"][0]["path"], path);
+    }
     let text = lab.zebu(&["info", "--untrusted", "json"]).ok("info").out;
     assert!(text.contains("format guessed: yes"), "{text}");
     let line = format!("would open: backing-file '{json}' (format: raw; path: canary.raw)");

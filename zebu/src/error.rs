@@ -5,6 +5,7 @@ use std::io;
 
 use crate::codec::CodecError;
 use crate::format::FormatError;
+use crate::storage::nbd::NbdError;
 
 /// The result of anything that touches an image.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -152,7 +153,7 @@ impl Error {
     /// The `errno` nearest to it, for those who speak in these.
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            Error::Io(e) => io_errno(e),
             Error::OutOfRange { .. } | Error::Format(_) | Error::RefcountOverflow { .. } => {
                 libc::EINVAL
             }
@@ -163,6 +164,12 @@ impl Error {
             Error::While { source, .. } => source.errno(),
         }
     }
+}
+
+fn io_errno(error: &io::Error) -> i32 {
+    let answer = error.get_ref().and_then(|e| e.downcast_ref::<NbdError>());
+    let errno = answer.map(|answer| answer.errno);
+    errno.or(error.raw_os_error()).unwrap_or(libc::EIO)
 }
 
 /// The text of an operating-system error without Rust's "(os error N)".

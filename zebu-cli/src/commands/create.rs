@@ -8,11 +8,11 @@ use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
-use crate::file_name::{beside, path_of};
+use crate::file_name::{beside, file_of};
 use crate::known_options::{check_values, formatting, option_help, size_of};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::program::Invocation;
-use crate::{open, output, size, untrusted};
+use crate::{objects, open, output, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
@@ -70,10 +70,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
         None => None,
     };
-    if let Some(object) = arguments.object.first() {
-        return Err(Failure::new(format!(
-            "--object {object}: objects are not part of this version"
-        )));
+    for object in &arguments.object {
+        objects::add(object)?;
     }
     create(&arguments, format, name, size)
         .map_err(|why| Failure::new(format!("{name}: {why}")))??;
@@ -88,7 +86,7 @@ fn create(
     size: Option<u64>,
 ) -> Result<Outcome, String> {
     let format = parse_format(format)?;
-    let path = path_of(name)?;
+    let file = file_of(name)?;
     let mut options = CreateOptions::parse(format, &arguments.options)?;
     check_values(format, &options)?;
     if let Some(size) = size {
@@ -121,7 +119,7 @@ fn create(
         }
     }
     let image = NewImage::new(format, size, &options)?;
-    NewFiles::open(path, &image, &[CacheMode::WriteBack])?.make(&queue, &image)?;
+    NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)?;
     Ok(Ok(0))
 }
 

@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use clap::Parser;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, Format, NbdSpec, OpenOptions, Source};
 use zebu::jobs::{self, CopyOptions, TransferError};
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
-use crate::file_name::path_of;
+use crate::file_name::file_of;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::SourceOptions;
 use crate::program::Invocation;
@@ -145,8 +145,24 @@ fn output_format(name: Option<&str>) -> Result<Format, Failure> {
 
 /// Making the output would destroy the input.
 fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
-    let path = output.strip_prefix("file:").unwrap_or(output);
-    let Ok(output_file) = fs::metadata(path) else {
+    let failure = || Err(creation_failure(output, "The input is read from this file"));
+    let Ok(file) = file_of(output) else {
+        return Ok(());
+    };
+    if let Some(nbd) = &file.nbd {
+        let specs = source.layers().iter().map(|l| &l.spec);
+        let mut exports = specs.flat_map(|s| [Some(&s.file), s.data_file.as_ref()]);
+        let same = |f: &FileSpec| {
+            let nbd =
+                |other: &NbdSpec| (&other.server, &other.export) == (&nbd.server, &nbd.export);
+            f.nbd.as_ref().is_some_and(nbd)
+        };
+        return match exports.any(|file| file.is_some_and(same)) {
+            true => failure(),
+            false => Ok(()),
+        };
+    }
+    let Ok(output_file) = fs::metadata(&file.path) else {
         return Ok(());
     };
     let is_output = |path: &std::path::Path| {
@@ -157,7 +173,7 @@ fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
     };
     let files = source.layers().iter().flat_map(|l| [l.file(), l.data()]);
     match files.into_iter().any(|file| is_output(file.path())) {
-        true => Err(creation_failure(output, "The input is read from this file")),
+        true => failure(),
         false => Ok(()),
     }
 }
@@ -170,9 +186,9 @@ fn creation_failure(output: &str, why: &str) -> Failure {
 
 fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result<Device, Failure> {
     let make = || {
-        let path = path_of(name)?;
+        let file = file_of(name)?;
         let image = NewImage::new(format, length, &CreateOptions::default())?;
-        NewFiles::open(path, &image, &[CacheMode::WriteBack])?.make(queue, &image)
+        NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(queue, &image)
     };
     make().map_err(|why: String| creation_failure(name, &why))?;
     let options = OpenOptions {

@@ -16,6 +16,7 @@
 #![allow(dead_code)]
 
 pub mod guest;
+pub mod other_server;
 pub mod pair;
 pub mod script;
 pub mod server;
@@ -84,6 +85,11 @@ impl Peer {
     /// that they are compared byte for byte.
     pub fn is_current(&self) -> bool {
         self.major >= 10
+    }
+
+    /// The qemu-nbd beside the peer qemu-img.
+    pub fn nbd(&self) -> PathBuf {
+        self.img.with_file_name("qemu-nbd")
     }
 }
 

@@ -5,6 +5,7 @@ mod compressed;
 mod device;
 mod header;
 mod open;
+mod opened;
 mod quick_zeroes;
 mod raw;
 mod read;
@@ -18,11 +19,13 @@ mod zero;
 
 pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy, Storages};
+pub use opened::{OpenedFile, TlsObjects};
 pub use raw::Raw;
 pub use resize::Preallocation;
 pub use source::{
     BackingSpec, CommonOptions, DetectZeroes, FileDriver, FileOptions, FileSpec, ImageOptions,
-    ImageSpec, Locking, NATIVE_NEEDS_DIRECT, OverlapChecks, Qcow2Options, RawOptions, Source,
+    ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls, OverlapChecks, Qcow2Options,
+    RawOptions, Source,
 };
 pub use status::Status;
 pub use write::Zeroing;

@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use super::device::{Device, Layer, LayerImage, WriteMode};
+use super::opened::{Identity, OpenedFile, TlsObjects};
 use super::source::{
-    BackingSpec, CommonOptions, FileDriver, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT,
+    BackingSpec, CommonOptions, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT,
 };
 use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::{Header, MAGIC};
 use crate::image::{CacheOptions, Image, Limits, OpenImage, SnapshotName, WriteOptions};
 use crate::storage::{
-    self, CacheMode, Counted, EngineKind, File, LockRequest, OpenFile, Queue, Storage, Work,
+    self, CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Work,
 };
 use crate::{Error, Result};
 
@@ -96,6 +97,8 @@ pub struct OpenOptions {
     pub detect_zeroes: Option<super::DetectZeroes>,
     /// Read this internal snapshot instead of the active disk.
     pub snapshot: Option<SnapshotName>,
+    /// Credentials that `tls-creds` may name.
+    pub tls: TlsObjects,
 }
 
 impl Device {
@@ -205,8 +208,8 @@ struct Opening<'a> {
     queue: &'a Queue,
     options: &'a OpenOptions,
     layers: Vec<Layer>,
-    /// Device and inode of the files of the chain, to find loops.
-    seen: Vec<(u64, u64)>,
+    /// The files of the chain, to find loops.
+    seen: Vec<Identity>,
     /// The data file of the top image, if the caller has it.
     data: Option<Arc<dyn Storage>>,
     /// Whether the caller has what is behind the top image.
@@ -277,9 +280,10 @@ impl Opening<'_> {
         }
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
-        let format = self.format(&mut spec, &file, role).await?;
+        let storage = file.storage();
+        let format = self.format(&mut spec, &*storage, role).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
-        self.image(spec, Arc::new(file), format, role).await
+        self.image(spec, storage, format, role).await
     }
 
     /// The format of an image, by its content if need be.
@@ -338,7 +342,10 @@ impl Opening<'_> {
         let limits = self.options.policy.limits();
         let work = match limits {
             None => None,
-            Some(limits) => Some(Arc::new(Work::new(limits.work_for(file.allocated()?)))),
+            Some(limits) => {
+                let bytes = file.allocated().or_else(|_| file.len())?;
+                Some(Arc::new(Work::new(limits.work_for(bytes))))
+            }
         };
         let counted = |storage: Arc<dyn Storage>| match &work {
             None => storage,
@@ -374,7 +381,7 @@ impl Opening<'_> {
                     false => {
                         let file = self.file(spec, &data_file, Role::Data)?;
                         self.lock(&file, spec, &data_file, Role::Data, Format::Raw)?;
-                        Some(counted(Arc::new(file)))
+                        Some(counted(file.storage()))
                     }
                 };
                 spec.data_file = Some(data_file);
@@ -476,8 +483,8 @@ impl Opening<'_> {
             .map_err(behind)
     }
 
-    fn check_loop(&mut self, file: &File, spec: &FileSpec) -> Result<()> {
-        let identity = file.identity()?;
+    fn check_loop(&mut self, file: &OpenedFile, spec: &FileSpec) -> Result<()> {
+        let identity = file.identity(spec)?;
         if self.seen.contains(&identity) {
             return Err(Error::Refused(format!(
                 "Backing file '{}' creates an infinite loop.",
@@ -489,7 +496,7 @@ impl Opening<'_> {
     }
 
     /// Opens one file of an image.
-    fn file(&self, image: &ImageSpec, spec: &FileSpec, role: Role) -> Result<File> {
+    fn file(&self, image: &ImageSpec, spec: &FileSpec, role: Role) -> Result<OpenedFile> {
         let own = &spec.options.common;
         let of_image = &image.options.common;
         let cache = cache_mode(
@@ -505,14 +512,7 @@ impl Opening<'_> {
             create: false,
             cache,
         };
-        let file = File::open(&spec.path, how).map_err(|e| could_not_open(e, spec))?;
-        if spec.driver == FileDriver::HostDevice && !file.is_device() {
-            return Err(Error::Refused(format!(
-                "'host_device' driver requires '{}' to be either a character or block device",
-                spec.name()
-            )));
-        }
-        Ok(file)
+        spec.open(how, &self.options.tls)
     }
 }
 
@@ -520,7 +520,7 @@ impl Opening<'_> {
     /// Locks one file of an image, as QEMU would.
     fn lock(
         &self,
-        file: &File,
+        file: &OpenedFile,
         image: &ImageSpec,
         spec: &FileSpec,
         role: Role,
@@ -547,14 +547,6 @@ impl Opening<'_> {
 
     fn writes(&self, role: Role) -> bool {
         self.options.write && role != Role::Backing
-    }
-}
-
-/// What the operating system said, with the file that it said it of.
-fn could_not_open(error: std::io::Error, spec: &FileSpec) -> Error {
-    match error.raw_os_error() {
-        Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name())),
-        None => Error::Io(error),
     }
 }
 

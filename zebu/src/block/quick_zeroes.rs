@@ -79,6 +79,6 @@ async fn zero_file(queue: &Queue, raw: &Raw, offset: u64, length: u64) -> Result
     // SAFETY: `storage` is borrowed until the operation, awaited here, has
     // ended; no memory takes part.
     #[allow(unsafe_code)]
-    let started = unsafe { storage.start(queue, OpKind::ZeroRange, host, length, None) };
+    let started = unsafe { storage.start(queue, OpKind::ZeroQuickly, host, length, None) };
     started.wait().await.map(drop).map_err(Error::from)
 }

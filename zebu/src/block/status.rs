@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::device::{Device, LayerImage};
 use crate::image::Mapping;
-use crate::storage::Queue;
+use crate::storage::{Queue, StorageExtent};
 use crate::{Error, Result};
 
 /// A range whose bytes are alike, as `map` and convert see it.
@@ -127,11 +127,24 @@ impl Device {
             LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => false,
             LayerImage::Qcow2(_) => return Ok(()),
         };
+        let mut known_allocated = false;
         if let Some(length) = layer.known_data.covers(host) {
             status.length = status.length.min(length);
             return Ok(());
         }
-        let found = layer.data().extent(host)?;
+        let found = match layer.data().ask_extent(queue, host) {
+            None => layer.data().extent(host)?,
+            Some(asking) => {
+                let said = asking.await?;
+                // A range that takes up space may be zero all the same.
+                known_allocated = said.zero && said.allocated;
+                StorageExtent {
+                    // What is neither data nor zeroes must be read.
+                    data: !said.zero,
+                    length: said.length,
+                }
+            }
+        };
         if found.data {
             layer.known_data.set(host, found.length);
         }
@@ -144,7 +157,7 @@ impl Device {
         }
         // QEMU: a hole in a raw image is no data; a preallocated cluster is
         // data that happens to be zero.
-        status.data = !(is_raw && status.zero);
+        status.data = !(is_raw && status.zero) || known_allocated;
         Ok(())
     }
 }

@@ -165,8 +165,9 @@ impl Device {
     }
 
     /// Tells that the content of a range is not needed any more. Whole
-    /// clusters inside it are freed and read as zeroes from now on; the rest
-    /// of the range stays as it is. Does nothing unless the device was opened
+    /// clusters inside it are freed and read as zeroes from now on (a raw image
+    /// on a server: as what the server has there); the rest of the range stays
+    /// as it is. Does nothing unless the device was opened
     /// with [`OpenOptions::discard`](super::OpenOptions::discard).
     pub async fn discard(&self, queue: &Queue, offset: u64, length: u64) -> Result<()> {
         let top = self.top_for_writing(offset, length)?;
@@ -176,7 +177,7 @@ impl Device {
         match top {
             Top::Raw(raw) => {
                 let (file, at) = (&**raw.storage(), raw.offset() + offset);
-                Ok(storage::punch_hole(file, queue, at, length).await?)
+                Ok(storage::discard(file, queue, at, length).await?)
             }
             Top::Qcow2(image) => {
                 let result = self.discard_image(queue, image, offset, length).await;

@@ -32,7 +32,11 @@ impl Image {
     async fn find_preallocation(&self, queue: &Queue) -> Result<bool> {
         let cluster_size = self.geometry.cluster_size();
         let clusters = self.file.len()?.div_ceil(cluster_size);
-        let real = self.file.allocated()? / cluster_size;
+        // Who does not know was not told to preallocate.
+        let Ok(real) = self.file.allocated() else {
+            return Ok(false);
+        };
+        let real = real / cluster_size;
         let enough = (real * 10 / 9).max(real + 2);
         if clusters < enough {
             return Ok(false);

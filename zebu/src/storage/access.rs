@@ -512,9 +512,28 @@ pub(crate) async fn give_back(
     let page = storage.blocks().map_or(1, |blocks| blocks.page());
     let start = offset.next_multiple_of(page);
     let end = (offset + length) & !(page - 1);
+    let kind = match storage.is_remote() {
+        true => OpKind::Discard,
+        false => OpKind::PunchHole,
+    };
     match start < end {
-        true => range(storage, queue, OpKind::PunchHole, start, end - start).await,
+        true => range(storage, queue, kind, start, end - start).await,
         false => Ok(()),
+    }
+}
+
+/// Tells that the content of a range is not needed any more: what it reads as
+/// afterwards is zeroes, or what the storage has there if that is someone
+/// else's.
+pub async fn discard(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
+    match storage.is_remote() {
+        true => give_back(storage, queue, offset, length).await,
+        false => punch_hole(storage, queue, offset, length).await,
     }
 }
 

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Alignment, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use super::{
+    Alignment, Asking, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+};
 use crate::LimitExceeded;
 
 /// What one read counts as at least.
@@ -102,6 +104,14 @@ unsafe impl Storage for Counted {
 
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         self.storage.extent(offset)
+    }
+
+    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
+        self.storage.ask_extent(queue, offset)
+    }
+
+    fn is_remote(&self) -> bool {
+        self.storage.is_remote()
     }
 
     fn path(&self) -> &Path {

@@ -98,7 +98,9 @@ unsafe impl Storage for Memory {
         Started::done(match (kind, memory) {
             (OpKind::Read, Some(iov)) => Ok(self.read_at(offset, iov)),
             (OpKind::Write | OpKind::WriteDurable, Some(iov)) => self.write_at(offset, iov),
-            (OpKind::ZeroRange | OpKind::PunchHole, _) => self.zero(offset, length),
+            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole | OpKind::Discard, _) => {
+                self.zero(offset, length)
+            }
             (OpKind::Allocate, _) => self.allocate(offset, length),
             _ => Ok(0),
         })

@@ -16,6 +16,7 @@ mod join;
 mod lock;
 mod memory;
 mod native;
+pub mod nbd;
 mod op;
 mod queue;
 mod ready;
@@ -33,7 +34,8 @@ use std::pin::Pin;
 
 pub(crate) use access::{Reading, begin_read, give_back, read_pooled};
 pub use access::{
-    allocate, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes, zero_range,
+    allocate, discard, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes,
+    zero_range,
 };
 pub(crate) use ahead::Ahead;
 pub use blocks::Blocks;
@@ -79,6 +81,20 @@ pub struct StorageExtent {
     pub length: u64,
 }
 
+/// What someone else, who was asked, says of the bytes from an offset on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteExtent {
+    /// They read as zeroes.
+    pub zero: bool,
+    /// They take up space.
+    pub allocated: bool,
+    /// How many bytes are alike.
+    pub length: u64,
+}
+
+/// An answer that is waited for.
+pub type Asking = Pin<Box<dyn Future<Output = io::Result<RemoteExtent>>>>;
+
 /// Something that stores bytes. Driven from any number of threads.
 ///
 /// # Safety
@@ -114,7 +130,8 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// Makes it `length` bytes long; new bytes read as zeroes. May block.
     fn set_len(&self, length: u64) -> io::Result<()>;
 
-    /// Bytes that the storage takes up on its device.
+    /// Bytes that the storage takes up on its device; an error if nobody here
+    /// knows.
     fn allocated(&self) -> io::Result<u64>;
 
     /// What operations must be multiples of.
@@ -123,6 +140,18 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// Whether there is data at `offset`, and how far. At or past the end the
     /// length is 0. May block.
     fn extent(&self, offset: u64) -> io::Result<StorageExtent>;
+
+    /// Asks the same of someone else, where the bytes are not of this machine;
+    /// [`Storage::extent`] says less then.
+    fn ask_extent(&self, _queue: &Queue, _offset: u64) -> Option<Asking> {
+        None
+    }
+
+    /// Whether the bytes are someone else's, who is told what is wanted
+    /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
+    fn is_remote(&self) -> bool {
+        false
+    }
 
     /// The path that it was opened by, for messages; empty for memory.
     fn path(&self) -> &Path;

@@ -22,6 +22,12 @@ pub enum OpKind {
     /// Turns `length` bytes into a hole that reads as zeroes
     /// (`FALLOC_FL_PUNCH_HOLE`).
     PunchHole,
+    /// The content of `length` bytes is not needed any more; what they read as
+    /// from now on is the storage's affair. A file punches a hole.
+    Discard,
+    /// As [`OpKind::ZeroRange`] if that is faster than writing zeroes, else
+    /// fails with `EOPNOTSUPP`. A file takes all to be.
+    ZeroQuickly,
     /// Allocates `length` bytes without changing what they read as
     /// (`fallocate(2)`, mode 0).
     Allocate,
@@ -108,8 +114,12 @@ impl OpKind {
     /// The `mode` of `fallocate(2)` for the range operations.
     pub(super) fn fallocate_mode(self) -> libc::c_int {
         match self {
-            OpKind::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-            OpKind::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            OpKind::ZeroRange | OpKind::ZeroQuickly => {
+                libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE
+            }
+            OpKind::PunchHole | OpKind::Discard => {
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
+            }
             _ => 0,
         }
     }

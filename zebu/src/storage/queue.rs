@@ -16,7 +16,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -70,6 +70,7 @@ struct Inner {
     running: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
+    number: u64,
 }
 
 /// Operations in flight.
@@ -155,6 +156,7 @@ impl Shared {
 impl Queue {
     /// A queue on this thread.
     pub fn new(options: QueueOptions) -> io::Result<Queue> {
+        static QUEUES: AtomicU64 = AtomicU64::new(0);
         let engine = options.engine.start()?;
         let shared = Arc::new(Shared {
             ready: Mutex::default(),
@@ -172,7 +174,14 @@ impl Queue {
             running: Cell::new(false),
             buffers: BufferPool::new(),
             thread: std::thread::current().id(),
+            number: QUEUES.fetch_add(1, Ordering::Relaxed),
         })))
+    }
+
+    /// A number that no other queue of the process has; the next queue has the
+    /// next one.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
     }
 
     /// What it was made with.

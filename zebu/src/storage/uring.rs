@@ -229,9 +229,11 @@ impl Engine for Uring {
     }
 
     fn unwatch(&mut self, token: Token) {
-        // If it has ended already, this finds nothing.
-        let remove = opcode::PollRemove::new(u64::from(token));
-        self.push(remove.build().user_data(UNWATCH));
+        // If it has ended already, this finds nothing. Not `PollRemove`: that
+        // does nothing to a wait that is just being woken, which goes on if
+        // another thread has taken what woke it.
+        let cancel = opcode::AsyncCancel::new(u64::from(token));
+        self.push(cancel.build().user_data(UNWATCH));
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {

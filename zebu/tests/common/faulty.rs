@@ -126,14 +126,16 @@ unsafe impl Storage for Faulty {
         memory: Option<&Iov>,
     ) -> Started {
         let error = match kind {
-            OpKind::Write | OpKind::WriteDurable | OpKind::Allocate | OpKind::ZeroRange => {
-                self.write_error(offset, length)
-            }
+            OpKind::Write
+            | OpKind::WriteDurable
+            | OpKind::Allocate
+            | OpKind::ZeroRange
+            | OpKind::ZeroQuickly => self.write_error(offset, length),
             OpKind::Flush => {
                 let fails = self.is_time(self.flushes.load(Ordering::SeqCst));
                 fails.then_some(libc_eio())
             }
-            OpKind::PunchHole | OpKind::Read => None,
+            OpKind::PunchHole | OpKind::Discard | OpKind::Read => None,
         };
         if let Some(errno) = error {
             self.failures.fetch_add(1, Ordering::SeqCst);

@@ -299,7 +299,7 @@ unsafe impl Storage for File {
                 iov.copy_to(&mut bytes);
                 Operation::Change(What::Write(offset, bytes))
             }
-            (OpKind::ZeroRange | OpKind::PunchHole, _) => {
+            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole, _) => {
                 Operation::Change(What::Zero(offset, length))
             }
             (OpKind::Allocate, _) => Operation::Change(What::Reach(offset + length)),

@@ -1,22 +1,21 @@
 //! What a conversion writes to: a new image, or one that is there.
 
 use std::str::FromStr;
-use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Source};
 use zebu::codec::{Compression, Compressor};
 use zebu::format;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
-use zebu::storage::{CacheMode, File, LockRequest, OpenFile, Queue, Storage};
+use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
 
 use super::Arguments;
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
-use crate::file_name::{beside, path_of};
+use crate::file_name::{beside, file_of};
 use crate::known_options::check_values;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
-use crate::{open, untrusted};
+use crate::{objects, open, untrusted};
 
 /// Opens the target, and makes it before unless it is to be there. Says in
 /// `options` what is known of its content.
@@ -109,7 +108,7 @@ impl Wanted<'_> {
             false => {
                 let name = self.arguments.target_format();
                 let format = parse_format(name).map_err(Failure::new)?;
-                if format == Format::Raw {
+                if format == Format::Raw && !self.name.starts_with("json:") {
                     return self.existing_raw();
                 }
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
@@ -124,27 +123,22 @@ impl Wanted<'_> {
 
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_raw()?;
-        let path = path_of(self.name).map_err(Failure::new)?;
+        let spec = file_of(self.name).map_err(Failure::new)?;
         let opened = open::in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile {
                 write: true,
                 create: false,
                 cache,
             };
-            File::open(path, how)
+            spec.open(how, &objects::credentials())
         });
-        let file = opened.map_err(|e| {
-            let e = zebu::strerror(&e);
-            let name = self.name;
-            Failure::new(format!(
-                "Could not open '{name}': Could not open '{path}': {e}"
-            ))
-        })?;
+        let file = opened.map_err(|e| open::failure(self.name, &e))?;
         file.lock(LockRequest::RAW_WRITE)
             .map_err(|e| open::failure(self.name, &e))?;
-        let length = file.len();
+        let storage = file.storage();
+        let length = storage.len();
         self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
-        Ok(Target::Raw(Arc::new(file)))
+        Ok(Target::Raw(storage))
     }
 
     fn backing_format(&self) -> Option<&str> {
@@ -203,7 +197,7 @@ impl Wanted<'_> {
 impl Wanted<'_> {
     fn new_image(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
         let format = parse_format(self.arguments.target_format()).map_err(Failure::new)?;
-        let path = path_of(self.name).map_err(Failure::new)?;
+        let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |why: String| creation_failure(self.name, format.name(), &why);
         let create = self.create_options(format)?;
         let image = NewImage::new(format, self.total, &create).map_err(failure)?;
@@ -211,7 +205,7 @@ impl Wanted<'_> {
             self.check_level(image.compression)?;
         }
         let caches = self.caches(self.writes_are_aligned(&image));
-        let files = NewFiles::open(path, &image, &caches).map_err(failure)?;
+        let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
         let backing = match self.look_at_backing(&create) {
             Ok(backing) => backing,
             Err(e) => {
@@ -227,7 +221,7 @@ impl Wanted<'_> {
             None => (files.are_zero() || !image.is_mapped()).then_some(0),
         };
         if format == Format::Raw {
-            return Ok(Target::Raw(Arc::new(files.into_file())));
+            return Ok(Target::Raw(files.into_storage()));
         }
         let cache = files.cache_mode();
         drop(files);

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use zebu::Result;
-use zebu::block::{Device, Layer, LayerImage, Source};
+use zebu::block::{Device, FileDriver, Layer, LayerImage, Source};
 use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
@@ -15,9 +15,12 @@ pub struct Report {
     pub name: String,
     pub format: &'static str,
     pub virtual_size: u64,
-    /// Bytes that the file takes on its device.
-    pub disk_size: u64,
-    pub file: FileReport,
+    /// Bytes that the file takes on its device, if that is known.
+    pub disk_size: Option<u64>,
+    /// A server has the bytes.
+    pub is_remote: bool,
+    /// The file, unless it is the image itself, named without a format.
+    pub file: Option<FileReport>,
     pub backing: Option<Backing>,
     pub qcow2: Option<Qcow2Report>,
     /// What it would have opened, in strict mode.
@@ -30,7 +33,7 @@ pub struct FileReport {
     /// QEMU's name for what kind of file it is.
     pub protocol: &'static str,
     pub length: u64,
-    pub disk_size: u64,
+    pub disk_size: Option<u64>,
 }
 
 /// The backing file, by its names.
@@ -57,25 +60,29 @@ impl Report {
     pub fn of(queue: &Queue, device: &Device) -> Result<Report> {
         let layer = device.top();
         let file = layer.file();
-        let disk_size = file.allocated()?;
+        let disk_size = file.allocated().ok();
         let qcow2 = match &layer.image {
             LayerImage::Raw(_) => None,
             LayerImage::Qcow2(image) => Some(image),
         };
         Ok(Report {
             name: layer.name.clone(),
-            format: layer.format().name(),
+            format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,
-            file: FileReport {
-                name: file.path().to_string_lossy().into_owned(),
-                protocol: if file.is_device() {
-                    "host_device"
-                } else {
-                    "file"
-                },
-                length: file.len()?.next_multiple_of(512),
-                disk_size,
+            is_remote: file.is_remote(),
+            file: match layer.spec.bare {
+                true => None,
+                false => Some(FileReport {
+                    name: file.path().to_string_lossy().into_owned(),
+                    protocol: match layer.spec.file.driver {
+                        FileDriver::Nbd => "nbd",
+                        _ if file.is_device() => "host_device",
+                        _ => "file",
+                    },
+                    length: file.len()?.next_multiple_of(512),
+                    disk_size,
+                }),
             },
             backing: qcow2.and_then(|image| Backing::of(layer, image)),
             qcow2: match qcow2 {
@@ -89,7 +96,8 @@ impl Report {
     /// The report for programs, its keys in qemu-img's order.
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
-        map.insert("children".into(), json!([self.file.to_json()]));
+        let children: Vec<Value> = self.file.iter().map(FileReport::to_json).collect();
+        map.insert("children".into(), json!(children));
         if let Some(format) = self.backing.as_ref().and_then(|b| b.format.as_ref()) {
             map.insert("backing-filename-format".into(), json!(format));
         }
@@ -104,7 +112,9 @@ impl Report {
             map.insert("cluster-size".into(), json!(qcow2.cluster_size));
         }
         map.insert("format".into(), json!(self.format));
-        map.insert("actual-size".into(), json!(self.disk_size));
+        if let Some(disk_size) = self.disk_size {
+            map.insert("actual-size".into(), json!(disk_size));
+        }
         if let Some(qcow2) = &self.qcow2 {
             let specific = json!({"type": self.format, "data": qcow2.specific});
             map.insert("format-specific".into(), specific);
@@ -116,8 +126,11 @@ impl Report {
         if self.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
             map.insert("encrypted".into(), json!(true));
         }
-        let is_dirty = self.qcow2.as_ref().is_some_and(|q| q.is_dirty);
-        map.insert("dirty-flag".into(), json!(is_dirty));
+        let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
+        // Of a server's bytes nobody knows.
+        if let Some(is_dirty) = is_dirty.or((!self.is_remote).then_some(false)) {
+            map.insert("dirty-flag".into(), json!(is_dirty));
+        }
         if let Some(untrusted) = &self.untrusted {
             map.insert("untrusted".into(), untrusted.to_json());
         }
@@ -132,12 +145,16 @@ impl FileReport {
         info.insert("virtual-size".into(), json!(self.length));
         info.insert("filename".into(), json!(self.name));
         info.insert("format".into(), json!(self.protocol));
-        info.insert("actual-size".into(), json!(self.disk_size));
+        if let Some(disk_size) = self.disk_size {
+            info.insert("actual-size".into(), json!(disk_size));
+        }
         if self.protocol == "file" {
             let specific = json!({"type": "file", "data": {}});
             info.insert("format-specific".into(), specific);
         }
-        info.insert("dirty-flag".into(), json!(false));
+        if self.protocol != "nbd" {
+            info.insert("dirty-flag".into(), json!(false));
+        }
         json!({"name": "file", "info": info})
     }
 }

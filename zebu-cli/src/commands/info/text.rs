@@ -23,7 +23,7 @@ fn report(report: &Report) -> String {
         report.name,
         report.format,
         exact(report.virtual_size),
-        size::human(report.disk_size)
+        disk_size(report.disk_size)
     );
     if let Some(qcow2) = &report.qcow2 {
         if qcow2.is_encrypted {
@@ -52,7 +52,9 @@ fn report(report: &Report) -> String {
     if let Some(untrusted) = &report.untrusted {
         untrusted.to_text(&mut out);
     }
-    let file = &report.file;
+    let Some(file) = &report.file else {
+        return out;
+    };
     let _ = write!(
         out,
         "Child node '/file':\n    filename: {}\n    protocol type: {}\n    file length: {}\n    \
@@ -60,9 +62,13 @@ fn report(report: &Report) -> String {
         file.name,
         file.protocol,
         exact(file.length),
-        size::human(file.disk_size)
+        disk_size(file.disk_size)
     );
     out
+}
+
+fn disk_size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unavailable".into(), size::human)
 }
 
 /// `10 MiB (10485760 bytes)`.

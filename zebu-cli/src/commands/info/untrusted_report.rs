@@ -23,7 +23,8 @@ struct Named {
     name: String,
     /// The format that the header says it has; None: guessed from its content.
     format: Option<String>,
-    /// The path that zebu would open; None of a name that it refuses.
+    /// The path that zebu would open, or the URI of an NBD server's export;
+    /// None of a name that it refuses.
     path: Option<String>,
 }
 

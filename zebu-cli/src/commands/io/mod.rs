@@ -30,7 +30,7 @@ use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::program::Invocation;
-use crate::untrusted;
+use crate::{objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
 use session::Session;
@@ -148,7 +148,7 @@ fn parse(invocation: &Invocation, words: &[&str]) -> Result<Arguments, Failure> 
             ('Y', value) => untrusted::set(value.unwrap_or_default())?,
             ('h', _) => all.text = Some(help(invocation)),
             ('V', _) => all.text = Some(version(invocation)),
-            ('O', _) => return Err(Failure::new("--object is not supported in this version")),
+            ('O', text) => objects::add(text.unwrap_or_default())?,
             (letter, value) => {
                 let done = all.opening.set(letter, value).unwrap_or(Ok(()));
                 done.map_err(Failure::new)?;

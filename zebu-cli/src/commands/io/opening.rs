@@ -7,6 +7,7 @@ use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
 use super::overlay::Overlay;
+use crate::file_name::file_of;
 use crate::{open, untrusted};
 
 /// What to open, and how.
@@ -157,6 +158,11 @@ fn changed(source: Source, changes: &[(String, String)]) -> Result<Source, Strin
         return Ok(source);
     }
     match source {
+        // A URI has no place for them.
+        Source::Name(name) if file_of(&name).is_ok_and(|file| file.nbd.is_some()) => Err(
+            "Options can be changed of an export that was named by options (driver=nbd,...) alone"
+                .into(),
+        ),
         Source::Name(name) => match name.strip_prefix("json:") {
             Some(text) => change_json(text, changes),
             None => Ok(Source::Options(with_options(&name_options(&name), changes))),

@@ -103,9 +103,17 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
 
 /// A name that means the same from any directory.
 fn absolute(name: &str) -> String {
-    let is_path = !["json:", "file:", "host_device:"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix));
+    let is_path = ![
+        "json:",
+        "file:",
+        "host_device:",
+        "nbd:",
+        "nbd+",
+        "nbds:",
+        "nbds+",
+    ]
+    .iter()
+    .any(|prefix| name.starts_with(prefix));
     match std::path::absolute(Path::new(name)) {
         Ok(path) if is_path => path.to_string_lossy().into_owned(),
         _ => name.to_owned(),
@@ -161,5 +169,6 @@ mod tests {
         assert!(absolute("x:y").ends_with("/x:y") && absolute("x").starts_with('/'));
         assert_eq!(absolute("json:{}"), "json:{}");
         assert_eq!(absolute("/a/b"), "/a/b");
+        assert_eq!(absolute("nbd+unix://?socket=a"), "nbd+unix://?socket=a");
     }
 }

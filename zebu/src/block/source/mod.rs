@@ -6,6 +6,7 @@
 //! that were ignored might be the one that keeps the data safe.
 
 mod json;
+mod nbd;
 mod options;
 
 use std::borrow::Cow;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use super::Format;
 use crate::storage::EngineKind;
 use crate::{Error, Result};
+pub use nbd::{NbdSpec, NbdTls};
 use options::{Options, Scalar};
 
 /// How many images an image described by options may be backed by.
@@ -22,7 +24,8 @@ const MAX_DEPTH: usize = 64;
 /// Which image to open, as the user or another image named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A name: a path, `file:PATH`, or `json:{…}`.
+    /// A name: a path, `file:PATH`, an NBD server's export (`nbd://HOST/EXPORT`
+    /// and its like), or `json:{…}`.
     Name(String),
     /// The text of `--image-opts`: `driver=qcow2,file.filename=PATH`.
     Options(String),
@@ -257,12 +260,14 @@ impl OverlapChecks {
 /// A file to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpec {
-    /// Its path.
+    /// Its path; of an export, the URI that QEMU shows.
     pub path: PathBuf,
     /// What it may be.
     pub driver: FileDriver,
     /// How to open it.
     pub options: FileOptions,
+    /// The export that it is instead of a file.
+    pub nbd: Option<NbdSpec>,
 }
 
 /// What a file may be.
@@ -275,14 +280,17 @@ pub enum FileDriver {
     File,
     /// A device (`host_device`).
     HostDevice,
+    /// An NBD server's export (`nbd`): [`FileSpec::nbd`].
+    Nbd,
 }
 
 impl FileDriver {
-    /// QEMU's name: `file` or `host_device`.
+    /// QEMU's name: `file`, `host_device` or `nbd`.
     pub fn name(self) -> &'static str {
         match self {
             FileDriver::Any | FileDriver::File => "file",
             FileDriver::HostDevice => "host_device",
+            FileDriver::Nbd => "nbd",
         }
     }
 }
@@ -343,7 +351,6 @@ const LACKING: &[&str] = &[
     "iscsi",
     "iser",
     "luks",
-    "nbd",
     "nfs",
     "null-aio",
     "null-co",
@@ -409,7 +416,16 @@ impl FileSpec {
             path: path.into(),
             driver: FileDriver::Any,
             options: FileOptions::default(),
+            nbd: None,
         }
+    }
+
+    /// An export with default options.
+    fn export(nbd: NbdSpec) -> FileSpec {
+        let mut spec = FileSpec::new(nbd.name());
+        spec.driver = FileDriver::Nbd;
+        spec.nbd = Some(nbd);
+        spec
     }
 
     /// The file that an image names as its data file. `relative_to` is as for
@@ -427,7 +443,7 @@ impl FileSpec {
         self.path.to_string_lossy()
     }
 
-    /// A path or `file:PATH`.
+    /// A path, `file:PATH` or an export.
     fn named(name: &str, relative_to: Option<&str>) -> Result<FileSpec, String> {
         let spec = |driver, path: Cow<'_, str>| {
             check_path(&path)?;
@@ -447,6 +463,7 @@ impl FileSpec {
             Some("host_device") => {
                 spec(FileDriver::HostDevice, name["host_device:".len()..].into())
             }
+            Some(other) if nbd::is_protocol(other) => NbdSpec::named(name).map(FileSpec::export),
             Some(other) => Err(format!("Unknown protocol '{other}'")),
             None => spec(FileDriver::Any, beside(name, relative_to)?),
         }
@@ -459,6 +476,7 @@ impl FileSpec {
             Some(name) => match name.as_str() {
                 "file" => FileDriver::File,
                 "host_device" => FileDriver::HostDevice,
+                "nbd" => return FileSpec::parse_export(options),
                 // A raw image of the whole file is the file.
                 "raw" if key == "data-file" => {
                     let file = options.take_under("file");
@@ -518,10 +536,21 @@ impl FileSpec {
             path: path.into(),
             driver,
             options: file,
+            nbd: None,
         })
     }
 
+    fn parse_export(mut options: Options) -> Result<FileSpec, String> {
+        let mut spec = FileSpec::export(NbdSpec::take(&mut options)?);
+        spec.options.common = CommonOptions::take(&mut options)?;
+        refuse_rest(&options, "Block protocol 'nbd' doesn't support the option")?;
+        Ok(spec)
+    }
+
     fn json(&self) -> String {
+        if let Some(nbd) = &self.nbd {
+            return nbd.json();
+        }
         let driver = match self.driver {
             FileDriver::Any if is_device(&self.path) => FileDriver::HostDevice,
             driver => driver,
@@ -651,7 +680,7 @@ impl ImageSpec {
                 (Some(_), _) => {}
                 (None, "raw") => format = Some(Format::Raw),
                 (None, "qcow2") => format = Some(Format::Qcow2),
-                (None, "file" | "host_device") => {
+                (None, "file" | "host_device" | "nbd") => {
                     let file = FileSpec::parse(options, "file")?;
                     let mut spec = ImageSpec::new(Some(Format::Raw), file);
                     spec.bare = true;

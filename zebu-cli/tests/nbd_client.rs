@@ -1,0 +1,950 @@
+//! Guards against other data than a server has, or a server that gets other
+//! data than it was sent: any command with an export of an NBD server as its
+//! image, against qemu-nbd, nbdkit and zebu's own server. And against servers
+//! that go away, or that mean harm: the program must neither crash nor hang,
+//! nor take what was not asked for.
+
+mod common;
+
+use std::io::Write;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use common::other_server::{self as other, Hostile, Other, chunk, handshake, request, take};
+use common::server::{Server, client, have, wait_until};
+use common::{Answer, Lab, Limits, beyond_qemu};
+
+const MIB: u64 = 1 << 20;
+
+/// `x.raw`, 24 MiB with data and holes, the same as `x.qcow2`, and an empty
+/// `e.raw` of the same size.
+fn images() -> Lab {
+    let lab = Lab::new();
+    lab.make("img create -q -f raw x.raw 24M; img create -q -f raw e.raw 24M");
+    let writes = "write -P 1 0 64k\nwrite -P 2 1M 5000k\nwrite -P 3 9M 4k\n\
+                  write -P 4 12345k 3333\nwrite -P 5 20M 4M\n";
+    lab.qemu_io_script(&["-f", "raw", "x.raw"], writes)
+        .ok("x.raw");
+    lab.make("img convert -f raw -O qcow2 x.raw x.qcow2");
+    lab
+}
+
+#[track_caller]
+fn same(lab: &Lab, ours: &str, theirs: &str) {
+    let what = format!("{ours} and {theirs}");
+    lab.qemu_img(&["compare", ours, theirs]).ok(&what);
+}
+
+/// Reads all of `source` into files and compares them with `x.raw`.
+#[track_caller]
+fn read_all(lab: &Lab, source: &str, format: &str) {
+    for (out, target) in [("raw", "out.raw"), ("qcow2", "out.qcow2")] {
+        lab.zebu(&["convert", "-f", format, "-O", out, source, target])
+            .ok(&format!("{source} to {out}"));
+        same(lab, "x.raw", target);
+        std::fs::remove_file(lab.path(target)).unwrap();
+    }
+}
+
+#[test]
+fn what_servers_have_arrives() {
+    if beyond_qemu("servers of many kinds") {
+        return;
+    }
+    let lab = images();
+    for args in [
+        &["-f", "raw", "x.raw"][..],
+        &["-f", "raw", "-e", "9", "-x", "a/b c", "x.raw"],
+        &["-r", "-f", "qcow2", "-e", "9", "x.qcow2"],
+    ] {
+        let server = Other::qemu_nbd(&lab, "q", args);
+        let export = if args.len() > 5 { "a/b%20c" } else { "" };
+        let export = if args.contains(&"x.qcow2") {
+            ""
+        } else {
+            export
+        };
+        read_all(&lab, &server.uri(export), "raw");
+    }
+    // The image as such: its format is read by the client.
+    let server = Other::qemu_nbd(&lab, "q", &["-f", "raw", "-r", "x.qcow2"]);
+    read_all(&lab, &server.uri(""), "qcow2");
+    drop(server);
+    if !have("nbdkit") {
+        return;
+    }
+    for args in [
+        &["file", "x.raw"][..],
+        &["--no-sr", "file", "x.raw"],
+        &["--mask-handshake=0", "file", "x.raw"],
+        &[
+            "--filter=blocksize-policy",
+            "file",
+            "x.raw",
+            "blocksize-minimum=4096",
+            "blocksize-preferred=8192",
+            "blocksize-maximum=65536",
+            "blocksize-error-policy=error",
+        ],
+        &["--filter=noextents", "file", "x.raw"],
+        &["--filter=delay", "file", "x.raw", "rdelay=5ms"],
+        &[
+            "--filter=noparallel",
+            "file",
+            "x.raw",
+            "serialize=connections",
+        ],
+    ] {
+        println!("{args:?}");
+        let server = Other::nbdkit(&lab, "k", args);
+        read_all(&lab, &server.uri(""), "raw");
+    }
+}
+
+#[test]
+fn what_servers_get_is_what_was_meant() {
+    if beyond_qemu("servers of many kinds") {
+        return;
+    }
+    let lab = images();
+    let fill = || {
+        lab.qemu_io_script(&["-f", "raw", "e.raw"], "write -P 99 0 24M\n")
+            .ok("fill");
+    };
+    let kits: &[&[&str]] = match have("nbdkit") {
+        true => &[
+            &["file", "e.raw"],
+            &["--no-sr", "file", "e.raw"],
+            &[
+                "--filter=nozero",
+                "--filter=fua",
+                "file",
+                "e.raw",
+                "zeromode=none",
+                "fuamode=emulate",
+            ],
+            &[
+                "--filter=blocksize-policy",
+                "file",
+                "e.raw",
+                "blocksize-minimum=4096",
+                "blocksize-preferred=8192",
+                "blocksize-maximum=65536",
+                "blocksize-error-policy=error",
+            ],
+        ],
+        false => &[],
+    };
+    let qemu: &[&[&str]] = &[&["-f", "raw", "e.raw"], &["-f", "raw", "-e", "9", "e.raw"]];
+    for (kit, args) in qemu
+        .iter()
+        .map(|a| (false, a))
+        .chain(kits.iter().map(|a| (true, a)))
+    {
+        println!("{args:?}");
+        let start = || match kit {
+            true => Other::nbdkit(&lab, "s", args),
+            false => Other::qemu_nbd(&lab, "s", args),
+        };
+        // Over what is there: holes must become zeroes.
+        fill();
+        let server = start();
+        let uri = server.uri("");
+        lab.zebu(&["convert", "-n", "-O", "raw", "x.qcow2", &uri])
+            .ok("raw");
+        let answer = lab
+            .zebu(&["compare", "-f", "raw", "-F", "raw", &uri, "x.raw"])
+            .ok("compare");
+        assert_eq!(answer.out, "Images are identical.\n");
+        drop(server);
+        lab.assert_same_bytes("e.raw", "x.raw", "raw");
+        // Without -n, an image inside the export.
+        fill();
+        let server = start();
+        lab.zebu(&["convert", "-O", "qcow2", "x.raw", &uri])
+            .ok("qcow2");
+        lab.zebu(&["check", "-f", "qcow2", &uri]).ok("check");
+        drop(server);
+        lab.qemu_img(&["check", "-f", "qcow2", "e.raw"]).ok("check");
+        lab.qemu_img(&["compare", "-f", "qcow2", "-F", "raw", "e.raw", "x.raw"])
+            .ok("compare");
+        // Small writes, in both formats.
+        for format in ["qcow2", "raw"] {
+            if format == "raw" {
+                fill();
+            }
+            let server = start();
+            let script = "write -P 7 1000 3000\nwrite -f -P 8 5M 1234567\nwrite -z 2M 70k\n\
+                          write -zu 3M 1M\ndiscard 8M 1M\naio_write -P 9 10M 64k\n\
+                          aio_write -P 10 11M 512\naio_flush\nflush\nread -P 7 1000 3000\n";
+            lab.zebu_io_script(&["-f", format, &uri], script).ok("io");
+            drop(server);
+            let read = lab.qemu_io(&[
+                "-r",
+                "-f",
+                format,
+                "-c",
+                "read -P 7 1000 3000",
+                "-c",
+                "read -P 8 5M 1234567",
+                "-c",
+                "read -P 0 2M 70k",
+                "-c",
+                "read -P 0 3M 1M",
+                "-c",
+                "read -P 9 10M 64k",
+                "-c",
+                "read -P 10 11M 512",
+                "e.raw",
+            ]);
+            let read = read.ok("read");
+            assert!(!read.out.contains("failed"), "{args:?} {format}: {read:?}");
+        }
+    }
+}
+
+#[test]
+fn reports_are_those_of_qemu() {
+    if !common::peer().is_current() {
+        println!("skipped: another qemu-img");
+        return;
+    }
+    let lab = images();
+    let raw = Other::qemu_nbd(&lab, "r", &["-f", "raw", "-e", "9", "x.raw"]);
+    let named = Other::qemu_nbd(&lab, "n", &["-f", "raw", "-e", "9", "-x", "a:b", "x.raw"]);
+    let inner = Other::qemu_nbd(&lab, "i", &["-f", "raw", "-r", "-e", "9", "x.qcow2"]);
+    let path = raw.socket.display().to_string();
+    let options = |rest: &str| {
+        format!(
+            "json:{{\"driver\":\"raw\",{rest}\"file\":{{\"driver\":\"nbd\",\"server\":{{\"type\":\"unix\",\"path\":\"{path}\"}}}}}}"
+        )
+    };
+    for name in [
+        raw.uri(""),
+        named.uri("a:b"),
+        named.uri("a%3ab"),
+        inner.uri(""),
+        format!("nbd:unix:{path}"),
+        format!("nbd:unix:{}:exportname=a:b", named.socket.display()),
+        options(""),
+        options("\"offset\":512,"),
+        format!("json:{{\"driver\":\"nbd\",\"path\":\"{path}\",\"reconnect-delay\":3}}"),
+        format!(
+            "json:{{\"driver\":\"nbd\",\"server.type\":\"unix\",\"server.path\":\"{path}\",\"export\":\"\"}}"
+        ),
+    ] {
+        for args in [
+            &["info"][..],
+            &["info", "--output=json"],
+            &["map"],
+            &["map", "--output=json"],
+            &["measure", "-O", "qcow2"],
+        ] {
+            let args: Vec<&str> = args.iter().copied().chain([&*name]).collect();
+            let (ours, theirs) = (lab.zebu(&args), lab.qemu_img(&args));
+            assert_eq!(ours.ok(&name).out, theirs.ok(&name).out, "{args:?}");
+        }
+    }
+    // As a backing file, and as options.
+    lab.make(&format!(
+        "img create -q -f qcow2 -F raw -b {} over.qcow2",
+        raw.uri("")
+    ));
+    let opts = format!("driver=raw,file.driver=nbd,file.path={path}");
+    for args in [
+        &["info", "--backing-chain", "over.qcow2"][..],
+        &["map", "--output=json", "over.qcow2"],
+        &["info", "--image-opts", &opts],
+        &["check", "--image-opts", &opts],
+    ] {
+        let (ours, theirs) = (lab.zebu(args), lab.qemu_img(args));
+        assert_eq!(
+            (ours.status, ours.out),
+            (theirs.status, theirs.out),
+            "{args:?}"
+        );
+    }
+    lab.zebu(&["convert", "over.qcow2", "out.raw"])
+        .ok("convert");
+    lab.assert_same_bytes("out.raw", "x.raw", "the backing file");
+    let refused = lab.zebu(&["--untrusted", "convert", "over.qcow2", "out2.raw"]);
+    refused.failed_with_one_line(1, "--untrusted");
+    assert!(refused.err.contains("may not open"), "{refused:?}");
+    let refused = lab.zebu(&["--untrusted", "info", &raw.uri("")]);
+    refused.failed_with_one_line(1, "--untrusted");
+}
+
+#[test]
+fn every_command_takes_an_export() {
+    if beyond_qemu("an image within an export") {
+        return;
+    }
+    let lab = images();
+    lab.make("img create -q -f raw big.raw 64M; img create -q -f raw t.raw 64M");
+    let server = Other::qemu_nbd(&lab, "s", &["-f", "raw", "-e", "9", "big.raw"]);
+    let target = Other::qemu_nbd(&lab, "t", &["-f", "raw", "-e", "9", "t.raw"]);
+    let (uri, to) = (server.uri(""), target.uri(""));
+    lab.zebu(&["create", "-q", "-f", "qcow2", &uri, "24M"])
+        .ok("create");
+    lab.zebu(&["convert", "-n", "-O", "qcow2", "x.raw", &uri])
+        .ok("convert -n");
+    lab.zebu(&["snapshot", "-c", "one", &uri]).ok("snapshot");
+    lab.zebu_io(&["-c", "write -P 77 0 1M", &uri]).ok("write");
+    lab.zebu(&["convert", "-l", "one", &uri, "out.raw"])
+        .ok("convert -l");
+    lab.assert_same_bytes("out.raw", "x.raw", "a snapshot");
+    lab.zebu(&["snapshot", "-a", "one", &uri]).ok("snapshot -a");
+    lab.zebu(&["resize", &uri, "32M"]).ok("resize");
+    lab.zebu(&["amend", "-o", "lazy_refcounts=on", &uri])
+        .ok("amend");
+    lab.zebu(&["bench", "-c", "300", "-d", "16", "-f", "qcow2", &uri])
+        .ok("bench");
+    lab.zebu(&["bench", "-w", "-c", "300", "-d", "16", "-f", "raw", &to])
+        .ok("bench -w");
+    lab.zebu(&[
+        "dd",
+        "-f",
+        "qcow2",
+        "-O",
+        "raw",
+        "bs=1M",
+        "count=24",
+        &format!("if={uri}"),
+        "of=dd.raw",
+    ])
+    .ok("dd from");
+    lab.assert_same_bytes("dd.raw", "x.raw", "dd");
+    lab.zebu(&[
+        "dd",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "bs=1M",
+        "if=x.raw",
+        &format!("of={to}"),
+    ])
+    .ok("dd to");
+    lab.zebu(&["compare", "-f", "qcow2", "-F", "raw", &to, "x.raw"])
+        .ok("compare");
+    let itself = lab.zebu(&["dd", "if=x.qcow2", &format!("of={to}"), "-O", "raw"]);
+    itself.ok("dd to raw");
+    let itself = lab.zebu(&["dd", &format!("if={to}"), &format!("of={to}")]);
+    itself.failed_with_one_line(1, "dd onto itself");
+    // Over it: commit and rebase.
+    lab.make(&format!(
+        "img create -q -f qcow2 -F qcow2 -b {uri} over.qcow2; io over.qcow2: write -P 55 0 64k"
+    ));
+    lab.zebu(&["commit", "over.qcow2"]).ok("commit");
+    lab.zebu(&["rebase", "-b", "", "over.qcow2"]).ok("rebase");
+    let answer = lab.zebu(&["compare", "over.qcow2", &uri]).ok("compare");
+    assert_eq!(answer.out, "Images are identical.\n");
+    lab.zebu_io(&["-s", "-c", "write -P 1 0 1M", &uri])
+        .ok("io -s");
+    drop((server, target));
+    lab.qemu_img(&["check", "-f", "qcow2", "big.raw"])
+        .ok("check");
+    lab.qemu_img(&[
+        "compare",
+        "-f",
+        "qcow2",
+        "-F",
+        "qcow2",
+        "big.raw",
+        "over.qcow2",
+    ])
+    .ok("compare");
+}
+
+#[test]
+fn zebu_serves_zebu() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    let lab = images();
+    lab.make("img create -q -f qcow2 e.qcow2 24M");
+    let mut server = Server::start(
+        &lab,
+        &[
+            "-t",
+            "-e",
+            "9",
+            "--export",
+            "x=x.qcow2",
+            "--export",
+            "e=e.qcow2",
+        ],
+    );
+    let (x, e) = (server.uri("x"), server.uri("e"));
+    read_all(&lab, &x, "raw");
+    lab.zebu(&["convert", "-n", "-f", "raw", "-O", "raw", &x, &e])
+        .ok("from it to it");
+    let script = "write -f -P 8 5M 1234567\nwrite -z 2M 70k\ndiscard 8M 1M\nflush\n";
+    lab.zebu_io_script(&["-f", "raw", &x], script).ok("io");
+    lab.zebu_io_script(&["-f", "raw", &e], script).ok("io");
+    server.stop();
+    same(&lab, "x.qcow2", "e.qcow2");
+    lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+}
+
+#[test]
+fn what_cannot_be_opened_is_told() {
+    if beyond_qemu("zebu's words") {
+        return;
+    }
+    let lab = images();
+    let server = Other::qemu_nbd(
+        &lab,
+        "s",
+        &["-r", "-f", "raw", "-e", "9", "-x", "a", "x.raw"],
+    );
+    let path = server.socket.display().to_string();
+    let says = |answer: Answer, words: &str| {
+        answer.failed_with_one_line(1, words);
+        assert!(answer.err.contains(words), "{words}: {answer:?}");
+    };
+    let info = |name: &str| lab.zebu(&["info", name]);
+    says(info(&server.uri("b")), "export 'b' not present");
+    says(
+        info("nbd+unix:///?socket=none"),
+        "Failed to connect to 'none': No such file",
+    );
+    says(
+        info("nbd://127.0.0.1:1/x"),
+        "Failed to connect to '127.0.0.1:1': Connection refused",
+    );
+    says(info("nbd:nobody"), "error parsing address");
+    says(info("nbd+unix:///x"), "No valid URL");
+    says(
+        info(&format!("nbds+unix:///a?socket={path}&tls-verify-peer=0")),
+        "refuses TLS",
+    );
+    for (options, words) in [
+        ("driver=nbd", "NBD server address missing"),
+        (
+            "driver=nbd,path=a,host=b",
+            "may not be used at the same time",
+        ),
+        (
+            "driver=nbd,path=a,blah=1",
+            "doesn't support the option 'blah'",
+        ),
+        (
+            "driver=nbd,path=a,tls-creds=t",
+            "No TLS credentials with id 't'",
+        ),
+        ("driver=nbd,path=a,connections=0", "'connections'"),
+        ("driver=nbd,server.type=unix", "Parameter 'path' is missing"),
+        (
+            "driver=nbd,server.type=vsock,server.cid=1,server.port=1",
+            "vsock",
+        ),
+    ] {
+        says(lab.zebu(&["info", "--image-opts", options]), words);
+    }
+    // It can be read alone.
+    let uri = server.uri("a");
+    says(
+        lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &uri]),
+        "read-only",
+    );
+    says(
+        lab.zebu(&["create", "-q", "-f", "qcow2", &uri, "1M"]),
+        "read-only",
+    );
+    says(lab.zebu(&["resize", "-f", "raw", &uri, "1G"]), "read-only");
+    lab.zebu_io(&["-r", "-f", "raw", "-c", "read -P 1 0 64k", &uri])
+        .ok("read");
+    // No room.
+    let small = Other::qemu_nbd(&lab, "small", &["-f", "raw", "-e", "9", "e.raw"]);
+    says(
+        lab.zebu(&["create", "-q", "-f", "raw", &small.uri(""), "1G"]),
+        "Cannot grow",
+    );
+    says(lab.zebu(&["resize", "-f", "raw", &small.uri(""), "1G"]), "");
+}
+
+/// Copies slowly from the server to `out.raw`, in the background.
+fn slow_copy(lab: &Lab, server: &Other, options: &str) -> std::process::Child {
+    let source = format!(
+        "driver=raw,file.driver=nbd,file.path={},file.connections=2{options}",
+        server.socket.display()
+    );
+    std::process::Command::new(common::program())
+        .args([
+            "convert",
+            "--image-opts",
+            "-r",
+            "8M",
+            "-O",
+            "raw",
+            &source,
+            "out.raw",
+        ])
+        .current_dir(lab.path(""))
+        .stderr(std::fs::File::create(lab.path("copy.log")).unwrap())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_job_goes_on_when_the_server_is_back() {
+    if beyond_qemu("options of zebu's own") {
+        return;
+    }
+    let lab = images();
+    let mut server = Other::qemu_nbd(&lab, "s", &["-f", "raw", "-e", "9", "x.raw"]);
+    let begun = || std::fs::metadata(lab.path("out.raw")).is_ok();
+    let mut copy = slow_copy(&lab, &server, ",file.reconnect-delay=60");
+    wait_until("the copy has begun", begun);
+    for _ in 0..2 {
+        thread::sleep(Duration::from_millis(300));
+        server.kill();
+        thread::sleep(Duration::from_millis(300));
+        server.restart();
+    }
+    let status = copy.wait().unwrap();
+    let log = std::fs::read_to_string(lab.path("copy.log")).unwrap();
+    assert!(status.success(), "{log}");
+    lab.assert_same_bytes("out.raw", "x.raw", "over three servers");
+    std::fs::remove_file(lab.path("out.raw")).unwrap();
+    // Nobody comes back, or nobody is waited for.
+    for options in ["", ",file.reconnect-delay=1"] {
+        let mut copy = slow_copy(&lab, &server, options);
+        wait_until("the copy has begun", begun);
+        thread::sleep(Duration::from_millis(300));
+        server.kill();
+        let status = copy.wait().unwrap();
+        let log = std::fs::read_to_string(lab.path("copy.log")).unwrap();
+        assert!(status.code() == Some(1), "{status:?} {log}");
+        assert!(
+            log.lines().count() == 1 && log.contains("s.sock") && log.contains("lost"),
+            "{log}"
+        );
+        server.restart();
+        let _ = std::fs::remove_file(lab.path("out.raw"));
+    }
+}
+
+#[test]
+fn an_export_is_waited_for_as_long_as_asked() {
+    if beyond_qemu("one line of error") {
+        return;
+    }
+    let lab = images();
+    let mut server = Other::qemu_nbd(&lab, "s", &["-f", "raw", "x.raw"]);
+    server.kill();
+    let options = format!(
+        "driver=nbd,path={},open-timeout=60",
+        server.socket.display()
+    );
+    thread::scope(|scope| {
+        let info = scope.spawn(|| lab.zebu(&["info", "--image-opts", &options]));
+        thread::sleep(Duration::from_millis(500));
+        server.restart();
+        info.join().unwrap().ok("open-timeout");
+    });
+    // One that takes connections and never says a word.
+    let silent = Hostile::new(&lab, "silent", |mut stream, _| {
+        take::<1>(&mut stream).map(drop)
+    });
+    let options = format!("driver=nbd,path={},open-timeout=1", silent.socket.display());
+    let answer = lab.zebu(&["info", "--image-opts", &options]);
+    answer.failed_with_one_line(1, "a silent server");
+    // One that says nothing when it owes an answer.
+    let silent = Hostile::new(&lab, "late", |mut stream, _| {
+        handshake(&mut stream, MIB, 1)?;
+        loop {
+            request(&mut stream)?;
+        }
+    });
+    let options = format!(
+        "driver=nbd,path={},request-timeout=1",
+        silent.socket.display()
+    );
+    let answer = lab.zebu(&["convert", "--image-opts", &options, "out.raw"]);
+    answer.failed_with_one_line(1, "a server that is late");
+    assert!(answer.err.contains("did not answer in time"), "{answer:?}");
+}
+
+#[test]
+fn errors_of_a_server_are_told() {
+    if beyond_qemu("zebu's words") || !have("nbdkit") {
+        return;
+    }
+    let lab = images();
+    for (args, words) in [
+        (
+            &["error-pread=EIO", "error-pread-rate=100%"][..],
+            "Input/output error",
+        ),
+        (
+            &["error-pread=ENOMEM", "error-pread-rate=100%"],
+            "Cannot allocate memory",
+        ),
+    ] {
+        let mut all = vec!["--filter=error", "file", "x.raw"];
+        all.extend(args);
+        let server = Other::nbdkit(&lab, "k", &all);
+        let answer = lab.zebu(&[
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            &server.uri(""),
+            "out.raw",
+        ]);
+        answer.failed_with_one_line(1, words);
+        assert!(
+            answer.err.contains(words) && answer.err.contains("k.sock"),
+            "{answer:?}"
+        );
+        // What cannot be read is left out if so asked.
+        let args = [
+            "convert",
+            "--salvage",
+            "-q",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            &server.uri(""),
+            "s.raw",
+        ];
+        lab.zebu(&args).ok("--salvage");
+    }
+    let server = Other::nbdkit(
+        &lab,
+        "k",
+        &[
+            "--filter=error",
+            "file",
+            "e.raw",
+            "error-pwrite=ENOSPC",
+            "error-pwrite-rate=100%",
+        ],
+    );
+    let answer = lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &server.uri("")]);
+    answer.failed_with_one_line(1, "a full server");
+    assert!(answer.err.contains("No space left"), "{answer:?}");
+}
+
+/// What a hostile server does after its greeting, as a whole.
+type Serve = fn(std::os::unix::net::UnixStream) -> std::io::Result<()>;
+
+/// Answers every request with what `answer` makes of its cookie, offset and
+/// length.
+fn with_answers(
+    mut stream: std::os::unix::net::UnixStream,
+    answer: impl Fn(u16, [u8; 8], u64, u32) -> Vec<u8>,
+) -> std::io::Result<()> {
+    handshake(&mut stream, MIB, 1)?;
+    loop {
+        let (command, cookie, offset, length) = request(&mut stream)?;
+        stream.write_all(&answer(command, cookie, offset, length))?;
+    }
+}
+
+/// A chunk of data.
+fn data(done: bool, cookie: [u8; 8], offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut all = chunk(done, 1, cookie, bytes.len() as u32 + 8);
+    all.extend(offset.to_be_bytes());
+    all.extend(bytes);
+    all
+}
+
+/// Block status: all is data.
+fn all_data(cookie: [u8; 8]) -> Vec<u8> {
+    let mut all = chunk(true, 5, cookie, 12);
+    all.extend(7u32.to_be_bytes());
+    all.extend((MIB as u32).to_be_bytes());
+    all.extend(0u32.to_be_bytes());
+    all
+}
+
+#[test]
+fn hostile_servers_are_refused() {
+    if beyond_qemu("zebu's words") {
+        return;
+    }
+    let handshakes: &[(&str, Serve)] = &[
+        ("begins with", |mut s| s.write_all(&[7; 4096])),
+        ("goes on with", |mut s| s.write_all(b"NBDMAGIC12345678")),
+        ("before 2011", |mut s| {
+            s.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53")
+        }),
+        ("closed the connection", |mut s| s.write_all(b"NBDMAG")),
+        ("not speak NBD", |mut s| {
+            other::greet(&mut s)?;
+            other::option(&mut s)?;
+            s.write_all(&[9; 64])
+        }),
+        ("bytes", |mut s| {
+            other::greet(&mut s)?;
+            let mut header = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+            header.extend([0, 0, 0, 11, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]);
+            s.write_all(&header)?;
+            take::<1000>(&mut s).map(drop)
+        }),
+        ("without end", |mut s| {
+            other::greet(&mut s)?;
+            loop {
+                other::answer(&mut s, 11, 3, &[0, 0])?;
+            }
+        }),
+        ("no multiple", |mut s| {
+            handshake_with_block(&mut s, MIB + 1, [512, 512, 4096])
+        }),
+        ("block sizes", |mut s| {
+            handshake_with_block(&mut s, MIB, [0, 0, 0])
+        }),
+        ("block sizes", |mut s| {
+            handshake_with_block(&mut s, MIB, [3, 5, 7])
+        }),
+        ("too large", |mut s| handshake(&mut s, u64::MAX, 1)),
+        ("size", |mut s| {
+            other::greet(&mut s)?;
+            loop {
+                let (number, _) = other::option(&mut s)?;
+                other::answer(&mut s, number, 1, &[])?;
+            }
+        }),
+    ];
+    let answers: &[(&str, Serve)] = &[
+        ("begins with", |s| {
+            with_answers(s, |_, _, _, _| vec![1; 100])
+        }),
+        ("nobody made", |s| {
+            with_answers(s, |_, _, _, _| chunk(true, 0, [0xee; 8], 0))
+        }),
+        ("without structure", |s| {
+            with_answers(s, |_, cookie, _, _| {
+                let mut all = 0x6744_6698u32.to_be_bytes().to_vec();
+                all.extend([0; 4]);
+                all.extend(cookie);
+                all
+            })
+        }),
+        ("without any", |s| {
+            with_answers(s, |_, cookie, _, _| chunk(true, 0, cookie, 0))
+        }),
+        ("other form", |s| {
+            with_answers(s, |_, cookie, _, _| {
+                [chunk(true, 6, cookie, 12), vec![0; 12]].concat()
+            })
+        }),
+        ("not asked for", |s| {
+            with_answers(s, |_, cookie, _, _| {
+                let mut all = all_data(cookie);
+                all[23] = 8;
+                all
+            })
+        }),
+        ("a chunk", |s| {
+            with_answers(s, |_, cookie, _, _| chunk(true, 5, cookie, u32::MAX))
+        }),
+        ("a chunk", |s| {
+            with_answers(s, |_, cookie, _, _| chunk(true, 77, cookie, 0))
+        }),
+        ("without end", |s| {
+            with_answers(s, |_, cookie, _, _| {
+                let one = [chunk(false, 0x8001, cookie, 6), vec![0, 0, 0, 5, 0, 0]].concat();
+                one.repeat(1000)
+            })
+        }),
+        ("closed the connection", |mut s| {
+            handshake(&mut s, MIB, 1)?;
+            request(&mut s).map(drop)
+        }),
+        // From here on block status is right, and reads are not.
+        ("all of its data", |s| {
+            with_reads(s, |cookie, _, _| chunk(true, 0, cookie, 0))
+        }),
+        ("not asked for", |s| {
+            with_reads(s, |cookie, o, l| {
+                data(true, cookie, o + u64::from(l), &[1; 512])
+            })
+        }),
+        ("not asked for", |s| {
+            with_reads(s, |cookie, o, _| {
+                data(true, cookie, o.wrapping_sub(512), &[1; 512])
+            })
+        }),
+        ("not asked for", |s| {
+            with_reads(s, |cookie, o, l| {
+                data(true, cookie, o, &vec![1; l as usize + 512])
+            })
+        }),
+        ("or twice", |s| {
+            with_reads(s, |cookie, o, l| {
+                let half = vec![1; l as usize / 2];
+                [data(false, cookie, o, &half), data(true, cookie, o, &half)].concat()
+            })
+        }),
+        ("no length", |s| {
+            with_reads(s, |cookie, o, _| data(true, cookie, o, &[]))
+        }),
+        ("hole", |s| {
+            with_reads(s, |cookie, o, _| {
+                let mut all = chunk(true, 2, cookie, 12);
+                all.extend(o.to_be_bytes());
+                all.extend(u32::MAX.to_be_bytes());
+                all
+            })
+        }),
+        ("closed the connection", |mut s| {
+            handshake(&mut s, MIB, 1)?;
+            loop {
+                let (command, cookie, offset, _) = request(&mut s)?;
+                if command == 7 {
+                    s.write_all(&all_data(cookie))?;
+                    continue;
+                }
+                let half = data(true, cookie, offset, &[1; 4096]);
+                return s.write_all(&half[..1000]);
+            }
+        }),
+    ];
+    for (place, (words, serve)) in handshakes.iter().chain(answers).copied().enumerate() {
+        let lab = Lab::new();
+        let hostile = Hostile::new(&lab, "h", move |stream, _| serve(stream));
+        // Whatever lengths it tells, memory stays small.
+        let limits = Limits {
+            memory: Some(2 << 20),
+            ..Limits::default()
+        };
+        // It is no better if there would be time.
+        let options = format!(
+            "driver=nbd,path={},reconnect-delay=1",
+            hostile.socket.display()
+        );
+        let answer = lab.zebu_limited(
+            &["convert", "--image-opts", "-O", "raw", &options, "out.raw"],
+            &limits,
+        );
+        let what = format!("case {place}, {words}");
+        answer.failed_with_one_line(1, &what);
+        assert!(answer.err.contains(words), "{what}: {answer:?}");
+        assert!(hostile.connections.load(Ordering::SeqCst) < 100, "{what}");
+    }
+}
+
+fn with_reads(
+    stream: std::os::unix::net::UnixStream,
+    answer: impl Fn([u8; 8], u64, u32) -> Vec<u8>,
+) -> std::io::Result<()> {
+    with_answers(stream, |command, cookie, offset, length| match command {
+        7 => all_data(cookie),
+        _ => answer(cookie, offset, length),
+    })
+}
+
+fn handshake_with_block(
+    stream: &mut std::os::unix::net::UnixStream,
+    size: u64,
+    block: [u32; 3],
+) -> std::io::Result<()> {
+    other::greet(stream)?;
+    loop {
+        let (number, _) = other::option(stream)?;
+        if number != 7 {
+            other::answer(stream, number, (1 << 31) + 1, &[])?;
+            continue;
+        }
+        let mut info = vec![0, 3];
+        info.extend(block.iter().flat_map(|n| n.to_be_bytes()));
+        other::answer(stream, 7, 3, &info)?;
+        let mut info = vec![0, 0];
+        info.extend(size.to_be_bytes());
+        info.extend([0, 1]);
+        other::answer(stream, 7, 3, &info)?;
+        other::answer(stream, 7, 1, &[])?;
+    }
+}
+
+#[test]
+fn tls_is_as_the_name_says() {
+    if beyond_qemu("nbds:") || !have("certtool") {
+        return;
+    }
+    let lab = images();
+    let script = r#"
+        set -e
+        printf 'cn = "authority"\nca\ncert_signing_key\nexpiration_days = 100\n' >ca.info
+        printf 'cn = "localhost"\ndns_name = "localhost"\ntls_www_server\nencryption_key\nsigning_key\nexpiration_days = 100\n' >server.info
+        printf 'cn = "client"\ntls_www_client\nencryption_key\nsigning_key\nexpiration_days = 100\n' >client.info
+        for ca in good other; do
+            mkdir $ca
+            certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/ca-key.pem
+            certtool --generate-self-signed --load-privkey $ca/ca-key.pem --template ca.info --outfile $ca/ca-cert.pem
+            for who in server client; do
+                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$who-key.pem
+                certtool --generate-certificate --load-ca-certificate $ca/ca-cert.pem --load-ca-privkey $ca/ca-key.pem \
+                    --load-privkey $ca/$who-key.pem --template $who.info --outfile $ca/$who-cert.pem
+            done
+        done
+        mkdir none
+        cp good/ca-cert.pem none
+    "#;
+    client(&lab, "sh", &["-c", script]).ok("certificates");
+    let object = format!(
+        "tls-creds-x509,id=t,endpoint=server,dir={}",
+        lab.path("good").display()
+    );
+    let server = Other::qemu_nbd(
+        &lab,
+        "s",
+        &[
+            "-f",
+            "raw",
+            "-e",
+            "9",
+            "--object",
+            &object,
+            "--tls-creds",
+            "t",
+            "e.raw",
+        ],
+    );
+    let path = server.socket.display().to_string();
+    let uri = |folder: &str, rest: &str| {
+        format!(
+            "nbds+unix:///?socket={path}&tls-certificates={}{rest}",
+            lab.path(folder).display()
+        )
+    };
+    // Records of TLS are cut at other places than requests.
+    let good = uri("good", "&tls-hostname=localhost");
+    lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &good])
+        .ok("there");
+    lab.zebu(&["convert", "-f", "raw", "-O", "raw", &good, "out.raw"])
+        .ok("and back");
+    lab.assert_same_bytes("out.raw", "x.raw", "TLS");
+    lab.zebu(&["info", &uri("good", "")])
+        .ok("a unix socket has no name");
+    let object = format!(
+        "tls-creds-x509,id=c,endpoint=client,dir={}",
+        lab.path("good").display()
+    );
+    let options = format!("driver=nbd,path={path},tls-creds=c,tls-hostname=localhost");
+    lab.zebu(&["info", "--object", &object, "--image-opts", &options])
+        .ok("--object");
+    let raw = format!("driver=raw,file.driver=nbd,file.path={path},file.tls-creds=c");
+    lab.zebu_io(&["--object", &object, "--image-opts", "-c", "read 0 1M", &raw])
+        .ok("io --object");
+    for (name, words) in [
+        (uri("good", "&tls-hostname=elsewhere"), "TLS"),
+        (uri("other", "&tls-hostname=localhost"), "TLS"),
+        (uri("missing", ""), "Unable to load"),
+        (server.uri(""), "wants TLS"),
+    ] {
+        let answer = lab.zebu(&["info", &name]);
+        answer.failed_with_one_line(1, words);
+        assert!(answer.err.contains(words), "{name}: {answer:?}");
+    }
+    // The server wants to know who it is.
+    lab.zebu(&["info", &uri("none", "")])
+        .failed_with_one_line(1, "no certificate");
+}

@@ -1,0 +1,456 @@
+//! Names and options of exports of NBD servers: URIs, QEMU's older
+//! `nbd:HOST:PORT` and `nbd:unix:PATH`, and the options of `driver=nbd`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::json::quote;
+use super::options::{Options, Scalar};
+use crate::nbd::{DEFAULT_PORT, MAX_STRING};
+use crate::storage::nbd::{NbdServer, TlsFiles, Verify, uri as uri_of};
+
+/// An export of an NBD server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdSpec {
+    /// The server.
+    pub server: NbdServer,
+    /// The export; empty: the default one.
+    pub export: String,
+    /// Whether and how TLS is used.
+    pub tls: NbdTls,
+    /// `tls-hostname`: for whom the server's certificate must be, if that is not
+    /// the host that is connected to.
+    pub tls_hostname: Option<String>,
+    /// `reconnect-delay`: how long requests wait when the connection is lost.
+    pub reconnect_delay: Duration,
+    /// `open-timeout`: how long to try to connect.
+    pub open_timeout: Duration,
+    /// `request-timeout`, which QEMU does not have: how long a server may say
+    /// nothing; zero: for ever.
+    pub request_timeout: Option<Duration>,
+    /// `connections`, which QEMU does not have: so many at most.
+    pub connections: Option<usize>,
+    /// The name that QEMU shows.
+    name: PathBuf,
+    /// The members that name it in JSON, as they were given.
+    json: String,
+}
+
+/// Whether and how TLS is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NbdTls {
+    /// Not at all.
+    #[default]
+    Off,
+    /// With the credentials of this id, which the caller has.
+    Object(String),
+    /// With certificates that the name itself tells of.
+    Files(TlsFiles),
+}
+
+const INVALID: &str = "No valid URL specified";
+/// Connections that may be asked for.
+const MOST_CONNECTIONS: u64 = 64;
+
+/// The protocols that name an NBD server.
+pub(super) fn is_protocol(protocol: &str) -> bool {
+    let known = [
+        "nbd",
+        "nbd+tcp",
+        "nbd+unix",
+        "nbds",
+        "nbds+tcp",
+        "nbds+unix",
+    ];
+    known.contains(&protocol)
+}
+
+impl NbdSpec {
+    fn new(server: NbdServer, export: String) -> Result<NbdSpec, String> {
+        if export.len() > MAX_STRING {
+            return Err("export name too long to send to server".into());
+        }
+        let given = Some(&*export).filter(|export| !export.is_empty());
+        Ok(NbdSpec {
+            name: uri_of(&server, given).into(),
+            json: members(&server, given),
+            server,
+            export,
+            tls: NbdTls::Off,
+            tls_hostname: None,
+            reconnect_delay: Duration::ZERO,
+            open_timeout: Duration::ZERO,
+            request_timeout: None,
+            connections: None,
+        })
+    }
+
+    /// Reads a name that begins with one of the protocols.
+    pub(super) fn named(name: &str) -> Result<NbdSpec, String> {
+        match name
+            .strip_prefix("nbd:")
+            .filter(|rest| !rest.starts_with("//"))
+        {
+            Some(rest) => old_name(rest),
+            None => uri(name),
+        }
+    }
+
+    /// From the options of `driver=nbd`.
+    pub(super) fn take(options: &mut Options) -> Result<NbdSpec, String> {
+        let old_port = options.get("port").map(Scalar::json);
+        let mut text = |key: &str| options.take_text(key);
+        let (path, host, port) = (text("path"), text("host"), text("port"));
+        let old = path.is_some() || host.is_some() || port.is_some();
+        let kind = text("server.type");
+        if old && kind.is_some() {
+            return Err("'server' and path/host/port cannot be used at the same time".into());
+        }
+        let server = match (path, host, kind.as_deref()) {
+            (Some(_), Some(_), _) => {
+                return Err("path and host may not be used at the same time".into());
+            }
+            (Some(_), None, _) if port.is_some() => {
+                return Err("port may not be used without host".into());
+            }
+            (Some(path), None, _) => NbdServer::Unix(path.into()),
+            (None, Some(host), _) => NbdServer::Tcp {
+                host,
+                port: port.unwrap_or_else(|| DEFAULT_PORT.to_string()),
+            },
+            (None, None, None) => return Err("NBD server address missing".into()),
+            (None, None, Some(kind)) => server(options, kind)?,
+        };
+        let export = options.take_text("export");
+        let mut spec = NbdSpec::new(server, export.clone().unwrap_or_default())?;
+        spec.name = uri_of(&spec.server, export.as_deref()).into();
+        spec.json = match (&spec.server, old) {
+            (NbdServer::Unix(path), true) => format!(
+                "\"driver\": \"nbd\"{}, \"path\": {}",
+                export_member(export.as_deref()),
+                quote(&path.to_string_lossy())
+            ),
+            (NbdServer::Tcp { host, .. }, true) => format!(
+                "{}\"host\": {}, \"driver\": \"nbd\"{}",
+                old_port.map_or_else(String::new, |port| format!("\"port\": {port}, ")),
+                quote(host),
+                export_member(export.as_deref())
+            ),
+            (server, false) => members(server, export.as_deref()),
+        };
+        spec.take_rest(options)?;
+        Ok(spec)
+    }
+
+    fn take_rest(&mut self, options: &mut Options) -> Result<(), String> {
+        if let Some(id) = options.take_text("tls-creds") {
+            self.tls = NbdTls::Object(id);
+        }
+        self.tls_hostname = options.take_text("tls-hostname");
+        if self.tls_hostname.is_some() && self.tls == NbdTls::Off {
+            return Err("tls-hostname may not be used without tls-creds".into());
+        }
+        if options.take_text("x-dirty-bitmap").is_some() {
+            return Err("x-dirty-bitmap is not supported by zebu".into());
+        }
+        let mut seconds = |key: &str| -> Result<Option<Duration>, String> {
+            let number = options.take_number(key)?;
+            match number.map(u32::try_from) {
+                None => Ok(None),
+                Some(Ok(number)) => Ok(Some(Duration::from_secs(number.into()))),
+                Some(Err(_)) => Err(format!("Parameter '{key}' is too large")),
+            }
+        };
+        self.reconnect_delay = seconds("reconnect-delay")?.unwrap_or_default();
+        self.open_timeout = seconds("open-timeout")?.unwrap_or_default();
+        self.request_timeout = seconds("request-timeout")?;
+        self.connections = match options.take_number("connections")? {
+            None => None,
+            Some(number @ 1..=MOST_CONNECTIONS) => Some(number as usize),
+            Some(_) => {
+                return Err(format!(
+                    "Parameter 'connections' expects a number from 1 to {MOST_CONNECTIONS}"
+                ));
+            }
+        };
+        Ok(())
+    }
+
+    /// For whom the server's certificate must be.
+    pub fn certificate_name(&self) -> Option<&str> {
+        match (&self.tls_hostname, &self.server) {
+            (Some(name), _) => Some(name),
+            (None, NbdServer::Tcp { host, .. }) => Some(host),
+            (None, NbdServer::Unix(_)) => None,
+        }
+    }
+
+    /// Its name, as QEMU shows it.
+    pub fn name(&self) -> &Path {
+        &self.name
+    }
+
+    /// As JSON.
+    pub(super) fn json(&self) -> String {
+        format!("{{{}}}", self.json)
+    }
+}
+
+/// `, "export": NAME`, if there is one.
+fn export_member(export: Option<&str>) -> String {
+    export.map_or_else(String::new, |e| format!(", \"export\": {}", quote(e)))
+}
+
+/// The members that name an export, in the order that QEMU has them.
+fn members(server: &NbdServer, export: Option<&str>) -> String {
+    let export = export_member(export);
+    match server {
+        NbdServer::Unix(path) => format!(
+            "\"server.path\": {}, \"driver\": \"nbd\"{export}, \"server.type\": \"unix\"",
+            quote(&path.to_string_lossy())
+        ),
+        NbdServer::Tcp { host, port } => format!(
+            "\"server.host\": {}, \"server.port\": {}, \"driver\": \"nbd\"{export}, \
+             \"server.type\": \"inet\"",
+            quote(host),
+            quote(port)
+        ),
+    }
+}
+
+/// `server.*`
+fn server(options: &mut Options, kind: &str) -> Result<NbdServer, String> {
+    let mut needed = |key: &str| {
+        let value = options.take_text(&format!("server.{key}"));
+        value.ok_or_else(|| format!("Parameter '{key}' is missing"))
+    };
+    match kind {
+        "unix" => Ok(NbdServer::Unix(needed("path")?.into())),
+        "inet" => Ok(NbdServer::Tcp {
+            host: needed("host")?,
+            port: needed("port")?,
+        }),
+        "vsock" | "fd" => Err(format!("server.type={kind} is not supported by zebu")),
+        other => Err(format!("Parameter 'type' does not accept value '{other}'")),
+    }
+}
+
+/// What follows `nbd:` in QEMU's older names: `HOST:PORT` or `unix:PATH`, and
+/// perhaps `:exportname=NAME`.
+fn old_name(rest: &str) -> Result<NbdSpec, String> {
+    const EXPORT: &str = ":exportname=";
+    let (address, export) = match rest.split_once(EXPORT) {
+        Some((_, "")) => return Err("NBD server address missing".into()),
+        Some((address, export)) => (address, export),
+        None => (rest, ""),
+    };
+    if address.is_empty() {
+        return Err("NBD server address missing".into());
+    }
+    let server = match address.strip_prefix("unix:") {
+        Some(path) => NbdServer::Unix(path.into()),
+        None => match address.rsplit_once(':') {
+            Some((host, port)) if !port.is_empty() => NbdServer::Tcp {
+                host: without_brackets(host).into(),
+                port: port.into(),
+            },
+            _ => return Err(format!("error parsing address '{address}'")),
+        },
+    };
+    NbdSpec::new(server, export.into())
+}
+
+fn without_brackets(host: &str) -> &str {
+    let inside = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    inside.unwrap_or(host)
+}
+
+/// A URI of the NBD project's specification.
+fn uri(name: &str) -> Result<NbdSpec, String> {
+    let (scheme, rest) = name.split_once(':').ok_or(INVALID)?;
+    let rest = rest.strip_prefix("//").ok_or(INVALID)?;
+    let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
+    let (rest, query) = match rest.split_once('?') {
+        Some((rest, query)) => (rest, query),
+        None => (rest, ""),
+    };
+    let (authority, path) = match rest.find('/') {
+        Some(slash) => (&rest[..slash], &rest[slash + 1..]),
+        None => (rest, ""),
+    };
+    let export = decoded(path)?;
+    let mut query = Query::parse(query)?;
+    let (tls, transport) = match scheme.strip_prefix("nbds") {
+        Some(transport) => (true, transport),
+        None => (false, &scheme["nbd".len()..]),
+    };
+    let server = match transport {
+        "+unix" if authority.is_empty() => {
+            let socket = query.take("socket").filter(|socket| !socket.is_empty());
+            NbdServer::Unix(socket.ok_or(INVALID)?.into())
+        }
+        "+unix" => return Err(INVALID.into()),
+        _ => tcp(authority)?,
+    };
+    let mut spec = NbdSpec::new(server, export)?;
+    if tls {
+        let verify = match query.take("tls-verify-peer").as_deref() {
+            None | Some("1" | "true" | "on" | "yes") => Verify::Name,
+            Some("0" | "false" | "off" | "no") => Verify::Nothing,
+            Some(_) => return Err(INVALID.into()),
+        };
+        if query.take("tls-psk-file").is_some() {
+            return Err(
+                "pre-shared keys are not supported by zebu: its TLS library has none".into(),
+            );
+        }
+        spec.tls_hostname = query.take("tls-hostname");
+        spec.tls = NbdTls::Files(TlsFiles {
+            directory: query.take("tls-certificates").map(PathBuf::from),
+            verify,
+        });
+    }
+    match query.0.first() {
+        None => Ok(spec),
+        Some(_) => Err(INVALID.into()),
+    }
+}
+
+/// `[USER@]HOST[:PORT]`
+fn tcp(authority: &str) -> Result<NbdServer, String> {
+    let address = authority.rsplit_once('@').map_or(authority, |(_, a)| a);
+    let (host, port) = match address.rsplit_once(':') {
+        // Not a colon inside an address in brackets.
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (address, ""),
+    };
+    if !port.is_empty() && port.parse::<u16>().is_err() {
+        return Err(INVALID.into());
+    }
+    let host = decoded(without_brackets(host))?;
+    Ok(NbdServer::Tcp {
+        host: match host.is_empty() {
+            true => "localhost".into(),
+            false => host,
+        },
+        port: match port {
+            "" => DEFAULT_PORT.to_string(),
+            port => port.into(),
+        },
+    })
+}
+
+/// What follows the question mark.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn parse(text: &str) -> Result<Query, String> {
+        let parts = text.split(['&', ';']).filter(|part| !part.is_empty());
+        let pair = |part: &str| {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            Ok((decoded(key)?, decoded(value)?))
+        };
+        parts.map(pair).collect::<Result<_, String>>().map(Query)
+    }
+
+    fn take(&mut self, key: &str) -> Option<String> {
+        let place = self.0.iter().position(|(k, _)| k == key)?;
+        Some(self.0.remove(place).1)
+    }
+}
+
+/// With `%XX` as what it means.
+fn decoded(text: &str) -> Result<String, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let digits = rest.get(..2).and_then(|d| std::str::from_utf8(d).ok());
+        let byte = digits
+            .filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+            .filter(|byte| *byte != 0);
+        bytes.push(byte.ok_or(INVALID)?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| INVALID.into())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a name that leads to another server or export than it
+    //! does with QEMU and libnbd.
+    use super::*;
+
+    fn tcp(host: &str, port: &str) -> NbdServer {
+        NbdServer::Tcp {
+            host: host.into(),
+            port: port.into(),
+        }
+    }
+
+    #[test]
+    fn names_lead_to_servers() {
+        let unix = |path: &str| NbdServer::Unix(path.into());
+        for (name, server, export) in [
+            ("nbd://h", tcp("h", "10809"), ""),
+            ("nbd://h/", tcp("h", "10809"), ""),
+            ("nbd://h:1/a/b", tcp("h", "1"), "a/b"),
+            ("nbd://h:1//a", tcp("h", "1"), "/a"),
+            ("nbd+tcp://u@h:/a%20b", tcp("h", "10809"), "a b"),
+            ("nbd://[::1]:7/x", tcp("::1", "7"), "x"),
+            ("nbd://[::1]", tcp("::1", "10809"), ""),
+            ("nbd+unix:///?socket=/a/b", unix("/a/b"), ""),
+            ("nbd+unix://?socket=s%3f", unix("s?"), ""),
+            ("nbd+unix:///e%2Ff?socket=/a", unix("/a"), "e/f"),
+            ("nbd:h:1", tcp("h", "1"), ""),
+            ("nbd:[::1]:2:exportname=a:b", tcp("::1", "2"), "a:b"),
+            ("nbd:unix:/a:b", unix("/a:b"), ""),
+            ("nbd:unix:/a:exportname=x", unix("/a"), "x"),
+        ] {
+            let spec = NbdSpec::named(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!((spec.server, &*spec.export), (server, export), "{name}");
+            assert_eq!(spec.tls, NbdTls::Off);
+        }
+        for name in [
+            "nbd:",
+            "nbd:h",
+            "nbd:h:",
+            "nbd:h:1:exportname=",
+            "nbd+unix:///x",
+            "nbd+unix://h/x?socket=/a",
+            "nbd://h/x?socket=/a",
+            "nbd://h:99999",
+            "nbd://h:x",
+            "nbd://h/%",
+            "nbd://h/%0g",
+            "nbd://h/%00",
+            "nbd+unix:///?socket=/a&b=c",
+            "nbd://h?tls-verify-peer=0",
+            "nbds://h?tls-verify-peer=maybe",
+            "nbd+unix:/x?socket=/a",
+            "nbds://h?tls-psk-file=/k",
+        ] {
+            assert!(NbdSpec::named(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn tls_is_in_the_name() {
+        let name = "nbds+unix:///?socket=/a&tls-certificates=/c&tls-hostname=h&tls-verify-peer=0";
+        let spec = NbdSpec::named(name).unwrap();
+        assert_eq!(spec.certificate_name(), Some("h"));
+        let files = TlsFiles {
+            directory: Some("/c".into()),
+            verify: Verify::Nothing,
+        };
+        assert_eq!(spec.tls, NbdTls::Files(files));
+        let spec = NbdSpec::named("nbds://h:1/x").unwrap();
+        assert_eq!(spec.certificate_name(), Some("h"));
+        assert_eq!(spec.tls, NbdTls::Files(TlsFiles::default()));
+    }
+}

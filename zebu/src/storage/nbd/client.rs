@@ -1,0 +1,138 @@
+//! The connections to one export.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::handshake::{self, Agreed, Facts, NoAgreement};
+use super::link::Link;
+use super::{NbdError, NbdOptions};
+use crate::nbd::transmission;
+use crate::{Error, Result};
+
+/// How long one attempt to connect may take, unless the caller said how long
+/// all may. Some servers do much before they answer.
+const ONE_ATTEMPT: Duration = Duration::from_secs(60);
+/// How long a further connection may take, which can be done without.
+const ONE_MORE: Duration = Duration::from_secs(5);
+/// How long to wait between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// An export, and the connections to it.
+#[derive(Debug)]
+pub(super) struct Client {
+    options: Arc<NbdOptions>,
+    facts: Facts,
+    /// The first is there, the others when a queue comes to use them. A queue
+    /// always uses the same one.
+    links: Vec<OnceLock<Arc<Link>>>,
+    server: String,
+}
+
+impl Client {
+    /// Connects to the server.
+    pub(super) fn connect(options: NbdOptions) -> Result<Client> {
+        let options = Arc::new(options);
+        let agreed = connect(&options)?;
+        let facts = agreed.facts;
+        if options.write && facts.flags & transmission::READ_ONLY != 0 {
+            let text = "request on write denied without write permission: the server says that \
+                        the export is read-only";
+            return Err(Error::Refused(text.into()));
+        }
+        let many = facts.flags & transmission::CAN_MULTI_CONN != 0;
+        let count = if many { options.connections.max(1) } else { 1 };
+        let links: Vec<OnceLock<Arc<Link>>> = (0..count).map(|_| OnceLock::new()).collect();
+        let server = options.server.to_string();
+        let link = Link::new(options.clone(), agreed);
+        // It was empty.
+        let _ = links[0].set(link);
+        Ok(Client {
+            options,
+            facts,
+            links,
+            server,
+        })
+    }
+
+    pub(super) fn options(&self) -> &NbdOptions {
+        &self.options
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.facts.size
+    }
+
+    /// The minimum block size.
+    pub(super) fn minimum(&self) -> u64 {
+        self.facts.minimum.into()
+    }
+
+    /// Bytes of one read or write at most.
+    pub(super) fn maximum(&self) -> u64 {
+        self.facts.maximum.into()
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.has(transmission::READ_ONLY)
+    }
+
+    /// Whether the server has this [`transmission`] flag.
+    pub(super) fn has(&self, flag: u16) -> bool {
+        self.facts.flags & flag != 0
+    }
+
+    /// The connection that a queue uses. The first use may block for the time
+    /// that it takes to connect.
+    pub(super) fn link(&self, queue: u64) -> &Arc<Link> {
+        let count = self.links.len() as u64;
+        let first = || self.links[0].get().expect("connected");
+        // Queues that are made together have numbers in a row.
+        let place = (queue % count) as usize;
+        self.links[place].get_or_init(|| self.one_more().unwrap_or_else(|| first().clone()))
+    }
+
+    /// A further connection to the same export; None if there is none to be
+    /// had.
+    fn one_more(&self) -> Option<Arc<Link>> {
+        match handshake::connect(&self.options, Instant::now() + ONE_MORE) {
+            Ok(agreed) if agreed.facts == self.facts => {
+                Some(Link::new(self.options.clone(), agreed))
+            }
+            Ok(_) => None,
+            Err(e) => {
+                tracing::debug!("NBD server {}: no further connection: {e}", self.server);
+                None
+            }
+        }
+    }
+
+    /// An error of this client's own.
+    pub(super) fn error(&self, errno: i32, what: &str) -> std::io::Error {
+        let error = NbdError {
+            server: self.server.clone(),
+            what: what.into(),
+            errno,
+        };
+        error.into()
+    }
+}
+
+/// Connects, again and again if the caller has time for that.
+fn connect(options: &NbdOptions) -> Result<Agreed> {
+    let begun = Instant::now();
+    let limit = match options.open_timeout.is_zero() {
+        true => ONE_ATTEMPT,
+        false => options.open_timeout,
+    };
+    loop {
+        let text = match handshake::connect(options, begun + limit) {
+            Ok(agreed) => return Ok(agreed),
+            Err(NoAgreement::Refused(text)) => return Err(Error::Refused(text)),
+            Err(NoAgreement::Unreachable(text)) => text,
+        };
+        if options.open_timeout.is_zero() || begun.elapsed() + PAUSE >= limit {
+            return Err(Error::Refused(text));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

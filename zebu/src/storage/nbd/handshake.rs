@@ -1,0 +1,363 @@
+//! The first part of a connection: what client and server agree on. It waits,
+//! but never past its deadline, and takes no more than a bounded number of
+//! bounded answers.
+
+use std::io;
+use std::time::Instant;
+
+use super::NbdOptions;
+use super::failure::clean;
+use super::wire::{Socket, Wire};
+use crate::nbd::{
+    ContextQuery, ExportInfo, Go, Headers, Info, MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OptionKind,
+    OptionReplyHeader, OptionReplyKind, ProtocolError, encode_option, handshake, transmission,
+};
+
+/// The context that tells data from holes.
+const ALLOCATION: &str = "base:allocation";
+/// Bytes of an answer's payload at most: a name or a text, and what is around it.
+const MAX_ANSWER: u32 = 16 << 10;
+/// Answers to one option at most.
+const MAX_ANSWERS: usize = 1000;
+/// The second eight bytes of a server of before 2011.
+const OLD_STYLE: u64 = 0x0000_4202_8186_1253;
+
+/// What an export is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// Bytes.
+    pub(super) size: u64,
+    /// [`transmission`] flags.
+    pub(super) flags: u16,
+    /// Requests are multiples of it.
+    pub(super) minimum: u32,
+    /// Reads and writes at most.
+    pub(super) maximum: u32,
+}
+
+/// A connection that is ready for requests.
+#[derive(Debug)]
+pub(super) struct Agreed {
+    pub(super) wire: Wire,
+    pub(super) headers: Headers,
+    /// The number of `base:allocation`, if the server has it.
+    pub(super) context: Option<u32>,
+    pub(super) facts: Facts,
+}
+
+/// Why there is no agreement.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoAgreement {
+    /// There is no connection, or it ended. Trying again may help.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The server does not want to, or is none.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<ProtocolError> for NoAgreement {
+    fn from(error: ProtocolError) -> Self {
+        NoAgreement::Refused(format!("The server does not speak NBD: {error}"))
+    }
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T, NoAgreement> {
+    Err(NoAgreement::Refused(what.into()))
+}
+
+/// Connects to the export. Ends by `deadline`.
+pub(super) fn connect(options: &NbdOptions, deadline: Instant) -> Result<Agreed, NoAgreement> {
+    let server = &options.server;
+    let socket = Socket::connect(server, deadline).map_err(|e| {
+        let text = format!("Failed to connect to '{server}': {}", why(&e));
+        NoAgreement::Unreachable(text)
+    })?;
+    Handshake {
+        wire: Wire::new(socket),
+        options,
+        deadline,
+    }
+    .agree()
+}
+
+/// What happened, for people.
+pub(super) fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "it did not answer in time".into(),
+        io::ErrorKind::UnexpectedEof => "it closed the connection".into(),
+        io::ErrorKind::InvalidData => format!("TLS: {error}"),
+        _ => crate::strerror(error).to_string(),
+    }
+}
+
+struct Handshake<'a> {
+    wire: Wire,
+    options: &'a NbdOptions,
+    deadline: Instant,
+}
+
+/// One answer to an option.
+struct Answer {
+    kind: OptionReplyKind,
+    payload: Vec<u8>,
+}
+
+impl Answer {
+    /// What the server said, for people.
+    fn words(&self) -> String {
+        let text = String::from_utf8_lossy(&self.payload);
+        match text.is_empty() {
+            true => format!("{:?}", self.kind),
+            false => clean(&text),
+        }
+    }
+}
+
+impl Handshake<'_> {
+    fn agree(mut self) -> Result<Agreed, NoAgreement> {
+        let flags = self.greeting()?;
+        let no_zeroes = flags & handshake::NO_ZEROES != 0;
+        if flags & handshake::FIXED_NEWSTYLE == 0 {
+            return self.old_way(Headers::Simple, no_zeroes);
+        }
+        self.start_tls()?;
+        let headers = self.headers()?;
+        let context = match headers {
+            Headers::Simple => None,
+            _ => self.context()?,
+        };
+        match self.go()? {
+            None => self.old_way(headers, no_zeroes),
+            Some((info, block)) => self.finish(headers, context, info, block),
+        }
+    }
+
+    fn lost(&self, error: &io::Error) -> NoAgreement {
+        let text = format!("NBD server {}: {}", self.options.server, why(error));
+        match error.kind() {
+            // Certificates do not change by trying again.
+            io::ErrorKind::InvalidData => NoAgreement::Refused(text),
+            _ => NoAgreement::Unreachable(text),
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<(), NoAgreement> {
+        let result = self.wire.read_exact(buffer, self.deadline);
+        result.map_err(|e| self.lost(&e))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), NoAgreement> {
+        let result = self.wire.write_all(bytes, self.deadline);
+        result.map_err(|e| self.lost(&e))
+    }
+
+    /// The server's flags.
+    fn greeting(&mut self) -> Result<u16, NoAgreement> {
+        let mut magic = [0; 8];
+        self.read(&mut magic)?;
+        if u64::from_be_bytes(magic) != MAGIC {
+            let found = u64::from_be_bytes(magic);
+            return refused(format!(
+                "The server does not speak NBD: it begins with {found:#018x}"
+            ));
+        }
+        self.read(&mut magic)?;
+        match u64::from_be_bytes(magic) {
+            OPTION_MAGIC => {}
+            OLD_STYLE => return refused("The server speaks the protocol of before 2011"),
+            found => {
+                return refused(format!(
+                    "The server does not speak NBD: it goes on with {found:#018x}"
+                ));
+            }
+        }
+        let mut flags = [0; 2];
+        self.read(&mut flags)?;
+        let flags = u16::from_be_bytes(flags);
+        let ours = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
+        self.write(&u32::from(ours).to_be_bytes())?;
+        Ok(ours)
+    }
+
+    /// Asks, and takes all answers up to the last, which is an acknowledgement
+    /// or an error.
+    fn ask(
+        &mut self,
+        option: OptionKind,
+        payload: &[u8],
+        mut each: impl FnMut(&Answer) -> Result<(), NoAgreement>,
+    ) -> Result<Answer, NoAgreement> {
+        self.write(&encode_option(option, payload))?;
+        for _ in 0..MAX_ANSWERS {
+            let mut header = [0; OptionReplyHeader::SIZE];
+            self.read(&mut header)?;
+            let header = OptionReplyHeader::decode(&header)?;
+            if header.option != option {
+                let text = format!("The server answers {:?}, not {option:?}", header.option);
+                return refused(text);
+            }
+            if header.length > MAX_ANSWER {
+                let text = format!("The server answers with {} bytes", header.length);
+                return refused(text);
+            }
+            let mut payload = vec![0; header.length as usize];
+            self.read(&mut payload)?;
+            let answer = Answer {
+                kind: header.kind,
+                payload,
+            };
+            if answer.kind == OptionReplyKind::Ack || answer.kind.is_error() {
+                return Ok(answer);
+            }
+            each(&answer)?;
+        }
+        refused(format!("The server answers {option:?} without end"))
+    }
+
+    fn start_tls(&mut self) -> Result<(), NoAgreement> {
+        let Some(tls) = &self.options.tls else {
+            return Ok(());
+        };
+        let answer = self.ask(OptionKind::StartTls, &[], |_| Ok(()))?;
+        if answer.kind != OptionReplyKind::Ack {
+            let text = format!("The server refuses TLS: {}", answer.words());
+            return refused(text);
+        }
+        let result = self.wire.start_tls(tls, self.deadline);
+        result.map_err(|e| self.lost(&e))
+    }
+
+    fn headers(&mut self) -> Result<Headers, NoAgreement> {
+        for (option, headers) in [
+            (OptionKind::ExtendedHeaders, Headers::Extended),
+            (OptionKind::StructuredReply, Headers::Structured),
+        ] {
+            let answer = self.ask(option, &[], |_| Ok(()))?;
+            match answer.kind {
+                OptionReplyKind::Ack => return Ok(headers),
+                OptionReplyKind::ErrTlsRequired => {
+                    return refused(format!("The server wants TLS: {}", answer.words()));
+                }
+                _ => {}
+            }
+        }
+        Ok(Headers::Simple)
+    }
+
+    fn context(&mut self) -> Result<Option<u32>, NoAgreement> {
+        let query = ContextQuery {
+            name: self.options.export.clone(),
+            queries: vec![ALLOCATION.into()],
+        };
+        let mut found = None;
+        let last = self.ask(OptionKind::SetMetaContext, &query.encode(), |answer| {
+            if answer.kind == OptionReplyKind::MetaContext {
+                let (id, name) = ContextQuery::decode_context(&answer.payload)?;
+                if name == ALLOCATION {
+                    found = Some(id);
+                }
+            }
+            Ok(())
+        })?;
+        // Of an export that is not there, the next option tells.
+        Ok(found.filter(|_| last.kind == OptionReplyKind::Ack))
+    }
+
+    /// Chooses the export; None if the server does not know how.
+    #[allow(clippy::type_complexity)]
+    fn go(&mut self) -> Result<Option<(ExportInfo, Option<(u32, u32)>)>, NoAgreement> {
+        let go = Go {
+            name: self.options.export.clone(),
+            wanted: vec![Info::BLOCK_SIZE],
+        };
+        let (mut info, mut block) = (None, None);
+        let last = self.ask(OptionKind::Go, &go.encode(), |answer| {
+            if answer.kind == OptionReplyKind::Info {
+                match Info::decode(&answer.payload)? {
+                    Info::Export(export) => info = Some(export),
+                    Info::BlockSize {
+                        minimum, maximum, ..
+                    } => block = Some((minimum, maximum)),
+                    _ => {}
+                }
+            }
+            Ok(())
+        })?;
+        match (last.kind, info) {
+            (OptionReplyKind::Ack, Some(info)) => Ok(Some((info, block))),
+            (OptionReplyKind::Ack, None) => refused("The server does not tell the export's size"),
+            (OptionReplyKind::ErrUnsup, _) => Ok(None),
+            (OptionReplyKind::ErrUnknown, _) => refused(format!(
+                "Requested export not available: the server reported: {}",
+                last.words()
+            )),
+            (OptionReplyKind::ErrTlsRequired, _) => {
+                refused(format!("The server wants TLS: {}", last.words()))
+            }
+            _ => refused(format!("The server refuses the export: {}", last.words())),
+        }
+    }
+
+    /// Chooses the export in the way that has no errors.
+    fn old_way(mut self, headers: Headers, no_zeroes: bool) -> Result<Agreed, NoAgreement> {
+        if self.options.tls.is_some() && !self.wire.is_tls() {
+            return refused("The server has no TLS");
+        }
+        let name = self.options.export.as_bytes().to_vec();
+        self.write(&encode_option(OptionKind::ExportName, &name))?;
+        let mut answer = [0; 10];
+        self.read(&mut answer).map_err(|e| match e {
+            NoAgreement::Unreachable(text) => {
+                let name = &self.options.export;
+                NoAgreement::Refused(format!("{text}, asked for the export '{name}'"))
+            }
+            other => other,
+        })?;
+        if !no_zeroes {
+            self.read(&mut [0; 124])?;
+        }
+        let (size, flags) = answer.split_at(8);
+        let info = ExportInfo {
+            size: u64::from_be_bytes(size.try_into().expect("eight bytes")),
+            flags: u16::from_be_bytes(flags.try_into().expect("two bytes")),
+        };
+        self.finish(headers, None, info, None)
+    }
+
+    fn finish(
+        self,
+        headers: Headers,
+        context: Option<u32>,
+        info: ExportInfo,
+        block: Option<(u32, u32)>,
+    ) -> Result<Agreed, NoAgreement> {
+        // Where the server says nothing, as QEMU takes it.
+        let whole = info.size.is_multiple_of(512) && context.is_none();
+        let (minimum, maximum) = block.unwrap_or((if whole { 512 } else { 1 }, MAX_PAYLOAD));
+        if info.size > i64::MAX as u64 {
+            return refused(format!("The export is too large: {} bytes", info.size));
+        }
+        if !info.size.is_multiple_of(minimum.into()) {
+            return refused(format!(
+                "The export's size, {} bytes, is no multiple of its minimum block size {minimum}",
+                info.size
+            ));
+        }
+        let maximum = maximum.min(MAX_PAYLOAD) & !(minimum - 1);
+        Ok(Agreed {
+            wire: self.wire,
+            headers,
+            context,
+            facts: Facts {
+                size: info.size,
+                flags: match info.flags & transmission::HAS_FLAGS {
+                    0 => 0,
+                    _ => info.flags,
+                },
+                minimum,
+                maximum,
+            },
+        })
+    }
+}

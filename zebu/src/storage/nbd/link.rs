@@ -1,0 +1,397 @@
+//! One connection, and who waits for its answers.
+//!
+//! Everything is behind one lock, under which nobody waits: the socket never
+//! blocks. Of the requests of each queue that wait here, one leads: it waits for
+//! the socket, too, and when there is something, sends and receives for all.
+//! When it has what it wants it hands on to another one. A queue that shares
+//! the connection with others has a leader of its own, so that no thread
+//! depends on what another one is doing.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use super::handshake::{Agreed, Facts};
+use super::session::{Over, Session};
+use super::slots::{Memory, Outcome, SlotId, Slots};
+use super::wire::Socket;
+use super::{NbdError, NbdOptions, reconnect, watchdog};
+use crate::nbd::Request;
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    options: Arc<NbdOptions>,
+    /// Named in errors.
+    server: Arc<str>,
+    /// What the export is like; it must be the same after a reconnect.
+    facts: Facts,
+    has_context: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    slots: Slots,
+    /// What is not wholly sent, in order.
+    output: VecDeque<SlotId>,
+    /// Who leads, of each queue.
+    leaders: Vec<Leader>,
+    /// When the connection was lost, until an answer came again; and how often
+    /// meanwhile.
+    lost: Option<(Instant, u32)>,
+    /// Grows with all that is received.
+    progress: u64,
+}
+
+#[derive(Debug)]
+struct Leader {
+    queue: u64,
+    id: SlotId,
+    /// It was told that there is something to send, and did not run since.
+    told: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Up(Box<Session>),
+    /// Requests wait for another connection.
+    Lost,
+    /// They fail.
+    Broken(NbdError),
+}
+
+/// What the one who waits does next.
+pub(super) enum Step {
+    /// Take this.
+    Done(Outcome),
+    /// Wait to be woken.
+    Follow,
+    /// Wait for this socket, too, to be readable, and to be writable if so
+    /// said.
+    Lead(Arc<Socket>, bool),
+}
+
+impl Link {
+    pub(super) fn new(options: Arc<NbdOptions>, agreed: Agreed) -> Arc<Link> {
+        let server: Arc<str> = options.server.to_string().into();
+        let (facts, has_context) = (agreed.facts, agreed.context.is_some());
+        let session = Session::new(agreed, server.clone());
+        let link = Arc::new(Link {
+            options,
+            server,
+            facts,
+            has_context,
+            state: Mutex::new(State {
+                phase: Phase::Up(Box::new(session)),
+                slots: Slots::default(),
+                output: VecDeque::new(),
+                leaders: Vec::new(),
+                lost: None,
+                progress: 0,
+            }),
+        });
+        watchdog::watch(&link);
+        link
+    }
+
+    pub(super) fn options(&self) -> &NbdOptions {
+        &self.options
+    }
+
+    /// Whether the server tells data from holes.
+    pub(super) fn has_context(&self) -> bool {
+        self.has_context
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes a request up. It is sent by whoever leads, or by who waits for it.
+    pub(super) fn submit(
+        &self,
+        queue: u64,
+        request: Request,
+        memory: Option<Memory>,
+    ) -> Result<SlotId, NbdError> {
+        let (id, leader) = {
+            let mut state = self.state();
+            if let Phase::Broken(error) = &state.phase {
+                return Err(error.clone());
+            }
+            let id = state.slots.insert(request, memory, queue);
+            state.output.push_back(id);
+            (id, state.tell_leader(queue))
+        };
+        leader.into_iter().for_each(Waker::wake);
+        Ok(id)
+    }
+
+    /// Goes on with a request that is waited for. `arrived`: the socket that
+    /// was waited for is ready.
+    pub(super) fn poll(
+        self: &Arc<Self>,
+        id: SlotId,
+        queue: u64,
+        arrived: bool,
+        context: &Context<'_>,
+    ) -> Step {
+        let mut woken = Vec::new();
+        let mut lost = None;
+        let step = {
+            let mut state = self.state();
+            let leads = state.lead(queue, id);
+            let mut blocked = false;
+            if leads && state.slots.get(id).is_some_and(|s| s.outcome.is_none()) {
+                match state.pump(arrived, &mut woken) {
+                    Ok(more) => blocked = more,
+                    Err(over) => lost = self.lose(&mut state, over, &mut woken),
+                }
+            }
+            match state.slots.take_outcome(id) {
+                Some(outcome) => {
+                    state.resign(id, &mut woken);
+                    Step::Done(outcome)
+                }
+                None => {
+                    state.set_waker(id, context.waker());
+                    match &state.phase {
+                        Phase::Up(session) if leads => {
+                            Step::Lead(session.socket().clone(), blocked)
+                        }
+                        _ => Step::Follow,
+                    }
+                }
+            }
+        };
+        woken.into_iter().for_each(Waker::wake);
+        if let Some(wait) = lost {
+            reconnect::begin(self, wait);
+        }
+        step
+    }
+
+    /// Nobody waits for a request any more. From now on its memory is not used.
+    pub(super) fn abandon(&self, id: SlotId) {
+        let mut woken = Vec::new();
+        {
+            let mut state = self.state();
+            let header = match &state.phase {
+                Phase::Up(session) => session.header(),
+                _ => 0,
+            };
+            if state.slots.abandon(id, header) {
+                state.output.retain(|other| *other != id);
+            }
+            state.resign(id, &mut woken);
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// The session is over: requests fail, or wait for another one; then that
+    /// is to be tried after the time given.
+    fn lose(&self, state: &mut State, over: Over, woken: &mut Vec<Waker>) -> Option<Duration> {
+        /// The second attempt in a row is made after so long, each further one
+        /// after twice that.
+        const FIRST_WAIT: Duration = Duration::from_millis(50);
+        let what = match over {
+            Over::Violation(what) => {
+                let text = format!("the server breaks the protocol: {what}");
+                self.fail(state, text, woken);
+                return None;
+            }
+            Over::Lost(what) => format!("the connection was lost: {what}"),
+        };
+        let (since, times) = state.lost.unwrap_or_else(|| (Instant::now(), 0));
+        if since.elapsed() >= self.options.reconnect_delay {
+            self.fail(state, what, woken);
+            return None;
+        }
+        tracing::debug!("NBD server {}: {what}", self.server);
+        state.lost = Some((since, times + 1));
+        state.phase = Phase::Lost;
+        state.output = state.slots.rewind().into();
+        state.wake_all(woken);
+        Some(match times {
+            0 => Duration::ZERO,
+            _ => FIRST_WAIT * 2u32.pow((times - 1).min(4)),
+        })
+    }
+
+    /// From now on everything fails.
+    fn fail(&self, state: &mut State, what: String, woken: &mut Vec<Waker>) {
+        if let Phase::Up(session) = &state.phase {
+            session.socket().shutdown();
+        }
+        let error = NbdError::broken(&self.server, what);
+        let outstanding = state.slots.iter().filter(|(_, s)| s.outcome.is_none());
+        let outstanding: Vec<SlotId> = outstanding.map(|(id, _)| id).collect();
+        for id in outstanding {
+            state.slots.finish(id, Err(error.clone()), woken);
+        }
+        state.output.clear();
+        state.phase = Phase::Broken(error);
+    }
+}
+
+/// For the threads that look after a link.
+impl Link {
+    /// Until when another connection may be tried; None: it is not wanted.
+    pub(super) fn wants_connection_until(&self) -> Option<Instant> {
+        let state = self.state();
+        match (&state.phase, state.lost) {
+            (Phase::Lost, Some((since, _))) => Some(since + self.options.reconnect_delay),
+            _ => None,
+        }
+    }
+
+    /// There is another connection: requests go on.
+    pub(super) fn restore(&self, agreed: Agreed) {
+        let mut woken = Vec::new();
+        {
+            let mut state = self.state();
+            let same = agreed.facts == self.facts && agreed.context.is_some() == self.has_context;
+            if same {
+                let session = Session::new(agreed, self.server.clone());
+                state.phase = Phase::Up(Box::new(session));
+                state.wake_all(&mut woken);
+            } else {
+                let text = "the export is another one after the connection was lost";
+                self.fail(&mut state, text.into(), &mut woken);
+            }
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// There will be no other connection.
+    pub(super) fn give_up(&self, what: String) {
+        let mut woken = Vec::new();
+        self.fail(&mut self.state(), what, &mut woken);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// How much was received so far, if an answer is outstanding.
+    pub(super) fn owes(&self) -> Option<u64> {
+        let state = self.state();
+        let owes = matches!(state.phase, Phase::Up(_)) && state.slots.outstanding > 0;
+        owes.then_some(state.progress)
+    }
+
+    /// The server has been silent for too long, unless it has said something
+    /// since `progress`.
+    pub(super) fn is_silent(self: &Arc<Self>, progress: u64) {
+        let mut woken = Vec::new();
+        let mut lost = None;
+        {
+            let mut state = self.state();
+            if let Phase::Up(session) = &state.phase
+                && state.progress == progress
+                && state.slots.outstanding > 0
+            {
+                session.socket().shutdown();
+                let over = Over::Lost("it did not answer in time".into());
+                lost = self.lose(&mut state, over, &mut woken);
+            }
+        }
+        woken.into_iter().for_each(Waker::wake);
+        if let Some(wait) = lost {
+            reconnect::begin(self, wait);
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
+        if let Phase::Up(session) = &mut state.phase {
+            session.close();
+        }
+    }
+}
+
+impl State {
+    /// Who is to be woken since there is something to send. The first request
+    /// of a batch does that; when the leader comes to run, the whole batch is
+    /// there.
+    fn tell_leader(&mut self, queue: u64) -> Option<Waker> {
+        let mut leaders = self.leaders.iter_mut();
+        let leader = leaders.find(|leader| leader.queue == queue && !leader.told)?;
+        leader.told = true;
+        self.slots.get(leader.id)?.waker.clone()
+    }
+
+    /// Whether this request leads, which it does if no other one of its queue
+    /// does.
+    fn lead(&mut self, queue: u64, id: SlotId) -> bool {
+        let mut leaders = self.leaders.iter_mut();
+        match leaders.find(|leader| leader.queue == queue) {
+            Some(leader) if leader.id == id => {
+                leader.told = false;
+                true
+            }
+            Some(_) => false,
+            None => {
+                self.leaders.push(Leader {
+                    queue,
+                    id,
+                    told: false,
+                });
+                true
+            }
+        }
+    }
+
+    /// This request leads no more; another one of its queue that waits does,
+    /// once it runs.
+    fn resign(&mut self, id: SlotId, woken: &mut Vec<Waker>) {
+        let Some(place) = self.leaders.iter().position(|leader| leader.id == id) else {
+            return;
+        };
+        let queue = self.leaders.swap_remove(place).queue;
+        let waits = |slot: &super::slots::Slot| {
+            let same = slot.queue == queue && slot.outcome.is_none();
+            same.then(|| slot.waker.clone()).flatten()
+        };
+        woken.extend(self.slots.iter().find_map(|(_, slot)| waits(slot)));
+        // It may have been the one that waited for room to send the rest.
+        if !self.output.is_empty() {
+            let leaders = self.leaders.iter();
+            woken.extend(leaders.filter_map(|l| self.slots.get(l.id)?.waker.clone()));
+        }
+    }
+
+    fn set_waker(&mut self, id: SlotId, waker: &Waker) {
+        if let Some(slot) = self.slots.get_mut(id)
+            && !slot.waker.as_ref().is_some_and(|old| old.will_wake(waker))
+        {
+            slot.waker = Some(waker.clone());
+        }
+    }
+
+    fn wake_all(&self, woken: &mut Vec<Waker>) {
+        woken.extend(self.slots.iter().filter_map(|(_, s)| s.waker.clone()));
+    }
+
+    /// Sends and receives what there is. Whether something could not be sent.
+    fn pump(&mut self, arrived: bool, woken: &mut Vec<Waker>) -> Result<bool, Over> {
+        let Phase::Up(session) = &mut self.phase else {
+            return Ok(false);
+        };
+        if arrived {
+            session.arrived();
+        }
+        let blocked = session.send(&mut self.slots, &mut self.output)?;
+        let before = self.slots.outstanding;
+        let result = session.receive(&mut self.slots, woken);
+        if arrived {
+            self.progress += 1;
+        }
+        if self.slots.outstanding < before {
+            self.lost = None;
+        }
+        result.map(|()| blocked)
+    }
+}

@@ -1,0 +1,146 @@
+//! An export of an NBD server as a storage.
+//!
+//! There is no thread for it. A connection (`link.rs`) is a socket
+//! that never blocks, with the requests in flight, behind one lock; whoever
+//! waits for an answer sends and receives what there is, for all. See the
+//! design document.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `options.rs` | which server, and how |
+//! | `tls.rs` `wire.rs` | the bytes of a connection |
+//! | `handshake.rs` | what client and server agree on |
+//! | `slots.rs` | requests in flight, and their memory |
+//! | `session.rs` | sending requests and taking answers in |
+//! | `link.rs` | who waits, and what a lost connection means |
+//! | `reconnect.rs` `watchdog.rs` | threads for what seldom happens |
+//! | `client.rs` | the connections to one export |
+//! | `operation.rs` | what each operation is on the wire |
+
+mod client;
+mod failure;
+mod handshake;
+mod link;
+mod operation;
+mod options;
+mod reconnect;
+mod session;
+mod slots;
+mod tls;
+mod watchdog;
+mod wire;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{
+    Alignment, Asking, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+};
+use client::Client;
+pub use failure::NbdError;
+pub(crate) use options::uri;
+pub use options::{NbdOptions, NbdServer};
+pub use tls::{ClientTls, TlsError, TlsFiles, Verify};
+
+/// An open export. Of fixed size, as a device is.
+#[derive(Debug)]
+pub struct Nbd {
+    client: Arc<Client>,
+    /// As QEMU would write it; no path of this machine.
+    name: PathBuf,
+    blocks: Blocks,
+}
+
+impl Nbd {
+    /// Connects. Blocks: within the limits of time that the options set.
+    pub fn open(options: NbdOptions) -> crate::Result<Nbd> {
+        let name = options.name.clone();
+        let client = Client::connect(options)?;
+        Ok(Nbd {
+            blocks: Blocks::new(client.minimum()),
+            client: Arc::new(client),
+            name,
+        })
+    }
+
+    /// Whether the server says that the export cannot be written.
+    pub fn is_read_only(&self) -> bool {
+        self.client.is_read_only()
+    }
+}
+
+// SAFETY: a link touches the memory of a request only under its lock and while
+// the request is registered there; the future takes it off when it is dropped
+// (`operation.rs`).
+#[allow(unsafe_code)]
+unsafe impl Storage for Nbd {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        // SAFETY: passed on.
+        unsafe { operation::start(&self.client, queue, kind, offset, length, memory) }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.client.size())
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match length <= self.client.size() {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "Cannot grow NBD nodes",
+            )),
+        }
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        // Nor does the protocol.
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment {
+            memory: 1,
+            offset: self.client.minimum() as usize,
+        }
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        (self.client.minimum() > 1).then_some(&self.blocks)
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: true,
+            length: self.client.size().saturating_sub(offset),
+        })
+    }
+
+    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
+        operation::ask_extent(&self.client, queue, offset)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn path(&self) -> &Path {
+        &self.name
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.client.options().cache
+    }
+
+    fn is_device(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,313 @@
+//! What each operation of a storage is on the wire.
+#![allow(unsafe_code)]
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::client::Client;
+use super::link::{Link, Step};
+use super::slots::{Memory, Outcome, SlotId};
+use crate::nbd::{Command, Request, STATE_HOLE, STATE_ZERO, command, transmission};
+use crate::storage::{Asking, Iov, OpKind, Queue, RemoteExtent, Started};
+
+/// Bytes of one request that has no payload at most: a multiple of any block
+/// size, and far below what 32 bits hold.
+const MOST: u64 = 1 << 30;
+
+/// A request that is on its way. Dropped, nobody waits for it any more, and
+/// its memory is not used.
+struct Waiting {
+    link: Arc<Link>,
+    queue: Queue,
+    id: SlotId,
+    ended: bool,
+}
+
+impl Waiting {
+    async fn outcome(mut self) -> Outcome {
+        let number = self.queue.number();
+        loop {
+            let socket = poll_fn(
+                |context| match self.link.poll(self.id, number, false, context) {
+                    Step::Done(outcome) => Poll::Ready(Err(outcome)),
+                    Step::Follow => Poll::Pending,
+                    Step::Lead(socket, blocked) => Poll::Ready(Ok((socket, blocked))),
+                },
+            )
+            .await;
+            let (socket, blocked) = match socket {
+                Ok(lead) => lead,
+                Err(outcome) => {
+                    self.ended = true;
+                    return outcome;
+                }
+            };
+            // On the socket of now, which changes with a reconnect.
+            let mut waited = None;
+            let mut writable = blocked.then(|| self.queue.writable(&*socket));
+            let ended = poll_fn(|context| {
+                loop {
+                    let mut arrived = false;
+                    let readable = waited.get_or_insert_with(|| self.queue.readable(&*socket));
+                    if Pin::new(readable).poll(context).is_ready() {
+                        // Also if that failed: then so does receiving.
+                        waited = None;
+                        arrived = true;
+                    }
+                    if let Some(ready) = &mut writable
+                        && Pin::new(ready).poll(context).is_ready()
+                    {
+                        writable = None;
+                    }
+                    match self.link.poll(self.id, number, arrived, context) {
+                        Step::Done(outcome) => return Poll::Ready(Some(outcome)),
+                        Step::Lead(now, blocked) if Arc::ptr_eq(&now, &socket) => {
+                            if !blocked {
+                                writable = None;
+                            } else if writable.is_none() {
+                                writable = Some(self.queue.writable(&*socket));
+                                continue;
+                            }
+                            if waited.is_none() {
+                                continue;
+                            }
+                            return Poll::Pending;
+                        }
+                        // Another one, or none, is to be waited for.
+                        _ => return Poll::Ready(None),
+                    }
+                }
+            })
+            .await;
+            if let Some(outcome) = ended {
+                self.ended = true;
+                return outcome;
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.link.abandon(self.id);
+        }
+    }
+}
+
+/// Makes a request.
+fn submit(
+    client: &Client,
+    queue: &Queue,
+    request: Request,
+    memory: Option<Memory>,
+) -> io::Result<Waiting> {
+    let link = client.link(queue.number());
+    let id = link.submit(queue.number(), request, memory)?;
+    Ok(Waiting {
+        link: link.clone(),
+        queue: queue.clone(),
+        id,
+        ended: false,
+    })
+}
+
+fn request(command: Command, flags: u16, offset: u64, length: u64) -> Request {
+    Request {
+        command,
+        flags,
+        cookie: 0,
+        offset,
+        length,
+    }
+}
+
+/// See [`Storage::start`](crate::storage::Storage::start).
+///
+/// # Safety
+/// The memory is valid until the result was awaited or dropped.
+pub(super) unsafe fn start(
+    client: &Arc<Client>,
+    queue: &Queue,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+    memory: Option<&Iov>,
+) -> Started {
+    let started = match (kind, memory) {
+        // SAFETY: passed on.
+        (OpKind::Read, Some(iov)) => unsafe { read(client, queue, offset, iov) },
+        (OpKind::Write | OpKind::WriteDurable, Some(iov)) => {
+            let durable = kind == OpKind::WriteDurable;
+            // SAFETY: as above.
+            unsafe { write(client, queue, durable, offset, iov) }
+        }
+        (OpKind::Flush, _) => flush(client, queue),
+        (OpKind::Allocate, _) => allocate(client, offset, length),
+        _ => range(client, queue, kind, offset, length),
+    };
+    started.unwrap_or_else(|e| Started::done(Err(e)))
+}
+
+/// # Safety
+/// As [`start`].
+unsafe fn read(client: &Client, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<Started> {
+    let inside = client.size().saturating_sub(offset);
+    // A longer one goes on from there.
+    let length = (iov.len() as u64).min(inside).min(client.maximum());
+    if length == 0 {
+        return Ok(Started::done(Ok(0)));
+    }
+    // SAFETY: `Waiting`, in the future, takes it away when that ends or is
+    // dropped.
+    let memory = unsafe { Memory::new(&iov.slice(0, length as usize)) };
+    let request = request(Command::Read, 0, offset, length);
+    let waiting = submit(client, queue, request, Some(memory))?;
+    Ok(Started::later(async move {
+        waiting.outcome().await?;
+        Ok(length as usize)
+    }))
+}
+
+/// # Safety
+/// As [`start`].
+unsafe fn write(
+    client: &Arc<Client>,
+    queue: &Queue,
+    durable: bool,
+    offset: u64,
+    iov: &Iov,
+) -> io::Result<Started> {
+    check_writable(client)?;
+    let inside = client.size().saturating_sub(offset);
+    if inside < iov.len() as u64 {
+        // A disk is made of whole sectors, and an export need not be.
+        let beyond = iov.len() as u64 - inside;
+        let padding = beyond < 512 && iov.slice(inside as usize, beyond as usize).is_zero();
+        if !padding {
+            return Err(client.error(libc::ENOSPC, "the export ends before that"));
+        }
+        if inside == 0 {
+            return Ok(Started::done(Ok(iov.len())));
+        }
+    }
+    let length = (iov.len() as u64).min(inside).min(client.maximum());
+    let told = match length == inside {
+        true => iov.len(),
+        false => length as usize,
+    };
+    // SAFETY: as in `read`.
+    let memory = unsafe { Memory::new(&iov.slice(0, length as usize)) };
+    let fua = durable && client.has(transmission::SEND_FUA);
+    let flags = if fua { command::FUA } else { 0 };
+    let request = request(Command::Write, flags, offset, length);
+    let waiting = submit(client, queue, request, Some(memory))?;
+    let (client, queue) = (client.clone(), queue.clone());
+    Ok(Started::later(async move {
+        waiting.outcome().await?;
+        if durable && !fua {
+            flush(&client, &queue)?.wait().await?;
+        }
+        Ok(told)
+    }))
+}
+
+fn check_writable(client: &Client) -> io::Result<()> {
+    match client.options().write {
+        true => Ok(()),
+        false => Err(client.error(libc::EBADF, "the export was not opened for writing")),
+    }
+}
+
+fn flush(client: &Client, queue: &Queue) -> io::Result<Started> {
+    // Where it is not known, the server has nothing to make durable.
+    if !client.has(transmission::SEND_FLUSH) {
+        return Ok(Started::done(Ok(0)));
+    }
+    let waiting = submit(client, queue, request(Command::Flush, 0, 0, 0), None)?;
+    Ok(Started::later(async move {
+        waiting.outcome().await?;
+        Ok(0)
+    }))
+}
+
+fn allocate(client: &Client, offset: u64, length: u64) -> io::Result<Started> {
+    match offset.checked_add(length) {
+        // Space is the server's affair.
+        Some(end) if end <= client.size() => Ok(Started::done(Ok(0))),
+        _ => Err(client.error(libc::ENOSPC, "the export ends before that")),
+    }
+}
+
+/// Zeroes, and what is not needed any more.
+fn range(
+    client: &Arc<Client>,
+    queue: &Queue,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+) -> io::Result<Started> {
+    let unsupported = || Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    check_writable(client)?;
+    let (command, flags) = match kind {
+        OpKind::Discard if !client.has(transmission::SEND_TRIM) => {
+            return Ok(Started::done(Ok(0)));
+        }
+        OpKind::Discard => (Command::Trim, 0),
+        _ if !client.has(transmission::SEND_WRITE_ZEROES) => return unsupported(),
+        OpKind::PunchHole => (Command::WriteZeroes, 0),
+        OpKind::ZeroRange => (Command::WriteZeroes, command::NO_HOLE),
+        OpKind::ZeroQuickly if client.has(transmission::SEND_FAST_ZERO) => {
+            (Command::WriteZeroes, command::NO_HOLE | command::FAST_ZERO)
+        }
+        _ => return unsupported(),
+    };
+    let quick = kind == OpKind::ZeroQuickly;
+    let end = offset.saturating_add(length).min(client.size());
+    let (client, queue) = (client.clone(), queue.clone());
+    Ok(Started::later(async move {
+        let mut at = offset;
+        while at < end {
+            let count = (end - at).min(MOST);
+            let request = request(command, flags, at, count);
+            let outcome = submit(&client, &queue, request, None)?.outcome().await;
+            match outcome {
+                // As the file systems of this machine say it.
+                Err(e) if e.errno == libc::ENOTSUP && quick => {
+                    return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+                }
+                // It is advice.
+                Err(e) if e.errno == libc::ENOTSUP && kind == OpKind::Discard => {}
+                outcome => drop(outcome?),
+            }
+            at += count;
+        }
+        Ok(0)
+    }))
+}
+
+/// See [`Storage::ask_extent`](crate::storage::Storage::ask_extent).
+pub(super) fn ask_extent(client: &Arc<Client>, queue: &Queue, offset: u64) -> Option<Asking> {
+    let (client, queue) = (client.clone(), queue.clone());
+    let link = client.link(queue.number());
+    if offset >= client.size() || !link.has_context() {
+        return None;
+    }
+    Some(Box::pin(async move {
+        let block = client.minimum() - 1;
+        let start = offset & !block;
+        let length = (client.size() - start).min(MOST);
+        let request = request(Command::BlockStatus, command::REQ_ONE, start, length);
+        let extent = submit(&client, &queue, request, None)?.outcome().await?;
+        let (flags, said) = extent.map_or((0, length), |extent| (extent.flags, extent.length));
+        let said = said.min(length).saturating_sub(offset - start);
+        Ok(RemoteExtent {
+            zero: flags & STATE_ZERO != 0,
+            allocated: flags & STATE_HOLE == 0,
+            length: said.max(1),
+        })
+    }))
+}

@@ -1,0 +1,98 @@
+//! Which server and export, and how the connection is kept.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::ClientTls;
+use crate::storage::CacheMode;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum NbdServer {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// TCP.
+    Tcp {
+        /// Name or address, an IPv6 address without brackets.
+        host: String,
+        /// Its number, or a name of the system's list of services.
+        port: String,
+    },
+}
+
+impl fmt::Display for NbdServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NbdServer::Unix(path) => write!(f, "{}", path.display()),
+            NbdServer::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            NbdServer::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// How to open an export.
+#[derive(Clone, Debug)]
+pub struct NbdOptions {
+    /// The server.
+    pub server: NbdServer,
+    /// Its export; empty: the default one.
+    pub export: String,
+    /// How the export is named in messages and reports.
+    pub name: PathBuf,
+    /// TLS, if it is wanted; without it nothing is said.
+    pub tls: Option<ClientTls>,
+    /// For writing too.
+    pub write: bool,
+    /// How writes become durable.
+    pub cache: CacheMode,
+    /// How long requests wait for a new connection when one is lost. Zero: they
+    /// fail, and so does all that follows.
+    pub reconnect_delay: Duration,
+    /// How long to try to connect at first. Zero: once.
+    pub open_timeout: Duration,
+    /// How long a server may say nothing while it owes an answer, until the
+    /// connection counts as lost. Zero: for ever.
+    pub request_timeout: Duration,
+    /// Connections at most, at least 1; one if the server does not say that it
+    /// keeps several consistent. They are made when queues come to use them.
+    pub connections: usize,
+}
+
+impl NbdOptions {
+    /// What [`NbdOptions::connections`] is by default.
+    pub const CONNECTIONS: usize = 4;
+    /// What [`NbdOptions::request_timeout`] is by default. Long: a flush may
+    /// take minutes on a slow disk.
+    pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
+
+    /// An export with all else by default.
+    pub fn new(server: NbdServer, export: impl Into<String>) -> Self {
+        let export = export.into();
+        let given = Some(&*export).filter(|export| !export.is_empty());
+        NbdOptions {
+            name: uri(&server, given).into(),
+            server,
+            export,
+            tls: None,
+            write: false,
+            cache: CacheMode::WriteBack,
+            reconnect_delay: Duration::ZERO,
+            open_timeout: Duration::ZERO,
+            request_timeout: Self::REQUEST_TIMEOUT,
+            connections: Self::CONNECTIONS,
+        }
+    }
+}
+
+/// The name of an export in QEMU's way of writing it, if one was given.
+pub(crate) fn uri(server: &NbdServer, export: Option<&str>) -> String {
+    match (server, export) {
+        (NbdServer::Unix(path), None) => format!("nbd+unix://?socket={}", path.display()),
+        (NbdServer::Unix(path), Some(export)) => {
+            format!("nbd+unix:///{export}?socket={}", path.display())
+        }
+        (server, None) => format!("nbd://{server}"),
+        (server, Some(export)) => format!("nbd://{server}/{export}"),
+    }
+}

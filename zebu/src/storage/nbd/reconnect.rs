@@ -1,0 +1,48 @@
+//! Another connection in the place of one that was lost: a thread tries, for as
+//! long as requests may wait.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::handshake::{self, NoAgreement};
+use super::link::Link;
+
+/// How long to wait between two attempts: twice as long each time, up to this.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Begins to try, after `wait`.
+pub(super) fn begin(link: &Arc<Link>, wait: Duration) {
+    let weak = Arc::downgrade(link);
+    let thread = std::thread::Builder::new().name("nbd-reconnect".into());
+    if let Err(e) = thread.spawn(move || run(&weak, wait)) {
+        link.give_up(format!("the connection was lost, and no thread began: {e}"));
+    }
+}
+
+/// Ends when there is a connection, or when none is wanted any more.
+fn run(weak: &Weak<Link>, mut wait: Duration) {
+    loop {
+        std::thread::sleep(wait);
+        let Some(link) = weak.upgrade() else {
+            return;
+        };
+        let Some(deadline) = link.wants_connection_until() else {
+            return;
+        };
+        let options = link.options();
+        // A little time for one attempt, at the least.
+        let until = deadline.max(Instant::now() + Duration::from_millis(100));
+        let error = match handshake::connect(options, until) {
+            Ok(agreed) => return link.restore(agreed),
+            Err(NoAgreement::Refused(text)) => {
+                return link.give_up(format!("the connection was lost: {text}"));
+            }
+            Err(NoAgreement::Unreachable(text)) => text,
+        };
+        tracing::debug!("{error}");
+        wait = (wait * 2).clamp(Duration::from_millis(50), LONGEST_WAIT);
+        if Instant::now() + wait >= deadline {
+            return link.give_up(format!("the connection was lost: {error}"));
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! Sending requests and taking answers in, as far as the socket goes without
+//! waiting. Everything that a server sends is checked here.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::NbdError;
+use super::handshake::{Agreed, why};
+use super::slots::{SlotId, Slots};
+use super::wire::{Socket, Wire};
+use crate::nbd::{
+    ChunkHeader, ChunkKind, Command, ErrorCode, Headers, Request, SimpleReply,
+    decode_error_payload, decode_extents,
+};
+
+/// Bytes that are received without knowing yet what they are.
+const INPUT: usize = 64 << 10;
+/// Of those, while answers are long: little more than their headers, so that
+/// the rest is received to where it belongs.
+const SMALL_INPUT: usize = 512;
+/// What counts as a long answer, in bytes.
+const LONG: usize = 16 << 10;
+/// Bytes of a chunk's payload, other than data, at most.
+const MAX_SMALL: u64 = 16 << 10;
+/// Requests that are sent with one system call at most.
+const BATCH: usize = 32;
+/// Pieces of memory in one system call; the kernel takes 1024.
+const MOST_PIECES: usize = 512;
+/// Error chunks in one answer at most.
+const MAX_ERRORS: u32 = 64;
+
+/// Why a session is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// The connection ended. Another one may do.
+    Lost(String),
+    /// The server does what it must not.
+    Violation(String),
+}
+
+fn violation<T>(what: impl Into<String>) -> Result<T, Over> {
+    Err(Over::Violation(what.into()))
+}
+
+impl From<crate::nbd::ProtocolError> for Over {
+    fn from(error: crate::nbd::ProtocolError) -> Self {
+        Over::Violation(error.to_string())
+    }
+}
+
+/// A connection after its handshake.
+#[derive(Debug)]
+pub(super) struct Session {
+    wire: Wire,
+    headers: Headers,
+    context: Option<u32>,
+    /// Named in errors.
+    server: Arc<str>,
+    input: Input,
+    /// The data that come next, if it is not a header.
+    data: Option<Data>,
+    /// Reused: headers of requests.
+    scratch: Vec<u8>,
+    /// Whether answers are long at present.
+    long: bool,
+}
+
+/// Bytes that were received and not looked at.
+#[derive(Debug)]
+struct Input {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    fn available(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Room for bytes up to `wanted` in all.
+    fn room(&mut self, wanted: usize) -> &mut [u8] {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let to = wanted.clamp(self.end + 1, self.bytes.len());
+        &mut self.bytes[self.end..to]
+    }
+}
+
+/// Data of a read on their way.
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    slot: SlotId,
+    /// Where they go, from the start of the request on.
+    at: usize,
+    left: usize,
+    /// The answer ends with them.
+    done: bool,
+}
+
+/// The server has nothing more to say at present.
+struct Dry;
+
+impl Session {
+    pub(super) fn new(agreed: Agreed, server: Arc<str>) -> Self {
+        Session {
+            wire: agreed.wire,
+            headers: agreed.headers,
+            context: agreed.context,
+            server,
+            input: Input {
+                bytes: vec![0; INPUT].into(),
+                start: 0,
+                end: 0,
+            },
+            data: None,
+            scratch: Vec::new(),
+            long: false,
+        }
+    }
+
+    pub(super) fn socket(&self) -> &Arc<Socket> {
+        self.wire.socket()
+    }
+
+    /// The socket became readable.
+    pub(super) fn arrived(&mut self) {
+        self.wire.arrived();
+    }
+
+    /// Bytes of a request's header.
+    pub(super) fn header(&self) -> usize {
+        Request::size(self.headers)
+    }
+
+    /// Says goodbye, if there is room for it.
+    pub(super) fn close(&mut self) {
+        let mut bytes = Vec::new();
+        let request = Request {
+            command: Command::Disconnect,
+            flags: 0,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        };
+        request.encode(self.headers, &mut bytes);
+        let _ = self.wire.try_send(&[IoSlice::new(&bytes)]);
+        self.wire.close();
+    }
+
+    /// Sends what there is room for. Whether something is left.
+    pub(super) fn send(
+        &mut self,
+        slots: &mut Slots,
+        output: &mut VecDeque<SlotId>,
+    ) -> Result<bool, Over> {
+        let header = self.header();
+        output.retain(|id| slots.get(*id).is_some());
+        while !output.is_empty() {
+            self.scratch.clear();
+            for id in output.iter().take(BATCH) {
+                if let Some(slot) = slots.get(*id) {
+                    slot.request.encode(self.headers, &mut self.scratch);
+                }
+            }
+            let mut bytes = Vec::new();
+            for (id, head) in output.iter().zip(self.scratch.chunks(header)) {
+                let Some(slot) = slots.get(*id) else {
+                    continue;
+                };
+                if slot.sent < header {
+                    bytes.push(IoSlice::new(&head[slot.sent..]));
+                }
+                let first = slot.sent.saturating_sub(header);
+                if first < slot.payload() {
+                    let before: usize = bytes.iter().map(|b| b.len()).sum();
+                    slot.send_from(first, &mut bytes);
+                    let after: usize = bytes.iter().map(|b| b.len()).sum();
+                    if after - before < slot.payload() - first {
+                        // Not all of its pieces: nothing may follow.
+                        break;
+                    }
+                }
+                if bytes.len() >= MOST_PIECES {
+                    break;
+                }
+            }
+            let mut sent = match self.wire.try_send(&bytes) {
+                Ok(sent) => sent,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(e) => return Err(Over::Lost(why(&e))),
+            };
+            while let Some(id) = output.front().copied()
+                && let Some(slot) = slots.get_mut(id)
+            {
+                let whole = header + slot.payload();
+                let count = sent.min(whole - slot.sent);
+                slot.sent += count;
+                sent -= count;
+                if slot.sent < whole {
+                    break;
+                }
+                output.pop_front();
+            }
+        }
+        match self.wire.try_flush() {
+            Ok(all) => Ok(!all),
+            Err(e) => Err(Over::Lost(why(&e))),
+        }
+    }
+
+    /// Takes in what there is. Who has an answer now is told through `woken`.
+    pub(super) fn receive(
+        &mut self,
+        slots: &mut Slots,
+        woken: &mut Vec<Waker>,
+    ) -> Result<(), Over> {
+        loop {
+            let dry = match self.data {
+                Some(_) => self.receive_data(slots, woken)?,
+                None => self.receive_header(slots, woken)?,
+            };
+            if let Some(Dry) = dry {
+                return Ok(());
+            }
+        }
+    }
+
+    fn window(&self) -> usize {
+        match self.long {
+            true => SMALL_INPUT,
+            false => INPUT,
+        }
+    }
+
+    /// Receives until `wanted` bytes are there.
+    fn fill(&mut self, wanted: usize) -> Result<Option<Dry>, Over> {
+        let window = self.window().max(wanted);
+        while self.input.available().len() < wanted {
+            let room = self.input.room(window);
+            match self.wire.try_recv(&mut [IoSliceMut::new(room)]) {
+                Ok(0) => return Err(Over::Lost("it closed the connection".into())),
+                Ok(count) => self.input.end += count,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Some(Dry)),
+                Err(e) => return Err(Over::Lost(why(&e))),
+            }
+        }
+        Ok(None)
+    }
+
+    fn receive_data(
+        &mut self,
+        slots: &mut Slots,
+        woken: &mut Vec<Waker>,
+    ) -> Result<Option<Dry>, Over> {
+        let Some(mut data) = self.data else {
+            return Ok(None);
+        };
+        let count = self.input.available().len().min(data.left);
+        if count > 0 {
+            if let Some(slot) = slots.get_mut(data.slot) {
+                slot.fill(data.at, count, Some(&self.input.available()[..count]));
+            }
+            self.input.consume(count);
+            data.at += count;
+            data.left -= count;
+        }
+        while data.left > 0 {
+            self.data = Some(data);
+            let window = self.window();
+            let mut buffers = Vec::new();
+            let direct = match slots.get_mut(data.slot) {
+                Some(slot) => slot.receive_into(data.at, data.left, &mut buffers),
+                None => 0,
+            };
+            // What comes behind, or what nobody wants, goes here.
+            let all = direct == data.left;
+            let rest = self.input.room(window);
+            let limit = if all { rest.len() } else { data.left };
+            if all || direct == 0 {
+                let limit = limit.min(rest.len());
+                buffers.push(IoSliceMut::new(&mut rest[..limit]));
+            }
+            let received = match self.wire.try_recv(&mut buffers) {
+                Ok(0) => return Err(Over::Lost("it closed the connection".into())),
+                Ok(received) => received,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Some(Dry)),
+                Err(e) => return Err(Over::Lost(why(&e))),
+            };
+            let count = match direct {
+                // Dropped.
+                0 => received,
+                _ => received.min(direct),
+            };
+            self.input.end += received - count;
+            data.at += count;
+            data.left -= count;
+        }
+        self.data = None;
+        if data.done {
+            self.end(slots, data.slot, woken)?;
+        }
+        Ok(None)
+    }
+
+    /// The request that an answer is for.
+    fn find(&self, slots: &Slots, cookie: u64) -> Result<SlotId, Over> {
+        let Some(id) = slots.by_cookie(cookie) else {
+            return violation(format!(
+                "an answer to request {cookie:#x}, which nobody made"
+            ));
+        };
+        let whole = |slot: &super::slots::Slot| slot.sent == self.header() + slot.payload();
+        match slots.get(id).is_some_and(whole) {
+            true => Ok(id),
+            false => violation("an answer before the request"),
+        }
+    }
+
+    fn receive_header(
+        &mut self,
+        slots: &mut Slots,
+        woken: &mut Vec<Waker>,
+    ) -> Result<Option<Dry>, Over> {
+        if let Some(dry) = self.fill(4)? {
+            return Ok(Some(dry));
+        }
+        let start = self.input.available();
+        let simple = SimpleReply::begins([start[0], start[1], start[2], start[3]]);
+        match self.headers {
+            Headers::Simple => self.simple(slots, woken),
+            Headers::Structured if simple => self.simple(slots, woken),
+            _ => self.chunk(slots, woken),
+        }
+    }
+
+    fn simple(&mut self, slots: &mut Slots, woken: &mut Vec<Waker>) -> Result<Option<Dry>, Over> {
+        if let Some(dry) = self.fill(SimpleReply::SIZE)? {
+            return Ok(Some(dry));
+        }
+        let bytes = &self.input.available()[..SimpleReply::SIZE];
+        let reply = SimpleReply::decode(bytes.try_into().expect("as long as that"))?;
+        self.input.consume(SimpleReply::SIZE);
+        let id = self.find(slots, reply.cookie)?;
+        let server = self.server.clone();
+        let Some(slot) = slots.get_mut(id) else {
+            return Ok(None);
+        };
+        if reply.error != 0 {
+            slot.error = Some(NbdError::answer(&server, reply.error, ""));
+            self.end(slots, id, woken)?;
+            return Ok(None);
+        }
+        match slot.request.command {
+            Command::Read | Command::BlockStatus if self.headers != Headers::Simple => {
+                return violation("an answer without structure, with data due");
+            }
+            Command::Read => {
+                let left = slot.request.length as usize;
+                slot.cover(0, left as u64);
+                self.begin_data(id, 0, left, true);
+            }
+            _ => self.end(slots, id, woken)?,
+        }
+        Ok(None)
+    }
+
+    fn begin_data(&mut self, slot: SlotId, at: usize, left: usize, done: bool) {
+        self.long = left >= LONG;
+        self.data = Some(Data {
+            slot,
+            at,
+            left,
+            done,
+        });
+    }
+
+    fn chunk(&mut self, slots: &mut Slots, woken: &mut Vec<Waker>) -> Result<Option<Dry>, Over> {
+        let size = ChunkHeader::size(self.headers);
+        if let Some(dry) = self.fill(size)? {
+            return Ok(Some(dry));
+        }
+        let header = ChunkHeader::decode(self.headers, self.input.available())?;
+        let id = self.find(slots, header.cookie)?;
+        // What of the payload is looked at here.
+        let small = match header.kind {
+            ChunkKind::OffsetData if header.length > 8 => 8,
+            ChunkKind::OffsetData => return violation("data of no length"),
+            _ if header.length > MAX_SMALL => {
+                let (kind, length) = (header.kind, header.length);
+                return violation(format!("a chunk {kind:?} of {length} bytes"));
+            }
+            _ => header.length as usize,
+        };
+        if let Some(dry) = self.fill(size + small)? {
+            return Ok(Some(dry));
+        }
+        let payload = self.input.available()[size..size + small].to_vec();
+        self.input.consume(size + small);
+        self.take_chunk(slots, id, &header, &payload)?;
+        if header.done && self.data.is_none() {
+            self.end(slots, id, woken)?;
+        }
+        Ok(None)
+    }
+
+    /// Takes a chunk in, save the data that follow.
+    fn take_chunk(
+        &mut self,
+        slots: &mut Slots,
+        id: SlotId,
+        header: &ChunkHeader,
+        payload: &[u8],
+    ) -> Result<(), Over> {
+        let server = self.server.clone();
+        let Some(slot) = slots.get_mut(id) else {
+            return Ok(());
+        };
+        let asks = slot.request.command;
+        let first = |payload: &[u8]| {
+            let offset = payload.first_chunk().copied().map(u64::from_be_bytes);
+            offset.and_then(|offset| offset.checked_sub(slot.request.offset))
+        };
+        match header.kind {
+            ChunkKind::None if header.done && payload.is_empty() => {}
+            ChunkKind::OffsetData if asks == Command::Read => {
+                let length = header.length - 8;
+                match first(payload).filter(|at| slot.cover(*at, length)) {
+                    Some(at) => self.begin_data(id, at as usize, length as usize, header.done),
+                    None => return violation("data that were not asked for, or twice"),
+                }
+            }
+            ChunkKind::OffsetHole if asks == Command::Read && payload.len() == 12 => {
+                let length = payload.last_chunk().copied().map(u32::from_be_bytes);
+                let length = u64::from(length.unwrap_or(0));
+                match first(payload).filter(|at| slot.cover(*at, length)) {
+                    Some(at) => slot.fill(at as usize, length as usize, None),
+                    None => return violation("a hole that was not asked for, or twice"),
+                }
+            }
+            ChunkKind::BlockStatus | ChunkKind::BlockStatusExtended
+                if asks == Command::BlockStatus =>
+            {
+                let extended = header.kind == ChunkKind::BlockStatusExtended;
+                if extended != (self.headers == Headers::Extended) {
+                    return violation("block status in the other form");
+                }
+                let (context, extents) = decode_extents(self.headers, payload)?;
+                if Some(context) != self.context || slot.extent.is_some() {
+                    return violation("block status that was not asked for");
+                }
+                slot.extent = extents.first().copied();
+            }
+            kind if kind.is_error() => {
+                slot.errors += 1;
+                if slot.errors > MAX_ERRORS {
+                    return violation("an answer of errors without end");
+                }
+                let (number, words) = match kind {
+                    ChunkKind::Error | ChunkKind::ErrorOffset => {
+                        let (number, words, _) = decode_error_payload(payload)?;
+                        (number, words)
+                    }
+                    _ => {
+                        let number = payload.first_chunk().copied().map(u32::from_be_bytes);
+                        (number.unwrap_or(0), String::new())
+                    }
+                };
+                if number == 0 {
+                    return violation("an error that is none");
+                }
+                // The first is the cause.
+                slot.error
+                    .get_or_insert_with(|| NbdError::answer(&server, number, &words));
+            }
+            kind => return violation(format!("a chunk {kind:?} in an answer to {asks:?}")),
+        }
+        Ok(())
+    }
+
+    /// The answer is complete.
+    fn end(&self, slots: &mut Slots, id: SlotId, woken: &mut Vec<Waker>) -> Result<(), Over> {
+        let Some(slot) = slots.get_mut(id) else {
+            return Ok(());
+        };
+        let outcome = match (slot.error.take(), slot.request.command) {
+            (Some(error), _) => Err(error),
+            (None, Command::Read) if !slot.is_covered() => {
+                return violation("an answer to a read without all of its data");
+            }
+            (None, Command::BlockStatus) => match slot.extent.take() {
+                Some(extent) => Ok(Some(extent)),
+                None => return violation("block status without any"),
+            },
+            (None, _) => Ok(None),
+        };
+        if let Err(error) = &outcome
+            && error.errno == ErrorCode::Shutdown.errno()
+        {
+            // It says so to every request from now on.
+            return Err(Over::Lost("it is about to end".into()));
+        }
+        slots.finish(id, outcome, woken);
+        Ok(())
+    }
+}

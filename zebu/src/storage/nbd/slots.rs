@@ -1,0 +1,443 @@
+//! The requests in flight on one connection, and the memory that they read
+//! into or write from.
+#![allow(unsafe_code)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::task::Waker;
+
+use super::NbdError;
+use crate::nbd::{Command, Extent, Request};
+use crate::storage::Iov;
+
+/// Pieces of memory that go into one system call at most.
+const MOST_PIECES: usize = 64;
+/// Ranges of a read that came out of order, at most.
+const MOST_GAPS: usize = 1024;
+
+/// The memory of a request. Unlike an [`Iov`] it may be used by any thread,
+/// one at a time.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pieces: Vec<(*mut u8, usize)>,
+}
+
+// SAFETY: the pointers are used under the lock of the link alone, and taken
+// away under it before the promise of the `Iov` ends.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// # Safety
+    /// It is dropped, under the lock that it is used under, before the promise
+    /// that made `iov` ends.
+    pub(super) unsafe fn new(iov: &Iov) -> Self {
+        let mut pieces = Vec::with_capacity(1);
+        iov.for_each(|ptr, length| pieces.push((ptr, length)));
+        Memory { pieces }
+    }
+
+    /// Calls `f` with the pieces of the bytes from `start` on.
+    fn each(&self, start: usize, most: usize, mut f: impl FnMut(*mut u8, usize)) {
+        let mut skip = start;
+        let mut count = 0;
+        for &(ptr, length) in &self.pieces {
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            if count == most {
+                return;
+            }
+            // SAFETY: `skip` is inside the piece.
+            f(unsafe { ptr.add(skip) }, length - skip);
+            skip = 0;
+            count += 1;
+        }
+    }
+
+    /// The bytes from `start` on, no more than `limit`, to be received into:
+    /// perhaps not all of them. Appended to `out`; how many they are.
+    fn receive_into<'a>(
+        &'a mut self,
+        start: usize,
+        limit: usize,
+        out: &mut Vec<IoSliceMut<'a>>,
+    ) -> usize {
+        let mut total = 0;
+        self.each(start, MOST_PIECES, |ptr, length| {
+            let length = length.min(limit - total);
+            if length > 0 {
+                // SAFETY: valid on the promise of the Iov, and nobody else
+                // touches it while the slice, which borrows `self`, is there.
+                out.push(IoSliceMut::new(unsafe {
+                    std::slice::from_raw_parts_mut(ptr, length)
+                }));
+                total += length;
+            }
+        });
+        total
+    }
+
+    /// The bytes from `start` on, to be sent: perhaps not all of them.
+    pub(super) fn send_from<'a>(&'a self, start: usize, out: &mut Vec<IoSlice<'a>>) {
+        self.each(start, MOST_PIECES, |ptr, length| {
+            // SAFETY: as above; reading alone.
+            out.push(IoSlice::new(unsafe {
+                std::slice::from_raw_parts(ptr, length)
+            }));
+        });
+    }
+
+    /// Copies bytes in at `start`, or zeroes.
+    fn fill(&mut self, start: usize, count: usize, bytes: Option<&[u8]>) {
+        let mut done = 0;
+        self.each(start, usize::MAX, |ptr, length| {
+            let length = length.min(count - done);
+            // SAFETY: as above; `bytes` is other memory.
+            unsafe {
+                match bytes {
+                    Some(bytes) => {
+                        let from = bytes[done..done + length].as_ptr();
+                        std::ptr::copy_nonoverlapping(from, ptr, length);
+                    }
+                    None => std::ptr::write_bytes(ptr, 0, length),
+                }
+            }
+            done += length;
+        });
+    }
+
+    /// A copy of the bytes from `start` on.
+    fn copy_from(&self, start: usize) -> Vec<u8> {
+        let mut copy = Vec::new();
+        self.each(start, usize::MAX, |ptr, length| {
+            // SAFETY: as above.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, length) });
+        });
+        copy
+    }
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) request: Request,
+    /// The queue that waits for it.
+    pub(super) queue: u64,
+    /// Who is woken; None before it was waited for.
+    pub(super) waker: Option<Waker>,
+    /// Of a read or a write; None for others, and when nobody wants it any
+    /// more.
+    memory: Option<Memory>,
+    /// What is left to send of a write that nobody wants any more, and where
+    /// in the payload that starts.
+    rest: Option<(usize, Vec<u8>)>,
+    /// Bytes of header and payload that are in the socket.
+    pub(super) sent: usize,
+    /// Nobody waits any more.
+    abandoned: bool,
+    /// Which bytes of a read have come.
+    covered: Vec<Range<u64>>,
+    /// Error chunks so far.
+    pub(super) errors: u32,
+    pub(super) error: Option<NbdError>,
+    pub(super) extent: Option<Extent>,
+    /// Set at the end.
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// What came of a request: what is known of a range if it asked for that.
+pub(super) type Outcome = Result<Option<Extent>, NbdError>;
+
+impl Slot {
+    /// Bytes of payload that are sent.
+    pub(super) fn payload(&self) -> usize {
+        match self.request.command {
+            Command::Write => self.request.length as usize,
+            _ => 0,
+        }
+    }
+
+    /// The payload from `start` on, to be sent.
+    pub(super) fn send_from<'a>(&'a self, start: usize, out: &mut Vec<IoSlice<'a>>) {
+        match (&self.memory, &self.rest) {
+            (Some(memory), _) => memory.send_from(start, out),
+            (None, Some((first, rest))) => out.push(IoSlice::new(&rest[start - first..])),
+            (None, None) => {}
+        }
+    }
+
+    /// Where bytes of a read are received into; none if nobody wants them.
+    pub(super) fn receive_into<'a>(
+        &'a mut self,
+        start: usize,
+        limit: usize,
+        out: &mut Vec<IoSliceMut<'a>>,
+    ) -> usize {
+        match &mut self.memory {
+            Some(memory) => memory.receive_into(start, limit, out),
+            None => 0,
+        }
+    }
+
+    /// Takes bytes of a read that were received elsewhere, or (None) zeroes.
+    pub(super) fn fill(&mut self, start: usize, count: usize, bytes: Option<&[u8]>) {
+        if let Some(memory) = &mut self.memory {
+            memory.fill(start, count, bytes);
+        }
+    }
+
+    /// Whether these bytes of a read, from the start of the request on, may
+    /// come now: inside it, and for the first time. Then notes that they do.
+    pub(super) fn cover(&mut self, offset: u64, length: u64) -> bool {
+        let end = match offset.checked_add(length) {
+            Some(end) if end <= self.request.length && length > 0 => end,
+            _ => return false,
+        };
+        // Most answers come in order.
+        let at = self.covered.partition_point(|range| range.end < offset);
+        let (before, after) = (self.covered.get(at), self.covered.get(at + 1));
+        let touches = before.is_some_and(|range| range.end == offset);
+        let next = if touches { after } else { before };
+        if next.is_some_and(|next| next.start < end) {
+            return false;
+        }
+        match touches {
+            true => self.covered[at].end = end,
+            false => self.covered.insert(at, offset..end),
+        }
+        let joins = |next: &Range<u64>| next.start == end;
+        if self.covered.get(at + 1).is_some_and(joins) {
+            self.covered[at].end = self.covered.remove(at + 1).end;
+        }
+        self.covered.len() <= MOST_GAPS
+    }
+
+    /// Whether a read has all its bytes.
+    pub(super) fn is_covered(&self) -> bool {
+        let all = 0..self.request.length;
+        self.request.length == 0 || self.covered == [all]
+    }
+}
+
+/// All of them. A cookie is a place and how often a place was given away.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    places: Vec<(u32, Option<Slot>)>,
+    free: Vec<u32>,
+    /// Requests whose answer is outstanding.
+    pub(super) outstanding: usize,
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotId(u64);
+
+impl SlotId {
+    fn place(self) -> usize {
+        (self.0 & u64::from(u32::MAX)) as usize
+    }
+}
+
+impl Slots {
+    /// Takes a request up; its cookie is set.
+    pub(super) fn insert(
+        &mut self,
+        request: Request,
+        memory: Option<Memory>,
+        queue: u64,
+    ) -> SlotId {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            (self.places.len() - 1) as u32
+        });
+        let (count, slot) = &mut self.places[place as usize];
+        *count = count.wrapping_add(1);
+        let id = SlotId(u64::from(*count) << 32 | u64::from(place));
+        *slot = Some(Slot {
+            request: Request {
+                cookie: id.0,
+                ..request
+            },
+            queue,
+            waker: None,
+            memory,
+            rest: None,
+            sent: 0,
+            abandoned: false,
+            covered: Vec::new(),
+            errors: 0,
+            error: None,
+            extent: None,
+            outcome: None,
+        });
+        self.outstanding += 1;
+        id
+    }
+
+    /// The request of a cookie that a server sent, if its answer is
+    /// outstanding.
+    pub(super) fn by_cookie(&self, cookie: u64) -> Option<SlotId> {
+        let id = SlotId(cookie);
+        let slot = self.get(id)?;
+        slot.outcome.is_none().then_some(id)
+    }
+
+    pub(super) fn get(&self, id: SlotId) -> Option<&Slot> {
+        let slot = self.places.get(id.place())?.1.as_ref();
+        slot.filter(|slot| slot.request.cookie == id.0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        let slot = self.places.get_mut(id.place())?.1.as_mut();
+        slot.filter(|slot| slot.request.cookie == id.0)
+    }
+
+    fn remove(&mut self, id: SlotId) {
+        if self.places[id.place()].1.take().is_some() {
+            self.free.push(id.place() as u32);
+        }
+    }
+
+    /// The answer is complete; who waits for it is told through `woken`.
+    pub(super) fn finish(&mut self, id: SlotId, outcome: Outcome, woken: &mut Vec<Waker>) {
+        let Some(slot) = self.get_mut(id) else {
+            return;
+        };
+        debug_assert!(slot.outcome.is_none());
+        slot.outcome = Some(outcome);
+        slot.memory = None;
+        woken.extend(slot.waker.take());
+        let abandoned = slot.abandoned;
+        self.outstanding -= 1;
+        if abandoned {
+            self.remove(id);
+        }
+    }
+
+    /// Takes what came of a request, if its answer is complete; then it is no
+    /// more.
+    pub(super) fn take_outcome(&mut self, id: SlotId) -> Option<Outcome> {
+        let outcome = self.get_mut(id)?.outcome.take()?;
+        self.remove(id);
+        Some(outcome)
+    }
+
+    /// Nobody waits for a request any more: its memory is not used from now
+    /// on. Whether nothing of it was sent: then it is no more.
+    pub(super) fn abandon(&mut self, id: SlotId, header: usize) -> bool {
+        let Some(slot) = self.get_mut(id) else {
+            return false;
+        };
+        if slot.outcome.is_some() {
+            self.remove(id);
+            return false;
+        }
+        if slot.sent == 0 {
+            self.remove(id);
+            self.outstanding -= 1;
+            return true;
+        }
+        let payload = slot.payload();
+        if let Some(memory) = slot.memory.take()
+            && slot.sent < header + payload
+        {
+            let start = slot.sent.saturating_sub(header);
+            slot.rest = Some((start, memory.copy_from(start)));
+        }
+        slot.waker = None;
+        slot.abandoned = true;
+        false
+    }
+
+    /// All that are there.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
+        let slots = self.places.iter().filter_map(|place| place.1.as_ref());
+        slots.map(|slot| (SlotId(slot.request.cookie), slot))
+    }
+
+    /// The connection is lost: all that is outstanding, in the order in which
+    /// it was asked for, is to be sent again, save what nobody waits for.
+    pub(super) fn rewind(&mut self) -> Vec<SlotId> {
+        let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
+        let all: Vec<(SlotId, bool)> = outstanding.map(|(id, s)| (id, s.abandoned)).collect();
+        let mut again = Vec::new();
+        for (id, abandoned) in all {
+            if abandoned {
+                self.remove(id);
+                self.outstanding -= 1;
+            } else if let Some(slot) = self.get_mut(id) {
+                slot.sent = 0;
+                slot.covered.clear();
+                (slot.errors, slot.error, slot.extent) = (0, None, None);
+                again.push(id);
+            }
+        }
+        again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a read that counts as complete while a part of its
+    //! memory holds what was there before.
+    use super::*;
+
+    fn slot(length: u64) -> (Slots, SlotId) {
+        let mut slots = Slots::default();
+        let request = Request {
+            command: Command::Read,
+            flags: 0,
+            cookie: 0,
+            offset: 0,
+            length,
+        };
+        let id = slots.insert(request, None, 0);
+        (slots, id)
+    }
+
+    #[test]
+    fn covered_is_what_came_once() {
+        let (mut slots, id) = slot(100);
+        let slot = slots.get_mut(id).unwrap();
+        assert!(slot.cover(40, 10) && slot.cover(60, 40) && slot.cover(0, 40));
+        assert!(!slot.is_covered());
+        for (offset, length) in [(0, 1), (45, 10), (50, 11), (55, 50), (99, 1), (50, 0)] {
+            assert!(!slot.cover(offset, length), "{offset}+{length}");
+        }
+        assert!(!slot.cover(u64::MAX, 2) && !slot.cover(100, 1));
+        assert!(slot.cover(50, 10) && slot.is_covered());
+        assert!(!slot.cover(50, 10));
+    }
+
+    #[test]
+    fn every_order_of_pieces_covers() {
+        for order in 0..24u32 {
+            let (mut slots, id) = slot(40);
+            let slot = slots.get_mut(id).unwrap();
+            let mut left = vec![0, 10, 20, 30];
+            let mut order = order;
+            while !left.is_empty() {
+                let next = left.remove(order as usize % left.len());
+                order /= left.len().max(1) as u32 + 1;
+                assert!(!slot.is_covered());
+                assert!(slot.cover(next, 10));
+                assert!(!slot.cover(next, 10));
+            }
+            assert!(slot.is_covered());
+        }
+    }
+
+    #[test]
+    fn a_cookie_is_good_once() {
+        let (mut slots, id) = slot(1);
+        assert_eq!(slots.by_cookie(id.0), Some(id));
+        slots.finish(id, Ok(None), &mut Vec::new());
+        assert_eq!(slots.by_cookie(id.0), None);
+        assert!(slots.take_outcome(id).is_some());
+        let request = slot(1).0.get(SlotId(1 << 32)).unwrap().request;
+        let next = slots.insert(request, None, 0);
+        assert_ne!(next, id);
+        assert!(slots.by_cookie(id.0).is_none() && slots.by_cookie(7).is_none());
+    }
+}

@@ -1,0 +1,213 @@
+//! Certificates of a client, laid out as QEMU and libnbd have them: a directory
+//! with `ca-cert.pem` (who is trusted) and perhaps `client-cert.pem` and
+//! `client-key.pem` (who we are).
+//!
+//! TLS 1.2 and 1.3 by rustls, which has no pre-shared keys.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file that cannot be read, or holds something else.
+    #[error("Unable to load {path}: {why}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// What was given does not fit together, or is not here.
+    #[error("Unable to use TLS: {0}")]
+    Unusable(String),
+}
+
+/// What of a server's certificate is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verify {
+    /// Nothing: whoever is in the way may be the server.
+    Nothing,
+    /// That a trusted authority signed it. It may be anybody's whom that
+    /// authority signed.
+    Authority,
+    /// That, and that it is for the name of the server.
+    #[default]
+    Name,
+}
+
+/// Where certificates are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TlsFiles {
+    /// The directory; None: the system's authorities are trusted, and we are
+    /// nobody.
+    pub directory: Option<PathBuf>,
+    /// What is looked at.
+    pub verify: Verify,
+}
+
+/// What a client needs for TLS.
+#[derive(Clone, Debug)]
+pub struct ClientTls {
+    pub(super) config: Arc<ClientConfig>,
+    /// For [`Verify::Name`], and so that a server of many names knows which.
+    pub(super) name: ServerName<'static>,
+}
+
+fn unreadable(path: &Path, why: impl ToString) -> TlsError {
+    TlsError::File {
+        path: path.into(),
+        why: why.to_string(),
+    }
+}
+
+fn unusable(why: impl ToString) -> TlsError {
+    TlsError::Unusable(why.to_string())
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|e| unreadable(path, e))?;
+    let all: Result<Vec<_>, _> = read.collect();
+    let all = all.map_err(|e| unreadable(path, e))?;
+    match all.is_empty() {
+        true => Err(unreadable(path, "no certificate in it")),
+        false => Ok(all),
+    }
+}
+
+fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    match directory {
+        Some(directory) => {
+            let path = directory.join("ca-cert.pem");
+            for certificate in certificates(&path)? {
+                store.add(certificate).map_err(|e| unreadable(&path, e))?;
+            }
+        }
+        None => {
+            let found = rustls_native_certs::load_native_certs();
+            // One that is broken costs only itself.
+            store.add_parsable_certificates(found.certs);
+            if store.is_empty() {
+                return Err(unusable("this system trusts no certificate authority"));
+            }
+        }
+    }
+    Ok(store)
+}
+
+impl ClientTls {
+    /// Loads what `files` mean, for a server of this name. Without a name
+    /// [`Verify::Name`] looks at the authority only, as in QEMU.
+    pub fn load(files: &TlsFiles, name: Option<&str>) -> Result<Self, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let verify = match (files.verify, name) {
+            (Verify::Name, None) => Verify::Authority,
+            (verify, _) => verify,
+        };
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?;
+        let directory = files.directory.as_deref();
+        let builder = match verify {
+            Verify::Name => builder.with_root_certificates(authorities(directory)?),
+            Verify::Authority | Verify::Nothing => {
+                let roots = match verify {
+                    Verify::Nothing => None,
+                    _ => Some(authorities(directory)?),
+                };
+                let verifier = Lenient::new(roots, &provider);
+                builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(Arc::new(verifier))
+            }
+        };
+        let own = directory.map(|d| (d.join("client-cert.pem"), d.join("client-key.pem")));
+        let config = match own.filter(|(chain, _)| chain.exists()) {
+            Some((chain, key)) => {
+                let private = PrivateKeyDer::from_pem_file(&key);
+                let private = private.map_err(|e| unreadable(&key, e))?;
+                builder
+                    .with_client_auth_cert(certificates(&chain)?, private)
+                    .map_err(unusable)?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let name = name.unwrap_or("localhost").to_string();
+        let why = format!("'{name}' is no name of a server");
+        Ok(ClientTls {
+            config: Arc::new(config),
+            name: ServerName::try_from(name).map_err(|_| unusable(why))?,
+        })
+    }
+}
+
+/// Looks at the authority alone, or at nothing.
+#[derive(Debug)]
+struct Lenient {
+    roots: Option<RootCertStore>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Lenient {
+    fn new(roots: Option<RootCertStore>, provider: &CryptoProvider) -> Self {
+        Lenient {
+            roots,
+            algorithms: provider.signature_verification_algorithms,
+        }
+    }
+}
+
+impl ServerCertVerifier for Lenient {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if let Some(roots) = &self.roots {
+            let certificate = ParsedCertificate::try_from(certificate)?;
+            let algorithms = self.algorithms.all;
+            verify_server_cert_signed_by_trust_anchor(
+                &certificate,
+                roots,
+                intermediates,
+                now,
+                algorithms,
+            )?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,332 @@
+//! The bytes of a connection: a socket that never blocks, and TLS over it.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::ClientConnection;
+use socket2::{Domain, SockAddr, Type};
+
+use super::{ClientTls, NbdServer};
+
+/// A connected socket.
+#[derive(Debug)]
+pub(super) struct Socket(socket2::Socket);
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What the kernel is asked to hold for us in each direction, in bytes. It may
+/// give less.
+const KERNEL_BUFFER: usize = 2 << 20;
+/// How long to wait before a unix socket whose backlog is full is tried again.
+const FULL: Duration = Duration::from_millis(10);
+
+impl Socket {
+    /// Connects until `deadline`.
+    pub(super) fn connect(server: &NbdServer, deadline: Instant) -> io::Result<Socket> {
+        match server {
+            NbdServer::Unix(path) => connect_unix(&SockAddr::unix(path)?, deadline),
+            NbdServer::Tcp { host, port } => {
+                let mut error = None;
+                for address in resolve(host, port)? {
+                    match connect_tcp(&address, deadline) {
+                        Ok(socket) => return Ok(socket),
+                        Err(e) => error = Some(e),
+                    }
+                }
+                Err(error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+            }
+        }
+    }
+
+    /// Ends everything; whoever waits is woken.
+    pub(super) fn shutdown(&self) {
+        // Whoever has gone already needs none.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    /// Waits for one of `events` until `deadline`.
+    fn wait(&self, events: libc::c_short, deadline: Instant) -> io::Result<()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let mut polled = libc::pollfd {
+                fd: self.0.as_raw_fd(),
+                events,
+                revents: 0,
+            };
+            let left = left.as_millis().clamp(1, 1 << 20) as libc::c_int;
+            // SAFETY: one valid entry.
+            #[allow(unsafe_code)]
+            let ready = unsafe { libc::poll(&mut polled, 1, left) };
+            if ready > 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if ready < 0 && error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+fn connect_unix(address: &SockAddr, deadline: Instant) -> io::Result<Socket> {
+    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM.cloexec().nonblocking(), None)?;
+    // Less is no harm.
+    let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
+    loop {
+        match socket.connect(address) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                std::thread::sleep(FULL);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|()| Socket(socket)),
+        }
+    }
+}
+
+fn resolve(host: &str, port: &str) -> io::Result<Vec<std::net::SocketAddr>> {
+    let number = port.parse().or_else(|_| match port {
+        "nbd" => Ok(crate::nbd::DEFAULT_PORT),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the port is no number",
+        )),
+    })?;
+    Ok((host, number).to_socket_addrs()?.collect())
+}
+
+fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<Socket> {
+    let socket = socket2::Socket::new(Domain::for_address(*address), Type::STREAM.cloexec(), None)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    socket.connect_timeout(&(*address).into(), left.max(Duration::from_millis(1)))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    // So that a machine that is gone is noticed some day.
+    socket.set_keepalive(true)?;
+    Ok(Socket(socket))
+}
+
+/// One connection's bytes.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: Arc<Socket>,
+    tls: Option<Box<ClientConnection>>,
+    /// The last receive took all that there was: the next one would find
+    /// nothing before the socket is readable again.
+    drained: bool,
+}
+
+impl Wire {
+    pub(super) fn new(socket: Socket) -> Self {
+        Wire {
+            socket: Arc::new(socket),
+            tls: None,
+            drained: false,
+        }
+    }
+
+    pub(super) fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    /// Whether TLS has begun.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// The socket became readable.
+    pub(super) fn arrived(&mut self) {
+        self.drained = false;
+    }
+
+    /// Receives what there is; 0 at the end, `WouldBlock` if there is nothing.
+    pub(super) fn try_recv(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else {
+            if self.drained {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+            let received = again(|| (&self.socket.0).read_vectored(buffers));
+            self.drained = match &received {
+                Ok(received) => *received > 0 && *received < room,
+                Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+            };
+            return received;
+        };
+        loop {
+            match tls.reader().read_vectored(buffers) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                // A server that does not say goodbye has lost the connection.
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                result => return result,
+            }
+            let received = again(|| tls.read_tls(&mut &self.socket.0))?;
+            if let Err(e) = tls.process_new_packets() {
+                // The alert that says why, if there is room for it.
+                let _ = push(tls, &self.socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+            }
+            if received == 0 && tls.is_handshaking() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            // An answer of TLS's own may be due.
+            match push(tls, &self.socket) {
+                Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends some of the bytes; `WouldBlock` if there is no room.
+    pub(super) fn try_send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else {
+            return again(|| NoSignal(&self.socket).write_vectored(bytes));
+        };
+        // Nothing new before the old is gone, so that it does not gather.
+        push(tls, &self.socket)?;
+        let sent = tls.writer().write_vectored(bytes)?;
+        match push(tls, &self.socket) {
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+            _ => Ok(sent),
+        }
+    }
+
+    /// Sends what TLS holds back; whether all of it is gone.
+    pub(super) fn try_flush(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            None => Ok(true),
+            Some(tls) => match push(tls, &self.socket) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+                result => result.map(|()| true),
+            },
+        }
+    }
+
+    /// Says goodbye in TLS, if there is room for it.
+    pub(super) fn close(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
+            let _ = push(tls, &self.socket);
+        }
+    }
+}
+
+/// For the handshake, which waits.
+impl Wire {
+    /// Fills `buffer` until `deadline`.
+    pub(super) fn read_exact(
+        &mut self,
+        mut buffer: &mut [u8],
+        deadline: Instant,
+    ) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.try_recv(&mut [IoSliceMut::new(buffer)]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => buffer = &mut buffer[n..],
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.flush(deadline)?;
+                    self.socket.wait(libc::POLLIN, deadline)?;
+                    self.arrived();
+                }
+                Err(e) => return Err(e),
+            }
+            if Instant::now() >= deadline {
+                // Also for who sends a byte now and then.
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all until `deadline`.
+    pub(super) fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.try_send(&[IoSlice::new(bytes)]) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.socket.wait(libc::POLLOUT, deadline)?;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        self.flush(deadline)
+    }
+
+    fn flush(&mut self, deadline: Instant) -> io::Result<()> {
+        while !self.try_flush()? {
+            self.socket.wait(libc::POLLOUT, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// From here on all is TLS.
+    pub(super) fn start_tls(&mut self, with: &ClientTls, deadline: Instant) -> io::Result<()> {
+        let tls = ClientConnection::new(with.config.clone(), with.name.clone());
+        self.tls = Some(Box::new(tls.map_err(io::Error::other)?));
+        // To the end of it, so that an error is told as one of TLS.
+        loop {
+            self.flush(deadline)?;
+            let Some(tls) = self.tls.as_mut().filter(|tls| tls.is_handshaking()) else {
+                return Ok(());
+            };
+            match again(|| tls.read_tls(&mut &self.socket.0)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.socket.wait(libc::POLLIN, deadline)?;
+                }
+                Err(e) => return Err(e),
+            }
+            if let Err(e) = tls.process_new_packets() {
+                let _ = push(tls, &self.socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+            }
+        }
+    }
+}
+
+/// Sends what TLS has made.
+fn push(tls: &mut ClientConnection, socket: &Socket) -> io::Result<()> {
+    while tls.wants_write() {
+        again(|| tls.write_tls(&mut NoSignal(socket)))?;
+    }
+    Ok(())
+}
+
+fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// A server that has gone is an error, not a signal.
+struct NoSignal<'a>(&'a Socket);
+
+impl Write for NoSignal<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.0.send_with_flags(bytes, libc::MSG_NOSIGNAL)
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.0.send_vectored_with_flags(bytes, libc::MSG_NOSIGNAL)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
