@@ -15,6 +15,7 @@ mod measure;
 mod nbd;
 mod rebase;
 mod resize;
+mod serve;
 mod snapshot;
 
 use std::ffi::OsString;
