@@ -19,6 +19,7 @@ pub mod guest;
 pub mod pair;
 pub mod script;
 pub mod server;
+pub mod vhost;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
