@@ -14,6 +14,7 @@ mod nbd;
 mod requests;
 mod subclusters;
 mod to_qcow2;
+mod vhost;
 mod workers;
 
 use crate::bench::Bench;
@@ -45,6 +46,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &metadata::Metadata,
     &memory::Memory,
     &nbd::Nbd,
+    &vhost::Vhost,
 ];
 
 /// The experiments of these names; all if there is none.
