@@ -76,7 +76,11 @@ impl Chain {
                 .map_err(|_| Malformed::OutsideMemory)?;
             let length = descriptor.len();
             if descriptor.refers_to_indirect_table() {
-                if indirect || length == 0 || length % DESCRIPTOR != 0 || descriptor.has_next() {
+                if indirect
+                    || length == 0
+                    || !length.is_multiple_of(DESCRIPTOR)
+                    || descriptor.has_next()
+                {
                     return Err(Malformed::Indirect);
                 }
                 indirect = true;

@@ -103,7 +103,7 @@ fn range(export: &Export, sector: u64, length: u64) -> Result<u64, Failed> {
         .checked_mul(SECTOR)
         .ok_or(Failed::Wrong("past the end of the disk"))?;
     let block = u64::from(export.block_size());
-    if offset % block != 0 || length % block != 0 {
+    if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
         return Err(Failed::Wrong("not in whole blocks"));
     }
     match offset.checked_add(length) {

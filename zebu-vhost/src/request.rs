@@ -123,7 +123,7 @@ impl Request {
 }
 
 fn ranges(guest: &Guest, chain: &Chain, given: usize) -> Result<Option<Vec<Range>>, Malformed> {
-    if given == 0 || given % RANGE != 0 || given / RANGE > MAX_RANGES {
+    if given == 0 || !given.is_multiple_of(RANGE) || given / RANGE > MAX_RANGES {
         return Ok(None);
     }
     let mut bytes = [0; MAX_RANGES * RANGE];
