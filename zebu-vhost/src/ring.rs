@@ -1,7 +1,9 @@
 //! A virtqueue that runs: takes requests off its ring, and answers them.
 //!
-//! One future looks for requests, each request is a task of the thread's
-//! queue. The order of things keeps the number of system calls small:
+//! One future looks for requests, tasks of the thread's queue do them: as many
+//! as were ever in flight at once. They stay for the next request, since to
+//! make a future and move it to its place costs more than all else done here.
+//! The order of things keeps the number of system calls small:
 //!
 //! - as long as requests are found, the guest is not asked to say so (event
 //!   index); only when there are none, and nothing else to do, is it asked
@@ -15,6 +17,7 @@
 //! one while [`MAX_BYTES`] of data are in flight.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
@@ -63,12 +66,26 @@ pub struct Ring {
     chain: RefCell<Chain>,
     requests: Cell<usize>,
     bytes: Cell<usize>,
+    /// Requests that no task has yet.
+    waiting: RefCell<VecDeque<Taken>>,
+    /// Tasks that have no request.
+    idle: RefCell<Vec<Waker>>,
+    tasks: Cell<usize>,
+    /// Tasks are to end.
+    closing: Cell<bool>,
     /// The future that looks for requests, or waits for the last to end.
     waker: RefCell<Option<Waker>>,
     /// There are answers that the guest was not told of.
     answered: Cell<bool>,
     /// Nothing is taken any more: the guest has made no sense.
     broken: Cell<bool>,
+}
+
+/// A request off the ring.
+struct Taken {
+    head: u16,
+    request: Request,
+    begun: Instant,
 }
 
 /// Why a ring is of no use.
@@ -99,6 +116,10 @@ impl Ring {
             chain: RefCell::default(),
             requests: Cell::new(0),
             bytes: Cell::new(0),
+            waiting: RefCell::default(),
+            idle: RefCell::default(),
+            tasks: Cell::new(0),
+            closing: Cell::new(false),
             waker: RefCell::new(None),
             answered: Cell::new(false),
             broken: Cell::new(false),
@@ -145,18 +166,28 @@ impl Ring {
         .await
     }
 
-    /// Waits for the requests in flight. The index of the next request.
+    /// Waits for the requests in flight; nothing is done here afterwards. The
+    /// index of the next request.
     pub async fn drain(&self) -> u16 {
+        self.until(|| self.requests.get() == 0).await;
+        self.closing.set(true);
+        let idle = self.idle.take();
+        idle.into_iter().for_each(Waker::wake);
+        self.until(|| self.tasks.get() == 0).await;
+        self.virtqueue.borrow().next_avail()
+    }
+
+    /// Waits until `condition` holds, which tasks make true.
+    async fn until(&self, condition: impl Fn() -> bool) {
         poll_fn(|context| {
             self.set_waker(context);
             self.signal();
-            match self.requests.get() {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
+            match condition() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
             }
         })
-        .await;
-        self.virtqueue.borrow().next_avail()
+        .await
     }
 
     fn set_waker(&self, context: &Context<'_>) {
@@ -269,15 +300,55 @@ impl Ring {
         };
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + request.bytes);
-        let ring = self.clone();
-        // It ends by itself; `drain` waits for it.
-        drop(self.queue.spawn(async move {
-            let through = !ring.start.write_back.load(Ordering::Relaxed);
-            let status = execute(&ring.queue, &ring.export, &request.work, through).await;
-            ring.end(head, &request, status);
+        self.waiting.borrow_mut().push_back(Taken {
+            head,
+            request,
+            begun,
+        });
+        let idle = self.idle.borrow_mut().pop();
+        match idle {
+            Some(waker) => waker.wake(),
+            None => {
+                self.tasks.set(self.tasks.get() + 1);
+                // It ends by itself; `drain` waits for it.
+                drop(self.queue.spawn(self.clone().work()));
+            }
+        }
+    }
+
+    /// A task: does requests until it is to end.
+    async fn work(self: Rc<Self>) {
+        while let Some(taken) = poll_fn(|context| self.next(context)).await {
+            let request = &taken.request;
+            let through = !self.start.write_back.load(Ordering::Relaxed);
+            let status = execute(&self.queue, &self.export, &request.work, through).await;
+            self.end(taken.head, request, status);
             let kind = kind(&request.work);
-            ring.statistics(kind, request.bytes, begun, status != Status::Ok);
-        }));
+            self.statistics(kind, request.bytes, taken.begun, status != Status::Ok);
+        }
+        self.tasks.set(self.tasks.get() - 1);
+        self.wake();
+    }
+
+    /// The next request for a task.
+    fn next(&self, context: &Context<'_>) -> Poll<Option<Taken>> {
+        if let Some(taken) = self.waiting.borrow_mut().pop_front() {
+            return Poll::Ready(Some(taken));
+        }
+        if self.closing.get() {
+            return Poll::Ready(None);
+        }
+        let mut idle = self.idle.borrow_mut();
+        if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
+            idle.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = &*self.waker.borrow() {
+            waker.wake_by_ref();
+        }
     }
 
     fn read(&self, head: u16) -> Result<Request, Malformed> {
@@ -323,9 +394,7 @@ impl Ring {
             inflight.answered(head, virtqueue.next_used());
         }
         self.answered.set(true);
-        if let Some(waker) = &*self.waker.borrow() {
-            waker.wake_by_ref();
-        }
+        self.wake();
     }
 
     /// Tells the guest of answers that it was not told of, if it wants.
