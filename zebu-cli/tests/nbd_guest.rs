@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::guest::{Guest, kernel};
+use common::guest::{Guest, INSTALL, LIVE, WRITE, kernel, read};
 use common::server::{Server, wait_until};
 use common::{Lab, beyond_qemu};
 
@@ -23,36 +23,6 @@ fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str, disks: &[Vec<Stri
     let args: Vec<&str> = disks.iter().flatten().map(String::as_str).collect();
     Guest::start(lab, name, root, job, &args)
 }
-
-/// A file system with this system on it, and two processes that write and
-/// verify, on a queue each.
-const INSTALL: &str = r#"
-    mkfs.ext4 -q -E discard /dev/vda
-    mount /dev/vda /mnt
-    cp -a /bin /lib /lib64 /usr /etc /init /modules /mnt/
-    mkdir /mnt/proc /mnt/sys /mnt/dev /mnt/tmp /mnt/mnt /mnt/new
-    fio --name=w --directory=/mnt/tmp --size=6M --rw=randwrite --bsrange=4k-64k --numjobs=2 \
-        --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --thread \
-        --minimal --end_fsync=1 >/dev/null
-    umount /mnt
-    fsck.ext4 -fn /dev/vda
-"#;
-
-/// What the machine does that has its root on the disk.
-const LIVE: &str = r#"
-    grep -q '^/dev/vda / ext4' /proc/mounts
-    fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
-        --ioengine=libaio --iodepth=8 --verify=crc32c --verify_only --thread --minimal >/dev/null
-    dd if=/dev/urandom of=/tmp/more bs=1M count=8 conv=fsync 2>/dev/null
-    cp /tmp/more /tmp/again
-    sync
-    echo 3 >/proc/sys/vm/drop_caches
-    cmp /tmp/more /tmp/again
-    rm /tmp/more
-    fstrim /
-    mount -o remount,ro /
-    fsck.ext4 -fn /dev/vda
-"#;
 
 #[test]
 #[ignore = "slow: machines are emulated"]
@@ -87,18 +57,6 @@ fn a_machine_boots_from_it() {
     assert!(std::fs::read(lab.path("x.qcow2")).unwrap() == before);
 }
 
-/// Files of which each is durable when the console says its number.
-const WRITE: &str = r#"
-    mkfs.ext4 -q /dev/vda
-    mount /dev/vda /mnt
-    n=0
-    while true; do
-        n=$((n + 1))
-        yes "file $n" | dd of=/mnt/$n bs=4k count=20 iflag=fullblock conv=fsync 2>/dev/null
-        echo "durable $n."
-    done
-"#;
-
 #[test]
 #[ignore = "slow: machines are emulated"]
 fn what_a_machine_synced_is_there_after_kill() {
@@ -122,19 +80,7 @@ fn what_a_machine_synced_is_there_after_kill() {
         assert!([0, 3].contains(&check.status), "{check:?}");
         std::fs::remove_file(&server.socket).unwrap();
         let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);
-        let read = format!(
-            r#"
-            fsck.ext4 -fp /dev/vda || test $? -lt 4
-            mount /dev/vda /mnt
-            n=0
-            while [ $n -lt {durable} ]; do
-                n=$((n + 1))
-                yes "file $n" | dd bs=4k count=20 iflag=fullblock 2>/dev/null | cmp - /mnt/$n
-            done
-            umount /mnt
-            fsck.ext4 -fn /dev/vda
-            "#
-        );
+        let read = read(durable);
         start(&lab, "read", None, &read, &[disk(&server, "")]).finish();
         server.stop();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");

@@ -33,9 +33,10 @@ pub async fn run(connection: Rc<Connection>, job: Job) {
         Ok(()) => answer(&connection, &request, payload).await,
         Err(failed) => Err(failed),
     };
-    let statistics = connection.export.statistics();
-    let failed = result.is_err();
-    statistics.add(request.command, request.length, start.elapsed(), failed);
+    if let Some(kind) = crate::export::kind(request.command) {
+        let statistics = connection.export.statistics();
+        statistics.add(kind, request.length, start.elapsed(), result.is_err());
+    }
     match result {
         Ok(answer) => connection.send(answer.reply(connection.headers, &request, permit)),
         Err(failed) => {

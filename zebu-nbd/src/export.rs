@@ -2,15 +2,39 @@
 
 use std::sync::Arc;
 
+use zebu::Statistics;
 use zebu::block::Device;
-use zebu::nbd::{ExportInfo, Info, MAX_PAYLOAD, transmission};
-
-use crate::statistics::Statistics;
+use zebu::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
 
 /// The number of `base:allocation` on every connection.
 pub(crate) const ALLOCATION: u32 = 0;
 /// The number of `qemu:allocation-depth`.
 pub(crate) const DEPTH: u32 = 1;
+
+/// The requests that statistics tell apart; see [`kind`].
+const KINDS: [&str; 7] = [
+    "read",
+    "write",
+    "flush",
+    "trim",
+    "write-zeroes",
+    "block-status",
+    "cache",
+];
+
+/// Which of [`KINDS`] a command is.
+pub(crate) fn kind(command: Command) -> Option<usize> {
+    Some(match command {
+        Command::Read => 0,
+        Command::Write => 1,
+        Command::Flush => 2,
+        Command::Trim => 3,
+        Command::WriteZeroes => 4,
+        Command::BlockStatus => 5,
+        Command::Cache => 6,
+        _ => return None,
+    })
+}
 
 /// How a device is served.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +67,7 @@ impl Export {
         Arc::new(Export {
             device,
             options,
-            statistics: Statistics::default(),
+            statistics: Statistics::new(&KINDS),
         })
     }
 

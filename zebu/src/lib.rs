@@ -17,9 +17,11 @@ pub mod format;
 pub mod image;
 pub mod jobs;
 pub mod nbd;
+mod statistics;
 pub mod storage;
 
 pub use error::{Error, LimitExceeded, Result, strerror};
+pub use statistics::Statistics;
 
 /// The README's example is compiled as a test.
 #[cfg(doctest)]

@@ -435,13 +435,13 @@ fn names_that_the_policy_forbids() {
         let opened = Device::open(&queue(), &source, &options);
         assert_eq!(opened.is_ok(), name == "backing file");
     }
-    // Even where names are followed, there is no network.
+    // Where names are followed, one may mean a server.
     let path = directory.path().join("x.qcow2");
     fs::write(&path, with_header(&backed)).expect("a file");
     let source = Source::Name(path.to_string_lossy().into_owned());
     let followed = Device::open(&queue(), &source, &OpenOptions::default());
-    let text = followed.expect_err("no network").to_string();
-    assert!(text.contains("'nbd' is not supported"), "{text}");
+    let text = followed.expect_err("no server is named").to_string();
+    assert!(text.contains("NBD server address missing"), "{text}");
 }
 
 /// `count` images in a row; the last is backed by image number `then`.

@@ -15,6 +15,7 @@ mod nbd;
 mod requests;
 mod subclusters;
 mod to_qcow2;
+mod vhost;
 mod workers;
 
 use crate::bench::Bench;
@@ -47,6 +48,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &metadata::Metadata,
     &memory::Memory,
     &nbd::Nbd,
+    &vhost::Vhost,
 ];
 
 /// The experiments of these names; all if there is none.

@@ -17,7 +17,7 @@ pub enum Meter {
     /// fio's JSON: the seconds its requests took, made from their number and their rate, as
     /// its runtime is only told in milliseconds.
     Fio,
-    /// The same of a client, and the CPU seconds of its server; see [`served`](super::served).
+    /// The one or the other of a client, and the CPU seconds of its server; see [`served`](super::served).
     Served,
 }
 
@@ -39,8 +39,11 @@ impl Meter {
                     .ok_or_else(|| Error::new("its output has no line 'Run completed in'"))?;
                 Ok(if s < 0.01 { outcome.wall } else { s })
             }
-            Meter::Fio | Meter::Served => fio_seconds(&outcome.stdout)
+            Meter::Fio => fio_seconds(&outcome.stdout)
                 .ok_or_else(|| Error::new("its output is not fio's JSON")),
+            Meter::Served => bench_seconds(&outcome.stdout)
+                .or_else(|| fio_seconds(&outcome.stdout))
+                .ok_or_else(|| Error::new("its output says no time")),
         }
     }
 }

@@ -15,7 +15,9 @@ mod measure;
 mod nbd;
 mod rebase;
 mod resize;
+mod serve;
 mod snapshot;
+mod vhost;
 
 use std::ffi::OsString;
 
@@ -30,7 +32,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 16] = [
+const COMMANDS: [Command; 17] = [
     (
         "amend",
         "Update format-specific options of the image",
@@ -75,6 +77,11 @@ const COMMANDS: [Command; 16] = [
         "List or manipulate snapshots within image",
         snapshot::run,
     ),
+    (
+        "vhost-user-blk",
+        "Serve images to virtual machines over vhost-user",
+        vhost::run,
+    ),
 ];
 
 /// Runs a command; `None` if there is none of this name.
@@ -91,7 +98,7 @@ pub fn help(invocation: &Invocation) -> String {
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
     for (command, what, _) in &COMMANDS {
-        text.push_str(&format!("  {command:<10} {what}\n"));
+        text.push_str(&format!("  {command:<14} {what}\n"));
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
     text

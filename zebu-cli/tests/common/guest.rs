@@ -170,3 +170,62 @@ fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     }
     out
 }
+
+/// A file system with this system on it, and two processes that write and
+/// verify, on a queue each.
+pub const INSTALL: &str = r#"
+    mkfs.ext4 -q -E discard /dev/vda
+    mount /dev/vda /mnt
+    cp -a /bin /lib /lib64 /usr /etc /init /modules /mnt/
+    mkdir /mnt/proc /mnt/sys /mnt/dev /mnt/tmp /mnt/mnt /mnt/new
+    fio --name=w --directory=/mnt/tmp --size=6M --rw=randwrite --bsrange=4k-64k --numjobs=2 \
+        --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --thread \
+        --minimal --end_fsync=1 >/dev/null
+    umount /mnt
+    fsck.ext4 -fn /dev/vda
+"#;
+
+/// What the machine does that has its root on the disk.
+pub const LIVE: &str = r#"
+    grep -q '^/dev/vda / ext4' /proc/mounts
+    fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
+        --ioengine=libaio --iodepth=8 --verify=crc32c --verify_only --thread --minimal >/dev/null
+    dd if=/dev/urandom of=/tmp/more bs=1M count=8 conv=fsync 2>/dev/null
+    cp /tmp/more /tmp/again
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    cmp /tmp/more /tmp/again
+    rm /tmp/more
+    fstrim /
+    mount -o remount,ro /
+    fsck.ext4 -fn /dev/vda
+"#;
+
+/// Files of which each is durable when the console says its number.
+pub const WRITE: &str = r#"
+    mkfs.ext4 -q /dev/vda
+    mount /dev/vda /mnt
+    n=0
+    while true; do
+        n=$((n + 1))
+        yes "file $n" | dd of=/mnt/$n bs=4k count=20 iflag=fullblock conv=fsync 2>/dev/null
+        echo "durable $n."
+    done
+"#;
+
+/// Finds the first so many of them, and the file system whole.
+pub fn read(durable: usize) -> String {
+    format!(
+        r#"
+    fsck.ext4 -fp /dev/vda || test $? -lt 4
+    mount /dev/vda /mnt
+    n=0
+    while [ $n -lt {durable} ]; do
+        n=$((n + 1))
+        yes "file $n" | dd bs=4k count=20 iflag=fullblock 2>/dev/null | cmp - /mnt/$n
+    done
+    umount /mnt
+    fsck.ext4 -fn /dev/vda
+"#
+    )
+}

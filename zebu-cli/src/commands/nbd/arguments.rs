@@ -2,6 +2,7 @@
 
 use clap::Parser;
 
+use crate::commands::serve::ImageArguments;
 use crate::failure::Failure;
 
 /// Serves images over NBD.
@@ -82,37 +83,8 @@ pub struct Arguments {
     /// Refused: needs the kernel's driver
     #[arg(short = 'd', long)]
     pub disconnect: bool,
-    /// Format of the image
-    #[arg(short = 'f', long, value_name = "FORMAT")]
-    pub format: Option<String>,
-    /// For reading only
-    #[arg(short = 'r', long)]
-    pub read_only: bool,
-    /// Writes go to a temporary image
-    #[arg(short = 's', long)]
-    pub snapshot: bool,
-    /// Serve an internal snapshot, for reading only
-    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
-    pub load_snapshot: Option<String>,
-    /// As --cache=none
-    #[arg(short = 'n', long)]
-    pub nocache: bool,
-    /// Cache mode: none, writeback (the default), writethrough, directsync or
-    /// unsafe
-    #[arg(long, value_name = "MODE")]
-    pub cache: Option<String>,
-    /// How I/O is done: threads, native or io_uring
-    #[arg(long, value_name = "MODE")]
-    pub aio: Option<String>,
-    /// What is done with discards: ignore (the default) or unmap
-    #[arg(long, value_name = "MODE")]
-    pub discard: Option<String>,
-    /// What is done with writes of zeroes: off, on or unmap
-    #[arg(long, value_name = "MODE")]
-    pub detect_zeroes: Option<String>,
-    /// The image is given as options, not by its name
-    #[arg(long)]
-    pub image_opts: bool,
+    #[command(flatten)]
+    pub image: ImageArguments,
     /// One more export, opened with the same options (not in qemu-nbd)
     #[arg(long, value_name = "NAME=IMAGE")]
     pub export: Vec<String>,

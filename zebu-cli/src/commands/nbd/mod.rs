@@ -1,29 +1,24 @@
 //! `nbd`: serves images over NBD, with qemu-nbd's options and under its name.
 
 mod arguments;
-mod daemon;
 mod descriptors;
 mod images;
 mod list;
-mod signals;
 mod tls;
 
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zebu::block::LayerImage;
 use zebu::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
+use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::program::{self, Invocation};
 use arguments::Arguments;
-use daemon::Parent;
-use signals::{Event, Signals};
 
 /// Clients at a time at most, where no limit is given.
 const MOST_CLIENTS: usize = 1024;
@@ -44,33 +39,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     check_addresses(&arguments, &passed)?;
     // Before any thread is there.
     let parent = match arguments.fork {
-        true => Some(daemon::fork()?),
+        true => Some(serve::fork()?),
         false => None,
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
-    log_to_stderr(arguments.verbose);
+    serve::log_to_stderr(arguments.verbose);
     serve(invocation, &arguments, passed, parent, signals)
-}
-
-fn failed(what: &str, error: &std::io::Error) -> Failure {
-    Failure::new(format!(
-        "Failed to set up {what}: {}",
-        zebu::strerror(error)
-    ))
-}
-
-fn log_to_stderr(verbose: bool) {
-    let level = match verbose {
-        true => tracing::Level::DEBUG,
-        false => tracing::Level::WARN,
-    };
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_target(false)
-        .with_ansi(false)
-        .with_writer(std::io::stderr);
-    // Another one is there in no case.
-    let _ = subscriber.try_init();
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -121,7 +95,7 @@ fn serve(
     parent: Option<Parent>,
     signals: Signals,
 ) -> Outcome {
-    let queue_options = images::queue_options(arguments)?;
+    let queue_options = arguments.image.queue_options()?;
     let queue = Queue::new(queue_options.clone())
         .map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let clients = arguments.clients()?;
@@ -169,59 +143,16 @@ fn close(queue: &Queue, exports: Vec<Arc<Export>>) -> Result<(), Failure> {
     let mut result = Ok(());
     for export in exports {
         let name = export.device().top().name.clone();
-        let Some(export) = Arc::into_inner(export) else {
-            // What is durable is; the rest is as after a crash.
-            let text = format!("Could not close '{name}': a connection failed to end");
-            result = Err(Failure::new(text));
-            continue;
-        };
-        if let Err(e) = queue.block_on(export.into_device().close(queue)) {
-            result = Err(Failure::new(format!("Could not close '{name}': {e}")));
-        }
+        let device = Arc::into_inner(export).map(Export::into_device);
+        result = result.and(serve::close(queue, &name, device));
     }
     result
 }
 
 fn print_statistics(exports: &[Arc<Export>]) {
-    let mut text = String::new();
-    for export in exports {
-        text += &format!(
-            "export '{}':\n{}",
-            export.options().name,
-            export.statistics()
-        );
-        if let LayerImage::Qcow2(image) = &export.device().top().image {
-            let (hits, loads) = image.cache_hits_and_loads();
-            text += &format!("  l2 cache: {hits} hits, {loads} loads\n");
-        }
-    }
-    // Nobody is left to tell that stderr is closed.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
-}
-
-/// The file with the process's number, which goes with the process.
-struct PidFile(Option<PathBuf>);
-
-impl PidFile {
-    fn write(path: Option<&str>) -> Result<Self, Failure> {
-        let Some(path) = path else {
-            return Ok(PidFile(None));
-        };
-        fs::write(path, format!("{}\n", std::process::id())).map_err(|e| {
-            Failure::new(format!(
-                "Cannot write pid file {path}: {}",
-                zebu::strerror(&e)
-            ))
-        })?;
-        Ok(PidFile(std::path::absolute(path).ok()))
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // Gone already is as good.
-            let _ = fs::remove_file(path);
-        }
-    }
+    let served = |export: &Arc<Export>| {
+        let name = &export.options().name;
+        serve::statistics(name, export.device(), export.statistics())
+    };
+    serve::say(&exports.iter().map(served).collect::<String>());
 }

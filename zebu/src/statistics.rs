@@ -1,31 +1,20 @@
-//! What was done with an export: requests, bytes, and how long they took.
+//! What was done with a device that is served: requests, bytes, and how long
+//! they took.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-use zebu::nbd::Command;
 
 /// Buckets for each doubling of the time: a percentile is right to an eighth.
 const STEPS: usize = 8;
 /// Doublings, from a nanosecond on: more than a century.
 const DOUBLINGS: usize = 64 - 3;
 
-/// What is told apart.
-const KINDS: [(Command, &str); 7] = [
-    (Command::Read, "read"),
-    (Command::Write, "write"),
-    (Command::Flush, "flush"),
-    (Command::Trim, "trim"),
-    (Command::WriteZeroes, "write-zeroes"),
-    (Command::BlockStatus, "block-status"),
-    (Command::Cache, "cache"),
-];
-
 /// Counters of one export, of all its connections together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Statistics {
-    kinds: [Kind; KINDS.len()],
+    names: &'static [&'static str],
+    kinds: Box<[Kind]>,
     connections: AtomicU64,
 }
 
@@ -64,15 +53,23 @@ fn longest(bucket: usize) -> Duration {
 }
 
 impl Statistics {
-    pub(crate) fn connected(&self) {
+    /// For requests of these kinds.
+    pub fn new(names: &'static [&'static str]) -> Self {
+        Statistics {
+            names,
+            kinds: names.iter().map(|_| Kind::default()).collect(),
+            connections: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a client.
+    pub fn connected(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn add(&self, command: Command, bytes: u64, took: Duration, failed: bool) {
-        let Some(at) = KINDS.iter().position(|kind| kind.0 == command) else {
-            return;
-        };
-        let kind = &self.kinds[at];
+    /// Counts a request of the kind with this index.
+    pub fn add(&self, kind: usize, bytes: u64, took: Duration, failed: bool) {
+        let kind = &self.kinds[kind];
         kind.requests.fetch_add(1, Ordering::Relaxed);
         kind.bytes.fetch_add(bytes, Ordering::Relaxed);
         if failed {
@@ -109,7 +106,7 @@ impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connections = self.connections.load(Ordering::Relaxed);
         writeln!(f, "  connections: {connections}")?;
-        for ((_, name), kind) in KINDS.iter().zip(&self.kinds) {
+        for (name, kind) in self.names.iter().zip(&self.kinds) {
             let requests = kind.requests.load(Ordering::Relaxed);
             if requests == 0 {
                 continue;
@@ -146,10 +143,10 @@ mod tests {
             }
         }
         assert_eq!(bucket(u64::MAX), DOUBLINGS * STEPS - 1);
-        let statistics = Statistics::default();
+        let statistics = Statistics::new(&["read"]);
         for n in 1..=100 {
             let took = Duration::from_micros(n);
-            statistics.add(Command::Read, 1, took, n == 3);
+            statistics.add(0, 1, took, n == 3);
         }
         let kind = &statistics.kinds[0];
         let half = kind.percentile(0.5).as_nanos();

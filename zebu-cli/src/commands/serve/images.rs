@@ -1,0 +1,175 @@
+//! The images that a server serves: options that its commands have in common,
+//! and opening them.
+
+use clap::Args;
+use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy, Source};
+use zebu::image::SnapshotName;
+use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
+
+use crate::commands::io::opening::Opening;
+use crate::commands::io::overlay::Overlay;
+use crate::failure::Failure;
+use crate::{open, untrusted};
+
+/// What to open, and how.
+#[derive(Debug, Args)]
+pub struct ImageArguments {
+    /// Format of the image
+    #[arg(short = 'f', long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    /// For reading only
+    #[arg(short = 'r', long)]
+    pub read_only: bool,
+    /// Writes go to a temporary image
+    #[arg(short = 's', long)]
+    pub snapshot: bool,
+    /// Serve an internal snapshot, for reading only
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    pub load_snapshot: Option<String>,
+    /// As --cache=none
+    #[arg(short = 'n', long)]
+    pub nocache: bool,
+    /// Cache mode: none, writeback (the default), writethrough, directsync or
+    /// unsafe
+    #[arg(long, value_name = "MODE")]
+    pub cache: Option<String>,
+    /// How I/O is done: threads, native or io_uring
+    #[arg(long, value_name = "MODE")]
+    pub aio: Option<String>,
+    /// What is done with discards: ignore (the default) or unmap
+    #[arg(long, value_name = "MODE")]
+    pub discard: Option<String>,
+    /// What is done with writes of zeroes: off, on or unmap
+    #[arg(long, value_name = "MODE")]
+    pub detect_zeroes: Option<String>,
+    /// The image is given as options, not by its name
+    #[arg(long)]
+    pub image_opts: bool,
+}
+
+impl ImageArguments {
+    /// The queue of each client.
+    pub fn queue_options(&self) -> Result<QueueOptions, Failure> {
+        let engine = match &self.aio {
+            None => EngineKind::best(),
+            Some(name) => name
+                .parse()
+                .map_err(|_| Failure::new(format!("invalid aio mode '{name}'")))?,
+        };
+        if engine == EngineKind::Native && !self.cache()?.is_direct() {
+            return Err(Failure::new(NATIVE_NEEDS_DIRECT));
+        }
+        Ok(QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        })
+    }
+
+    fn cache(&self) -> Result<CacheMode, Failure> {
+        match &self.cache {
+            _ if self.nocache => Ok(CacheMode::None),
+            None => Ok(CacheMode::WriteBack),
+            Some(name) => name
+                .parse()
+                .map_err(|()| Failure::new(format!("Invalid cache mode `{name}'"))),
+        }
+    }
+
+    /// How images are opened.
+    pub fn open_options(&self) -> Result<OpenOptions, Failure> {
+        if self.image_opts && self.format.is_some() {
+            let text = "--image-opts and -f are mutually exclusive";
+            return Err(Failure::new(text));
+        }
+        let discard = match self.discard.as_deref() {
+            None => None,
+            Some("ignore" | "off") => Some(false),
+            Some("unmap" | "on") => Some(true),
+            Some(mode) => return Err(Failure::new(format!("Invalid discard mode `{mode}'"))),
+        };
+        let detect_zeroes = match &self.detect_zeroes {
+            None => None,
+            Some(mode) => Some(detect_zeroes(mode)?),
+        };
+        if detect_zeroes == Some(DetectZeroes::Unmap) && discard != Some(true) {
+            let text = "setting detect-zeroes to unmap is not allowed without setting discard \
+                        operation to unmap";
+            return Err(Failure::new(text));
+        }
+        let snapshot = self.load_snapshot.as_deref();
+        let mut defaults = untrusted::defaults();
+        if let Policy::Untrusted(limits) = &mut defaults.policy {
+            // What clients ask for is the work.
+            limits.work = u64::MAX;
+        }
+        Ok(OpenOptions {
+            write: !self.read_only && snapshot.is_none(),
+            cache: self.cache()?,
+            discard,
+            detect_zeroes,
+            snapshot: snapshot.map(SnapshotName::from),
+            ..defaults
+        })
+    }
+
+    /// Opens an image. `program` is named in what is said of repairs.
+    pub fn open(
+        &self,
+        queue: &Queue,
+        name: &str,
+        options: &OpenOptions,
+        program: &str,
+    ) -> Result<Device, Failure> {
+        let failure = |why: String| {
+            Failure::new(format!(
+                "Failed to blk_new_open '{name}': Could not open '{name}': {why}"
+            ))
+        };
+        let mut options = options.clone();
+        if let Some(format) = &self.format {
+            let format = format.parse();
+            options.format = Some(format.map_err(|e: zebu::Error| failure(e.to_string()))?);
+        }
+        let mut source = match self.image_opts {
+            true => Source::Options(name.into()),
+            false => Source::Name(name.into()),
+        };
+        if self.snapshot {
+            let overlay = self.overlay(name, &options).map_err(failure)?;
+            source = overlay.source();
+            options.format = None;
+            // The image has no name: its descriptor must stay open as long as
+            // the device, which is as long as the process.
+            std::mem::forget(overlay);
+        }
+        if options.snapshot.is_some() {
+            return Device::open(queue, &source, &options)
+                .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")));
+        }
+        open::repaired(queue, &source, &options, program).map_err(|e| failure(e.to_string()))
+    }
+
+    /// A temporary image over `name`.
+    fn overlay(&self, name: &str, options: &OpenOptions) -> Result<Overlay, String> {
+        let opening = Opening {
+            name: (!self.image_opts).then(|| name.into()),
+            options: self.image_opts.then(|| name.into()),
+            format: self.format.clone(),
+            cache: options.cache,
+            ..Opening::default()
+        };
+        Overlay::new(&opening)
+    }
+}
+
+fn detect_zeroes(mode: &str) -> Result<DetectZeroes, Failure> {
+    match mode {
+        "off" => Ok(DetectZeroes::Off),
+        "on" => Ok(DetectZeroes::On),
+        "unmap" => Ok(DetectZeroes::Unmap),
+        _ => {
+            let text = format!("Failed to parse detect_zeroes mode: Invalid parameter '{mode}'");
+            Err(Failure::new(text))
+        }
+    }
+}

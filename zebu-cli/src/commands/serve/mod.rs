@@ -1,0 +1,99 @@
+//! What commands that serve images have in common: which images, how the
+//! process lives, and what it says.
+
+mod daemon;
+mod images;
+mod signals;
+
+use std::fs;
+use std::path::PathBuf;
+
+use zebu::Statistics;
+use zebu::block::{Device, LayerImage};
+use zebu::storage::Queue;
+
+use crate::failure::Failure;
+pub use daemon::{Parent, fork};
+pub use images::ImageArguments;
+pub use signals::{Event, Signals};
+
+/// The failure to set up `what`.
+pub fn failed(what: &str, error: &std::io::Error) -> Failure {
+    Failure::new(format!(
+        "Failed to set up {what}: {}",
+        zebu::strerror(error)
+    ))
+}
+
+/// Says on standard error what the libraries have to say; if `verbose`, who
+/// connects and why connections end.
+pub fn log_to_stderr(verbose: bool) {
+    let level = match verbose {
+        true => tracing::Level::DEBUG,
+        false => tracing::Level::WARN,
+    };
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_target(false)
+        .with_ansi(false)
+        .with_writer(std::io::stderr);
+    // Another one is there in no case.
+    let _ = subscriber.try_init();
+}
+
+/// Makes all of a device durable that nobody serves any more; None: somebody
+/// still has it, although all have ended.
+pub fn close(queue: &Queue, name: &str, device: Option<Device>) -> Result<(), Failure> {
+    let Some(device) = device else {
+        // What is durable is; the rest is as after a crash.
+        let text = format!("Could not close '{name}': a connection failed to end");
+        return Err(Failure::new(text));
+    };
+    queue
+        .block_on(device.close(queue))
+        .map_err(|e| Failure::new(format!("Could not close '{name}': {e}")))
+}
+
+/// What was done with an export.
+pub fn statistics(name: &str, device: &Device, statistics: &Statistics) -> String {
+    let mut text = format!("export '{name}':\n{statistics}");
+    if let LayerImage::Qcow2(image) = &device.top().image {
+        let (hits, loads) = image.cache_hits_and_loads();
+        text += &format!("  l2 cache: {hits} hits, {loads} loads\n");
+    }
+    text
+}
+
+/// Says `text` on standard error.
+pub fn say(text: &str) {
+    // Nobody is left to tell that stderr is closed.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+}
+
+/// The file with the process's number, which goes with the process.
+pub struct PidFile(Option<PathBuf>);
+
+impl PidFile {
+    /// Writes it, if one is wanted.
+    pub fn write(path: Option<&str>) -> Result<Self, Failure> {
+        let Some(path) = path else {
+            return Ok(PidFile(None));
+        };
+        fs::write(path, format!("{}\n", std::process::id())).map_err(|e| {
+            Failure::new(format!(
+                "Cannot write pid file {path}: {}",
+                zebu::strerror(&e)
+            ))
+        })?;
+        Ok(PidFile(std::path::absolute(path).ok()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // Gone already is as good.
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The options of `vhost-user-blk`.
+
+use clap::Parser;
+use zebu_vhost::MAX_QUEUES;
+
+use crate::commands::serve::ImageArguments;
+use crate::failure::Failure;
+use crate::size;
+
+/// Serves images to virtual machines.
+#[derive(Debug, Parser)]
+#[command(about = "Serves images to virtual machines over vhost-user, as qemu-storage-daemon does")]
+pub struct Arguments {
+    /// Path of the unix socket to listen at
+    #[arg(long, value_name = "PATH", visible_alias = "socket")]
+    pub socket_path: Option<String>,
+    /// Virtqueues that a front end may use, each with a thread, 1 by default
+    #[arg(long, value_name = "N")]
+    pub num_queues: Option<String>,
+    /// Bytes that a guest addresses, 512 (the default) to 32768
+    #[arg(long, value_name = "BYTES")]
+    pub logical_block_size: Option<String>,
+    /// Name of the export, which is the disk's serial number, zebu by default
+    #[arg(short = 'x', long, value_name = "NAME")]
+    pub export_name: Option<String>,
+    /// Say who connects and why connections end
+    #[arg(short = 'v', long)]
+    pub verbose: bool,
+    /// Return when the server is ready, and leave it running
+    #[arg(long)]
+    pub fork: bool,
+    /// File to write the process's number to
+    #[arg(long, value_name = "PATH")]
+    pub pid_file: Option<String>,
+    #[command(flatten)]
+    pub image: ImageArguments,
+    /// One more export, opened with the same options
+    #[arg(
+        long,
+        value_name = "NAME=IMAGE,socket=PATH[,writable=on|off][,num-queues=N][,logical-block-size=N]"
+    )]
+    pub export: Vec<String>,
+    /// Say at the end, and on SIGUSR1, what was done
+    #[arg(long)]
+    pub stats: bool,
+    /// Print what the program can do, as vhost-user back ends do, and end
+    #[arg(long)]
+    pub print_capabilities: bool,
+    /// The image
+    #[arg(long, value_name = "FILE")]
+    pub blk_file: Option<String>,
+    /// The image
+    #[arg(value_name = "FILE")]
+    pub files: Vec<String>,
+}
+
+/// One image, and how it is served.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub name: String,
+    pub image: String,
+    pub socket: String,
+    pub writable: bool,
+    pub queues: u16,
+    pub block_size: u32,
+}
+
+impl Arguments {
+    /// All that is to be served.
+    pub fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
+        let files: Vec<&String> = self.blk_file.iter().chain(&self.files).collect();
+        let mut all = Vec::new();
+        match files.as_slice() {
+            [] if !self.export.is_empty() => {}
+            [file] => all.push(self.main(file)?),
+            _ => return Err(Failure::new("Invalid number of arguments").with_hint()),
+        }
+        for text in &self.export {
+            all.push(self.further(text)?);
+        }
+        Ok(all)
+    }
+
+    fn main(&self, image: &str) -> Result<Wanted, Failure> {
+        let socket = self.socket_path.clone();
+        Ok(Wanted {
+            name: self.export_name.clone().unwrap_or_else(|| "zebu".into()),
+            image: image.into(),
+            socket: socket.ok_or_else(|| Failure::new("--socket-path is missing").with_hint())?,
+            writable: true,
+            queues: self.queues()?,
+            block_size: self.block_size()?,
+        })
+    }
+
+    fn queues(&self) -> Result<u16, Failure> {
+        self.num_queues.as_deref().map_or(Ok(1), queues)
+    }
+
+    fn block_size(&self) -> Result<u32, Failure> {
+        self.logical_block_size
+            .as_deref()
+            .map_or(Ok(512), block_size)
+    }
+
+    /// An `--export`: as `-device` and the like, a comma in a value is doubled.
+    fn further(&self, text: &str) -> Result<Wanted, Failure> {
+        let fail = |why: &str| Failure::new(format!("--export {text}: {why}"));
+        let mut parts = split(text).into_iter();
+        let first = parts.next().unwrap_or_default();
+        let (name, image) = first
+            .split_once('=')
+            .ok_or_else(|| fail("NAME=IMAGE is expected first"))?;
+        let mut wanted = Wanted {
+            name: name.into(),
+            image: image.into(),
+            socket: String::new(),
+            writable: true,
+            queues: self.queues()?,
+            block_size: self.block_size()?,
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((&part, "on"));
+            match key {
+                "socket" => wanted.socket = value.into(),
+                "writable" => {
+                    wanted.writable = match value {
+                        "on" | "yes" | "true" | "y" => true,
+                        "off" | "no" | "false" | "n" => false,
+                        _ => return Err(fail("writable expects 'on' or 'off'")),
+                    }
+                }
+                "num-queues" => wanted.queues = queues(value)?,
+                "logical-block-size" => wanted.block_size = block_size(value)?,
+                _ => return Err(fail(&format!("there is no option '{key}'"))),
+            }
+        }
+        match wanted.socket.is_empty() {
+            true => Err(fail("socket=PATH is missing")),
+            false => Ok(wanted),
+        }
+    }
+}
+
+fn queues(text: &str) -> Result<u16, Failure> {
+    match text.parse() {
+        Ok(number) if (1..=MAX_QUEUES).contains(&number) => Ok(number),
+        _ => Err(Failure::new(format!(
+            "Invalid number of queues '{text}': 1 to {MAX_QUEUES} are possible"
+        ))),
+    }
+}
+
+fn block_size(text: &str) -> Result<u32, Failure> {
+    match size::parse(text) {
+        Ok(size @ 512..=32768) if size.is_power_of_two() => Ok(size as u32),
+        _ => Err(Failure::new(format!(
+            "Invalid logical block size '{text}': powers of two from 512 to 32768 are possible"
+        ))),
+    }
+}
+
+/// Splits at commas; two commas are one in a part.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        if character == ',' && characters.next_if_eq(&',').is_none() {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push(character);
+        }
+    }
+    parts
+}

@@ -1,0 +1,132 @@
+//! `vhost-user-blk`: serves images as disks of virtual machines.
+
+mod arguments;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use zebu::storage::Queue;
+use zebu_nbd::Listener;
+use zebu_vhost::{Export, ExportOptions, Server};
+
+use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
+use crate::failure::{Failure, Outcome};
+use crate::program::{self, Invocation};
+use arguments::{Arguments, Wanted};
+
+/// What a program that manages back ends asks for: the options `--read-only`
+/// and `--blk-file` are there.
+const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", \"blk-file\"]}\n";
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = program::parse(invocation, arguments)?;
+    if arguments.print_capabilities {
+        return crate::output::print(CAPABILITIES);
+    }
+    let wanted = arguments.wanted()?;
+    // Before any thread is there.
+    let parent = match arguments.fork {
+        true => Some(serve::fork()?),
+        false => None,
+    };
+    let signals = Signals::new().map_err(|e| failed("signals", &e))?;
+    serve::log_to_stderr(arguments.verbose);
+    serve(invocation, &arguments, &wanted, parent, signals)
+}
+
+fn serve(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    wanted: &[Wanted],
+    parent: Option<Parent>,
+    signals: Signals,
+) -> Outcome {
+    let options = arguments.image.queue_options()?;
+    let queue =
+        Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
+    let exports = open(&queue, arguments, wanted, &invocation.name)?;
+    let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
+    let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
+    let mut doors = Vec::new();
+    for (export, listener) in exports.iter().zip(&listeners) {
+        if let Listener::Unix(listener, _) = listener {
+            let listener = listener.try_clone().map_err(|e| failed("a socket", &e))?;
+            doors.push((export.clone(), listener));
+        }
+        tracing::info!("listening at {listener}, export {:?}", export.name());
+    }
+    let _pid_file = PidFile::write(arguments.pid_file.as_deref())?;
+    let server = Server::start(doors, &options).map_err(|e| failed("the server", &e))?;
+    if let Some(parent) = parent {
+        parent.ready().map_err(|e| failed("the daemon", &e))?;
+    }
+    let stop = async {
+        loop {
+            match signals.next(&queue).await {
+                Ok(Event::Statistics) => print_statistics(&exports),
+                Ok(Event::End) | Err(_) => return,
+            }
+        }
+    };
+    drop(queue.block_on(server.run_until(stop)));
+    drop(listeners);
+    if arguments.stats {
+        print_statistics(&exports);
+    }
+    let mut result = Ok(0);
+    for export in exports {
+        let name = export.device().top().name.clone();
+        let device = Arc::into_inner(export).map(Export::into_device);
+        let closed = serve::close(&queue, &name, device);
+        result = result.and_then(|status| closed.map(|()| status));
+    }
+    result
+}
+
+fn open(
+    queue: &Queue,
+    arguments: &Arguments,
+    wanted: &[Wanted],
+    program: &str,
+) -> Result<Vec<Arc<Export>>, Failure> {
+    let options = arguments.image.open_options()?;
+    let mut names = HashSet::new();
+    let mut exports = Vec::new();
+    for wanted in wanted {
+        if !names.insert(&wanted.name) {
+            let text = format!("export name '{}' is there twice", wanted.name);
+            return Err(Failure::new(text));
+        }
+        let mut options = options.clone();
+        options.write &= wanted.writable;
+        let device = arguments
+            .image
+            .open(queue, &wanted.image, &options, program)?;
+        let options = ExportOptions {
+            name: wanted.name.clone(),
+            queues: wanted.queues,
+            block_size: wanted.block_size,
+        };
+        exports.push(Export::new(device, options));
+    }
+    Ok(exports)
+}
+
+fn listen(path: &str) -> Result<Listener, Failure> {
+    // A server that runs in the background is elsewhere when it removes it.
+    let listener = std::path::absolute(Path::new(path)).and_then(|path| Listener::unix(&path));
+    listener.map_err(|e| {
+        let why = zebu::strerror(&e);
+        Failure::new(format!("Failed to bind socket to {path}: {why}"))
+    })
+}
+
+fn print_statistics(exports: &[Arc<Export>]) {
+    let served = |export: &Arc<Export>| {
+        serve::statistics(export.name(), export.device(), export.statistics())
+    };
+    serve::say(&exports.iter().map(served).collect::<String>());
+}

@@ -1,0 +1,141 @@
+//! A vhost-user-blk server under test, and a machine with one virtqueue.
+
+use std::path::PathBuf;
+
+use vm_memory::{Bytes, GuestAddress};
+use zebu_vhost::front_end::{Connection, Machine, Ring, Setup};
+
+use super::server::{Server, wait_until};
+use super::{Lab, PATIENCE};
+
+// What is asked for.
+pub const READ: u32 = 0;
+pub const WRITE: u32 = 1;
+pub const FLUSH: u32 = 4;
+pub const GET_ID: u32 = 8;
+pub const DISCARD: u32 = 11;
+pub const WRITE_ZEROES: u32 = 13;
+
+// What is answered.
+pub const OK: u8 = 0;
+pub const ERROR: u8 = 1;
+pub const UNSUPPORTED: u8 = 2;
+
+/// Numbers of features.
+pub const FEATURE_RO: u32 = 5;
+pub const FEATURE_FLUSH: u32 = 9;
+pub const FEATURE_WCE: u32 = 11;
+pub const FEATURE_INDIRECT: u32 = 28;
+pub const FEATURE_EVENT_INDEX: u32 = 29;
+
+/// Where the server that [`serve`] starts listens.
+pub fn socket(lab: &Lab) -> PathBuf {
+    lab.path("v.sock")
+}
+
+/// `zebu vhost-user-blk -v --socket-path v.sock` and these arguments; waits
+/// until it listens.
+#[track_caller]
+pub fn serve(lab: &Lab, args: &[&str]) -> Server {
+    let mut all = vec!["vhost-user-blk", "-v", "--socket-path", "v.sock"];
+    all.extend(args);
+    let mut server = Server::spawn(lab, &all);
+    server.socket = socket(lab);
+    wait_until("the server listens", || server.log().contains("listening"));
+    server
+}
+
+/// Fails unless an image whose server was killed is whole, but for leaks.
+#[track_caller]
+pub fn check_after_kill(lab: &Lab, image: &str) {
+    // The kernel ends the requests of a killed program, and gives up its locks,
+    // a moment after the program has gone.
+    let mut check = lab.qemu_img(&["check", image]);
+    wait_until("the lock goes", || {
+        check = lab.qemu_img(&["check", image]);
+        !check.err.contains(" lock\n")
+    });
+    assert!([0, 3].contains(&check.status), "{check:?}");
+}
+
+/// A machine with one virtqueue, which asks for one thing at a time.
+pub struct Disk {
+    pub machine: Machine,
+    pub connection: Connection,
+    pub ring: Ring,
+}
+
+impl Disk {
+    #[track_caller]
+    pub fn new(lab: &Lab, setup: Setup) -> Disk {
+        let mut machine = Machine::new(setup).unwrap();
+        let mut connection = machine.connect(&socket(lab)).unwrap();
+        let ring = machine.ring(0).unwrap();
+        connection.start(&ring).unwrap();
+        Disk {
+            machine,
+            connection,
+            ring,
+        }
+    }
+
+    /// Waits for the answer to the request whose descriptors begin with
+    /// `head`: how much was written.
+    #[track_caller]
+    pub fn written(&mut self, head: u16) -> u32 {
+        assert!(self.ring.wait(PATIENCE).unwrap(), "no answer");
+        let (answered, written) = self.ring.answer().unwrap();
+        assert_eq!(answered, head);
+        written
+    }
+
+    #[track_caller]
+    fn ask(&mut self, kind: u32, sector: u64, (length, to_memory): (usize, bool)) -> (u8, u32) {
+        let all = (length as u64, to_memory);
+        self.ring.request(0, kind, sector, all, &[]);
+        self.ring.kick(1).unwrap();
+        let head = self.ring.head(0);
+        let written = self.written(head);
+        (self.status(), written)
+    }
+
+    /// The status of the slot's last request.
+    pub fn status(&self) -> u8 {
+        let at = GuestAddress(self.ring.status(0));
+        self.machine.memory().read_obj(at).unwrap()
+    }
+
+    /// Asks for something that is given `bytes`; the status.
+    #[track_caller]
+    pub fn give(&mut self, kind: u32, sector: u64, bytes: &[u8]) -> u8 {
+        let at = GuestAddress(self.ring.data(0));
+        self.machine.memory().write_slice(bytes, at).unwrap();
+        let (status, written) = self.ask(kind, sector, (bytes.len(), false));
+        assert_eq!(written, 1);
+        status
+    }
+
+    /// Asks for something that gives `length` bytes.
+    #[track_caller]
+    pub fn take(&mut self, kind: u32, sector: u64, length: usize) -> Result<Vec<u8>, u8> {
+        let at = GuestAddress(self.ring.data(0));
+        let mut bytes = vec![0xa5; length];
+        self.machine.memory().write_slice(&bytes, at).unwrap();
+        match self.ask(kind, sector, (length, true)) {
+            (OK, written) => {
+                assert!(written as usize <= length + 1);
+                self.machine.memory().read_slice(&mut bytes, at).unwrap();
+                Ok(bytes)
+            }
+            (status, _) => Err(status),
+        }
+    }
+}
+
+/// What a discard or a write of zeroes is given for each range.
+pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    let mut bytes = sector.to_le_bytes().to_vec();
+    bytes.extend(sectors.to_le_bytes());
+    bytes.extend(flags.to_le_bytes());
+    bytes
+}

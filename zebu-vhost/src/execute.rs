@@ -1,0 +1,129 @@
+//! One request: checked and done.
+
+use zebu::block::Zeroing;
+use zebu::storage::Queue;
+
+use crate::export::Export;
+use crate::request::{Range, SECTOR, Work};
+
+/// Sectors of one range of a discard or a write of zeroes at most: 2 GiB.
+pub const MAX_SECTORS: u32 = 1 << 22;
+
+/// A write of zeroes may free what it zeroes.
+const UNMAP: u32 = 1;
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    Ok = 0,
+    Error = 1,
+    Unsupported = 2,
+}
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("{0}")]
+    Wrong(&'static str),
+    #[error("{0}")]
+    Unsupported(String),
+    #[error(transparent)]
+    Device(#[from] zebu::Error),
+}
+
+/// Does what `work` says. If `through`, what is written is durable then.
+pub async fn execute(queue: &Queue, export: &Export, work: &Work, through: bool) -> Status {
+    match run(queue, export, work, through).await {
+        Ok(()) => Status::Ok,
+        Err(failed) => {
+            tracing::debug!("export {:?}: a request failed: {failed}", export.name());
+            match failed {
+                Failed::Unsupported(_) => Status::Unsupported,
+                _ => Status::Error,
+            }
+        }
+    }
+}
+
+async fn run(queue: &Queue, export: &Export, work: &Work, through: bool) -> Result<(), Failed> {
+    let device = export.device();
+    match work {
+        Work::Read { sector, data } => {
+            let offset = range(export, *sector, data.len() as u64)?;
+            return Ok(device.read(queue, offset, data).await?);
+        }
+        Work::Write { sector, data } => {
+            check_writable(export)?;
+            let offset = range(export, *sector, data.len() as u64)?;
+            device.write(queue, offset, data).await?;
+        }
+        Work::Flush => return Ok(device.flush(queue).await?),
+        Work::Discard(ranges) => {
+            for (offset, length) in check(export, ranges, 0)? {
+                device.discard(queue, offset, length).await?;
+            }
+        }
+        Work::WriteZeroes(ranges) => {
+            let checked = check(export, ranges, UNMAP)?;
+            for ((offset, length), range) in checked.into_iter().zip(ranges) {
+                let zeroing = match range.flags & UNMAP {
+                    0 => Zeroing::Keep,
+                    _ => Zeroing::Unmap,
+                };
+                device.write_zeroes(queue, offset, length, zeroing).await?;
+            }
+        }
+        Work::Id(data) => {
+            let id = export.id();
+            data.copy_from(&id[..data.len()]);
+            return Ok(());
+        }
+        Work::Unknown(kind) => {
+            return Err(Failed::Unsupported(format!("unknown request {kind}")));
+        }
+        Work::Wrong(why) => return Err(Failed::Wrong(why)),
+    }
+    if through {
+        device.flush(queue).await?;
+    }
+    Ok(())
+}
+
+fn check_writable(export: &Export) -> Result<(), Failed> {
+    match export.is_writable() {
+        true => Ok(()),
+        false => Err(Failed::Wrong("the export is read-only")),
+    }
+}
+
+/// The offset of a range that is inside the disk, in whole blocks.
+fn range(export: &Export, sector: u64, length: u64) -> Result<u64, Failed> {
+    let offset = sector
+        .checked_mul(SECTOR)
+        .ok_or(Failed::Wrong("past the end of the disk"))?;
+    let block = u64::from(export.block_size());
+    if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+        return Err(Failed::Wrong("not in whole blocks"));
+    }
+    match offset.checked_add(length) {
+        Some(end) if end <= export.sectors() * SECTOR => Ok(offset),
+        _ => Err(Failed::Wrong("past the end of the disk")),
+    }
+}
+
+/// Offsets and lengths, if all of them can be.
+fn check(export: &Export, ranges: &[Range], flags: u32) -> Result<Vec<(u64, u64)>, Failed> {
+    check_writable(export)?;
+    let one = |asked: &Range| {
+        if asked.flags & !flags != 0 {
+            return Err(Failed::Unsupported(format!("flags {:#x}", asked.flags)));
+        }
+        if asked.sectors > MAX_SECTORS {
+            return Err(Failed::Wrong("a longer range than a request may have"));
+        }
+        let length = u64::from(asked.sectors) * SECTOR;
+        Ok((range(export, asked.sector, length)?, length))
+    };
+    ranges.iter().map(one).collect()
+}

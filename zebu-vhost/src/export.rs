@@ -1,0 +1,133 @@
+//! What is served: a device, and what guests are told of it.
+
+use std::sync::Arc;
+
+use zebu::Statistics;
+use zebu::block::{Device, LayerImage};
+
+use crate::config::Config;
+use crate::request::{ID, SECTOR, Work};
+
+/// Virtqueues of one export at most.
+pub const MAX_QUEUES: u16 = 256;
+
+/// The requests that statistics tell apart; see [`kind`].
+const KINDS: [&str; 7] = [
+    "read",
+    "write",
+    "flush",
+    "discard",
+    "write-zeroes",
+    "get-id",
+    "wrong",
+];
+
+/// The kind of requests that make no sense.
+pub const WRONG: usize = 6;
+
+/// Which of [`KINDS`] a request is.
+pub fn kind(work: &Work) -> usize {
+    match work {
+        Work::Read { .. } => 0,
+        Work::Write { .. } => 1,
+        Work::Flush => 2,
+        Work::Discard(_) => 3,
+        Work::WriteZeroes(_) => 4,
+        Work::Id(_) => 5,
+        Work::Unknown(_) | Work::Wrong(_) => WRONG,
+    }
+}
+
+/// How a device is served.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// A name for messages; its first 20 bytes are the disk's serial number.
+    pub name: String,
+    /// Virtqueues, 1 to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// What guests address, in bytes: a power of two from 512 to 32768.
+    pub block_size: u32,
+}
+
+/// A device that is served.
+#[derive(Debug)]
+pub struct Export {
+    device: Device,
+    options: ExportOptions,
+    statistics: Statistics,
+}
+
+impl Export {
+    /// Serves a device, for writing if it was opened so.
+    pub fn new(device: Device, options: ExportOptions) -> Arc<Self> {
+        assert!((1..=MAX_QUEUES).contains(&options.queues));
+        let block = options.block_size;
+        assert!(block.is_power_of_two() && (512..=32768).contains(&block));
+        Arc::new(Export {
+            device,
+            options,
+            statistics: Statistics::new(&KINDS),
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The device back, when nobody serves it any more.
+    pub fn into_device(self) -> Device {
+        self.device
+    }
+
+    /// Its name, for messages.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// What was done with it so far.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    pub(crate) fn queues(&self) -> u16 {
+        self.options.queues
+    }
+
+    pub(crate) fn block_size(&self) -> u32 {
+        self.options.block_size
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.device.is_writable()
+    }
+
+    /// Whole sectors of the disk.
+    pub(crate) fn sectors(&self) -> u64 {
+        self.device.size() / SECTOR
+    }
+
+    /// The serial number.
+    pub(crate) fn id(&self) -> [u8; ID] {
+        let mut id = [0; ID];
+        for (to, from) in id.iter_mut().zip(self.options.name.bytes()) {
+            *to = from;
+        }
+        id
+    }
+
+    /// The device's configuration, with a write cache or without.
+    pub(crate) fn config(&self, write_back: bool) -> Config {
+        let cluster = match &self.device.top().image {
+            LayerImage::Qcow2(image) => image.geometry().cluster_size(),
+            LayerImage::Raw(_) => 4096,
+        };
+        Config {
+            sectors: self.sectors(),
+            block_size: self.options.block_size,
+            unit: u32::try_from(cluster).unwrap_or(4096),
+            queues: self.options.queues,
+            write_back,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The guest's memory as the front end shares it.
+//!
+//! This file holds the crate's only `unsafe`: where memory of the guest
+//! becomes an [`Iov`].
+//!
+//! The guest may change its memory at any time, also while a request uses it.
+//! What a request is made of is therefore read once (`chain.rs`). Its data are
+//! only ever copied, compared with zero or decompressed to, by code that draws
+//! no conclusion from them: a guest that changes them meanwhile garbles its
+//! own data.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
+};
+use zebu::storage::Iov;
+
+use crate::chain::{Malformed, Segment};
+
+/// Mapped memory, by the guest's addresses.
+pub type Guest = GuestMemoryMmap<()>;
+
+/// Regions at a time: what one message may bring descriptors for.
+pub const MAX_REGIONS: u64 = 32;
+
+/// The guest's memory, and where the front end has it.
+#[derive(Clone, Default)]
+pub struct Memory {
+    guest: Arc<Guest>,
+    places: Vec<Place>,
+}
+
+/// A region's place in the front end, which names the rings by its own
+/// addresses.
+#[derive(Clone, Copy)]
+struct Place {
+    user: u64,
+    guest: u64,
+    length: u64,
+}
+
+/// Why memory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    #[error("a region of memory is not in its file")]
+    OutsideFile,
+    #[error("a region of memory at the end of the address space")]
+    Address,
+    #[error("more than {MAX_REGIONS} regions of memory")]
+    TooMany,
+    #[error("a region of memory cannot be mapped: {0}")]
+    Map(vm_memory::mmap::MmapRegionError),
+    #[error("regions of memory: {0}")]
+    Regions(vm_memory::GuestRegionCollectionError),
+}
+
+impl Memory {
+    /// The mapped memory. It stays mapped as long as somebody has this.
+    pub fn guest(&self) -> &Arc<Guest> {
+        &self.guest
+    }
+
+    /// The same with one region more.
+    pub fn with(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Self, MemoryError> {
+        if self.places.len() as u64 >= MAX_REGIONS {
+            return Err(MemoryError::TooMany);
+        }
+        let length = region.memory_size;
+        let metadata = file.metadata().map_err(|_| MemoryError::OutsideFile)?;
+        let end = region.mmap_offset.checked_add(length);
+        // Access behind the end of a file would be a signal.
+        if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
+            return Err(MemoryError::OutsideFile);
+        }
+        let size = usize::try_from(length).map_err(|_| MemoryError::Address)?;
+        let offset = FileOffset::new(file, region.mmap_offset);
+        let mapping = MmapRegion::from_file(offset, size).map_err(MemoryError::Map)?;
+        let mapped = GuestRegionMmap::new(mapping, GuestAddress(region.guest_phys_addr))
+            .ok_or(MemoryError::Address)?;
+        let guest = self.guest.insert_region(Arc::new(mapped));
+        let mut places = self.places.clone();
+        places.push(Place {
+            user: region.user_addr,
+            guest: region.guest_phys_addr,
+            length,
+        });
+        Ok(Memory {
+            guest: Arc::new(guest.map_err(MemoryError::Regions)?),
+            places,
+        })
+    }
+
+    /// The same without a region.
+    pub fn without(&self, guest: u64, user: u64, length: u64) -> Result<Self, MemoryError> {
+        let (left, _) = self
+            .guest
+            .remove_region(GuestAddress(guest), length)
+            .map_err(MemoryError::Regions)?;
+        let same = |place: &Place| place.guest == guest && place.user == user;
+        let mut places = self.places.clone();
+        places.retain(|place| !same(place));
+        Ok(Memory {
+            guest: Arc::new(left),
+            places,
+        })
+    }
+
+    /// What the guest calls an address of the front end.
+    pub fn translate(&self, user: u64) -> Option<GuestAddress> {
+        self.places.iter().find_map(|place| {
+            let at = user.checked_sub(place.user)?;
+            (at < place.length).then(|| GuestAddress(place.guest + at))
+        })
+    }
+}
+
+/// The memory of `segments`, without the first `skip` bytes and of `length`
+/// bytes.
+///
+/// Whoever uses the result keeps `guest`, which `segments` were found in, until
+/// it is used no more: that is the promise that an [`Iov`] is made under.
+pub fn iov(
+    guest: &Guest,
+    segments: &[Segment],
+    skip: usize,
+    length: usize,
+) -> Result<Iov, Malformed> {
+    let (mut skip, mut left) = (skip, length);
+    let mut pieces: Vec<(*mut u8, usize)> = Vec::with_capacity(segments.len());
+    for segment in segments {
+        for slice in guest.get_slices(segment.address, segment.length as usize) {
+            let slice = slice.map_err(|_| Malformed::OutsideMemory)?;
+            let passed = skip.min(slice.len());
+            skip -= passed;
+            let used = (slice.len() - passed).min(left);
+            left -= used;
+            if used > 0 {
+                let start = slice.ptr_guard_mut().as_ptr();
+                // Within the slice: `passed` is less than its length.
+                pieces.push((start.wrapping_add(passed), used));
+            }
+        }
+    }
+    debug_assert_eq!(left, 0);
+    // SAFETY: each piece lies in a mapping of `guest`, which stays mapped as
+    // long as it exists, and is readable and writable; callers keep it. The
+    // guest itself may write there: see the top of this file.
+    Ok(unsafe { Iov::from_segments(&pieces) })
+}

@@ -1,0 +1,440 @@
+//! A virtqueue that runs: takes requests off its ring, and answers them.
+//!
+//! One future looks for requests, tasks of the thread's queue do them: as many
+//! as were ever in flight at once. They stay for the next request, since to
+//! make a future and move it to its place costs more than all else done here.
+//! The order of things keeps the number of system calls small:
+//!
+//! - as long as requests are found, the guest is not asked to say so (event
+//!   index); only when there are none, and nothing else to do, is it asked
+//!   again, and the ring looked at once more;
+//! - requests that are found together are started together, since their tasks
+//!   run before the ring is looked at again;
+//! - requests that end together are told to the guest by one event: tasks
+//!   run before the future that signals.
+//!
+//! Bounds: as many requests at a time as the ring has descriptors, and no new
+//! one while [`MAX_BYTES`] of data are in flight.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::future::{Future, poll_fn};
+use std::io::{self, Read, Write};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use virtio_queue::{Queue as Virtqueue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use zebu::storage::Queue;
+
+use crate::chain::{Chain, Malformed};
+use crate::execute::{Status, execute};
+use crate::export::{Export, WRONG, kind};
+use crate::inflight::QueueInflight;
+use crate::memory::Guest;
+use crate::request::{MAX_BYTES, Request};
+
+/// What a ring begins with.
+pub struct Start {
+    pub guest: Arc<Guest>,
+    /// With valid addresses in `guest`.
+    pub virtqueue: Virtqueue,
+    /// Readable when the guest has requests.
+    pub kick: File,
+    /// Tells the guest of answers.
+    pub call: Option<File>,
+    /// Tells the front end that the ring is broken.
+    pub error: Option<File>,
+    pub inflight: Option<QueueInflight>,
+    /// Whether writes are durable only after a flush.
+    pub write_back: Arc<AtomicBool>,
+}
+
+/// A running virtqueue.
+pub struct Ring {
+    queue: Queue,
+    export: Arc<Export>,
+    start: Start,
+    virtqueue: RefCell<Virtqueue>,
+    inflight: RefCell<Option<QueueInflight>>,
+    /// Reused by each request.
+    chain: RefCell<Chain>,
+    requests: Cell<usize>,
+    bytes: Cell<usize>,
+    /// Requests that no task has yet.
+    waiting: RefCell<VecDeque<Taken>>,
+    /// Tasks that have no request.
+    idle: RefCell<Vec<Waker>>,
+    tasks: Cell<usize>,
+    /// Tasks are to end.
+    closing: Cell<bool>,
+    /// The future that looks for requests, or waits for the last to end.
+    waker: RefCell<Option<Waker>>,
+    /// There are answers that the guest was not told of.
+    answered: Cell<bool>,
+    /// Nothing is taken any more: the guest has made no sense.
+    broken: Cell<bool>,
+}
+
+/// A request off the ring.
+struct Taken {
+    head: u16,
+    request: Request,
+    begun: Instant,
+}
+
+/// Why a ring is of no use.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("{0}")]
+    Ring(#[from] virtio_queue::Error),
+    #[error("it offers descriptor {0}, which it does not have")]
+    Head(u16),
+    #[error("its kicks cannot be received: {}", zebu::strerror(.0))]
+    Kick(io::Error),
+}
+
+impl Ring {
+    /// Takes up what was in flight when the server was killed, if anything.
+    pub fn new(queue: &Queue, export: &Arc<Export>, mut start: Start) -> Rc<Self> {
+        let virtqueue = std::mem::replace(
+            &mut start.virtqueue,
+            Virtqueue::new(1).expect("a power of two"),
+        );
+        let mut inflight = start.inflight.take();
+        let mut ring = Ring {
+            queue: queue.clone(),
+            export: export.clone(),
+            start,
+            virtqueue: RefCell::new(virtqueue),
+            inflight: RefCell::new(None),
+            chain: RefCell::default(),
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+            waiting: RefCell::default(),
+            idle: RefCell::default(),
+            tasks: Cell::new(0),
+            closing: Cell::new(false),
+            waker: RefCell::new(None),
+            answered: Cell::new(false),
+            broken: Cell::new(false),
+        };
+        let mut again = Vec::new();
+        if let Some(inflight) = &mut inflight {
+            let virtqueue = ring.virtqueue.get_mut();
+            let used = virtqueue.next_used();
+            again = inflight.recover(used);
+            virtqueue.set_next_avail(used.wrapping_add(again.len() as u16));
+        }
+        ring.inflight = RefCell::new(inflight);
+        let ring = Rc::new(ring);
+        // In case the last server died before it could tell the guest.
+        ring.call();
+        if !again.is_empty() {
+            tracing::info!("{} requests are done again", again.len());
+        }
+        for head in again {
+            ring.begin(head);
+        }
+        ring
+    }
+
+    /// Serves the ring until `interrupt` is ready. Requests may be in flight
+    /// then.
+    pub async fn serve<T>(
+        self: &Rc<Self>,
+        mut interrupt: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> T {
+        let mut kick = None;
+        poll_fn(|context| {
+            self.set_waker(context);
+            if let Poll::Ready(interrupted) = interrupt(context) {
+                return Poll::Ready(interrupted);
+            }
+            self.signal();
+            if let Err(broken) = self.look(context, &mut kick) {
+                self.give_up(&broken);
+                kick = None;
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits for the requests in flight; nothing is done here afterwards. The
+    /// index of the next request.
+    pub async fn drain(&self) -> u16 {
+        self.until(|| self.requests.get() == 0).await;
+        self.closing.set(true);
+        let idle = self.idle.take();
+        idle.into_iter().for_each(Waker::wake);
+        self.until(|| self.tasks.get() == 0).await;
+        self.virtqueue.borrow().next_avail()
+    }
+
+    /// Waits until `condition` holds, which tasks make true.
+    async fn until(&self, condition: impl Fn() -> bool) {
+        poll_fn(|context| {
+            self.set_waker(context);
+            self.signal();
+            match condition() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    fn set_waker(&self, context: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        match &mut *waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => *waker = Some(context.waker().clone()),
+        }
+    }
+
+    /// Takes what requests there are, or begins to wait for some.
+    fn look<'a>(
+        self: &'a Rc<Self>,
+        context: &mut Context<'_>,
+        kick: &mut Option<zebu::storage::Ready<'a>>,
+    ) -> Result<(), Broken> {
+        if self.broken.get() {
+            return Ok(());
+        }
+        if let Some(wait) = kick
+            && let Poll::Ready(ready) = Pin::new(wait).poll(context)
+        {
+            *kick = None;
+            ready.map_err(Broken::Kick)?;
+            self.clear_kick()?;
+        }
+        let taken = self.take()?;
+        if taken > 0 {
+            // What was taken is started first.
+            context.waker().wake_by_ref();
+            return Ok(());
+        }
+        if !self.has_room() {
+            // The end of a request will wake us.
+            return Ok(());
+        }
+        let guest = &*self.start.guest;
+        if self.virtqueue.borrow_mut().enable_notification(guest)? {
+            context.waker().wake_by_ref();
+            return Ok(());
+        }
+        if kick.is_none() {
+            let mut wait = self.queue.readable(&self.start.kick);
+            match Pin::new(&mut wait).poll(context) {
+                Poll::Ready(ready) => {
+                    ready.map_err(Broken::Kick)?;
+                    context.waker().wake_by_ref();
+                    self.clear_kick()?;
+                }
+                Poll::Pending => *kick = Some(wait),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the kicks so far.
+    fn clear_kick(&self) -> Result<(), Broken> {
+        match (&self.start.kick).read(&mut [0; 8]) {
+            Ok(0) => Err(Broken::Kick(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(e) => Err(Broken::Kick(e)),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let size = usize::from(self.virtqueue.borrow().size());
+        self.requests.get() < size && self.bytes.get() < MAX_BYTES
+    }
+
+    /// Takes requests as long as there are some, and room. How many it took.
+    fn take(self: &Rc<Self>) -> Result<usize, Broken> {
+        let guest = &*self.start.guest;
+        let size = self.virtqueue.borrow().size();
+        self.virtqueue.borrow_mut().disable_notification(guest)?;
+        let mut taken = 0;
+        while self.has_room() {
+            let next = {
+                let mut virtqueue = self.virtqueue.borrow_mut();
+                let next = virtqueue.iter(guest)?.next();
+                next.map(|chain| chain.head_index())
+            };
+            let Some(head) = next else {
+                break;
+            };
+            if head >= size {
+                return Err(Broken::Head(head));
+            }
+            if let Some(inflight) = &mut *self.inflight.borrow_mut() {
+                inflight.take(head);
+            }
+            self.begin(head);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// Starts the request whose first descriptor is `head`.
+    fn begin(self: &Rc<Self>, head: u16) {
+        let begun = Instant::now();
+        let request = match self.read(head) {
+            Ok(request) => request,
+            Err(malformed) => {
+                tracing::debug!("export {:?}: {malformed}", self.export.name());
+                self.statistics(WRONG, 0, begun, true);
+                // Nobody knows where a status would go.
+                self.answer(head, 0);
+                return;
+            }
+        };
+        self.requests.set(self.requests.get() + 1);
+        self.bytes.set(self.bytes.get() + request.bytes);
+        self.waiting.borrow_mut().push_back(Taken {
+            head,
+            request,
+            begun,
+        });
+        let idle = self.idle.borrow_mut().pop();
+        match idle {
+            Some(waker) => waker.wake(),
+            None => {
+                self.tasks.set(self.tasks.get() + 1);
+                // It ends by itself; `drain` waits for it.
+                drop(self.queue.spawn(self.clone().work()));
+            }
+        }
+    }
+
+    /// A task: does requests until it is to end.
+    async fn work(self: Rc<Self>) {
+        while let Some(taken) = poll_fn(|context| self.next(context)).await {
+            let request = &taken.request;
+            let through = !self.start.write_back.load(Ordering::Relaxed);
+            let status = execute(&self.queue, &self.export, &request.work, through).await;
+            self.end(taken.head, request, status);
+            let kind = kind(&request.work);
+            self.statistics(kind, request.bytes, taken.begun, status != Status::Ok);
+        }
+        self.tasks.set(self.tasks.get() - 1);
+        self.wake();
+    }
+
+    /// The next request for a task.
+    fn next(&self, context: &Context<'_>) -> Poll<Option<Taken>> {
+        if let Some(taken) = self.waiting.borrow_mut().pop_front() {
+            return Poll::Ready(Some(taken));
+        }
+        if self.closing.get() {
+            return Poll::Ready(None);
+        }
+        let mut idle = self.idle.borrow_mut();
+        if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
+            idle.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = &*self.waker.borrow() {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn read(&self, head: u16) -> Result<Request, Malformed> {
+        let guest = &*self.start.guest;
+        let mut chain = self.chain.borrow_mut();
+        let virtqueue = self.virtqueue.borrow();
+        let table = GuestAddress(virtqueue.desc_table());
+        // The ring, and so `guest`, lives as long as the request's task.
+        chain.read(guest, table, virtqueue.size(), head)?;
+        Request::decode(guest, &chain)
+    }
+
+    fn statistics(&self, kind: usize, bytes: usize, begun: Instant, failed: bool) {
+        let statistics = self.export.statistics();
+        statistics.add(kind, bytes as u64, begun.elapsed(), failed);
+    }
+
+    /// Answers a request.
+    fn end(&self, head: u16, request: &Request, status: Status) {
+        // The address was checked, and memory does not go away.
+        let guest = &*self.start.guest;
+        let stored = guest.write_obj(status as u8, request.status);
+        debug_assert!(stored.is_ok());
+        let written = match status {
+            Status::Ok => request.written,
+            _ => 1,
+        };
+        self.requests.set(self.requests.get() - 1);
+        self.bytes.set(self.bytes.get() - request.bytes);
+        self.answer(head, written);
+    }
+
+    fn answer(&self, head: u16, written: u32) {
+        let mut virtqueue = self.virtqueue.borrow_mut();
+        let inflight = self.inflight.borrow();
+        if let Some(inflight) = &*inflight {
+            inflight.answer(head);
+        }
+        if let Err(e) = virtqueue.add_used(&*self.start.guest, head, written) {
+            self.give_up(&e.into());
+        }
+        if let Some(inflight) = &*inflight {
+            inflight.answered(head, virtqueue.next_used());
+        }
+        self.answered.set(true);
+        self.wake();
+    }
+
+    /// Tells the guest of answers that it was not told of, if it wants.
+    fn signal(&self) {
+        if self.answered.replace(false) && self.is_wanted() {
+            self.call();
+        }
+    }
+
+    fn call(&self) {
+        if let Some(mut call) = self.start.call.as_ref() {
+            // If it cannot be written to, it is readable already.
+            let _ = call.write(&1u64.to_ne_bytes());
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        let guest = &*self.start.guest;
+        let mut virtqueue = self.virtqueue.borrow_mut();
+        if virtqueue.event_idx_enabled() {
+            return virtqueue.needs_notification(guest).unwrap_or(true);
+        }
+        // VIRTQ_AVAIL_F_NO_INTERRUPT, which is not looked at there.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let flags = guest.load(GuestAddress(virtqueue.avail_ring()), Ordering::Relaxed);
+        flags.map_or(true, |flags: u16| u16::from_le(flags) & 1 == 0)
+    }
+
+    /// The guest, or the front end, has made no sense: what is in flight is
+    /// answered, but nothing is taken any more until the ring is started anew.
+    fn give_up(&self, why: &Broken) {
+        if self.broken.replace(true) {
+            return;
+        }
+        tracing::warn!(
+            "export {:?}: a virtqueue is broken: {why}",
+            self.export.name()
+        );
+        if let Some(mut error) = self.start.error.as_ref() {
+            let _ = error.write(&1u64.to_ne_bytes());
+        }
+    }
+}

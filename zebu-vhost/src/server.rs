@@ -1,0 +1,146 @@
+//! The server: takes front ends in, one at a time for each export.
+
+use std::future::Future;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::net::{Shutdown, shutdown, sockopt::socket_peercred};
+use vhost::vhost_user::{BackendReqHandler, Error};
+use zebu::storage::QueueOptions;
+
+use crate::export::Export;
+use crate::session::Session;
+
+/// How long nobody is taken in after the system had no room for a front end.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Exports that are served, each at a socket.
+pub struct Server {
+    exports: Vec<Arc<Export>>,
+    doors: Vec<Arc<Door>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where the front ends of one export come in.
+struct Door {
+    listener: UnixListener,
+    stopping: AtomicBool,
+    /// The connection that there is.
+    connection: Mutex<Option<UnixStream>>,
+}
+
+impl Server {
+    /// Begins to serve each export at its socket, with a queue like this for
+    /// each of its virtqueues.
+    pub fn start(
+        exports: Vec<(Arc<Export>, UnixListener)>,
+        options: &QueueOptions,
+    ) -> io::Result<Self> {
+        let mut server = Server {
+            exports: Vec::new(),
+            doors: Vec::new(),
+            threads: Vec::new(),
+        };
+        for (number, (export, listener)) in exports.into_iter().enumerate() {
+            listener.set_nonblocking(false)?;
+            let door = Arc::new(Door {
+                listener,
+                stopping: AtomicBool::new(false),
+                connection: Mutex::default(),
+            });
+            server.doors.push(door.clone());
+            server.exports.push(export.clone());
+            let options = options.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("vhost-{number}"))
+                .spawn(move || door.serve(&export, &options))?;
+            server.threads.push(thread);
+        }
+        Ok(server)
+    }
+
+    /// Serves until `stop` is ready. Then connections are ended: what is in
+    /// flight is done first, and answered. The exports are given back: nobody
+    /// else has them.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Vec<Arc<Export>> {
+        stop.await;
+        for door in &self.doors {
+            door.close();
+        }
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        self.exports
+    }
+}
+
+impl Door {
+    fn connection(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
+        self.connection.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Ends [`Door::serve`].
+    fn close(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        // Ends a wait for the next front end, or for the next message.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        if let Some(connection) = &*self.connection() {
+            let _ = shutdown(connection, Shutdown::Both);
+        }
+    }
+
+    fn serve(&self, export: &Arc<Export>, options: &QueueOptions) {
+        let stopping = || self.stopping.load(Ordering::SeqCst);
+        while !stopping() {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(_) if stopping() => return,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => {
+                    tracing::warn!(
+                        "no front end is taken in for a while: {}",
+                        zebu::strerror(&e)
+                    );
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            let name = export.name();
+            let process = socket_peercred(&stream).map_or(0, |who| who.pid.as_raw_nonzero().get());
+            tracing::info!("export {name:?}: process {process} connected");
+            let end = self.session(export, options, stream);
+            let end = match stopping() {
+                true => "the server is ending".into(),
+                false => end.to_string(),
+            };
+            tracing::info!("export {name:?}: the connection ended: {end}");
+        }
+    }
+
+    /// The whole of a connection. When it returns nothing is in flight.
+    fn session(&self, export: &Arc<Export>, options: &QueueOptions, stream: UnixStream) -> Error {
+        match stream.try_clone() {
+            Ok(clone) => *self.connection() = Some(clone),
+            Err(e) => return Error::SocketError(e),
+        }
+        export.statistics().connected();
+        let session = Arc::new(Mutex::new(Session::new(export, options)));
+        let mut handler = BackendReqHandler::from_stream(stream, session);
+        let end = loop {
+            if self.stopping.load(Ordering::SeqCst) {
+                break Error::Disconnected;
+            }
+            if let Err(end) = handler.handle_request() {
+                break end;
+            }
+        };
+        // Its rings stop here.
+        drop(handler);
+        *self.connection() = None;
+        end
+    }
+}
