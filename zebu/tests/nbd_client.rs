@@ -450,3 +450,57 @@ fn no_answer_is_lost_with_a_connection() {
         }
     }
 }
+
+/// Of two who wait, the one that was woken to receive next goes instead.
+#[test]
+fn who_is_to_lead_may_go() {
+    let _patience = Patience::new("who_is_to_lead_may_go".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (go, gone) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let server = Server {
+            bytes: Mutex::new(vec![7; SIZE]),
+            manners: Manners {
+                headers: Headers::Simple,
+                hangs_up: None,
+                many: false,
+            },
+        };
+        let (mut stream, _) = listener.accept().unwrap();
+        let headers = server.handshake(&mut stream).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            let mut header = vec![0; Request::size(headers)];
+            stream.read_exact(&mut header).unwrap();
+            let request = Request::decode(headers, &header).unwrap();
+            answers.push(server.answer(headers, &request, &[], &mut Random(1)));
+        }
+        stream.write_all(&answers[0]).unwrap();
+        gone.recv().unwrap();
+        stream.write_all(&answers[2]).unwrap();
+    });
+    let nbd = Nbd::open(NbdOptions::new(NbdServer::Unix(socket), "x")).unwrap();
+    let nbd = Arc::new(nbd);
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let read = |at: u64| {
+        let (nbd, queue) = (nbd.clone(), queue.clone());
+        async move { storage::read_vec(&*nbd, &queue, at, 512).await.unwrap() }
+    };
+    queue.block_on(async {
+        let (mut first, mut second) = (Box::pin(read(0)), Box::pin(read(512)));
+        poll_fn(|context| {
+            assert!(first.as_mut().poll(context).is_pending());
+            assert!(second.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        let third = queue.spawn(read(1024));
+        first.await;
+        drop(second);
+        go.send(()).unwrap();
+        assert_eq!(third.await, [7; 512]);
+    });
+    server.join().unwrap();
+}

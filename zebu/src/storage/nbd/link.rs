@@ -153,7 +153,7 @@ impl Link {
             }
             match state.slots.take_outcome(id) {
                 Some(outcome) => {
-                    state.resign(id, &mut woken);
+                    state.resign(queue, id, &mut woken);
                     Step::Done(outcome)
                 }
                 None => {
@@ -175,7 +175,7 @@ impl Link {
     }
 
     /// Nobody waits for a request any more. From now on its memory is not used.
-    pub(super) fn abandon(&self, id: SlotId) {
+    pub(super) fn abandon(&self, queue: u64, id: SlotId) {
         let mut woken = Vec::new();
         {
             let mut state = self.state();
@@ -186,7 +186,7 @@ impl Link {
             if state.slots.abandon(id, header) {
                 state.output.retain(|other| *other != id);
             }
-            state.resign(id, &mut woken);
+            state.resign(queue, id, &mut woken);
         }
         woken.into_iter().for_each(Waker::wake);
     }
@@ -273,10 +273,11 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// How much was received so far, if an answer is outstanding.
+    /// How much was received so far, if an answer is outstanding that somebody
+    /// waits for: nobody receives others.
     pub(super) fn owes(&self) -> Option<u64> {
         let state = self.state();
-        let owes = matches!(state.phase, Phase::Up(_)) && state.slots.outstanding > 0;
+        let owes = matches!(state.phase, Phase::Up(_)) && state.slots.are_awaited();
         owes.then_some(state.progress)
     }
 
@@ -289,7 +290,8 @@ impl Link {
             let mut state = self.state();
             if let Phase::Up(session) = &state.phase
                 && state.progress == progress
-                && state.slots.outstanding > 0
+                && state.slots.are_awaited()
+                && !session.socket().has_arrived()
             {
                 session.socket().shutdown();
                 let over = Over::Lost("it did not answer in time".into());
@@ -306,7 +308,10 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
-        if let Phase::Up(session) = &mut state.phase {
+        // In the middle of a write a goodbye would be taken for its data.
+        if let Phase::Up(session) = &mut state.phase
+            && state.output.is_empty()
+        {
             session.close();
         }
     }
@@ -344,13 +349,17 @@ impl State {
         }
     }
 
-    /// This request leads no more; another one of its queue that waits does,
-    /// once it runs.
-    fn resign(&mut self, id: SlotId, woken: &mut Vec<Waker>) {
-        let Some(place) = self.leaders.iter().position(|leader| leader.id == id) else {
+    /// This request leads no more, and will not: another one of its queue that
+    /// waits does, once it runs. Also if it did not lead yet: it may be the one
+    /// that was woken to do so.
+    fn resign(&mut self, queue: u64, id: SlotId, woken: &mut Vec<Waker>) {
+        let led = |leader: &Leader| leader.id == id;
+        if let Some(place) = self.leaders.iter().position(led) {
+            self.leaders.swap_remove(place);
+        }
+        if self.leaders.iter().any(|leader| leader.queue == queue) {
             return;
-        };
-        let queue = self.leaders.swap_remove(place).queue;
+        }
         let waits = |slot: &super::slots::Slot| {
             let same = slot.queue == queue && slot.outcome.is_none();
             same.then(|| slot.waker.clone()).flatten()

@@ -350,14 +350,20 @@ impl Slots {
         false
     }
 
+    /// Whether somebody waits for an answer.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.iter()
+            .any(|(_, slot)| slot.outcome.is_none() && slot.waker.is_some())
+    }
+
     /// All that are there.
     pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
         let slots = self.places.iter().filter_map(|place| place.1.as_ref());
         slots.map(|slot| (SlotId(slot.request.cookie), slot))
     }
 
-    /// The connection is lost: all that is outstanding, in the order in which
-    /// it was asked for, is to be sent again, save what nobody waits for.
+    /// The connection is lost: all that is outstanding is to be sent again, save
+    /// what nobody waits for. In any order: what is in flight together has none.
     pub(super) fn rewind(&mut self) -> Vec<SlotId> {
         let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
         let all: Vec<(SlotId, bool)> = outstanding.map(|(id, s)| (id, s.abandoned)).collect();

@@ -1,6 +1,7 @@
 //! The bytes of a connection: a socket that never blocks, and TLS over it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -49,6 +50,11 @@ impl Socket {
     pub(super) fn shutdown(&self) {
         // Whoever has gone already needs none.
         let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    /// Whether there is something to receive, or the end.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.0.peek(&mut [MaybeUninit::uninit()]).is_ok()
     }
 
     /// Waits for one of `events` until `deadline`.
