@@ -504,3 +504,55 @@ fn who_is_to_lead_may_go() {
     });
     server.join().unwrap();
 }
+
+/// A server that is still at it after the drop of a write would undo what is
+/// written to the same place next.
+#[test]
+fn a_dropped_write_has_ended() {
+    let _patience = Patience::new("a_dropped_write_has_ended".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let written = Arc::new(AtomicBool::new(false));
+    let ended = written.clone();
+    let server = thread::spawn(move || {
+        let server = Server {
+            bytes: Mutex::new(vec![0; SIZE]),
+            manners: Manners {
+                headers: Headers::Simple,
+                hangs_up: None,
+                many: false,
+            },
+        };
+        let (mut stream, _) = listener.accept().unwrap();
+        let headers = server.handshake(&mut stream).unwrap();
+        let mut header = vec![0; Request::size(headers)];
+        stream.read_exact(&mut header).unwrap();
+        // So that the rest does not fit into the socket.
+        thread::sleep(Duration::from_millis(50));
+        let request = Request::decode(headers, &header).unwrap();
+        let mut payload = vec![0; request.payload(headers) as usize];
+        stream.read_exact(&mut payload).unwrap();
+        assert!(payload.iter().all(|byte| *byte == 5));
+        thread::sleep(Duration::from_millis(50));
+        ended.store(true, Ordering::SeqCst);
+        let answer = server.answer(headers, &request, &payload, &mut Random(1));
+        stream.write_all(&answer).unwrap();
+    });
+    let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
+    options.write = true;
+    let nbd = Nbd::open(options).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let bytes = vec![5; SIZE];
+    queue.block_on(async {
+        let mut write = Box::pin(storage::write_slice(&nbd, &queue, 0, &bytes));
+        poll_fn(|context| {
+            assert!(write.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(write);
+        assert!(written.load(Ordering::SeqCst));
+    });
+    server.join().unwrap();
+}

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::handshake::{Agreed, Facts};
 use super::session::{Over, Session};
-use super::slots::{Memory, Outcome, SlotId, Slots};
+use super::slots::{Memory, Outcome, Slot, SlotId, Slots};
 use super::wire::Socket;
 use super::{NbdError, NbdOptions, reconnect, watchdog};
 use crate::nbd::Request;
@@ -174,21 +174,59 @@ impl Link {
         step
     }
 
-    /// Nobody waits for a request any more. From now on its memory is not used.
-    pub(super) fn abandon(&self, queue: u64, id: SlotId) {
-        let mut woken = Vec::new();
-        {
-            let mut state = self.state();
-            let header = match &state.phase {
-                Phase::Up(session) => session.header(),
-                _ => 0,
-            };
-            if state.slots.abandon(id, header) {
-                state.output.retain(|other| *other != id);
-            }
-            state.resign(queue, id, &mut woken);
+    /// Nobody waits for a request any more. When this returns its memory is not
+    /// used.
+    ///
+    /// A change that the server knows of is waited for, here: who made the
+    /// request may give the place to somebody else next, whose change the
+    /// server could make first.
+    pub(super) fn abandon(self: &Arc<Self>, queue: u64, id: SlotId) {
+        let mut arrived = false;
+        while let Some((socket, blocked)) = self.try_abandon(queue, id, arrived) {
+            arrived = socket.wait_a_little(blocked);
         }
+    }
+
+    /// Takes a request off, unless it is a change that the server knows of.
+    /// That goes on, whoever leads: the socket to wait for, and whether for room
+    /// to send, too.
+    fn try_abandon(
+        self: &Arc<Self>,
+        queue: u64,
+        id: SlotId,
+        arrived: bool,
+    ) -> Option<(Arc<Socket>, bool)> {
+        let mut woken = Vec::new();
+        let mut lost = None;
+        let step = {
+            let mut state = self.state();
+            let mut blocked = false;
+            if state.slots.is_changing(id) {
+                // Somebody waits, as the watchdog must know.
+                state.set_waker(id, Waker::noop());
+                match state.pump(arrived, &mut woken) {
+                    Ok(more) => blocked = more,
+                    Err(over) => lost = self.lose(&mut state, over, &mut woken),
+                }
+            }
+            match &state.phase {
+                Phase::Up(session) if state.slots.is_changing(id) => {
+                    Some((session.socket().clone(), blocked))
+                }
+                _ => {
+                    if state.slots.abandon(id) {
+                        state.output.retain(|other| *other != id);
+                    }
+                    state.resign(queue, id, &mut woken);
+                    None
+                }
+            }
+        };
         woken.into_iter().for_each(Waker::wake);
+        if let Some(wait) = lost {
+            reconnect::begin(self, wait);
+        }
+        step
     }
 
     /// The session is over: requests fail, or wait for another one; then that
@@ -360,7 +398,7 @@ impl State {
         if self.leaders.iter().any(|leader| leader.queue == queue) {
             return;
         }
-        let waits = |slot: &super::slots::Slot| {
+        let waits = |slot: &Slot| {
             let same = slot.queue == queue && slot.outcome.is_none();
             same.then(|| slot.waker.clone()).flatten()
         };
