@@ -556,3 +556,35 @@ fn a_dropped_write_has_ended() {
     });
     server.join().unwrap();
 }
+
+/// The answer to a request that nobody waits for is not late.
+#[test]
+fn an_idle_connection_stays() {
+    let _patience = Patience::new("an_idle_connection_stays".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let manners = Manners {
+        headers: Headers::Structured,
+        hangs_up: None,
+        many: false,
+    };
+    let _server = Server::start(&socket, manners);
+    let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
+    let limit = Duration::from_secs(1);
+    options.request_timeout = limit;
+    let nbd = Nbd::open(options).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    queue.block_on(async {
+        let mut read = Box::pin(storage::read_vec(&nbd, &queue, 0, SIZE));
+        poll_fn(|context| {
+            assert!(read.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(read);
+        // Longer than it may owe an answer.
+        thread::sleep(3 * limit);
+        let read = storage::read_vec(&nbd, &queue, 0, 512).await;
+        assert_eq!(read.unwrap(), [0; 512]);
+    });
+}
