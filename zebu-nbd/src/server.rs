@@ -102,6 +102,9 @@ impl Server {
     ) -> io::Result<Vec<Arc<Export>>> {
         let (event, sender) = UnixStream::pair()?;
         event.set_nonblocking(true)?;
+        // Nobody reads any more when the server has stopped; and one that is
+        // full is readable.
+        sender.set_nonblocking(true)?;
         let shared = Arc::get_mut(&mut self.shared).expect("nobody has it yet");
         shared.ended_event = sender;
         let mut clients = Clients {

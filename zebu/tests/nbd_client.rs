@@ -450,3 +450,141 @@ fn no_answer_is_lost_with_a_connection() {
         }
     }
 }
+
+/// Of two who wait, the one that was woken to receive next goes instead.
+#[test]
+fn who_is_to_lead_may_go() {
+    let _patience = Patience::new("who_is_to_lead_may_go".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (go, gone) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let server = Server {
+            bytes: Mutex::new(vec![7; SIZE]),
+            manners: Manners {
+                headers: Headers::Simple,
+                hangs_up: None,
+                many: false,
+            },
+        };
+        let (mut stream, _) = listener.accept().unwrap();
+        let headers = server.handshake(&mut stream).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            let mut header = vec![0; Request::size(headers)];
+            stream.read_exact(&mut header).unwrap();
+            let request = Request::decode(headers, &header).unwrap();
+            answers.push(server.answer(headers, &request, &[], &mut Random(1)));
+        }
+        stream.write_all(&answers[0]).unwrap();
+        gone.recv().unwrap();
+        stream.write_all(&answers[2]).unwrap();
+    });
+    let nbd = Nbd::open(NbdOptions::new(NbdServer::Unix(socket), "x")).unwrap();
+    let nbd = Arc::new(nbd);
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let read = |at: u64| {
+        let (nbd, queue) = (nbd.clone(), queue.clone());
+        async move { storage::read_vec(&*nbd, &queue, at, 512).await.unwrap() }
+    };
+    queue.block_on(async {
+        let (mut first, mut second) = (Box::pin(read(0)), Box::pin(read(512)));
+        poll_fn(|context| {
+            assert!(first.as_mut().poll(context).is_pending());
+            assert!(second.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        let third = queue.spawn(read(1024));
+        first.await;
+        drop(second);
+        go.send(()).unwrap();
+        assert_eq!(third.await, [7; 512]);
+    });
+    server.join().unwrap();
+}
+
+/// A server that is still at it after the drop of a write would undo what is
+/// written to the same place next.
+#[test]
+fn a_dropped_write_has_ended() {
+    let _patience = Patience::new("a_dropped_write_has_ended".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let written = Arc::new(AtomicBool::new(false));
+    let ended = written.clone();
+    let server = thread::spawn(move || {
+        let server = Server {
+            bytes: Mutex::new(vec![0; SIZE]),
+            manners: Manners {
+                headers: Headers::Simple,
+                hangs_up: None,
+                many: false,
+            },
+        };
+        let (mut stream, _) = listener.accept().unwrap();
+        let headers = server.handshake(&mut stream).unwrap();
+        let mut header = vec![0; Request::size(headers)];
+        stream.read_exact(&mut header).unwrap();
+        // So that the rest does not fit into the socket.
+        thread::sleep(Duration::from_millis(50));
+        let request = Request::decode(headers, &header).unwrap();
+        let mut payload = vec![0; request.payload(headers) as usize];
+        stream.read_exact(&mut payload).unwrap();
+        assert!(payload.iter().all(|byte| *byte == 5));
+        thread::sleep(Duration::from_millis(50));
+        ended.store(true, Ordering::SeqCst);
+        let answer = server.answer(headers, &request, &payload, &mut Random(1));
+        stream.write_all(&answer).unwrap();
+    });
+    let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
+    options.write = true;
+    let nbd = Nbd::open(options).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let bytes = vec![5; SIZE];
+    queue.block_on(async {
+        let mut write = Box::pin(storage::write_slice(&nbd, &queue, 0, &bytes));
+        poll_fn(|context| {
+            assert!(write.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(write);
+        assert!(written.load(Ordering::SeqCst));
+    });
+    server.join().unwrap();
+}
+
+/// The answer to a request that nobody waits for is not late.
+#[test]
+fn an_idle_connection_stays() {
+    let _patience = Patience::new("an_idle_connection_stays".into());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let manners = Manners {
+        headers: Headers::Structured,
+        hangs_up: None,
+        many: false,
+    };
+    let _server = Server::start(&socket, manners);
+    let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
+    let limit = Duration::from_secs(1);
+    options.request_timeout = limit;
+    let nbd = Nbd::open(options).unwrap();
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    queue.block_on(async {
+        let mut read = Box::pin(storage::read_vec(&nbd, &queue, 0, SIZE));
+        poll_fn(|context| {
+            assert!(read.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(read);
+        // Longer than it may owe an answer.
+        thread::sleep(3 * limit);
+        let read = storage::read_vec(&nbd, &queue, 0, 512).await;
+        assert_eq!(read.unwrap(), [0; 512]);
+    });
+}

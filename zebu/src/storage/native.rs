@@ -171,7 +171,9 @@ impl Native {
                 .unwrap_or(libc::EIO);
             // Room comes with the next completion, if one will come by itself.
             let first_is_wake = self.backlog[0].data == WAKE;
-            let wakes = usize::from(self.wake_armed && !first_is_wake) + self.watches.len();
+            let here = self.backlog.iter().filter(|iocb| iocb.is_watch()).count();
+            let watched = self.watches.len() - here;
+            let wakes = usize::from(self.wake_armed && !first_is_wake) + watched;
             if errno == libc::EAGAIN && self.in_kernel > wakes {
                 return;
             }

@@ -14,6 +14,8 @@ use crate::{Error, Result};
 const ONE_ATTEMPT: Duration = Duration::from_secs(60);
 /// How long a further connection may take, which can be done without.
 const ONE_MORE: Duration = Duration::from_secs(5);
+/// The longest limit: more than a century, which a clock can still tell.
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long to wait between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -30,7 +32,9 @@ pub(super) struct Client {
 
 impl Client {
     /// Connects to the server.
-    pub(super) fn connect(options: NbdOptions) -> Result<Client> {
+    pub(super) fn connect(mut options: NbdOptions) -> Result<Client> {
+        options.open_timeout = options.open_timeout.min(LONGEST);
+        options.reconnect_delay = options.reconnect_delay.min(LONGEST);
         let options = Arc::new(options);
         let agreed = connect(&options)?;
         let facts = agreed.facts;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::handshake::{Agreed, Facts};
 use super::session::{Over, Session};
-use super::slots::{Memory, Outcome, SlotId, Slots};
+use super::slots::{Memory, Outcome, Slot, SlotId, Slots};
 use super::wire::Socket;
 use super::{NbdError, NbdOptions, reconnect, watchdog};
 use crate::nbd::Request;
@@ -153,7 +153,7 @@ impl Link {
             }
             match state.slots.take_outcome(id) {
                 Some(outcome) => {
-                    state.resign(id, &mut woken);
+                    state.resign(queue, id, &mut woken);
                     Step::Done(outcome)
                 }
                 None => {
@@ -174,21 +174,59 @@ impl Link {
         step
     }
 
-    /// Nobody waits for a request any more. From now on its memory is not used.
-    pub(super) fn abandon(&self, id: SlotId) {
-        let mut woken = Vec::new();
-        {
-            let mut state = self.state();
-            let header = match &state.phase {
-                Phase::Up(session) => session.header(),
-                _ => 0,
-            };
-            if state.slots.abandon(id, header) {
-                state.output.retain(|other| *other != id);
-            }
-            state.resign(id, &mut woken);
+    /// Nobody waits for a request any more. When this returns its memory is not
+    /// used.
+    ///
+    /// A change that the server knows of is waited for, here: who made the
+    /// request may give the place to somebody else next, whose change the
+    /// server could make first.
+    pub(super) fn abandon(self: &Arc<Self>, queue: u64, id: SlotId) {
+        let mut arrived = false;
+        while let Some((socket, blocked)) = self.try_abandon(queue, id, arrived) {
+            arrived = socket.wait_a_little(blocked);
         }
+    }
+
+    /// Takes a request off, unless it is a change that the server knows of.
+    /// That goes on, whoever leads: the socket to wait for, and whether for room
+    /// to send, too.
+    fn try_abandon(
+        self: &Arc<Self>,
+        queue: u64,
+        id: SlotId,
+        arrived: bool,
+    ) -> Option<(Arc<Socket>, bool)> {
+        let mut woken = Vec::new();
+        let mut lost = None;
+        let step = {
+            let mut state = self.state();
+            let mut blocked = false;
+            if state.slots.is_changing(id) {
+                // Somebody waits, as the watchdog must know.
+                state.set_waker(id, Waker::noop());
+                match state.pump(arrived, &mut woken) {
+                    Ok(more) => blocked = more,
+                    Err(over) => lost = self.lose(&mut state, over, &mut woken),
+                }
+            }
+            match &state.phase {
+                Phase::Up(session) if state.slots.is_changing(id) => {
+                    Some((session.socket().clone(), blocked))
+                }
+                _ => {
+                    if state.slots.abandon(id) {
+                        state.output.retain(|other| *other != id);
+                    }
+                    state.resign(queue, id, &mut woken);
+                    None
+                }
+            }
+        };
         woken.into_iter().for_each(Waker::wake);
+        if let Some(wait) = lost {
+            reconnect::begin(self, wait);
+        }
+        step
     }
 
     /// The session is over: requests fail, or wait for another one; then that
@@ -273,10 +311,11 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// How much was received so far, if an answer is outstanding.
+    /// How much was received so far, if an answer is outstanding that somebody
+    /// waits for: nobody receives others.
     pub(super) fn owes(&self) -> Option<u64> {
         let state = self.state();
-        let owes = matches!(state.phase, Phase::Up(_)) && state.slots.outstanding > 0;
+        let owes = matches!(state.phase, Phase::Up(_)) && state.slots.are_awaited();
         owes.then_some(state.progress)
     }
 
@@ -289,7 +328,8 @@ impl Link {
             let mut state = self.state();
             if let Phase::Up(session) = &state.phase
                 && state.progress == progress
-                && state.slots.outstanding > 0
+                && state.slots.are_awaited()
+                && !session.socket().has_arrived()
             {
                 session.socket().shutdown();
                 let over = Over::Lost("it did not answer in time".into());
@@ -306,7 +346,10 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
-        if let Phase::Up(session) = &mut state.phase {
+        // In the middle of a write a goodbye would be taken for its data.
+        if let Phase::Up(session) = &mut state.phase
+            && state.output.is_empty()
+        {
             session.close();
         }
     }
@@ -344,14 +387,18 @@ impl State {
         }
     }
 
-    /// This request leads no more; another one of its queue that waits does,
-    /// once it runs.
-    fn resign(&mut self, id: SlotId, woken: &mut Vec<Waker>) {
-        let Some(place) = self.leaders.iter().position(|leader| leader.id == id) else {
+    /// This request leads no more, and will not: another one of its queue that
+    /// waits does, once it runs. Also if it did not lead yet: it may be the one
+    /// that was woken to do so.
+    fn resign(&mut self, queue: u64, id: SlotId, woken: &mut Vec<Waker>) {
+        let led = |leader: &Leader| leader.id == id;
+        if let Some(place) = self.leaders.iter().position(led) {
+            self.leaders.swap_remove(place);
+        }
+        if self.leaders.iter().any(|leader| leader.queue == queue) {
             return;
-        };
-        let queue = self.leaders.swap_remove(place).queue;
-        let waits = |slot: &super::slots::Slot| {
+        }
+        let waits = |slot: &Slot| {
             let same = slot.queue == queue && slot.outcome.is_none();
             same.then(|| slot.waker.clone()).flatten()
         };

@@ -93,7 +93,7 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         if !self.ended {
-            self.link.abandon(self.id);
+            self.link.abandon(self.queue.number(), self.id);
         }
     }
 }

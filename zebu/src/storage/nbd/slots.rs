@@ -106,16 +106,6 @@ impl Memory {
             done += length;
         });
     }
-
-    /// A copy of the bytes from `start` on.
-    fn copy_from(&self, start: usize) -> Vec<u8> {
-        let mut copy = Vec::new();
-        self.each(start, usize::MAX, |ptr, length| {
-            // SAFETY: as above.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, length) });
-        });
-        copy
-    }
 }
 
 /// A request in flight.
@@ -124,14 +114,12 @@ pub(super) struct Slot {
     pub(super) request: Request,
     /// The queue that waits for it.
     pub(super) queue: u64,
-    /// Who is woken; None before it was waited for.
-    pub(super) waker: Option<Waker>,
-    /// Of a read or a write; None for others, and when nobody wants it any
+    /// Who is woken; None before it was waited for, and when nobody does any
     /// more.
+    pub(super) waker: Option<Waker>,
+    /// Of a read or a write; None for others, and of a read that nobody wants
+    /// any more.
     memory: Option<Memory>,
-    /// What is left to send of a write that nobody wants any more, and where
-    /// in the payload that starts.
-    rest: Option<(usize, Vec<u8>)>,
     /// Bytes of header and payload that are in the socket.
     pub(super) sent: usize,
     /// Nobody waits any more.
@@ -160,10 +148,8 @@ impl Slot {
 
     /// The payload from `start` on, to be sent.
     pub(super) fn send_from<'a>(&'a self, start: usize, out: &mut Vec<IoSlice<'a>>) {
-        match (&self.memory, &self.rest) {
-            (Some(memory), _) => memory.send_from(start, out),
-            (None, Some((first, rest))) => out.push(IoSlice::new(&rest[start - first..])),
-            (None, None) => {}
+        if let Some(memory) = &self.memory {
+            memory.send_from(start, out);
         }
     }
 
@@ -262,7 +248,6 @@ impl Slots {
             queue,
             waker: None,
             memory,
-            rest: None,
             sent: 0,
             abandoned: false,
             covered: Vec::new(),
@@ -323,9 +308,22 @@ impl Slots {
         Some(outcome)
     }
 
+    /// Whether the server knows of this request, or is being told, and may yet
+    /// change something for it.
+    pub(super) fn is_changing(&self, id: SlotId) -> bool {
+        self.get(id).is_some_and(|slot| {
+            let changes = matches!(
+                slot.request.command,
+                Command::Write | Command::WriteZeroes | Command::Trim
+            );
+            changes && slot.sent > 0 && slot.outcome.is_none()
+        })
+    }
+
     /// Nobody waits for a request any more: its memory is not used from now
-    /// on. Whether nothing of it was sent: then it is no more.
-    pub(super) fn abandon(&mut self, id: SlotId, header: usize) -> bool {
+    /// on, so it is no write of which something was sent. Whether nothing of it
+    /// was sent: then it is no more.
+    pub(super) fn abandon(&mut self, id: SlotId) -> bool {
         let Some(slot) = self.get_mut(id) else {
             return false;
         };
@@ -338,16 +336,16 @@ impl Slots {
             self.outstanding -= 1;
             return true;
         }
-        let payload = slot.payload();
-        if let Some(memory) = slot.memory.take()
-            && slot.sent < header + payload
-        {
-            let start = slot.sent.saturating_sub(header);
-            slot.rest = Some((start, memory.copy_from(start)));
-        }
+        slot.memory = None;
         slot.waker = None;
         slot.abandoned = true;
         false
+    }
+
+    /// Whether somebody waits for an answer.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.iter()
+            .any(|(_, slot)| slot.outcome.is_none() && slot.waker.is_some())
     }
 
     /// All that are there.
@@ -356,8 +354,8 @@ impl Slots {
         slots.map(|slot| (SlotId(slot.request.cookie), slot))
     }
 
-    /// The connection is lost: all that is outstanding, in the order in which
-    /// it was asked for, is to be sent again, save what nobody waits for.
+    /// The connection is lost: all that is outstanding is to be sent again, save
+    /// what nobody waits for. In any order: what is in flight together has none.
     pub(super) fn rewind(&mut self) -> Vec<SlotId> {
         let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
         let all: Vec<(SlotId, bool)> = outstanding.map(|(id, s)| (id, s.abandoned)).collect();

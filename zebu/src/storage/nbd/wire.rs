@@ -1,6 +1,7 @@
 //! The bytes of a connection: a socket that never blocks, and TLS over it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ impl AsFd for Socket {
 /// What the kernel is asked to hold for us in each direction, in bytes. It may
 /// give less.
 const KERNEL_BUFFER: usize = 2 << 20;
+/// How long a thread waits at a time for what another one may take.
+const A_LITTLE: Duration = Duration::from_millis(10);
 /// How long to wait before a unix socket whose backlog is full is tried again.
 const FULL: Duration = Duration::from_millis(10);
 
@@ -49,6 +52,21 @@ impl Socket {
     pub(super) fn shutdown(&self) {
         // Whoever has gone already needs none.
         let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    /// Whether there is something to receive, or the end.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.0.peek(&mut [MaybeUninit::uninit()]).is_ok()
+    }
+
+    /// Waits until there is something to receive, or room to send if so said;
+    /// but not for long, since another thread may receive it. Whether it is so.
+    pub(super) fn wait_a_little(&self, writable: bool) -> bool {
+        let events = match writable {
+            true => libc::POLLIN | libc::POLLOUT,
+            false => libc::POLLIN,
+        };
+        self.wait(events, Instant::now() + A_LITTLE).is_ok()
     }
 
     /// Waits for one of `events` until `deadline`.
