@@ -4,7 +4,7 @@ use super::table::Table;
 use super::verdict::Verdict;
 
 /// The targets: name and what is asked.
-const TARGETS: [(&str, &str); 7] = [
+const TARGETS: [(&str, &str); 8] = [
     (
         "P1",
         "1 MiB requests over shuffled clusters: on the disk no cell slower than QEMU, part-rand and \
@@ -29,6 +29,11 @@ const TARGETS: [(&str, &str); 7] = [
         "P5",
         "convert to raw ≥ 3× (zlib), ≥ 2× (zstd), ≥ 1.25× (plain) QEMU, ≥ 5× go-qcow2reader; to \
          qcow2 ≥ 1.5× (plain), ≥ 6× (zlib), ≥ 2× (zstd), ≤ 1.02× its size; compare ≥ 4×",
+    ),
+    (
+        "P6",
+        "NBD on a unix socket, against qemu-nbd: 4 KiB random ≥ 1.5× with 32 in flight, ≥ 1.2× with one; \
+         1 MiB in order ≥ 1.2×; vhost-user-blk against qemu-storage-daemon ≥ 1.2×",
     ),
     (
         "P7",

@@ -383,7 +383,8 @@ pub fn with_table(data: &[u8]) -> Vec<u8> {
     let at = image.put(rest).0;
     if kind % 2 == 1 {
         let extension = BitmapsExtension {
-            count: u32::from(*count),
+            // A header with no bitmaps has no such extension.
+            count: u32::from(*count).max(1),
             reserved: 0,
             directory_size: rest.len() as u64,
             directory_offset: at,
