@@ -13,6 +13,7 @@ mod memory;
 mod metadata;
 mod nbd;
 mod requests;
+mod servers;
 mod subclusters;
 mod to_qcow2;
 mod vhost;

@@ -2,6 +2,7 @@
 
 use super::Experiment;
 use super::requests::probe;
+use super::servers::{self, Row};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
 use crate::inputs::filled;
@@ -9,12 +10,8 @@ use crate::measure::alternate::Rules;
 use crate::measure::child::{self, command};
 use crate::measure::meter::Meter;
 use crate::measure::served::served;
-use crate::measure::{Cell, Contender, Series, alternate, series};
+use crate::measure::{Cell, Contender, Series, alternate};
 use crate::report::Section;
-use crate::report::cells::Cells;
-use crate::report::svg::Chart;
-use crate::report::table::Table;
-use crate::report::verdict::{Bound, Verdict};
 use crate::units::{self, KIB, MIB};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -112,48 +109,13 @@ impl Experiment for Nbd {
         if !writes {
             section.note("writes are left out: --writes never is given");
         }
-        let mut cells = Cells::new("NBD: every program", "requests");
-        let title = "NBD: requests a second";
-        let heads = [
-            "requests",
-            "qemu-nbd",
-            "zebu",
-            "ratio",
-            "qemu-nbd: CPU µs a request",
-            "zebu: CPU µs a request",
-        ];
-        let mut table = Table::new(title, &heads);
-        let mut chart = Chart::new(title, "requests a second, more is better");
-        for task in tasks().into_iter().filter(|t| writes || !t.write) {
-            let Some((count, all)) = measure(&ground, task) else {
-                section.note(format!("{}: no server ran", task.label()));
-                continue;
-            };
-            let (qemu, zebu) = (series::fastest(&all, "QEMU"), series::fastest(&all, "zebu"));
-            cells.add(section, &task.label(), &all, qemu);
-            let rate = |s: Option<&Series>| s.map_or(f64::NAN, |s| count as f64 / s.median());
-            let cpu = |s: Option<&Series>| s.map_or(f64::NAN, |s| s.cpu_median() / count as f64);
-            let ratio = rate(zebu) / rate(qemu);
-            chart.group(
-                &task.label(),
-                [("QEMU", qemu), ("zebu", zebu)].map(|(name, s)| (name.to_string(), rate(s))),
-            );
-            let figure = |n: f64, text: String| if n.is_finite() { text } else { "—".into() };
-            let whole = |n: f64| figure(n, format!("{n:.0}"));
-            let micro = |n: f64| figure(n, format!("{:.1}", n * 1e6));
-            table.say(vec![
-                task.label(),
-                whole(rate(qemu)),
-                whole(rate(zebu)),
-                units::ratio(ratio),
-                micro(cpu(qemu)),
-                micro(cpu(zebu)),
-            ]);
-            let bound = Bound::AtLeast(task.target());
-            section.verdict(Verdict::new("P6", task.label(), bound, ratio));
-        }
-        section.table(table, Some(chart));
-        cells.finish(section);
+        let tasks = tasks().into_iter().filter(|t| writes || !t.write);
+        let rows = tasks.map(|task| Row {
+            label: task.label(),
+            target: task.target(),
+            measured: measure(&ground, task),
+        });
+        servers::table(section, "NBD", "qemu-nbd", rows);
         Ok(())
     }
 }
