@@ -5,12 +5,12 @@
 #
 # usage: get-qemu.sh DIRECTORY
 set -eu
-dir=$1
+mkdir -p "$1"
+# Absolute: tests run the programs from other folders.
+dir=$(cd "$1" && pwd)
 bin=$dir/root/usr/bin
 if [ ! -x "$bin/qemu-img" ]; then
     mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/root"
-    dir=$(cd "$dir" && pwd)
-    bin=$dir/root/usr/bin
     suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")-backports
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$dir/sources.list"
     apt() {

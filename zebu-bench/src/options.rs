@@ -12,7 +12,7 @@ pub struct Options {
     #[arg(value_name = "EXPERIMENT")]
     pub experiments: Vec<String>,
 
-    /// Smaller images, shorter runs, fewer rows: all within ten minutes
+    /// Smaller images, shorter runs, fewer rows: all in about a quarter of an hour
     #[arg(long)]
     pub quick: bool,
 
