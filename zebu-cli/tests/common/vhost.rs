@@ -45,19 +45,6 @@ pub fn serve(lab: &Lab, args: &[&str]) -> Server {
     server
 }
 
-/// Fails unless an image whose server was killed is whole, but for leaks.
-#[track_caller]
-pub fn check_after_kill(lab: &Lab, image: &str) {
-    // The kernel ends the requests of a killed program, and gives up its locks,
-    // a moment after the program has gone.
-    let mut check = lab.qemu_img(&["check", image]);
-    wait_until("the lock goes", || {
-        check = lab.qemu_img(&["check", image]);
-        !check.err.contains(" lock\n")
-    });
-    assert!([0, 3].contains(&check.status), "{check:?}");
-}
-
 /// A machine with one virtqueue, which asks for one thing at a time.
 pub struct Disk {
     pub machine: Machine,
