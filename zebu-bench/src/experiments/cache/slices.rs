@@ -32,7 +32,11 @@ pub fn table(bench: &Bench, section: &mut Section) -> Result<()> {
         ],
     );
     let mut chart = Chart::new(title, "random reads a second, more is better");
-    for entry in [4 * KIB, 16 * KIB, 64 * KIB] {
+    let entries: &[u64] = match bench.options.quick {
+        true => &[4 * KIB, 64 * KIB],
+        false => &[4 * KIB, 16 * KIB, 64 * KIB],
+    };
+    for entry in entries.iter().copied() {
         let mut row = vec![units::size(entry)];
         for random in [true, false] {
             let pattern = Pattern {

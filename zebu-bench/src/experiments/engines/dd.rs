@@ -18,7 +18,8 @@ const BLOCK: u64 = 20 * MIB;
 
 /// A row a program and engine, `dd` on the raw file first; MiB/s written and read.
 pub fn lines(bench: &Bench, section: &mut Section, ground: &Ground, writes: bool) {
-    let count = ground.size / BLOCK;
+    let most = if bench.options.quick { 12 } else { u64::MAX };
+    let count = most.min(ground.size / BLOCK);
     section.method(format!(
         "dd: the seed's `dd bs=20M oflag=direct` and `iflag=direct`, {count} blocks, on the raw file; \
          beside it the same requests of 20 MiB, one at a time, by bench on the qcow2 image."

@@ -172,13 +172,15 @@ impl Experiment for Engines {
     }
 }
 
-/// Everything that is measured. With `--quick` only one request size in order, at the larger depth.
+/// Everything that is measured. With `--quick` of requests in order only reads of one size, at the
+/// larger depth.
 fn tasks(quick: bool) -> Vec<Task> {
     let mut tasks = Vec::new();
     for write in [false, true] {
         for depth in DEPTHS {
             for pattern in PATTERNS {
-                let in_quick = pattern.random || (pattern.block, depth) == (64 * KIB, 32);
+                let in_quick =
+                    pattern.random || (pattern.block, depth, write) == (64 * KIB, 32, false);
                 if quick && !in_quick {
                     continue;
                 }

@@ -67,6 +67,9 @@ pub fn limits(
             ("64 KiB at random, 8 in flight", 64 * KIB, PARTS),
             ("64 KiB at random, 16 in flight", 64 * KIB, 2 * PARTS),
         ] {
+            if bench.options.quick && depth > PARTS {
+                continue;
+            }
             let job = Job {
                 engine: "native",
                 random: block < MIB,

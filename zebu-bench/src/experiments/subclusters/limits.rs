@@ -18,7 +18,8 @@ pub fn of_fio(ground: &Ground<'_>, section: &mut Section) -> Vec<(u64, f64, f64)
         return Vec::new();
     };
     let mut rates = Vec::new();
-    for depth in [32u64, 1] {
+    let depths: &[u64] = if bench.options.quick { &[32] } else { &[32, 1] };
+    for depth in depths.iter().copied() {
         let rate = |sparse: bool| -> Result<f64> {
             let size = if sparse { EMPTY } else { ground.base_size };
             let file = match sparse {
@@ -50,7 +51,7 @@ pub fn of_fio(ground: &Ground<'_>, section: &mut Section) -> Vec<(u64, f64, f64)
                 256,
                 depth,
                 ground.room / BLOCK / 4,
-                run_seconds(bench),
+                run_seconds(bench, depth),
                 &make,
             )
             .ok_or_else(|| Error::new("fio fails"))?;

@@ -30,6 +30,12 @@ pub struct Layout {
     pub extended: bool,
 }
 
+/// That of an image made without options.
+const DEFAULT: Layout = Layout {
+    cluster: 64 * KIB,
+    extended: false,
+};
+
 impl Layout {
     /// As a row of the seed: the cluster size, and that of a subcluster in brackets.
     pub fn name(self) -> String {
@@ -122,24 +128,25 @@ pub fn all(quick: bool) -> Vec<Task> {
         block: BLOCK,
         written: false,
     };
-    let written = if quick { &[64 * KIB][..] } else { clusters };
-    tasks.extend(layouts(written).into_iter().map(|layout| Task {
+    let written = if quick {
+        vec![DEFAULT]
+    } else {
+        layouts(clusters)
+    };
+    tasks.extend(written.into_iter().map(|layout| Task {
         written: true,
         ..empty(layout)
     }));
+    if quick {
+        return tasks;
+    }
     for block in [8 * KIB, 16 * KIB, 32 * KIB] {
         for backed in [true, false] {
-            let layouts = layouts(&[64 * KIB]).into_iter();
-            let in_quick = |l: &Layout| !backed && !l.extended && block == 16 * KIB;
-            tasks.extend(
-                layouts
-                    .filter(|l| !quick || in_quick(l))
-                    .map(|layout| Task {
-                        block,
-                        backed,
-                        ..empty(layout)
-                    }),
-            );
+            tasks.extend(layouts(&[64 * KIB]).into_iter().map(|layout| Task {
+                block,
+                backed,
+                ..empty(layout)
+            }));
         }
     }
     tasks
