@@ -4,7 +4,7 @@ use std::io::Write;
 use std::str::FromStr;
 
 use zebu::Error;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
 use zebu::jobs;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
@@ -118,11 +118,24 @@ pub fn repaired(
     program: &str,
 ) -> zebu::Result<Device> {
     let mut stderr = std::io::stderr();
-    jobs::open(queue, source, options, &mut |message| {
+    let device = jobs::open(queue, source, options, &mut |message| {
         // Nobody is left to tell that stderr is closed.
         let _ = match message.names_program() {
             true => writeln!(stderr, "{program}: {message}"),
             false => writeln!(stderr, "{message}"),
         };
-    })
+    })?;
+    if let LayerImage::Raw(raw) = &device.top().image
+        && raw.is_guessed()
+    {
+        let _ = writeln!(
+            stderr,
+            "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         \
+             Automatically detecting the format is dangerous for raw images, write operations on \
+             block 0 will be restricted.\n         \
+             Specify the 'raw' format explicitly to remove the restrictions.",
+            device.top().name
+        );
+    }
+    Ok(device)
 }

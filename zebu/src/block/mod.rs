@@ -3,6 +3,7 @@
 
 mod compressed;
 mod device;
+mod guess;
 mod header;
 mod open;
 mod opened;

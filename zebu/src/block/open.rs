@@ -4,16 +4,15 @@
 use std::sync::Arc;
 
 use super::device::{Device, Layer, LayerImage, WriteMode};
+use super::guess::{Guard, probe};
 use super::opened::{Identity, OpenedFile, TlsObjects};
 use super::source::{
     BackingSpec, CommonOptions, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT,
 };
 use super::{DetectZeroes, Format, Raw, Source};
-use crate::format::{Header, MAGIC};
+use crate::format::Header;
 use crate::image::{CacheOptions, Image, Limits, OpenImage, SnapshotName, WriteOptions};
-use crate::storage::{
-    self, CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Work,
-};
+use crate::storage::{CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// Images in one chain at most. Each costs open files and caches.
@@ -281,9 +280,22 @@ impl Opening<'_> {
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
         let storage = file.storage();
+        let is_guessed = spec.format.is_none();
         let format = self.format(&mut spec, &*storage, role).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
-        self.image(spec, storage, format, role).await
+        let behind = self.image(spec, storage, format, role).await?;
+        if is_guessed && self.writes(role) {
+            self.guard();
+        }
+        Ok(behind)
+    }
+
+    /// Keeps a raw image that was just opened, by a guess, from becoming
+    /// something else.
+    fn guard(&mut self) {
+        if let Some(LayerImage::Raw(raw)) = self.layers.last_mut().map(|l| &mut l.image) {
+            raw.guard = Some(Guard::default());
+        }
     }
 
     /// The format of an image, by its content if need be.
@@ -561,15 +573,4 @@ fn cache_mode(base: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> 
         (false, true) => CacheMode::WriteThrough,
         (false, false) => CacheMode::WriteBack,
     }
-}
-
-/// The format of a file by its first bytes, as QEMU finds it.
-async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
-    let head = storage::read_vec(file, queue, 0, 8).await?;
-    let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    Ok(match (word(0), word(4)) {
-        // Also versions yet unknown, which are then refused by number.
-        (MAGIC, 2..) => Format::Qcow2,
-        _ => Format::Raw,
-    })
 }

@@ -19,6 +19,7 @@ impl Device {
     ) -> Result<()> {
         self.top_for_writing(offset, length)?;
         match &self.top().image {
+            LayerImage::Raw(raw) if raw.is_guarded(offset) => return Err(unsupported()),
             LayerImage::Raw(raw) => zero_file(queue, raw, offset, length).await?,
             LayerImage::Qcow2(image) => {
                 self.check_quick(queue, image, offset, length).await?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::guess::Guard;
 use crate::storage::Storage;
 use crate::{Error, Result};
 
@@ -11,6 +12,7 @@ pub struct Raw {
     storage: Arc<dyn Storage>,
     offset: u64,
     size: u64,
+    pub(super) guard: Option<Guard>,
 }
 
 impl Raw {
@@ -40,6 +42,7 @@ impl Raw {
             storage,
             offset,
             size: size.unwrap_or(rest).next_multiple_of(512),
+            guard: None,
         })
     }
 
@@ -56,6 +59,12 @@ impl Raw {
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Whether its format was guessed and it is open for writing: writes that
+    /// would make it look like an image of another format fail with `EPERM`.
+    pub fn is_guessed(&self) -> bool {
+        self.guard.is_some()
     }
 
     /// Another size of the disk, which the storage has room for.

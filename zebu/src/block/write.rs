@@ -79,6 +79,9 @@ impl Device {
             }
         }
         match top {
+            Top::Raw(raw) if raw.is_guarded(offset) => {
+                Box::pin(raw.write_start(queue, offset, iov)).await
+            }
             Top::Raw(raw) => {
                 Ok(storage::write(&**raw.storage(), queue, raw.offset() + offset, iov).await?)
             }

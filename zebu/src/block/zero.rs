@@ -26,6 +26,7 @@ impl Device {
         let unmap = zeroing == Zeroing::Unmap && self.discards();
         match top {
             Top::Raw(raw) => {
+                let _pass = Box::pin(raw.zero_start(queue, offset, length)).await?;
                 let (file, at) = (&**raw.storage(), raw.offset() + offset);
                 match unmap {
                     true => storage::punch_hole(file, queue, at, length).await?,
@@ -176,6 +177,7 @@ impl Device {
         }
         match top {
             Top::Raw(raw) => {
+                let _pass = Box::pin(raw.zero_start(queue, offset, length)).await?;
                 let (file, at) = (&**raw.storage(), raw.offset() + offset);
                 Ok(storage::discard(file, queue, at, length).await?)
             }

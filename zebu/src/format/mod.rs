@@ -24,6 +24,7 @@ mod luks;
 mod offset;
 mod refcount;
 mod replace;
+mod signature;
 mod snapshot;
 
 pub use bitmap::*;
@@ -48,4 +49,5 @@ pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
 pub use replace::Replacement;
+pub use signature::{PROBED_BYTES, format_by_content};
 pub use snapshot::*;

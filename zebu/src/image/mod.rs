@@ -46,6 +46,7 @@ pub use map::{Extent, Mapping};
 pub use open::OpenImage;
 pub use snapshot::SnapshotName;
 pub(crate) use target::{Fill, Step, Target};
+pub(crate) use wait::{Gate, Pass};
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.

@@ -306,11 +306,7 @@ impl Engine for Native {
             }
             None => {
                 // SAFETY: passed on.
-                let result = match unsafe { op.perform() } {
-                    Ok(n) => n as i32,
-                    Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
-                };
-                self.ended_early.push((token, result));
+                self.ended_early.push((token, unsafe { op.complete() }));
             }
         }
     }

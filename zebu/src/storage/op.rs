@@ -75,6 +75,19 @@ impl Op {
         }
     }
 
+    /// Does the operation on this thread; the result is one of a
+    /// [`Completion`](super::Completion).
+    ///
+    /// # Safety
+    /// As [`Op::perform`].
+    pub(super) unsafe fn complete(&self) -> i32 {
+        // SAFETY: passed on to the caller.
+        match unsafe { self.perform() } {
+            Ok(n) => i32::try_from(n).unwrap_or(i32::MAX),
+            Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+
     unsafe fn call(&self) -> libc::ssize_t {
         let offset = self.offset as libc::off_t;
         let iov = self.memory as *const libc::iovec;

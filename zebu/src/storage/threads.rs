@@ -98,18 +98,6 @@ impl Shared {
     }
 }
 
-/// Performs `op`; the result as completions carry it.
-///
-/// # Safety
-/// As [`Op::perform`].
-unsafe fn perform(op: &Op) -> i32 {
-    // SAFETY: passed on.
-    match unsafe { op.perform() } {
-        Ok(n) => i32::try_from(n).unwrap_or(i32::MAX),
-        Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
-    }
-}
-
 impl Threads {
     /// An engine, polled by this thread, with no workers yet.
     pub fn new() -> io::Result<Self> {
@@ -159,7 +147,7 @@ impl Threads {
         }
         while alone && let Some((token, op)) = { lock(&self.shared.work).waiting.pop_front() } {
             // SAFETY: as in `run`.
-            let result = unsafe { perform(&op) };
+            let result = unsafe { op.complete() };
             lock(&self.shared.done).push((token, result));
         }
     }
@@ -190,7 +178,7 @@ fn run(shared: &Shared) {
             drop(work);
             // SAFETY: `Engine::submit` was promised that the memory and the
             // descriptor are valid until the completion is reported.
-            let result = unsafe { perform(&op) };
+            let result = unsafe { op.complete() };
             let first = {
                 let mut done = lock(&shared.done);
                 done.push((token, result));
@@ -252,7 +240,7 @@ impl Engine for Threads {
         {
             self.in_flight = 0;
             // SAFETY: as in `run`.
-            done.push((token, unsafe { perform(&op) }));
+            done.push((token, unsafe { op.complete() }));
             return self.watches.look_sometimes(done);
         }
         if !self.batch.is_empty() {

@@ -1,4 +1,9 @@
 //! The `io_uring` engine: a ring per queue (`io_uring_setup(2)`).
+//!
+//! A read or write that is alone in flight is done by the thread that polls,
+//! which would only sleep meanwhile, as by the `threads` engine: a write that
+//! makes the file longer would be handed to a thread of the kernel, for it may
+//! block. Flushes and the like, which may take seconds, always go to the ring.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -30,6 +35,8 @@ pub struct Uring {
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     deferred: bool,
     in_flight: usize,
+    /// Taken when nothing else was in flight, and neither done nor in the ring.
+    alone: Option<(Token, Op)>,
     /// Operations queued and not handed over; waits for descriptors do not
     /// count, since they can go with the next entry.
     held: Batch,
@@ -99,6 +106,7 @@ impl Uring {
             wake_armed: false,
             deferred,
             in_flight: 0,
+            alone: None,
             held: Batch::default(),
             put_off: 0,
             ended_early: Vec::new(),
@@ -119,6 +127,23 @@ impl Uring {
                 self.reap(&mut early);
                 self.ended_early = early;
             }
+        }
+    }
+
+    /// Queues an operation; hands over what is queued if that is better.
+    fn queue(&mut self, token: Token, op: Op) {
+        self.push(entry_for(&op).user_data(u64::from(token)));
+        if self.held.add(&op) {
+            self.held.clear();
+            // An error is met again by `poll`.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Queues the operation that is no longer alone, or not waited for.
+    fn queue_alone(&mut self) {
+        if let Some((token, op)) = self.alone.take() {
+            self.queue(token, op);
         }
     }
 
@@ -214,16 +239,18 @@ fn entry_for(op: &Op) -> squeue::Entry {
 impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
-        self.push(entry_for(&op).user_data(u64::from(token)));
-        if self.held.add(&op) {
-            self.held.clear();
-            // An error is met again by `poll`.
-            let _ = self.ring.submit();
+        let moves_data = matches!(op.kind, OpKind::Read | OpKind::Write | OpKind::WriteDurable);
+        if self.in_flight == 1 && moves_data {
+            self.alone = Some((token, op));
+            return;
         }
+        self.queue_alone();
+        self.queue(token, op);
     }
 
     fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
         self.in_flight += 1;
+        self.queue_alone();
         let poll = opcode::PollAdd::new(types::Fd(fd), interest.events() as u32);
         self.push(poll.build().user_data(u64::from(token)));
     }
@@ -238,6 +265,16 @@ impl Engine for Uring {
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
+        if wait
+            && self.ended_early.is_empty()
+            && let Some((token, op)) = self.alone.take()
+        {
+            self.in_flight -= 1;
+            // SAFETY: `submit` was promised that the memory stays valid.
+            done.push((token, unsafe { op.complete() }));
+            return Ok(());
+        }
+        self.queue_alone();
         if wait && !self.wake_armed {
             let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
             self.push(poll.build().user_data(WAKE));

@@ -1,0 +1,88 @@
+//! The format of an image that nobody named, and what follows from guessing it.
+//!
+//! A guest may write anything to its disk, also what an image of another format
+//! begins with. A raw image whose format was guessed would be one of that
+//! format the next time, with the backing file that the guest wished for. So
+//! what is written to the start of such an image must keep it raw, as in QEMU.
+
+use super::{Format, Raw};
+use crate::format::{PROBED_BYTES, format_by_content};
+use crate::image::{Gate, Pass};
+use crate::storage::{self, Iov, Queue, Storage};
+use crate::{Error, Result};
+
+/// The format of a file by its first bytes, as QEMU finds it; an error if it is
+/// one that zebu does not read. Taking it for a raw disk would be a silent
+/// mistake.
+pub(super) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
+    let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await?;
+    match format_by_content(&head) {
+        None => Ok(Format::Raw),
+        Some("qcow2") => Ok(Format::Qcow2),
+        Some(other) => Err(Error::Refused(format!(
+            "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"
+        ))),
+    }
+}
+
+/// Of a raw image that is written and whose format was guessed: one request at
+/// a time changes its start, so that two of them cannot make together what
+/// neither makes alone.
+#[derive(Debug, Default)]
+pub(super) struct Guard(Gate);
+
+impl Raw {
+    /// Whether a write from `offset` on is one for [`Raw::write_start`].
+    pub(super) fn is_guarded(&self, offset: u64) -> bool {
+        self.guard.is_some() && offset < PROBED_BYTES as u64
+    }
+
+    /// Writes to the start of a guarded image, unless it would look like one of
+    /// another format then: that fails with `EPERM`.
+    pub(super) async fn write_start(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        let start = offset as usize;
+        let inside = iov.len().min(PROBED_BYTES - start);
+        // What was looked at is what is written, even if the memory, which may
+        // be a guest's, changes meanwhile.
+        let mut looked_at = vec![0; inside];
+        iov.slice(0, inside).copy_to(&mut looked_at);
+        let _pass = self.pass(queue, start, &looked_at).await?;
+        let file = &**self.storage();
+        storage::write_slice(file, queue, offset, &looked_at).await?;
+        if inside < iov.len() {
+            let rest = iov.slice(inside, iov.len() - inside);
+            storage::write(file, queue, offset + inside as u64, &rest).await?;
+        }
+        Ok(())
+    }
+
+    /// The right to make `length` bytes from `offset` on zero, which is needed
+    /// where the image is guarded. Fails as [`Raw::write_start`] does.
+    pub(super) async fn zero_start(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<Pass<'_>>> {
+        if !self.is_guarded(offset) {
+            return Ok(None);
+        }
+        let inside = length.min(PROBED_BYTES as u64 - offset) as usize;
+        self.pass(queue, offset as usize, &vec![0; inside])
+            .await
+            .map(Some)
+    }
+
+    /// Waits for those who change the start now, and looks at what `bytes` at
+    /// `start` make of it.
+    async fn pass(&self, queue: &Queue, start: usize, bytes: &[u8]) -> Result<Pass<'_>> {
+        let Guard(gate) = self.guard.as_ref().expect("only asked of a guarded image");
+        let pass = gate.enter().await;
+        let mut head = storage::read_vec(&**self.storage(), queue, 0, PROBED_BYTES).await?;
+        head[start..start + bytes.len()].copy_from_slice(bytes);
+        match format_by_content(&head) {
+            None => Ok(pass),
+            Some(_) => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM))),
+        }
+    }
+}
