@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use super::buffer::{Buffer, BufferPool, Iov};
 use super::engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
@@ -40,6 +41,16 @@ pub struct QueueOptions {
     /// thread, which costs more than the copy. Right for jobs that have a
     /// queue on each core.
     pub write_here: bool,
+    /// How long who serves clients on this queue looks for more to do before
+    /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
+    /// all.
+    pub poll: Duration,
+}
+
+impl QueueOptions {
+    /// [`QueueOptions::poll`] as servers have it by default: as long as a fast
+    /// disk takes for a small request.
+    pub const SERVERS_POLL: Duration = Duration::from_micros(100);
 }
 
 impl Default for QueueOptions {
@@ -49,6 +60,7 @@ impl Default for QueueOptions {
             parts: 8,
             inflate_here: false,
             write_here: false,
+            poll: Duration::ZERO,
         }
     }
 }

@@ -1,0 +1,139 @@
+//! Looking for work for a while before going to sleep.
+//!
+//! A thread that sleeps is woken by an interrupt, or by another processor, and
+//! that may take longer than what it waits for. Where what comes next mostly
+//! comes soon, it is quicker to look for it a few times. Whether it does is
+//! learned from how such looking ended; where it ended in sleep, only every
+//! [`AGAIN`]th wait tries once more.
+//!
+//! Between two looks the processor is offered to others, so whoever is waited
+//! for is not kept from it.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// As many waits end in sleep at once, before looking is tried again.
+const AGAIN: u32 = 32;
+/// How much success is remembered: half of it is lost with each failure.
+const MOST: u32 = 8;
+
+/// Decides whether one thread looks for work again, or sleeps.
+pub struct Polling {
+    longest: Duration,
+    /// Successes lately.
+    credit: Cell<u32>,
+    /// Waits in a row that ended in sleep at once.
+    slept: Cell<u32>,
+    wait: Cell<Wait>,
+}
+
+/// The wait that there is.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// There was something to do the last time.
+    No,
+    Looking(Instant),
+    Asleep,
+}
+
+impl Polling {
+    /// Looks for this long at a time at most; zero: never.
+    pub fn new(longest: Duration) -> Self {
+        Polling {
+            longest,
+            credit: Cell::new(MOST),
+            slept: Cell::new(0),
+            wait: Cell::new(Wait::No),
+        }
+    }
+
+    /// There is nothing to do now. True: look again at once; false: sleep, after
+    /// a last look with all that wakes the thread in place.
+    pub fn looks_again(&self) -> bool {
+        let again = match self.wait.get() {
+            Wait::No => self.begin(),
+            Wait::Looking(since) => {
+                let again = since.elapsed() < self.longest;
+                if !again {
+                    self.credit.set(self.credit.get() / 2);
+                    self.wait.set(Wait::Asleep);
+                }
+                again
+            }
+            Wait::Asleep => false,
+        };
+        if again {
+            std::thread::yield_now();
+        }
+        again
+    }
+
+    fn begin(&self) -> bool {
+        let slept = self.slept.get();
+        let looks = !self.longest.is_zero() && (self.credit.get() > 0 || slept >= AGAIN);
+        if looks {
+            self.slept.set(0);
+            self.wait.set(Wait::Looking(Instant::now()));
+        } else {
+            self.slept.set(slept.saturating_add(1));
+            self.wait.set(Wait::Asleep);
+        }
+        looks
+    }
+
+    /// There was something to do.
+    pub fn found(&self) {
+        if let Wait::Looking(_) = self.wait.replace(Wait::No) {
+            self.credit.set((self.credit.get() + 1).min(MOST));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a thread that never sleeps though nothing comes, and one
+    //! that never looks again once nothing came.
+    use super::*;
+
+    const FOR_EVER: Duration = Duration::from_secs(3600);
+    const NO_TIME: Duration = Duration::from_nanos(1);
+
+    /// Waits in vain; how often it looked again.
+    fn in_vain(polling: &Polling) -> usize {
+        let looks = (0..).take_while(|_| polling.looks_again()).count();
+        assert!(!polling.looks_again(), "it sleeps until something is found");
+        polling.found();
+        looks
+    }
+
+    #[test]
+    fn it_sleeps_at_once_where_that_is_wanted() {
+        let polling = Polling::new(Duration::ZERO);
+        assert!((0..1000).all(|_| in_vain(&polling) == 0));
+    }
+
+    #[test]
+    fn what_never_comes_is_not_looked_for_often() {
+        let polling = Polling::new(NO_TIME);
+        let mut tries = (0..1000).filter(|_| in_vain(&polling) > 0).count();
+        assert!(tries >= 1000 / AGAIN as usize, "{tries}");
+        tries -= 1000 / (AGAIN as usize + 1);
+        assert!(tries <= 5, "{tries} more");
+    }
+
+    #[test]
+    fn what_comes_once_is_looked_for_again() {
+        let mut polling = Polling::new(NO_TIME);
+        while in_vain(&polling) > 0 {}
+        polling.longest = FOR_EVER;
+        let sleeps = (0..)
+            .take_while(|_| !polling.looks_again())
+            .map(|_| polling.found());
+        assert!(sleeps.count() <= AGAIN as usize);
+        polling.found();
+        for _ in 0..100 {
+            assert!(polling.looks_again() && polling.looks_again());
+            polling.found();
+        }
+    }
+}
