@@ -233,6 +233,10 @@ impl Ring {
             return Ok(());
         }
         let guest = &*self.start.guest;
+        // This asks for kicks and, behind a full fence, looks once more. The
+        // guest offers a request and then, behind its fence, looks whether a
+        // kick is wanted: one of the two sees the other, so no request waits
+        // unnoticed while we sleep.
         if self.virtqueue.borrow_mut().enable_notification(guest)? {
             context.waker().wake_by_ref();
             return Ok(());
@@ -264,6 +268,13 @@ impl Ring {
     fn has_room(&self) -> bool {
         let size = usize::from(self.virtqueue.borrow().size());
         self.requests.get() < size && self.bytes.get() < MAX_BYTES
+    }
+
+    /// A request that is alone may write to the page cache by itself: nobody
+    /// waits for the thread meanwhile.
+    fn set_requests(&self, number: usize) {
+        self.requests.set(number);
+        self.queue.set_write_here(number <= 1);
     }
 
     /// Takes requests as long as there are some, and room. How many it took.
@@ -306,7 +317,7 @@ impl Ring {
                 return;
             }
         };
-        self.requests.set(self.requests.get() + 1);
+        self.set_requests(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + request.bytes);
         self.waiting.borrow_mut().push_back(Taken {
             head,
@@ -384,7 +395,7 @@ impl Ring {
             Status::Ok => request.written,
             _ => 1,
         };
-        self.requests.set(self.requests.get() - 1);
+        self.set_requests(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - request.bytes);
         self.answer(head, written);
     }

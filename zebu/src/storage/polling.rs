@@ -3,17 +3,21 @@
 //! A thread that sleeps is woken by an interrupt, or by another processor, and
 //! that may take longer than what it waits for. Where what comes next mostly
 //! comes soon, it is quicker to look for it a few times. Whether it does is
-//! learned from how such looking ended; where it ended in sleep, only every
-//! [`AGAIN`]th wait tries once more.
+//! learned from how such looking ended. Where it ended in sleep, it is tried
+//! again after [`AGAIN`] waits, and ever more seldom while that is in vain.
 //!
 //! Between two looks the processor is offered to others, so whoever is waited
-//! for is not kept from it.
+//! for is not kept from it. If others keep it, looking takes too long, and so
+//! ends: a thread that is woken gets the processor sooner than one that gave
+//! it away.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// As many waits end in sleep at once, before looking is tried again.
+/// As many waits end in sleep at once, before looking is tried again; at first,
+/// and when that was in vain many times.
 const AGAIN: u32 = 32;
+const SELDOM: u32 = 1024;
 /// How much success is remembered: half of it is lost with each failure.
 const MOST: u32 = 8;
 
@@ -24,6 +28,8 @@ pub struct Polling {
     credit: Cell<u32>,
     /// Waits in a row that ended in sleep at once.
     slept: Cell<u32>,
+    /// How many of them there are to be.
+    again: Cell<u32>,
     wait: Cell<Wait>,
 }
 
@@ -43,6 +49,7 @@ impl Polling {
             longest,
             credit: Cell::new(MOST),
             slept: Cell::new(0),
+            again: Cell::new(AGAIN),
             wait: Cell::new(Wait::No),
         }
     }
@@ -55,7 +62,7 @@ impl Polling {
             Wait::Looking(since) => {
                 let again = since.elapsed() < self.longest;
                 if !again {
-                    self.credit.set(self.credit.get() / 2);
+                    self.failed();
                     self.wait.set(Wait::Asleep);
                 }
                 again
@@ -70,7 +77,7 @@ impl Polling {
 
     fn begin(&self) -> bool {
         let slept = self.slept.get();
-        let looks = !self.longest.is_zero() && (self.credit.get() > 0 || slept >= AGAIN);
+        let looks = !self.longest.is_zero() && (self.credit.get() > 0 || slept >= self.again.get());
         if looks {
             self.slept.set(0);
             self.wait.set(Wait::Looking(Instant::now()));
@@ -83,8 +90,23 @@ impl Polling {
 
     /// There was something to do.
     pub fn found(&self) {
-        if let Wait::Looking(_) = self.wait.replace(Wait::No) {
-            self.credit.set((self.credit.get() + 1).min(MOST));
+        let Wait::Looking(since) = self.wait.replace(Wait::No) else {
+            return;
+        };
+        match since.elapsed() < self.longest {
+            true => {
+                self.credit.set((self.credit.get() + 1).min(MOST));
+                self.again.set(AGAIN);
+            }
+            false => self.failed(),
+        }
+    }
+
+    fn failed(&self) {
+        let credit = self.credit.get();
+        self.credit.set(credit / 2);
+        if credit == 0 {
+            self.again.set((2 * self.again.get()).min(SELDOM));
         }
     }
 }
@@ -113,12 +135,23 @@ mod tests {
     }
 
     #[test]
-    fn what_never_comes_is_not_looked_for_often() {
+    fn what_never_comes_is_looked_for_ever_more_seldom() {
         let polling = Polling::new(NO_TIME);
-        let mut tries = (0..1000).filter(|_| in_vain(&polling) > 0).count();
-        assert!(tries >= 1000 / AGAIN as usize, "{tries}");
-        tries -= 1000 / (AGAIN as usize + 1);
-        assert!(tries <= 5, "{tries} more");
+        let waits = 10 * SELDOM as usize;
+        let tries: Vec<usize> = (0..waits).filter(|_| in_vain(&polling) > 0).collect();
+        let last = tries.windows(2).next_back().unwrap();
+        assert_eq!(last[1] - last[0], SELDOM as usize + 1);
+        assert!(tries.len() < 25, "{tries:?}");
+    }
+
+    #[test]
+    fn what_comes_too_late_is_not_looked_for() {
+        let polling = Polling::new(NO_TIME);
+        for _ in 0..MOST {
+            polling.looks_again();
+            polling.found();
+        }
+        assert_eq!(in_vain(&polling), 0);
     }
 
     #[test]
@@ -126,10 +159,8 @@ mod tests {
         let mut polling = Polling::new(NO_TIME);
         while in_vain(&polling) > 0 {}
         polling.longest = FOR_EVER;
-        let sleeps = (0..)
-            .take_while(|_| !polling.looks_again())
-            .map(|_| polling.found());
-        assert!(sleeps.count() <= AGAIN as usize);
+        let sleeps = (0..).take_while(|_| !polling.looks_again());
+        assert!(sleeps.map(|_| polling.found()).count() <= SELDOM as usize);
         polling.found();
         for _ in 0..100 {
             assert!(polling.looks_again() && polling.looks_again());
