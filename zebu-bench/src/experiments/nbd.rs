@@ -174,9 +174,9 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     let step = task.depth * task.connections;
     let first = match task.block {
         MIB => 128,
-        _ => 1000 * step.min(16),
+        _ => 500 * step.min(16),
     };
-    let seconds = if quick { 0.3 } else { 2.0 };
+    let seconds = if quick { 0.2 } else { 2.0 };
     let probed = probe(bench, first, step, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {

@@ -187,7 +187,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
         MIB => 128,
         _ => 1000 * task.depth.min(16),
     };
-    let seconds = if quick { 0.3 } else { 2.0 };
+    let seconds = if quick { 0.2 } else { 2.0 };
     let probed = probe(bench, first, task.depth, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {
