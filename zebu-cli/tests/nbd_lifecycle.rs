@@ -9,7 +9,7 @@ use std::process::Command as Program;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::server::{Raw, Server, wait_until};
+use common::server::{Raw, Server, assert_sleeps, wait_until};
 use common::{Lab, beyond_qemu};
 use zebu::nbd::{Command, Headers, Request, command};
 
@@ -287,28 +287,8 @@ fn an_idle_server_sleeps() {
         let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);
         let mut raw = Raw::with_export(&server, "", Headers::Simple);
         raw.ask(&request(Command::Read, 0, 0, 4096), &[]);
-        std::thread::sleep(Duration::from_millis(100));
-        let before = switches(&server);
-        std::thread::sleep(Duration::from_millis(500));
-        let woken = switches(&server) - before;
-        assert!(woken < 10, "{aio}: {woken} times awake");
+        assert_sleeps(&server);
         drop(raw);
         server.stop();
     }
-}
-
-/// How often its threads went to sleep.
-fn switches(server: &Server) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
-    tasks
-        .map(|task| {
-            let status = task.unwrap().path().join("status");
-            let status = std::fs::read_to_string(status).unwrap_or_default();
-            let line = status
-                .lines()
-                .find(|l| l.starts_with("voluntary_ctxt_switches"));
-            let number = line.and_then(|line| line.split_whitespace().nth(1));
-            number.map_or(0, |number| number.parse::<u64>().unwrap())
-        })
-        .sum()
 }

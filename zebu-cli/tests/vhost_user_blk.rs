@@ -7,9 +7,9 @@ mod common;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::server::wait_until;
+use common::server::{assert_sleeps, wait_until};
 use common::vhost::*;
 use common::{Lab, PATIENCE, Random, beyond_qemu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -46,8 +46,8 @@ fn every_request_in_every_kind_of_ring() {
         without(&[FEATURE_INDIRECT, FEATURE_EVENT_INDEX]),
     ];
     let ways: [&[&str]; 3] = [
-        &["--aio=io_uring"],
-        &["--aio=threads", "--cache=none"],
+        &["--aio=io_uring", "--poll-max-ns=1000000"],
+        &["--aio=threads", "--cache=none", "--poll-max-ns=0"],
         &["--aio=native", "--cache=none"],
     ];
     for (number, without) in rings.into_iter().enumerate() {
@@ -292,16 +292,17 @@ fn several_queues_at_once() {
         return;
     }
     let images = [
-        ("create x.qcow2 24M", "x.qcow2", "--cache=none"),
+        ("create x.qcow2 24M", "x.qcow2", "--cache=none", "0"),
         (
             "create -o cluster_size=4k,extended_l2=off x.qcow2 24M",
             "x.qcow2",
             "--aio=threads",
+            "20000",
         ),
-        ("overlay", "x.qcow2", "--cache=none"),
-        ("raw", "x.img", "--cache=none"),
+        ("overlay", "x.qcow2", "--cache=none", "1000000"),
+        ("raw", "x.img", "--cache=none", "5000"),
     ];
-    for (recipe, image, how) in images {
+    for (recipe, image, how, poll) in images {
         let lab = Lab::new();
         let mut disk = vec![0; 24 * MIB];
         match recipe {
@@ -331,6 +332,8 @@ fn several_queues_at_once() {
             "-f",
             format,
             how,
+            "--poll-max-ns",
+            poll,
             "--num-queues=4",
             "--discard=unmap",
             "--stats",
@@ -373,6 +376,57 @@ fn several_queues_at_once() {
             said.contains("connections: 1") && said.contains("write-zeroes: "),
             "{said}"
         );
+    }
+}
+
+#[test]
+fn each_request_is_heard_of_whether_the_server_looks_or_sleeps() {
+    if beyond_qemu("a vhost-user server") {
+        return;
+    }
+    // Times between requests around the one for which the server looks: many
+    // come just when it goes to sleep.
+    let pauses = [0, 2, 10, 40, 48, 50, 52, 60, 200];
+    for without in [without(&[]), without(&[FEATURE_EVENT_INDEX])] {
+        for aio in ["--aio=io_uring", "--aio=threads"] {
+            let lab = Lab::new();
+            lab.make("create x.qcow2 16M");
+            let mut server = serve(&lab, &[aio, "--poll-max-ns=50000", "x.qcow2"]);
+            let setup = Setup {
+                without,
+                ..Setup::default()
+            };
+            let mut disk = Disk::new(&lab, setup);
+            for round in 0..3000u64 {
+                let wait = Duration::from_micros(pauses[round as usize % pauses.len()]);
+                let since = Instant::now();
+                while since.elapsed() < wait {
+                    std::hint::spin_loop();
+                }
+                assert!(disk.take(READ, round % 1000, 512).is_ok());
+            }
+            drop(disk);
+            server.stop();
+        }
+    }
+}
+
+#[test]
+fn an_idle_server_sleeps() {
+    if beyond_qemu("a vhost-user server") {
+        return;
+    }
+    for aio in ["--aio=threads", "--aio=io_uring"] {
+        let lab = Lab::new();
+        lab.make("create x.qcow2 16M");
+        let mut server = serve(&lab, &[aio, "x.qcow2"]);
+        let mut disk = Disk::new(&lab, Setup::default());
+        assert!(disk.take(READ, 0, 512).is_ok());
+        assert_sleeps(&server);
+        // It is woken all the same.
+        assert!(disk.take(READ, 0, 512).is_ok());
+        drop(disk);
+        server.stop();
     }
 }
 
@@ -572,11 +626,13 @@ fn options_that_cannot_be() {
     }
     let lab = Lab::new();
     lab.make("create x.qcow2 1M");
-    let wrong: [&[&str]; 9] = [
+    let wrong: [&[&str]; 11] = [
         &["x.qcow2"],
         &["--socket-path=s"],
         &["--socket-path=s", "--num-queues=0", "x.qcow2"],
         &["--socket-path=s", "--num-queues=257", "x.qcow2"],
+        &["--socket-path=s", "--poll-max-ns=-1", "x.qcow2"],
+        &["--socket-path=s", "--poll-max-ns=1000000001", "x.qcow2"],
         &["--socket-path=s", "--logical-block-size=513", "x.qcow2"],
         &["--export=x.qcow2,socket=s"],
         &["--export=x=x.qcow2"],

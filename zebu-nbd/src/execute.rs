@@ -1,7 +1,6 @@
 //! One request: checked, done, answered.
 
 use std::future::Future;
-use std::rc::Rc;
 
 use zebu::block::Zeroing;
 use zebu::nbd::{Command, ErrorCode, Extent, Headers, MAX_PAYLOAD, Request, command};
@@ -22,15 +21,15 @@ const MAX_PIECES: usize = 256;
 const SHORTEST_HOLE: usize = 4096;
 
 /// Runs a request and sends its answer.
-pub async fn run(connection: Rc<Connection>, job: Job) {
+pub async fn run(connection: &Connection, job: Job) {
     let Job {
         request,
         payload,
         permit,
         start,
     } = job;
-    let result = match check(&connection, &request, payload.as_ref(), permit.refused) {
-        Ok(()) => answer(&connection, &request, payload).await,
+    let result = match check(connection, &request, payload.as_ref(), permit.refused) {
+        Ok(()) => answer(connection, &request, payload).await,
         Err(failed) => Err(failed),
     };
     if let Some(kind) = crate::export::kind(request.command) {
@@ -146,8 +145,9 @@ async fn answer(
     let (queue, export) = (connection.queue(), &connection.export);
     // The offset of a flush means nothing, and may be any.
     let offset = export.options().offset.wrapping_add(request.offset);
-    // Reads and writes are many: their futures are part of this one, which is
-    // moved as a whole. Those of the rest would make it larger.
+    // Reads and writes are many: their futures are part of this one, of which
+    // there is one for each request that ever was in flight. Those of the rest
+    // would make it larger.
     match (request.command, payload) {
         (Command::Read, _) => return read(connection, request, offset).await,
         (Command::Write, Some(Payload::Data(buffer))) => {
@@ -338,8 +338,8 @@ async fn block_status(
 
 #[cfg(test)]
 mod tests {
-    //! Guards against requests that cost more to begin than to do: their futures
-    //! are moved as a whole.
+    //! Guards against requests that cost more to begin than to do, and clients
+    //! that take much memory by having asked for much at once.
     use super::*;
     use zebu::block::Device;
     use zebu::storage::Queue;
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn futures_are_small() {
-        let bytes = size(|| run(none(), none()));
+        let bytes = size(|| run(none::<&Connection>(), none()));
         assert!(bytes < 4096, "{bytes} bytes");
         let bytes = size(|| none::<&Device>().write(none::<&Queue>(), 0, none()));
         assert!(bytes < 3072, "{bytes} bytes");

@@ -1,7 +1,9 @@
 //! The second part of a connection: requests and answers.
 //!
-//! One future reads requests, one writes answers; between them each request
-//! is a task of its own on the connection's queue. The reader takes as many
+//! One future reads requests, one writes answers; between them tasks of the
+//! connection's queue do requests, as many as were ever in flight at once. They
+//! stay for the next request, since to make a future and move it to its place
+//! costs more than much of what is done here. The reader takes as many
 //! requests as one receive gives; the payload of a write goes into the aligned
 //! buffer that it is written from, with one copy of what came along with the
 //! header. The writer sends all answers that are ready with one send.
@@ -17,7 +19,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use zebu::nbd::{Command, Headers, MAX_PAYLOAD, ProtocolError, Request, StatusFilter};
@@ -74,6 +76,11 @@ pub(crate) struct Connection {
     pub export: Arc<Export>,
     pub headers: Headers,
     pub contexts: Vec<u32>,
+    /// Requests that no task has yet.
+    jobs: RefCell<VecDeque<Job>>,
+    /// Tasks that have no request.
+    idle: RefCell<Vec<Waker>>,
+    tasks: Cell<usize>,
     /// Answers that are ready.
     outgoing: RefCell<VecDeque<Reply>>,
     writer: Cell<Option<Waker>>,
@@ -103,12 +110,10 @@ pub(crate) struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let connection = &self.connection;
-        connection.requests.set(connection.requests.get() - 1);
+        connection.set_requests(connection.requests.get() - 1);
         connection.bytes.set(connection.bytes.get() - self.bytes);
         connection.budget.give(self.shared);
-        if let Some(waker) = connection.waiting.take() {
-            waker.wake();
-        }
+        connection.wake_waiting();
     }
 }
 
@@ -142,6 +147,9 @@ pub async fn serve(
         export: agreed.export,
         headers: agreed.headers,
         contexts: agreed.contexts,
+        jobs: RefCell::default(),
+        idle: RefCell::default(),
+        tasks: Cell::new(0),
         outgoing: RefCell::default(),
         writer: Cell::new(None),
         waiting: Cell::new(None),
@@ -166,6 +174,7 @@ pub async fn serve(
         connection.wait_for(Connection::is_idle).await;
     }
     connection.ending.set(true);
+    connection.end_tasks().await;
     connection.wake_writer();
     writer.await;
     end
@@ -183,6 +192,13 @@ impl Connection {
         self.given_up.get() || self.broken.get()
     }
 
+    /// A request that is alone may write to the page cache by itself: nobody
+    /// waits for the thread meanwhile.
+    fn set_requests(&self, number: usize) {
+        self.requests.set(number);
+        self.queue().set_write_here(number <= 1);
+    }
+
     fn is_idle(&self) -> bool {
         self.requests.get() == 0
     }
@@ -192,8 +208,14 @@ impl Connection {
             || self.requests.get() < MAX_REQUESTS && self.bytes.get() + bytes <= MAX_BYTES
     }
 
-    /// Waits until `condition` holds, which ends of requests make true. One
-    /// waits at a time.
+    fn wake_waiting(&self) {
+        if let Some(waker) = self.waiting.take() {
+            waker.wake();
+        }
+    }
+
+    /// Waits until `condition` holds, which ends of requests and of tasks make
+    /// true. One waits at a time.
     async fn wait_for(&self, condition: impl Fn(&Self) -> bool) {
         poll_fn(|context| {
             if condition(self) {
@@ -217,7 +239,7 @@ impl Connection {
             true => (0, 0),
             false => (bytes, shared),
         };
-        self.requests.set(self.requests.get() + 1);
+        self.set_requests(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
         Permit {
             connection: self.clone(),
@@ -280,9 +302,54 @@ impl Connection {
             permit,
             start,
         };
-        // The task runs by itself; its answer is how it ends.
-        drop(self.queue().spawn(crate::execute::run(self.clone(), job)));
+        self.begin(job);
         Ok(())
+    }
+
+    /// Gives a request to a task.
+    fn begin(self: &Rc<Self>, job: Job) {
+        self.jobs.borrow_mut().push_back(job);
+        let idle = self.idle.borrow_mut().pop();
+        match idle {
+            Some(waker) => waker.wake(),
+            None => {
+                self.tasks.set(self.tasks.get() + 1);
+                // It ends by itself; `end_tasks` waits for it.
+                drop(self.queue().spawn(self.clone().work()));
+            }
+        }
+    }
+
+    /// A task: does requests until no more will come.
+    async fn work(self: Rc<Self>) {
+        while let Some(job) = poll_fn(|context| self.next(context)).await {
+            crate::execute::run(&self, job).await;
+        }
+        self.tasks.set(self.tasks.get() - 1);
+        self.wake_waiting();
+    }
+
+    /// The next request for a task.
+    fn next(&self, context: &Context<'_>) -> Poll<Option<Job>> {
+        if let Some(job) = self.jobs.borrow_mut().pop_front() {
+            return Poll::Ready(Some(job));
+        }
+        if self.ending.get() {
+            return Poll::Ready(None);
+        }
+        let mut idle = self.idle.borrow_mut();
+        if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
+            idle.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Ends the tasks, which have no requests any more.
+    async fn end_tasks(&self) {
+        let idle = self.idle.take();
+        idle.into_iter().for_each(Waker::wake);
+        self.wait_for(|connection| connection.tasks.get() == 0)
+            .await;
     }
 
     async fn payload(

@@ -1,14 +1,15 @@
 //! The bytes of one connection: a socket that never blocks, and TLS over it.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::task::Poll;
 
 use rustls::ServerConnection;
-use zebu::storage::Queue;
+use zebu::storage::{Polling, Queue};
 
 use crate::tls::ServerTls;
 
@@ -81,11 +82,13 @@ pub struct Transport {
     /// The last receive took all that there was: the next one would find
     /// nothing, and need not be tried before there is something.
     drained: Cell<bool>,
+    polling: Polling,
 }
 
 impl Transport {
     pub fn new(stream: Stream, queue: Queue) -> Self {
         Transport {
+            polling: Polling::new(queue.options().poll),
             stream,
             queue,
             tls: RefCell::new(None),
@@ -122,18 +125,38 @@ impl Transport {
     /// Reads what is there, at least a byte; 0 at the end. Waits if need be.
     pub async fn read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if self.drained.replace(false) {
-            self.queue.readable(&self.stream).await?;
+            self.wait().await?;
         }
         loop {
             match self.try_read(buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                result => return result,
+                result => {
+                    self.polling.found();
+                    return result;
+                }
             }
             // A client that waits for our part of the handshake sends nothing.
             self.flush().await?;
-            self.queue.readable(&self.stream).await?;
+            self.wait().await?;
         }
+    }
+
+    /// Waits until there may be something to receive. It is soon if `polling`
+    /// says so, after what else the queue has to do.
+    async fn wait(&self) -> io::Result<()> {
+        if !self.polling.looks_again() {
+            return self.queue.readable(&self.stream).await;
+        }
+        let mut waited = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(Ok(()));
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
     }
 
     /// Fills `buffer`; an end before that is an error.
@@ -185,7 +208,10 @@ impl Transport {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                result => return result,
+                result => {
+                    self.polling.found();
+                    return result;
+                }
             }
             self.queue.writable(&self.stream).await?;
         }

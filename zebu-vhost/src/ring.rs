@@ -6,8 +6,10 @@
 //! The order of things keeps the number of system calls small:
 //!
 //! - as long as requests are found, the guest is not asked to say so (event
-//!   index); only when there are none, and nothing else to do, is it asked
-//!   again, and the ring looked at once more;
+//!   index); only when there are none, nothing else to do, and neither has
+//!   changed for a while (`Polling`), is it asked again, and the ring looked at
+//!   once more: a request that came before the guest could know is seen then,
+//!   and one that came later kicks;
 //! - requests that are found together are started together, since their tasks
 //!   run before the ring is looked at again;
 //! - requests that end together are told to the guest by one event: tasks
@@ -30,7 +32,7 @@ use std::time::Instant;
 
 use virtio_queue::{Queue as Virtqueue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use zebu::storage::Queue;
+use zebu::storage::{Polling, Queue};
 
 use crate::chain::{Chain, Malformed};
 use crate::execute::{Status, execute};
@@ -79,6 +81,7 @@ pub struct Ring {
     answered: Cell<bool>,
     /// Nothing is taken any more: the guest has made no sense.
     broken: Cell<bool>,
+    polling: Polling,
 }
 
 /// A request off the ring.
@@ -123,6 +126,7 @@ impl Ring {
             waker: RefCell::new(None),
             answered: Cell::new(false),
             broken: Cell::new(false),
+            polling: Polling::new(queue.options().poll),
         };
         let mut again = Vec::new();
         if let Some(inflight) = &mut inflight {
@@ -216,7 +220,11 @@ impl Ring {
         }
         let taken = self.take()?;
         if taken > 0 {
-            // What was taken is started first.
+            self.polling.found();
+        }
+        // What was taken is started first. Or there was nothing, but may be
+        // soon; meanwhile the guest need not say so, or is not heard.
+        if taken > 0 || self.polling.looks_again() {
             context.waker().wake_by_ref();
             return Ok(());
         }
@@ -225,6 +233,10 @@ impl Ring {
             return Ok(());
         }
         let guest = &*self.start.guest;
+        // This asks for kicks and, behind a full fence, looks once more. The
+        // guest offers a request and then, behind its fence, looks whether a
+        // kick is wanted: one of the two sees the other, so no request waits
+        // unnoticed while we sleep.
         if self.virtqueue.borrow_mut().enable_notification(guest)? {
             context.waker().wake_by_ref();
             return Ok(());
@@ -256,6 +268,13 @@ impl Ring {
     fn has_room(&self) -> bool {
         let size = usize::from(self.virtqueue.borrow().size());
         self.requests.get() < size && self.bytes.get() < MAX_BYTES
+    }
+
+    /// A request that is alone may write to the page cache by itself: nobody
+    /// waits for the thread meanwhile.
+    fn set_requests(&self, number: usize) {
+        self.requests.set(number);
+        self.queue.set_write_here(number <= 1);
     }
 
     /// Takes requests as long as there are some, and room. How many it took.
@@ -298,7 +317,7 @@ impl Ring {
                 return;
             }
         };
-        self.requests.set(self.requests.get() + 1);
+        self.set_requests(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + request.bytes);
         self.waiting.borrow_mut().push_back(Taken {
             head,
@@ -376,7 +395,7 @@ impl Ring {
             Status::Ok => request.written,
             _ => 1,
         };
-        self.requests.set(self.requests.get() - 1);
+        self.set_requests(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - request.bytes);
         self.answer(head, written);
     }
@@ -394,6 +413,7 @@ impl Ring {
             inflight.answered(head, virtqueue.next_used());
         }
         self.answered.set(true);
+        self.polling.found();
         self.wake();
     }
 

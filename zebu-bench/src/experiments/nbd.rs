@@ -2,10 +2,9 @@
 
 use super::Experiment;
 use super::requests::probe;
-use super::servers::{self, Row};
+use super::servers::{self, Row, Served, place};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
-use crate::inputs::filled;
 use crate::measure::alternate::Rules;
 use crate::measure::child::{self, command};
 use crate::measure::meter::Meter;
@@ -27,12 +26,14 @@ struct Task {
     write: bool,
     depth: u64,
     connections: u64,
+    cached: bool,
 }
 
 impl Task {
     fn label(self) -> String {
         format!(
-            "{} {} {}, {} in flight on {} connection{}",
+            "{}: {} {} {}, {} in flight on {} connection{}",
+            place(self.cached),
             units::size(self.block),
             if self.random { "random" } else { "sequential" },
             if self.write { "writes" } else { "reads" },
@@ -62,6 +63,7 @@ fn tasks() -> Vec<Task> {
                 write,
                 depth,
                 connections,
+                cached: false,
             });
         }
         all.push(Task {
@@ -70,18 +72,36 @@ fn tasks() -> Vec<Task> {
             write,
             depth: 8,
             connections: 1,
+            cached: false,
         });
+    }
+    for write in [false, true] {
+        for depth in [1, 32] {
+            all.push(Task {
+                block: 4 * KIB,
+                random: true,
+                write,
+                depth,
+                connections: 1,
+                cached: true,
+            });
+        }
     }
     all
 }
 
 struct Ground<'a> {
     bench: &'a Bench,
-    image: PathBuf,
-    size: u64,
+    served: [Served; 2],
     fio: PathBuf,
     qemu_nbd: PathBuf,
     socket: PathBuf,
+}
+
+impl Ground<'_> {
+    fn served(&self, task: Task) -> &Served {
+        &self.served[usize::from(task.cached)]
+    }
 }
 
 impl Experiment for Nbd {
@@ -96,16 +116,18 @@ impl Experiment for Nbd {
     fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
         let ground = ground(bench)?;
         section.method(format!(
-            "fio's nbd engine (libnbd) on a unix socket; `-e 8 --cache=none`, a full qcow2 image of {}. \
-             Each run starts a server, waits for its socket, runs fio, and ends the server; fio's own \
+            "fio's nbd engine (libnbd) on a unix socket; `-e 8`, a full qcow2 image. Rows of the \
+             device have one of {}, `--cache=none`; rows of the page cache one of {} that lies there, \
+             in the default cache mode: they tell what the server itself costs. Each run starts a server, waits for its socket, runs fio, and ends the server; fio's own \
              clock counts. Each connection is a thread of fio with so many requests in flight. zebu \
-             has its default engine, QEMU the better of `--aio=native` and `--aio=io_uring` (with \
-             `--quick` the one that a probe finds better). CPU is that of the server alone: fio has \
+             has its default engine, QEMU the better of `--aio=native` (in the page cache \
+             `--aio=threads`) and `--aio=io_uring` (with `--quick` the one that a probe finds better). CPU is that of the server alone: fio has \
              the same processors, and where it is busy all the time the rate is its limit, not the \
              server's.",
-            units::size(ground.size)
+            units::size(ground.served[0].size),
+            units::size(ground.served[1].size)
         ));
-        let writes = bench.writes(&ground.image);
+        let writes = bench.writes(&ground.served[0].image);
         if !writes {
             section.note("writes are left out: --writes never is given");
         }
@@ -134,11 +156,9 @@ fn ground(bench: &Bench) -> Result<Ground<'_>> {
     if !qemu_nbd.is_file() {
         return Err(Error::new("there is no qemu-nbd beside qemu-img"));
     }
-    let size = bench.filled_size();
     Ok(Ground {
         bench,
-        image: filled::qcow2(bench, size)?,
-        size,
+        served: Served::both(bench)?,
         fio,
         qemu_nbd,
         // Paths of sockets are short.
@@ -154,9 +174,9 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     let step = task.depth * task.connections;
     let first = match task.block {
         MIB => 128,
-        _ => 1000 * step.min(16),
+        _ => 500 * step.min(16),
     };
-    let seconds = if quick { 0.3 } else { 2.0 };
+    let seconds = if quick { 0.2 } else { 2.0 };
     let probed = probe(bench, first, step, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {
@@ -170,7 +190,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     };
     let cell = Cell {
         contenders,
-        inputs: vec![],
+        inputs: ground.served(task).inputs(),
         judge: None,
     };
     let all = alternate(&Rules { runs, ..rules }, &cell);
@@ -181,23 +201,26 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
 /// qemu-nbd with each of its engines, then zebu.
 fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
     let client = fio(ground, task, count);
+    let served_image = ground.served(task);
+    let cache = if task.cached { "writeback" } else { "none" };
     let one = |name: &str, program: &[OsString], flags: &str| {
         let mut server = program.to_vec();
-        server.extend(
-            "-t -e 8 -f qcow2 --cache=none -k"
-                .split(' ')
-                .map(Into::into),
-        );
+        let common = format!("-t -e 8 -f qcow2 --cache={cache} -k");
+        server.extend(common.split(' ').map(Into::into));
         server.push(ground.socket.clone().into());
         server.extend(flags.split_whitespace().map(Into::into));
-        server.push(ground.image.clone().into());
+        server.push(served_image.image.clone().into());
         let line = served(&server, &ground.socket, &client);
         Contender::new(name, flags, line, Meter::Served)
     };
     let qemu = command([ground.qemu_nbd.as_os_str()]);
     let zebu = command([ground.bench.zebu.as_os_str(), "nbd".as_ref()]);
+    let aio = match task.cached {
+        true => "--aio=threads",
+        false => "--aio=native",
+    };
     vec![
-        one("QEMU", &qemu, "--aio=native"),
+        one("QEMU", &qemu, aio),
         one("QEMU", &qemu, "--aio=io_uring"),
         one("zebu", &zebu, ""),
     ]
@@ -221,7 +244,7 @@ fn fio(ground: &Ground<'_>, task: Task, count: u64) -> Vec<OsString> {
             format!("--bs={}", task.block),
             format!("--iodepth={}", task.depth),
             format!("--numjobs={}", task.connections),
-            format!("--size={}", ground.size),
+            format!("--size={}", ground.served(task).size),
             format!("--io_size={}", count / task.connections * task.block),
             "--group_reporting".into(),
             "--norandommap".into(),
@@ -240,7 +263,7 @@ mod tests {
     #[test]
     fn each_kind_of_request_has_its_target() {
         let all = tasks();
-        assert_eq!(all.len(), 10);
+        assert_eq!(all.len(), 14);
         for task in all {
             let wanted = match (task.random, task.depth) {
                 (true, 32) => 1.5,

@@ -1,12 +1,57 @@
 //! What the experiments with servers share: the table of requests a second.
 
+use crate::bench::Bench;
+use crate::error::Result;
+use crate::inputs::filled;
 use crate::measure::{Series, series};
 use crate::report::Section;
 use crate::report::cells::Cells;
 use crate::report::svg::Chart;
 use crate::report::table::Table;
 use crate::report::verdict::{Bound, Verdict};
-use crate::units;
+use crate::units::{self, MIB};
+use std::path::PathBuf;
+
+/// The size of the image that is served from the page cache: it stays there.
+const CACHED_SIZE: u64 = 256 * MIB;
+
+/// A full qcow2 image and how it is served.
+pub struct Served {
+    /// The image.
+    pub image: PathBuf,
+    /// Bytes of the disk in it.
+    pub size: u64,
+    /// Whether through the page cache, where it lies when a run begins. What is measured then is the
+    /// server; past the page cache (`O_DIRECT`) it is the server and the device.
+    pub cached: bool,
+}
+
+impl Served {
+    /// The two that are measured: past the page cache, and through it.
+    pub fn both(bench: &Bench) -> Result<[Self; 2]> {
+        let one = |size, cached| {
+            Ok(Served {
+                image: filled::qcow2(bench, size)?,
+                size,
+                cached,
+            })
+        };
+        Ok([one(bench.filled_size(), false)?, one(CACHED_SIZE, true)?])
+    }
+
+    /// What is brought into the page cache before each run.
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        match self.cached {
+            true => vec![self.image.clone()],
+            false => vec![],
+        }
+    }
+}
+
+/// How rows tell where the image is served from.
+pub fn place(cached: bool) -> &'static str {
+    if cached { "page cache" } else { "device" }
+}
 
 /// One row.
 pub struct Row {

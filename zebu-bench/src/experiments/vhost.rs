@@ -2,10 +2,9 @@
 
 use super::Experiment;
 use super::requests::probe;
-use super::servers::{self, Row};
+use super::servers::{self, Row, Served, place};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
-use crate::inputs::filled;
 use crate::measure::alternate::Rules;
 use crate::measure::child::command;
 use crate::measure::meter::Meter;
@@ -28,6 +27,7 @@ struct Task {
     what: &'static str,
     block: u64,
     depth: u64,
+    cached: bool,
 }
 
 impl Task {
@@ -39,7 +39,8 @@ impl Task {
             _ => "sequential writes",
         };
         format!(
-            "{} {what}, {} in flight",
+            "{}: {} {what}, {} in flight",
+            place(self.cached),
             units::size(self.block),
             self.depth
         )
@@ -51,24 +52,65 @@ impl Task {
 }
 
 const fn task(what: &'static str, block: u64, depth: u64) -> Task {
-    Task { what, block, depth }
+    Task {
+        what,
+        block,
+        depth,
+        cached: false,
+    }
 }
 
-const TASKS: [Task; 6] = [
+const fn cached(what: &'static str, depth: u64) -> Task {
+    Task {
+        cached: true,
+        ..task(what, 4 * KIB, depth)
+    }
+}
+
+const TASKS: [Task; 10] = [
     task("randread", 4 * KIB, 1),
     task("randread", 4 * KIB, 32),
     task("read", MIB, 8),
     task("randwrite", 4 * KIB, 1),
     task("randwrite", 4 * KIB, 32),
     task("write", MIB, 8),
+    cached("randread", 1),
+    cached("randread", 32),
+    cached("randwrite", 1),
+    cached("randwrite", 32),
 ];
 
-/// QEMU's ways: the engine, and whether it has a thread of its own.
-const WAYS: [(&str, bool); 3] = [("native", true), ("io_uring", true), ("io_uring", false)];
+/// One of QEMU's ways: the engine, and the options of its I/O thread, if it has one.
+type Way = (&'static str, Option<&'static str>);
+
+/// An I/O thread that polls for as long as zebu does by default, not for 32 µs.
+const POLLS_LONG: Option<&str> = Some(",poll-max-ns=100000");
+
+/// Past the page cache.
+const WAYS: [Way; 4] = [
+    ("native", Some("")),
+    ("io_uring", Some("")),
+    ("io_uring", None),
+    ("native", POLLS_LONG),
+];
+
+/// In the page cache, where native AIO cannot be.
+const CACHED_WAYS: [Way; 3] = [
+    ("io_uring", Some("")),
+    ("io_uring", None),
+    ("io_uring", POLLS_LONG),
+];
+
+fn ways(task: Task) -> &'static [Way] {
+    match task.cached {
+        true => &CACHED_WAYS,
+        false => &WAYS,
+    }
+}
 
 struct Ground<'a> {
     bench: &'a Bench,
-    image: PathBuf,
+    served: [Served; 2],
     daemon: PathBuf,
     load: PathBuf,
     socket: PathBuf,
@@ -88,15 +130,17 @@ impl Experiment for Vhost {
         section.method(format!(
             "A virtual machine's side of vhost-user-blk without the machine, `zebu-vhost-load`: one \
              virtqueue of 128 descriptors, event index, indirect descriptors. It waits for the event \
-             of the server and has the same processors. A full qcow2 image of {}, past the page \
-             cache. Each run starts a server, waits for its socket, runs the client, and ends the \
+             of the server and has the same processors. A full qcow2 image: rows of the device have \
+             one of {}, past the page cache; rows of the page cache one of {} that lies there, in \
+             the default cache mode: they tell what the server itself costs. Each run starts a server, waits for its socket, runs the client, and ends the \
              server; the client's own clock counts. zebu has its default engine, QEMU the best of \
-             native AIO and io_uring in an iothread (which polls, as is its default) and io_uring \
-             in the main loop (with `--quick` what a probe finds best). CPU is that of the server \
-             alone.",
-            units::size(bench.filled_size())
+             native AIO and io_uring in an iothread (which polls, as is its default, for 32 µs at \
+             most, or as zebu for 100 µs) and io_uring in the main loop (with `--quick` what a probe \
+             finds best). CPU is that of the server alone.",
+            units::size(ground.served[0].size),
+            units::size(ground.served[1].size)
         ));
-        let writes = bench.writes(&ground.image);
+        let writes = bench.writes(&ground.served[0].image);
         if !writes {
             section.note("writes are left out: --writes never is given");
         }
@@ -126,7 +170,7 @@ fn ground(bench: &Bench) -> Result<Ground<'_>> {
     }
     Ok(Ground {
         bench,
-        image: filled::qcow2(bench, bench.filled_size())?,
+        served: Served::both(bench)?,
         daemon,
         load,
         // Paths of sockets are short.
@@ -143,15 +187,16 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
         MIB => 128,
         _ => 1000 * task.depth.min(16),
     };
-    let seconds = if quick { 0.3 } else { 2.0 };
+    let seconds = if quick { 0.2 } else { 2.0 };
     let probed = probe(bench, first, task.depth, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {
-        let best = (1..WAYS.len()).fold(0, |best, way| probed.quicker(best, way));
+        let ways = ways(task).len();
+        let best = (1..ways).fold(0, |best, way| probed.quicker(best, way));
         let mut way = 0;
         contenders.retain(|_| {
             way += 1;
-            way - 1 == best || way > WAYS.len()
+            way - 1 == best || way > ways
         });
     }
     let rules = bench.rules();
@@ -161,7 +206,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     };
     let cell = Cell {
         contenders,
-        inputs: vec![],
+        inputs: ground.served[usize::from(task.cached)].inputs(),
         judge: None,
     };
     let all = alternate(&Rules { runs, ..rules }, &cell);
@@ -169,7 +214,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     Some((probed.count, all))
 }
 
-/// qemu-storage-daemon in each of its [`WAYS`], then zebu.
+/// qemu-storage-daemon in each of its [`ways`], then zebu.
 fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
     let mut client = command([ground.load.as_os_str(), ground.socket.as_os_str()]);
     client.extend(
@@ -185,23 +230,29 @@ fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
         let line = served(&server, &ground.socket, &client);
         Contender::new(name, &flags, line, Meter::Served)
     };
-    let image = ground.image.display();
+    let image = &ground.served[usize::from(task.cached)].image;
+    let (cache, direct) = match task.cached {
+        true => ("writeback", "off"),
+        false => ("none", "on"),
+    };
+    let file = image.display();
     let socket = ground.socket.display();
-    let mut all: Vec<Contender> = WAYS
+    let mut all: Vec<Contender> = ways(task)
         .iter()
         .map(|(engine, thread)| {
-            let with = if *thread { ",iothread=t" } else { "" };
+            let options = thread.unwrap_or_default();
+            let with = thread.map_or("", |_| ",iothread=t");
             let mut server = command([ground.daemon.as_os_str()]);
             server.extend(
                 [
                     "--object".into(),
-                    "iothread,id=t".into(),
+                    format!("iothread,id=t{options}"),
                     "--blockdev".into(),
                     format!(
-                        "driver=file,node-name=f,cache.direct=on,aio={engine},filename={image}"
+                        "driver=file,node-name=f,cache.direct={direct},aio={engine},filename={file}"
                     ),
                     "--blockdev".into(),
-                    "driver=qcow2,node-name=q,file=f,cache.direct=on".into(),
+                    format!("driver=qcow2,node-name=q,file=f,cache.direct={direct}"),
                     "--export".into(),
                     format!(
                         "type=vhost-user-blk,id=e,node-name=q,writable=on,addr.type=unix,\
@@ -210,7 +261,7 @@ fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
                 ]
                 .map(|word: String| word.into()),
             );
-            one("QEMU", format!("aio={engine}{with}"), server)
+            one("QEMU", format!("aio={engine}{with}{options}"), server)
         })
         .collect();
     let mut server = command([ground.bench.zebu.as_os_str()]);
@@ -219,13 +270,14 @@ fn contenders(ground: &Ground<'_>, task: Task, count: u64) -> Vec<Contender> {
             "vhost-user-blk",
             "-f",
             "qcow2",
-            "--cache=none",
+            "--cache",
+            cache,
             "--socket-path",
         ]
         .map(OsString::from),
     );
     server.push(ground.socket.clone().into());
-    server.push(ground.image.clone().into());
+    server.push(image.into());
     all.push(one("zebu", String::new(), server));
     all
 }

@@ -24,6 +24,39 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Asserts that a server which has nothing to do does nothing: its threads
+/// sleep whenever they are looked at, and are not woken.
+#[track_caller]
+pub fn assert_sleeps(server: &Server) {
+    // It may look for more to do for a while.
+    std::thread::sleep(Duration::from_millis(100));
+    let before: u64 = threads(server).iter().map(|thread| thread.1).sum();
+    for _ in 0..25 {
+        std::thread::sleep(Duration::from_millis(20));
+        for (state, _) in threads(server) {
+            assert_eq!(state, "S", "a thread is awake");
+        }
+    }
+    let after: u64 = threads(server).iter().map(|thread| thread.1).sum();
+    assert!(after - before < 10, "{} times awake", after - before);
+}
+
+/// Of each of its threads the state, and how often it went to sleep.
+fn threads(server: &Server) -> Vec<(String, u64)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    let thread = |task: std::io::Result<fs::DirEntry>| {
+        let status = task.unwrap().path().join("status");
+        let status = fs::read_to_string(status).unwrap();
+        let word = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().to_owned()
+        };
+        let sleeps = word("voluntary_ctxt_switches:").parse().unwrap();
+        (word("State:"), sleeps)
+    };
+    tasks.map(thread).collect()
+}
+
 /// Whether a program is there; says so if not.
 pub fn have(name: &str) -> bool {
     let found = Command::new(name)

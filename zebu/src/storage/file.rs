@@ -329,7 +329,7 @@ unsafe impl Storage for File {
     ) -> Started {
         let fd = self.fd.as_raw_fd();
         if let Some(iov) = memory {
-            if kind == OpKind::Write && queue.options().write_here && !self.cache.is_direct() {
+            if kind == OpKind::Write && queue.writes_here() && !self.cache.is_direct() {
                 return Started::done(write_now(fd, offset, iov));
             }
             // SAFETY: the file stays open, as callers of `start` promise.

@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use super::buffer::{Buffer, BufferPool, Iov};
 use super::engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
@@ -38,8 +39,18 @@ pub struct QueueOptions {
     /// of the engine. Such a write is a copy to memory; file systems that
     /// cannot do it without blocking (ext4) make io_uring pass it to a kernel
     /// thread, which costs more than the copy. Right for jobs that have a
-    /// queue on each core.
+    /// queue on each core. [`Queue::set_write_here`] changes it.
     pub write_here: bool,
+    /// How long who serves clients on this queue looks for more to do before
+    /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
+    /// all.
+    pub poll: Duration,
+}
+
+impl QueueOptions {
+    /// [`QueueOptions::poll`] as servers have it by default: as long as a fast
+    /// disk takes for a small request.
+    pub const SERVERS_POLL: Duration = Duration::from_micros(100);
 }
 
 impl Default for QueueOptions {
@@ -49,6 +60,7 @@ impl Default for QueueOptions {
             parts: 8,
             inflate_here: false,
             write_here: false,
+            poll: Duration::ZERO,
         }
     }
 }
@@ -68,6 +80,7 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether `block_on` is running.
     running: Cell<bool>,
+    write_here: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
     number: u64,
@@ -164,6 +177,7 @@ impl Queue {
             notify: engine.notifier(),
         });
         Ok(Queue(Rc::new(Inner {
+            write_here: Cell::new(options.write_here),
             options,
             engine: RefCell::new(engine),
             slots: RefCell::default(),
@@ -182,6 +196,18 @@ impl Queue {
     /// next one.
     pub(crate) fn number(&self) -> u64 {
         self.0.number
+    }
+
+    /// Whether writes through the page cache are made by this thread from now
+    /// on, see [`QueueOptions::write_here`]. Who does one thing at a time on
+    /// the queue holds up nothing else by that.
+    pub fn set_write_here(&self, here: bool) {
+        self.0.write_here.set(here);
+    }
+
+    /// Whether they are.
+    pub(super) fn writes_here(&self) -> bool {
+        self.0.write_here.get()
     }
 
     /// What it was made with.

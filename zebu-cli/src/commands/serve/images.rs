@@ -1,6 +1,8 @@
 //! The images that a server serves: options that its commands have in common,
 //! and opening them.
 
+use std::time::Duration;
+
 use clap::Args;
 use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy, Source};
 use zebu::image::SnapshotName;
@@ -10,6 +12,9 @@ use crate::commands::io::opening::Opening;
 use crate::commands::io::overlay::Overlay;
 use crate::failure::Failure;
 use crate::{open, untrusted};
+
+/// A thread that waits for longer has nothing to do, and sleeps.
+const MAX_POLL: Duration = Duration::from_secs(1);
 
 /// What to open, and how.
 #[derive(Debug, Args)]
@@ -36,6 +41,10 @@ pub struct ImageArguments {
     /// How I/O is done: threads, native or io_uring
     #[arg(long, value_name = "MODE")]
     pub aio: Option<String>,
+    /// Nanoseconds that a thread looks for more to do before it sleeps, at
+    /// most: 100000 by default, 0 for not at all (not in qemu-nbd)
+    #[arg(long, value_name = "N")]
+    pub poll_max_ns: Option<String>,
     /// What is done with discards: ignore (the default) or unmap
     #[arg(long, value_name = "MODE")]
     pub discard: Option<String>,
@@ -61,8 +70,22 @@ impl ImageArguments {
         }
         Ok(QueueOptions {
             engine,
+            poll: self.poll()?,
             ..QueueOptions::default()
         })
+    }
+
+    fn poll(&self) -> Result<Duration, Failure> {
+        let Some(text) = &self.poll_max_ns else {
+            return Ok(QueueOptions::SERVERS_POLL);
+        };
+        match text.parse().map(Duration::from_nanos) {
+            Ok(time) if time <= MAX_POLL => Ok(time),
+            _ => Err(Failure::new(format!(
+                "Invalid polling time '{text}': 0 to {} nanoseconds are possible",
+                MAX_POLL.as_nanos()
+            ))),
+        }
     }
 
     fn cache(&self) -> Result<CacheMode, Failure> {

@@ -1,0 +1,170 @@
+//! Looking for work for a while before going to sleep.
+//!
+//! A thread that sleeps is woken by an interrupt, or by another processor, and
+//! that may take longer than what it waits for. Where what comes next mostly
+//! comes soon, it is quicker to look for it a few times. Whether it does is
+//! learned from how such looking ended. Where it ended in sleep, it is tried
+//! again after [`AGAIN`] waits, and ever more seldom while that is in vain.
+//!
+//! Between two looks the processor is offered to others, so whoever is waited
+//! for is not kept from it. If others keep it, looking takes too long, and so
+//! ends: a thread that is woken gets the processor sooner than one that gave
+//! it away.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// As many waits end in sleep at once, before looking is tried again; at first,
+/// and when that was in vain many times.
+const AGAIN: u32 = 32;
+const SELDOM: u32 = 1024;
+/// How much success is remembered: half of it is lost with each failure.
+const MOST: u32 = 8;
+
+/// Decides whether one thread looks for work again, or sleeps.
+pub struct Polling {
+    longest: Duration,
+    /// Successes lately.
+    credit: Cell<u32>,
+    /// Waits in a row that ended in sleep at once.
+    slept: Cell<u32>,
+    /// How many of them there are to be.
+    again: Cell<u32>,
+    wait: Cell<Wait>,
+}
+
+/// The wait that there is.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// There was something to do the last time.
+    No,
+    Looking(Instant),
+    Asleep,
+}
+
+impl Polling {
+    /// Looks for this long at a time at most; zero: never.
+    pub fn new(longest: Duration) -> Self {
+        Polling {
+            longest,
+            credit: Cell::new(MOST),
+            slept: Cell::new(0),
+            again: Cell::new(AGAIN),
+            wait: Cell::new(Wait::No),
+        }
+    }
+
+    /// There is nothing to do now. True: look again at once; false: sleep, after
+    /// a last look with all that wakes the thread in place.
+    pub fn looks_again(&self) -> bool {
+        let again = match self.wait.get() {
+            Wait::No => self.begin(),
+            Wait::Looking(since) => {
+                let again = since.elapsed() < self.longest;
+                if !again {
+                    self.failed();
+                    self.wait.set(Wait::Asleep);
+                }
+                again
+            }
+            Wait::Asleep => false,
+        };
+        if again {
+            std::thread::yield_now();
+        }
+        again
+    }
+
+    fn begin(&self) -> bool {
+        let slept = self.slept.get();
+        let looks = !self.longest.is_zero() && (self.credit.get() > 0 || slept >= self.again.get());
+        if looks {
+            self.slept.set(0);
+            self.wait.set(Wait::Looking(Instant::now()));
+        } else {
+            self.slept.set(slept.saturating_add(1));
+            self.wait.set(Wait::Asleep);
+        }
+        looks
+    }
+
+    /// There was something to do.
+    pub fn found(&self) {
+        let Wait::Looking(since) = self.wait.replace(Wait::No) else {
+            return;
+        };
+        match since.elapsed() < self.longest {
+            true => {
+                self.credit.set((self.credit.get() + 1).min(MOST));
+                self.again.set(AGAIN);
+            }
+            false => self.failed(),
+        }
+    }
+
+    fn failed(&self) {
+        let credit = self.credit.get();
+        self.credit.set(credit / 2);
+        if credit == 0 {
+            self.again.set((2 * self.again.get()).min(SELDOM));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a thread that never sleeps though nothing comes, and one
+    //! that never looks again once nothing came.
+    use super::*;
+
+    const FOR_EVER: Duration = Duration::from_secs(3600);
+    const NO_TIME: Duration = Duration::from_nanos(1);
+
+    /// Waits in vain; how often it looked again.
+    fn in_vain(polling: &Polling) -> usize {
+        let looks = (0..).take_while(|_| polling.looks_again()).count();
+        assert!(!polling.looks_again(), "it sleeps until something is found");
+        polling.found();
+        looks
+    }
+
+    #[test]
+    fn it_sleeps_at_once_where_that_is_wanted() {
+        let polling = Polling::new(Duration::ZERO);
+        assert!((0..1000).all(|_| in_vain(&polling) == 0));
+    }
+
+    #[test]
+    fn what_never_comes_is_looked_for_ever_more_seldom() {
+        let polling = Polling::new(NO_TIME);
+        let waits = 10 * SELDOM as usize;
+        let tries: Vec<usize> = (0..waits).filter(|_| in_vain(&polling) > 0).collect();
+        let last = tries.windows(2).next_back().unwrap();
+        assert_eq!(last[1] - last[0], SELDOM as usize + 1);
+        assert!(tries.len() < 25, "{tries:?}");
+    }
+
+    #[test]
+    fn what_comes_too_late_is_not_looked_for() {
+        let polling = Polling::new(NO_TIME);
+        for _ in 0..MOST {
+            polling.looks_again();
+            polling.found();
+        }
+        assert_eq!(in_vain(&polling), 0);
+    }
+
+    #[test]
+    fn what_comes_once_is_looked_for_again() {
+        let mut polling = Polling::new(NO_TIME);
+        while in_vain(&polling) > 0 {}
+        polling.longest = FOR_EVER;
+        let sleeps = (0..).take_while(|_| !polling.looks_again());
+        assert!(sleeps.map(|_| polling.found()).count() <= SELDOM as usize);
+        polling.found();
+        for _ in 0..100 {
+            assert!(polling.looks_again() && polling.looks_again());
+            polling.found();
+        }
+    }
+}
