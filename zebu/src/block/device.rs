@@ -1,5 +1,7 @@
 //! An image and the chain of images behind it, as one device.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::source::ImageSpec;
 use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
@@ -82,7 +84,7 @@ impl Layer {
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,
-    size: u64,
+    size: AtomicU64,
     /// Opened without what reading needs.
     inspect: bool,
     /// If it was opened for writing: how.
@@ -104,7 +106,7 @@ impl Device {
         let size = layers[0].size();
         Device {
             layers,
-            size,
+            size: size.into(),
             inspect,
             write,
         }
@@ -122,7 +124,7 @@ impl Device {
 
     /// The top image has this size now.
     pub(super) fn set_size(&mut self, size: u64) {
-        self.size = size;
+        *self.size.get_mut() = size;
     }
 
     /// Whether discards are carried out.
@@ -137,7 +139,23 @@ impl Device {
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether a raw image has become longer since it was opened (a file
+    /// or a block device that was grown by others), also while the device is
+    /// used; whether the disk is larger than before now.
+    ///
+    /// A disk that has become shorter keeps its size, and an image whose size
+    /// does not follow from its storage's (qcow2, a part of a file) as well.
+    pub fn look_again(&self) -> Result<bool> {
+        match &self.top().image {
+            LayerImage::Raw(raw) => {
+                let size = raw.look_again()?;
+                Ok(self.size.fetch_max(size, Ordering::Relaxed) < size)
+            }
+            LayerImage::Qcow2(_) => Ok(false),
+        }
     }
 
     /// The images of the chain, the top one first.
@@ -196,11 +214,11 @@ impl Device {
             _ if self.inspect => Err(Error::Refused(
                 "The image was opened to look at its metadata only".into(),
             )),
-            Some(end) if end <= self.size => Ok(()),
+            Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::OutOfRange {
                 offset,
                 length,
-                size: self.size,
+                size: self.size(),
             }),
         }
     }
