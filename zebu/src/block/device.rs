@@ -7,7 +7,7 @@ use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
-use crate::storage::{Buffer, Iov, PoolBuffer, Queue, Storage};
+use crate::storage::{Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
 /// One image of a chain.
@@ -80,7 +80,8 @@ impl Layer {
 
 /// A block device: an image with everything that its data come from.
 ///
-/// Shared by reference between any number of threads, each with its queue.
+/// Shared by reference between any number of threads, each with its queue. How
+/// futures of requests are to be treated is said at [`Queue`].
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,
@@ -178,32 +179,17 @@ impl Device {
     }
 
     /// Reads into the first `length` bytes of a buffer that is given back.
-    pub async fn read_buffer(
+    pub async fn read_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
         offset: u64,
-        mut buffer: Buffer,
+        mut buffer: B,
         length: usize,
-    ) -> (Buffer, Result<()>) {
+    ) -> (B, Result<()>) {
         // SAFETY: the buffer lives in this future until the read has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
-        let result = self.read(queue, offset, &iov).await;
-        (buffer, result)
-    }
-
-    /// The same with a buffer of a queue's pool.
-    pub async fn read_pooled(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        mut buffer: PoolBuffer,
-        length: usize,
-    ) -> (PoolBuffer, Result<()>) {
-        // SAFETY: as in `read_buffer`.
-        #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
         let result = self.read(queue, offset, &iov).await;
         (buffer, result)
     }
