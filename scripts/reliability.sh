@@ -160,8 +160,9 @@ if begin hostile-generated; then
     library --test hostile -- --nocapture generated_images
     library --test hostile_changes -- --nocapture
     program --test io_language -- --nocapture
+    program --test vhost_bad_input -- --nocapture any_bytes
     unset ZEBU_HOSTILE_RUNS
-    end "images, names and scripts"
+    end "images, names, scripts and guests"
 fi
 if begin strict-mode; then
     program --test untrusted -- --nocapture

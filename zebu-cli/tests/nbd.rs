@@ -6,6 +6,7 @@
 mod common;
 
 use common::server::{Server, client, have};
+use common::tls::certificates;
 use common::{Lab, beyond_qemu};
 
 /// An image with data, zeroes and holes, over a base.
@@ -430,26 +431,7 @@ fn tls_serves_those_with_a_certificate_alone() {
         return;
     }
     let lab = images();
-    let script = r#"
-        set -e
-        printf 'cn = "authority"\nca\ncert_signing_key\nexpiration_days = 100\n' >ca.info
-        printf 'cn = "localhost"\ndns_name = "localhost"\nip_address = "127.0.0.1"\ntls_www_server\nencryption_key\nsigning_key\nexpiration_days = 100\n' >server.info
-        printf 'cn = "client"\ntls_www_client\nencryption_key\nsigning_key\nexpiration_days = 100\n' >client.info
-        for ca in good other; do
-            mkdir $ca
-            certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/ca-key.pem
-            certtool --generate-self-signed --load-privkey $ca/ca-key.pem --template ca.info --outfile $ca/ca-cert.pem
-            for who in server client; do
-                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$who-key.pem
-                certtool --generate-certificate --load-ca-certificate $ca/ca-cert.pem --load-ca-privkey $ca/ca-key.pem \
-                    --load-privkey $ca/$who-key.pem --template $who.info --outfile $ca/$who-cert.pem
-            done
-        done
-        mkdir wrong none
-        cp good/ca-cert.pem other/client-*.pem wrong
-        cp good/ca-cert.pem none
-    "#;
-    client(&lab, "sh", &["-c", script]).ok("certificates");
+    certificates(&lab);
     // TCP: certificates are of names.
     let port = (20_000 + std::process::id() % 20_000).to_string();
     let object = "tls-creds-x509,id=t,endpoint=server,dir=good";

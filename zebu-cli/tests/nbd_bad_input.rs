@@ -285,6 +285,45 @@ fn a_client_that_takes_no_answers_holds_up_itself_alone() {
 }
 
 #[test]
+fn clients_that_stall_leave_others_their_share() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 64M; io x.qcow2: write -P 7 0 8M");
+    let mut server = Server::start(&lab, &["-t", "-e", "64", "x.qcow2"]);
+    // Each says that it will write as much as a request may, and goes no further:
+    // all that connections have together.
+    let mut stalled: Vec<Raw> = (0..40)
+        .map(|_| {
+            let mut raw = Raw::with_export(&server, "", Headers::Simple);
+            raw.send(&request(Command::Write, 0, MAX_PAYLOAD.into()));
+            raw.put(&[7]);
+            raw
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    // Another one has a 64th of a GiB all the same: at once, or piece by piece.
+    let mut raw = Raw::with_export(&server, "", Headers::Simple);
+    let write = request(Command::Write, 0, 16 << 20);
+    assert_eq!(raw.ask(&write, &vec![7; 16 << 20]).error, 0);
+    for _ in 0..32 {
+        raw.send(&request(Command::Read, 1 << 20, 1 << 20));
+    }
+    for _ in 0..32 {
+        let (_, got) = raw.answer(1 << 20);
+        assert_eq!((got.error, got.pieces[0].1.len()), (0, 1 << 20));
+    }
+    // Who stalled may go on.
+    let first = &mut stalled[0];
+    first.put(&vec![7; MAX_PAYLOAD as usize - 1]);
+    assert_eq!(first.answer(0).1.error, 0);
+    drop(stalled);
+    assert_alive(&server);
+    server.stop();
+}
+
+#[test]
 #[ignore = "takes a GiB of memory"]
 fn clients_that_take_no_answers_have_a_bound_together() {
     if beyond_qemu("an NBD server") {

@@ -3,6 +3,8 @@
 //! memory without bound; and against one that serves nobody else afterwards.
 
 mod common;
+#[path = "common/hostile_vhost.rs"]
+mod hostile_vhost;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -393,4 +395,26 @@ fn kicks_that_are_no_events() {
     drop(disk);
     still_serves(&lab, &server);
     server.stop();
+}
+
+#[test]
+fn any_bytes_are_survived() {
+    let runs = std::env::var("ZEBU_HOSTILE_RUNS").map_or(300, |n| n.parse().expect("a number"));
+    let mut served = hostile_vhost::Served::new();
+    let mut state = 1u64;
+    let mut byte = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    for run in 0..runs {
+        let length = 20 + 2 * usize::from(byte());
+        let mut bytes: Vec<u8> = (0..length).map(|_| byte()).collect();
+        bytes[0] = (run % 2) as u8;
+        // Shown if this panics.
+        println!("{run}");
+        served.exercise(&bytes);
+    }
+    println!("cases: {runs} scripts of bytes");
 }

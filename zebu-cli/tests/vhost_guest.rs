@@ -4,26 +4,10 @@
 
 mod common;
 
-use common::guest::{Guest, INSTALL, LIVE, WRITE, kernel, read};
+use common::guest::{INSTALL, LIVE, WRITE, kernel, read};
 use common::server::Server;
-use common::vhost::{serve, socket};
+use common::vhost::{serve, socket, start};
 use common::{Lab, beyond_qemu};
-
-/// A machine whose first disk is what is served at `v.sock`.
-fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str) -> Guest {
-    let socket = format!("socket,id=c,reconnect=1,path={}", socket(lab).display());
-    let args = [
-        "-object",
-        "memory-backend-memfd,id=memory,size=512M,share=on",
-        "-numa",
-        "node,memdev=memory",
-        "-chardev",
-        &socket,
-        "-device",
-        "vhost-user-blk-pci,chardev=c,num-queues=2",
-    ];
-    Guest::start(lab, name, root, job, &args)
-}
 
 fn served(lab: &Lab, how: &str, image: &str) -> Server {
     serve(lab, &[how, "--num-queues=2", "--discard=unmap", image])

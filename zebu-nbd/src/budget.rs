@@ -1,9 +1,20 @@
-//! Memory that the connections of a server have together, besides what each
-//! has for itself.
+//! Memory of the connections of a server: what each has for itself, whatever
+//! others do, and what they have together besides.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+
+use crate::transmission::MAX_BYTES;
+
+/// Bytes that all have together.
+const TOGETHER: usize = 1 << 30;
+
+/// Bytes that each of `clients` connections has for itself: its fair share of a
+/// GiB, if that is at least 1 MiB and no more than one may have.
+pub fn own(clients: usize) -> usize {
+    (TOGETHER / clients.max(1)).clamp(1 << 20, MAX_BYTES)
+}
 
 /// Bytes that can be taken and are given back.
 #[derive(Debug)]
@@ -15,8 +26,14 @@ struct State {
     waiting: Vec<Waker>,
 }
 
+impl Default for Budget {
+    fn default() -> Self {
+        Self::new(TOGETHER)
+    }
+}
+
 impl Budget {
-    pub fn new(bytes: usize) -> Self {
+    fn new(bytes: usize) -> Self {
         Budget(Mutex::new(State {
             free: bytes,
             waiting: Vec::new(),
@@ -48,7 +65,9 @@ impl Budget {
                     Poll::Ready(())
                 }
                 None => {
-                    state.waiting.push(context.waker().clone());
+                    if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
+                        state.waiting.push(context.waker().clone());
+                    }
                     Poll::Pending
                 }
             }

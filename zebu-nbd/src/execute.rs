@@ -153,7 +153,7 @@ async fn answer(
         (Command::Write, Some(Payload::Data(buffer))) => {
             let length = request.length as usize;
             let device = export.device();
-            device.write_pooled(queue, offset, buffer, length).await.1?;
+            device.write_buffer(queue, offset, buffer, length).await.1?;
         }
         (Command::BlockStatus, payload) => {
             return Box::pin(block_status(connection, request, payload)).await;
@@ -237,7 +237,7 @@ async fn cache(connection: &Connection, offset: u64, length: u64) -> Result<(), 
         }
         let n = (length - at).min(PIECE as u64);
         let (back, result) = device
-            .read_pooled(queue, offset + at, buffer, n as usize)
+            .read_buffer(queue, offset + at, buffer, n as usize)
             .await;
         result?;
         buffer = back;
@@ -266,7 +266,7 @@ async fn read(connection: &Connection, request: &Request, offset: u64) -> Result
     }
     let buffer: PoolBuffer = queue.buffer(length);
     let device = connection.export.device();
-    let (buffer, result) = device.read_pooled(queue, offset, buffer, length).await;
+    let (buffer, result) = device.read_buffer(queue, offset, buffer, length).await;
     result?;
     Ok(match sparse {
         true => Answer::Sparse(pieces, Some(buffer)),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use zebu::storage::{Queue, QueueOptions};
 
-use crate::budget::Budget;
+use crate::budget::{self, Budget};
 use crate::export::Export;
 use crate::handshake::{NoAgreement, negotiate};
 use crate::listen::Listener;
@@ -26,10 +26,6 @@ use crate::transport::{Stream, Transport};
 
 /// How long nobody is taken in after the system had no room for a client.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Bytes of requests in flight of all connections together, besides what each
-/// has for itself.
-const MEMORY: usize = 1 << 30;
 
 /// How a server treats its clients.
 #[derive(Clone, Debug)]
@@ -77,7 +73,7 @@ impl Server {
         Ok(Server {
             shared: Arc::new(Shared {
                 exports,
-                budget: Arc::new(Budget::new(MEMORY)),
+                budget: Arc::default(),
                 stopping: AtomicBool::new(false),
                 chosen: AtomicBool::new(false),
                 stop,
@@ -287,7 +283,8 @@ async fn serve(
     );
     shared.chosen.store(true, Ordering::SeqCst);
     agreed.export.statistics().connected();
+    let memory = (budget::own(options.clients), shared.budget.clone());
     let stopping = || shared.stopping.load(Ordering::SeqCst);
-    let end = transmission::serve(transport, agreed, shared.budget.clone(), stopping).await;
+    let end = transmission::serve(transport, agreed, memory, stopping).await;
     end.to_string()
 }

@@ -10,8 +10,8 @@
 //!
 //! Bounds: [`MAX_REQUESTS`] and [`MAX_BYTES`] of buffers at a time, counted
 //! until the answer is in the socket. A client that takes no answers is not
-//! read from any more. What is more than [`OWN_BYTES`] of a connection comes
-//! out of what all connections share (`budget.rs`).
+//! read from any more. What is more than a connection has for itself comes out
+//! of what all connections share (`budget.rs`), or waits for requests before it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -36,8 +36,6 @@ use crate::transport::Transport;
 pub const MAX_REQUESTS: usize = 128;
 /// Bytes of their buffers. One request is taken whatever it needs.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Bytes of them that each connection has, whatever others do.
-const OWN_BYTES: usize = 1 << 20;
 /// Bytes received at a time besides payloads.
 const INPUT: usize = 64 << 10;
 /// Payloads that are too long are passed over up to this; a longer one ends
@@ -94,6 +92,8 @@ pub(crate) struct Connection {
     ending: Cell<bool>,
     /// Nobody waits for answers any more.
     given_up: Cell<bool>,
+    /// Bytes that it has for itself, and what all have together.
+    own_bytes: usize,
     budget: Arc<Budget>,
 }
 
@@ -139,7 +139,7 @@ pub(crate) enum Payload {
 pub async fn serve(
     transport: Rc<Transport>,
     agreed: Agreed,
-    budget: Arc<Budget>,
+    (own_bytes, budget): (usize, Arc<Budget>),
     stopping: impl Fn() -> bool,
 ) -> End {
     let connection = Rc::new(Connection {
@@ -158,6 +158,7 @@ pub async fn serve(
         broken: Cell::new(false),
         ending: Cell::new(false),
         given_up: Cell::new(false),
+        own_bytes,
         budget,
     });
     let queue = connection.queue().clone();
@@ -230,15 +231,14 @@ impl Connection {
     /// Waits until there is room for a request with a buffer of `bytes`.
     async fn permit(self: &Rc<Self>, bytes: usize) -> Permit {
         self.wait_for(|connection| connection.has_room(bytes)).await;
-        let shared = match self.bytes.get() + bytes <= OWN_BYTES {
-            true => 0,
-            false => bytes,
+        let shared = match self.has_own(bytes) {
+            true => Some(0),
+            false if self.budget.take(bytes) => Some(bytes),
+            false => self.wait_for_memory(bytes).await,
         };
-        let refused = !self.budget.take(shared) && !self.wait_for_budget(shared).await;
-        let (bytes, shared) = match refused {
-            true => (0, 0),
-            false => (bytes, shared),
-        };
+        let refused = shared.is_none();
+        let bytes = if refused { 0 } else { bytes };
+        let shared = shared.unwrap_or(0);
         self.set_requests(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
         Permit {
@@ -249,13 +249,28 @@ impl Connection {
         }
     }
 
-    /// Takes `bytes` from the budget when they are there; not for ever.
-    async fn wait_for_budget(&self, bytes: usize) -> bool {
-        let patience = self.queue().sleep(PATIENCE);
-        matches!(
-            race(self.budget.take_later(bytes), patience).await,
-            First::A(())
-        )
+    /// Whether `bytes` are part of what the connection has for itself.
+    fn has_own(&self, bytes: usize) -> bool {
+        self.bytes.get() + bytes <= self.own_bytes
+    }
+
+    /// Waits until requests before it have ended, or takes `bytes` from the
+    /// budget; how many are from there. What is more than the connection ever
+    /// has for itself is not waited for for ever: None.
+    async fn wait_for_memory(&self, bytes: usize) -> Option<usize> {
+        let patience = async {
+            match bytes <= self.own_bytes {
+                true => std::future::pending().await,
+                false => drop(self.queue().sleep(PATIENCE).await),
+            }
+        };
+        let shared = self.budget.take_later(bytes);
+        let own = self.wait_for(|connection| connection.has_own(bytes));
+        match race(race(shared, own), patience).await {
+            First::A(First::A(())) => Some(bytes),
+            First::A(First::B(())) => Some(0),
+            First::B(()) => None,
+        }
     }
 
     /// Reads requests and starts them.

@@ -1,10 +1,11 @@
 //! What is served: a device, and what guests are told of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use zebu::Statistics;
 use zebu::block::{Device, LayerImage};
 
+use crate::channel::Channel;
 use crate::config::Config;
 use crate::request::{ID, SECTOR, Work};
 
@@ -55,6 +56,8 @@ pub struct Export {
     device: Device,
     options: ExportOptions,
     statistics: Statistics,
+    /// By which the front end that there is can be told something.
+    channel: Mutex<Option<Channel>>,
 }
 
 impl Export {
@@ -67,6 +70,7 @@ impl Export {
             device,
             options,
             statistics: Statistics::new(&KINDS),
+            channel: Mutex::default(),
         })
     }
 
@@ -78,6 +82,33 @@ impl Export {
     /// The device back, when nobody serves it any more.
     pub fn into_device(self) -> Device {
         self.device
+    }
+
+    /// Looks whether the disk has grown; see [`Device::look_again`]. If it has,
+    /// the front end is told.
+    pub fn look_again(&self) -> zebu::Result<bool> {
+        let has_grown = self.device.look_again()?;
+        if has_grown {
+            self.tell_front_end();
+        }
+        Ok(has_grown)
+    }
+
+    /// Has the front end look at the configuration again, if it wants to be
+    /// told.
+    pub(crate) fn tell_front_end(&self) {
+        if let Some(channel) = &*self.channel() {
+            channel.config_changed();
+        }
+    }
+
+    /// The channel of the front end that there is now.
+    pub(crate) fn set_channel(&self, channel: Option<Channel>) {
+        *self.channel() = channel;
+    }
+
+    fn channel(&self) -> MutexGuard<'_, Option<Channel>> {
+        self.channel.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Its name, for messages.

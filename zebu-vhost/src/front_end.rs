@@ -4,6 +4,7 @@
 //! It says what it is told to, also what makes no sense.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -164,6 +165,7 @@ impl Machine {
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         frontend
             .set_protocol_features(protocol & wanted)
@@ -300,6 +302,16 @@ impl Connection {
         let flags = VhostUserConfigFlags::WRITABLE;
         let answer = self.frontend.set_config(offset, flags, bytes);
         answer.map_err(other)
+    }
+
+    /// A channel by which the server says that the configuration has changed:
+    /// 12 bytes each time.
+    pub fn channel(&mut self) -> io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        self.frontend
+            .set_backend_request_fd(&theirs)
+            .map_err(other)?;
+        Ok(ours)
     }
 
     /// Virtqueues that the server has.

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod chain;
+mod channel;
 mod config;
 mod execute;
 mod export;

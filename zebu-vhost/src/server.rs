@@ -12,6 +12,7 @@ use rustix::net::{Shutdown, shutdown, sockopt::socket_peercred};
 use vhost::vhost_user::{BackendReqHandler, Error};
 use zebu::storage::QueueOptions;
 
+use crate::channel::Channel;
 use crate::export::Export;
 use crate::session::Session;
 
@@ -123,10 +124,11 @@ impl Door {
 
     /// The whole of a connection. When it returns nothing is in flight.
     fn session(&self, export: &Arc<Export>, options: &QueueOptions, stream: UnixStream) -> Error {
-        match stream.try_clone() {
-            Ok(clone) => *self.connection() = Some(clone),
-            Err(e) => return Error::SocketError(e),
-        }
+        let clones = (stream.try_clone(), stream.try_clone());
+        let (Ok(clone), Ok(looked_at)) = clones else {
+            return Error::SocketError(io::Error::other("no more descriptors"));
+        };
+        *self.connection() = Some(clone);
         export.statistics().connected();
         let session = Arc::new(Mutex::new(Session::new(export, options)));
         let mut handler = BackendReqHandler::from_stream(stream, session);
@@ -134,10 +136,18 @@ impl Door {
             if self.stopping.load(Ordering::SeqCst) {
                 break Error::Disconnected;
             }
-            if let Err(end) = handler.handle_request() {
-                break end;
+            match Channel::take(&looked_at) {
+                Ok(Some(channel)) => export.set_channel(Some(channel)),
+                Ok(None) => {
+                    if let Err(end) = handler.handle_request() {
+                        break end;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => break Error::SocketError(e),
             }
         };
+        export.set_channel(None);
         // Its rings stop here.
         drop(handler);
         *self.connection() = None;

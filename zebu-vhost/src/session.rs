@@ -62,6 +62,11 @@ pub struct Session {
     features: u64,
     memory: Memory,
     inflight: Option<Inflight>,
+    /// It has made this memory itself.
+    made_inflight: bool,
+    /// The front end was with another server before, and may not know that the
+    /// disk has another size since.
+    may_be_behind: bool,
     write_back: Arc<AtomicBool>,
     vrings: Vec<Vring>,
 }
@@ -85,6 +90,8 @@ impl Session {
             features: 0,
             memory: Memory::default(),
             inflight: None,
+            made_inflight: false,
+            may_be_behind: false,
             write_back: Arc::new(AtomicBool::new(true)),
             vrings: (0..export.queues()).map(|_| Vring::default()).collect(),
         }
@@ -165,6 +172,9 @@ impl Session {
         if let Some(worker) = &vring.worker {
             worker.start(start);
             vring.running = true;
+            if std::mem::take(&mut self.may_be_behind) {
+                self.export.tell_front_end();
+            }
             tracing::debug!("virtqueue {index} runs");
         }
         Ok(())
@@ -402,6 +412,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if queues > self.export.queues() || size > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }
+        self.made_inflight = true;
         Inflight::create(queues, size).map_err(failed)
     }
 
@@ -411,6 +422,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
         let opened = Inflight::open(inflight, file);
         let opened = opened.ok_or_else(|| failed("memory for requests in flight is too small"))?;
+        self.may_be_behind = !self.made_inflight;
         self.change_all(|session| session.inflight = Some(opened))
     }
 

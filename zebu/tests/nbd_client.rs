@@ -21,7 +21,7 @@ use zebu::nbd::{
     transmission,
 };
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
-use zebu::storage::{self, EngineKind, Queue, QueueOptions, Storage};
+use zebu::storage::{self, CacheMode, EngineKind, Queue, QueueOptions, Storage};
 
 const SIZE: usize = 4 << 20;
 /// No test may run longer than this.
@@ -50,6 +50,7 @@ struct Manners {
 struct Server {
     bytes: Mutex<Vec<u8>>,
     manners: Manners,
+    clients: Mutex<Vec<UnixStream>>,
 }
 
 impl Server {
@@ -59,16 +60,26 @@ impl Server {
         let server = Arc::new(Server {
             bytes: Mutex::new(vec![0; SIZE]),
             manners,
+            clients: Mutex::default(),
         });
         let ours = server.clone();
         thread::spawn(move || {
             for (seed, stream) in listener.incoming().map_while(Result::ok).enumerate() {
                 let server = ours.clone();
+                let clone = stream.try_clone().unwrap();
+                server.clients.lock().unwrap().push(clone);
                 // That the client goes away is no concern of it.
                 thread::spawn(move || server.serve(stream, Random(seed as u64 * 77 + 5)));
             }
         });
         server
+    }
+
+    /// Ends all connections that there are.
+    fn hang_up(&self) {
+        for client in self.clients.lock().unwrap().drain(..) {
+            let _ = client.shutdown(Shutdown::Both);
+        }
     }
 
     fn handshake(&self, stream: &mut UnixStream) -> std::io::Result<Headers> {
@@ -385,6 +396,8 @@ fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind)
     options.write = true;
     options.connections = connections;
     options.reconnect_delay = PATIENCE;
+    // What this server has answered is never lost.
+    options.cache = CacheMode::Unsafe;
     let nbd = Arc::new(Nbd::open(options).unwrap());
     const TASKS: usize = 8;
     let part = SIZE / threads / TASKS;
@@ -467,6 +480,7 @@ fn who_is_to_lead_may_go() {
                 hangs_up: None,
                 many: false,
             },
+            clients: Mutex::default(),
         };
         let (mut stream, _) = listener.accept().unwrap();
         let headers = server.handshake(&mut stream).unwrap();
@@ -523,6 +537,7 @@ fn a_dropped_write_has_ended() {
                 hangs_up: None,
                 many: false,
             },
+            clients: Mutex::default(),
         };
         let (mut stream, _) = listener.accept().unwrap();
         let headers = server.handshake(&mut stream).unwrap();
@@ -587,4 +602,51 @@ fn an_idle_connection_stays() {
         let read = storage::read_vec(&nbd, &queue, 0, 512).await;
         assert_eq!(read.unwrap(), [0; 512]);
     });
+}
+
+#[test]
+fn what_was_not_flushed_is_lost_with_the_server() {
+    let _patience = Patience::new("a lost server".into());
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    // Flushed or not, with which cache mode; whether all goes on.
+    for (flushed, cache, goes_on) in [
+        (true, CacheMode::WriteBack, true),
+        (false, CacheMode::WriteBack, false),
+        (false, CacheMode::WriteThrough, true),
+        (false, CacheMode::Unsafe, true),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let server = Server::start(
+            &socket,
+            Manners {
+                headers: Headers::Structured,
+                hangs_up: None,
+                many: true,
+            },
+        );
+        let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
+        options.write = true;
+        options.cache = cache;
+        options.reconnect_delay = PATIENCE;
+        let nbd = Nbd::open(options).unwrap();
+        let what = format!("flushed: {flushed}, {cache:?}");
+        queue.block_on(async {
+            storage::write_slice(&nbd, &queue, 0, &[7; 512])
+                .await
+                .unwrap();
+            if flushed {
+                storage::flush(&nbd, &queue).await.unwrap();
+            }
+            server.hang_up();
+            let read = storage::read_vec(&nbd, &queue, 0, 512).await;
+            assert_eq!(read.is_ok(), goes_on, "{what}");
+            // As durable as the first were, or never.
+            let flush = storage::flush(&nbd, &queue).await;
+            assert_eq!(flush.is_ok(), goes_on, "{what}");
+            if let Err(e) = flush {
+                assert!(e.to_string().contains("not flushed yet"), "{e}");
+            }
+        });
+    }
 }

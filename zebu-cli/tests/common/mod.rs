@@ -20,6 +20,7 @@ pub mod other_server;
 pub mod pair;
 pub mod script;
 pub mod server;
+pub mod tls;
 pub mod vhost;
 
 use std::ffi::{OsStr, OsString};

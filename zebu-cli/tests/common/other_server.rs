@@ -13,6 +13,19 @@ use std::thread;
 use super::server::wait_until;
 use super::{Lab, PATIENCE, peer};
 
+/// `x.raw`, 24 MiB with data and holes, the same as `x.qcow2`, and an empty
+/// `e.raw` of the same size.
+pub fn images() -> Lab {
+    let lab = Lab::new();
+    lab.make("img create -q -f raw x.raw 24M; img create -q -f raw e.raw 24M");
+    let writes = "write -P 1 0 64k\nwrite -P 2 1M 5000k\nwrite -P 3 9M 4k\n\
+                  write -P 4 12345k 3333\nwrite -P 5 20M 4M\n";
+    lab.qemu_io_script(&["-f", "raw", "x.raw"], writes)
+        .ok("x.raw");
+    lab.make("img convert -f raw -O qcow2 x.raw x.qcow2");
+    lab
+}
+
 /// A server, killed when dropped.
 pub struct Other {
     program: PathBuf,

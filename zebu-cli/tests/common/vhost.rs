@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use vm_memory::{Bytes, GuestAddress};
 use zebu_vhost::front_end::{Connection, Machine, Ring, Setup};
 
+use super::guest::Guest;
 use super::server::{Server, wait_until};
 use super::{Lab, PATIENCE};
 
@@ -43,6 +44,22 @@ pub fn serve(lab: &Lab, args: &[&str]) -> Server {
     server.socket = socket(lab);
     wait_until("the server listens", || server.log().contains("listening"));
     server
+}
+
+/// A machine of QEMU whose first disk is what is served at `v.sock`.
+pub fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str) -> Guest {
+    let socket = format!("socket,id=c,reconnect=1,path={}", socket(lab).display());
+    let args = [
+        "-object",
+        "memory-backend-memfd,id=memory,size=512M,share=on",
+        "-numa",
+        "node,memdev=memory",
+        "-chardev",
+        &socket,
+        "-device",
+        "vhost-user-blk-pci,chardev=c,num-queues=2",
+    ];
+    Guest::start(lab, name, root, job, &args)
 }
 
 /// A machine with one virtqueue, which asks for one thing at a time.

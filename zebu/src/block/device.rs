@@ -1,11 +1,13 @@
 //! An image and the chain of images behind it, as one device.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::source::ImageSpec;
 use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Image, Mapping};
-use crate::storage::{Buffer, Iov, PoolBuffer, Queue, Storage};
+use crate::storage::{Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
 /// One image of a chain.
@@ -78,11 +80,12 @@ impl Layer {
 
 /// A block device: an image with everything that its data come from.
 ///
-/// Shared by reference between any number of threads, each with its queue.
+/// Shared by reference between any number of threads, each with its queue. How
+/// futures of requests are to be treated is said at [`Queue`].
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,
-    size: u64,
+    size: AtomicU64,
     /// Opened without what reading needs.
     inspect: bool,
     /// If it was opened for writing: how.
@@ -104,7 +107,7 @@ impl Device {
         let size = layers[0].size();
         Device {
             layers,
-            size,
+            size: size.into(),
             inspect,
             write,
         }
@@ -122,7 +125,7 @@ impl Device {
 
     /// The top image has this size now.
     pub(super) fn set_size(&mut self, size: u64) {
-        self.size = size;
+        *self.size.get_mut() = size;
     }
 
     /// Whether discards are carried out.
@@ -137,7 +140,23 @@ impl Device {
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether a raw image has become longer since it was opened (a file
+    /// or a block device that was grown by others), also while the device is
+    /// used; whether the disk is larger than before now.
+    ///
+    /// A disk that has become shorter keeps its size, and an image whose size
+    /// does not follow from its storage's (qcow2, a part of a file) as well.
+    pub fn look_again(&self) -> Result<bool> {
+        match &self.top().image {
+            LayerImage::Raw(raw) => {
+                let size = raw.look_again()?;
+                Ok(self.size.fetch_max(size, Ordering::Relaxed) < size)
+            }
+            LayerImage::Qcow2(_) => Ok(false),
+        }
     }
 
     /// The images of the chain, the top one first.
@@ -160,32 +179,17 @@ impl Device {
     }
 
     /// Reads into the first `length` bytes of a buffer that is given back.
-    pub async fn read_buffer(
+    pub async fn read_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
         offset: u64,
-        mut buffer: Buffer,
+        mut buffer: B,
         length: usize,
-    ) -> (Buffer, Result<()>) {
+    ) -> (B, Result<()>) {
         // SAFETY: the buffer lives in this future until the read has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
-        let result = self.read(queue, offset, &iov).await;
-        (buffer, result)
-    }
-
-    /// The same with a buffer of a queue's pool.
-    pub async fn read_pooled(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        mut buffer: PoolBuffer,
-        length: usize,
-    ) -> (PoolBuffer, Result<()>) {
-        // SAFETY: as in `read_buffer`.
-        #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
         let result = self.read(queue, offset, &iov).await;
         (buffer, result)
     }
@@ -196,11 +200,11 @@ impl Device {
             _ if self.inspect => Err(Error::Refused(
                 "The image was opened to look at its metadata only".into(),
             )),
-            Some(end) if end <= self.size => Ok(()),
+            Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::OutOfRange {
                 offset,
                 length,
-                size: self.size,
+                size: self.size(),
             }),
         }
     }

@@ -1,6 +1,7 @@
 //! A raw image: the storage's bytes, or a part of them, are the disk's.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::guess::Guard;
 use crate::storage::Storage;
@@ -11,7 +12,9 @@ use crate::{Error, Result};
 pub struct Raw {
     storage: Arc<dyn Storage>,
     offset: u64,
-    size: u64,
+    size: AtomicU64,
+    /// The disk ends where the storage does.
+    to_end: bool,
     pub(super) guard: Option<Guard>,
 }
 
@@ -41,7 +44,8 @@ impl Raw {
         Ok(Raw {
             storage,
             offset,
-            size: size.unwrap_or(rest).next_multiple_of(512),
+            size: size.unwrap_or(rest).next_multiple_of(512).into(),
+            to_end: size.is_none(),
             guard: None,
         })
     }
@@ -58,7 +62,7 @@ impl Raw {
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Relaxed)
     }
 
     /// Whether its format was guessed and it is open for writing: writes that
@@ -69,6 +73,38 @@ impl Raw {
 
     /// Another size of the disk, which the storage has room for.
     pub(super) fn set_size(&mut self, size: u64) {
-        self.size = size;
+        *self.size.get_mut() = size;
+    }
+
+    /// Looks for the end of the storage again; the size of the disk, which
+    /// never becomes smaller by this.
+    pub(super) fn look_again(&self) -> Result<u64> {
+        if self.to_end {
+            let rest = self.storage.len()?.saturating_sub(self.offset);
+            let size = rest.next_multiple_of(512);
+            self.size.fetch_max(size, Ordering::Relaxed);
+        }
+        Ok(self.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Memory;
+
+    #[test]
+    fn it_grows_with_its_storage_and_never_shrinks() {
+        let storage: Arc<dyn Storage> = Arc::new(Memory::new(vec![0; 4096]));
+        let part = |offset, size| Raw::part_of(storage.clone(), offset, size).unwrap();
+        let (whole, rest) = (part(None, None), part(Some(1024), None));
+        let fixed = part(None, Some(2048));
+        let sizes = |length| {
+            storage.set_len(length).unwrap();
+            [&whole, &rest, &fixed].map(|raw| raw.look_again().unwrap())
+        };
+        assert_eq!(sizes(4096), [4096, 3072, 2048]);
+        assert_eq!(sizes(8000), [8192, 7168, 2048]);
+        assert_eq!(sizes(512), [8192, 7168, 2048]);
     }
 }

@@ -12,7 +12,7 @@ use super::{DetectZeroes, Raw};
 use crate::broken::{Rule, is_broken};
 use crate::format::HostOffset;
 use crate::image::{Allocation, Fill, Image, Mapping, Step, Target};
-use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue};
+use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue};
 use crate::{Error, Result};
 
 /// Zeroes of at most so many bytes beside the data of a write are written with
@@ -360,32 +360,17 @@ impl Device {
     }
 
     /// Writes the first `length` bytes of a buffer that is given back.
-    pub async fn write_buffer(
+    pub async fn write_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
         offset: u64,
-        mut buffer: Buffer,
+        mut buffer: B,
         length: usize,
-    ) -> (Buffer, Result<()>) {
+    ) -> (B, Result<()>) {
         // SAFETY: the buffer lives in this future until the write has ended;
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
-        let result = self.write(queue, offset, &iov).await;
-        (buffer, result)
-    }
-
-    /// The same with a buffer of a queue's pool.
-    pub async fn write_pooled(
-        &self,
-        queue: &Queue,
-        offset: u64,
-        mut buffer: PoolBuffer,
-        length: usize,
-    ) -> (PoolBuffer, Result<()>) {
-        // SAFETY: as in `write_buffer`.
-        #[allow(unsafe_code)]
-        let iov = unsafe { buffer.iov() }.slice(0, length);
+        let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
         let result = self.write(queue, offset, &iov).await;
         (buffer, result)
     }

@@ -303,10 +303,16 @@ impl Refcounts {
         (state.table_offset + first * 8, bytes)
     }
 
-    /// There is space in the file for new blocks in these clusters.
+    /// There is space in the file for new blocks in these clusters. If others
+    /// have made one of them meanwhile, the space is theirs: noted, it would be
+    /// taken for that of another block there, much later.
     pub(crate) fn has_room(&self, blocks: Run) {
         let mut state = self.state();
-        state.room.extend(blocks.first..blocks.first + blocks.count);
+        let first = (blocks.first / state.per_block()) as usize;
+        let mut entries = state.table.iter().skip(first).take(blocks.count as usize);
+        if entries.all(|entry| *entry == 0) {
+            state.room.extend(blocks.first..blocks.first + blocks.count);
+        }
     }
 
     /// The host ranges of those pieces of the table, of `piece` bytes each, that
@@ -748,4 +754,32 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
             .filter(|next| *next < limit);
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a new refcount block whose space nobody has taken.
+    use super::*;
+    use crate::format::Header;
+
+    #[test]
+    fn room_that_two_have_made_is_used_once() {
+        let geometry = Geometry::new(&Header::new(16, 1 << 30)).unwrap();
+        let mut table = vec![0; 8];
+        table[0] = 1 << 16;
+        let refcounts = Refcounts::new(geometry, table, 2 << 16, None);
+        let protected = Protected::new(geometry.cluster_size());
+        let needed = || match refcounts.take_area(1, &protected).unwrap() {
+            Err(Missing::Room(blocks)) => Some(blocks),
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => None,
+        };
+        // Two requests find that it is missing, and bring it one after the other.
+        let (one, two) = (needed().unwrap(), needed().unwrap());
+        assert_eq!(one, two);
+        refcounts.has_room(one);
+        assert_eq!(needed(), None);
+        refcounts.has_room(two);
+        assert!(refcounts.state().room.is_empty());
+    }
 }

@@ -7,6 +7,28 @@
 //! checks everything that it reads and takes memory only in proportion to the
 //! bytes that it was given.
 
+/// The numbers that go over the wire for an enumeration, whose `Other` is all
+/// that are not known.
+macro_rules! wire_numbers {
+    ($kind:ident: $number:ty, $($value:literal = $variant:ident,)*) => {
+        impl $kind {
+            pub(super) fn from_wire(number: $number) -> Self {
+                match number {
+                    $($value => Self::$variant,)*
+                    other => Self::Other(other),
+                }
+            }
+
+            fn to_wire(self) -> $number {
+                match self {
+                    $(Self::$variant => $value,)*
+                    Self::Other(number) => number,
+                }
+            }
+        }
+    };
+}
+
 mod option;
 mod reply;
 mod request;

@@ -29,34 +29,17 @@ pub enum OptionKind {
     Other(u32),
 }
 
-impl OptionKind {
-    const KNOWN: [(u32, OptionKind); 10] = [
-        (1, Self::ExportName),
-        (2, Self::Abort),
-        (3, Self::List),
-        (5, Self::StartTls),
-        (6, Self::Info),
-        (7, Self::Go),
-        (8, Self::StructuredReply),
-        (9, Self::ListMetaContext),
-        (10, Self::SetMetaContext),
-        (11, Self::ExtendedHeaders),
-    ];
-
-    fn from_wire(number: u32) -> Self {
-        let known = Self::KNOWN.iter().find(|known| known.0 == number);
-        known.map_or(Self::Other(number), |known| known.1)
-    }
-
-    fn to_wire(self) -> u32 {
-        match self {
-            Self::Other(number) => number,
-            kind => Self::KNOWN
-                .iter()
-                .find(|known| known.1 == kind)
-                .map_or(0, |known| known.0),
-        }
-    }
+wire_numbers! { OptionKind: u32,
+    1 = ExportName,
+    2 = Abort,
+    3 = List,
+    5 = StartTls,
+    6 = Info,
+    7 = Go,
+    8 = StructuredReply,
+    9 = ListMetaContext,
+    10 = SetMetaContext,
+    11 = ExtendedHeaders,
 }
 
 /// What comes before an option's payload.
@@ -133,44 +116,27 @@ pub enum OptionReplyKind {
     Other(u32),
 }
 
-const ERROR: u32 = 1 << 31;
+wire_numbers! { OptionReplyKind: u32,
+    1 = Ack,
+    2 = Server,
+    3 = Info,
+    4 = MetaContext,
+    0x8000_0001 = ErrUnsup,
+    0x8000_0002 = ErrPolicy,
+    0x8000_0003 = ErrInvalid,
+    0x8000_0004 = ErrPlatform,
+    0x8000_0005 = ErrTlsRequired,
+    0x8000_0006 = ErrUnknown,
+    0x8000_0007 = ErrShutdown,
+    0x8000_0008 = ErrBlockSizeRequired,
+    0x8000_0009 = ErrTooBig,
+    0x8000_000a = ErrExtHeaderRequired,
+}
 
 impl OptionReplyKind {
-    const KNOWN: [(u32, OptionReplyKind); 14] = [
-        (1, Self::Ack),
-        (2, Self::Server),
-        (3, Self::Info),
-        (4, Self::MetaContext),
-        (ERROR + 1, Self::ErrUnsup),
-        (ERROR + 2, Self::ErrPolicy),
-        (ERROR + 3, Self::ErrInvalid),
-        (ERROR + 4, Self::ErrPlatform),
-        (ERROR + 5, Self::ErrTlsRequired),
-        (ERROR + 6, Self::ErrUnknown),
-        (ERROR + 7, Self::ErrShutdown),
-        (ERROR + 8, Self::ErrBlockSizeRequired),
-        (ERROR + 9, Self::ErrTooBig),
-        (ERROR + 10, Self::ErrExtHeaderRequired),
-    ];
-
     /// Whether it says no.
     pub fn is_error(self) -> bool {
-        self.to_wire() & ERROR != 0
-    }
-
-    fn from_wire(number: u32) -> Self {
-        let known = Self::KNOWN.iter().find(|known| known.0 == number);
-        known.map_or(Self::Other(number), |known| known.1)
-    }
-
-    fn to_wire(self) -> u32 {
-        match self {
-            Self::Other(number) => number,
-            kind => Self::KNOWN
-                .iter()
-                .find(|known| known.1 == kind)
-                .map_or(0, |known| known.0),
-        }
+        self.to_wire() & 1 << 31 != 0
     }
 }
 

@@ -71,35 +71,20 @@ pub enum ChunkKind {
     Other(u16),
 }
 
-impl ChunkKind {
-    const KNOWN: [(u16, ChunkKind); 7] = [
-        (0, Self::None),
-        (1, Self::OffsetData),
-        (2, Self::OffsetHole),
-        (5, Self::BlockStatus),
-        (6, Self::BlockStatusExtended),
-        (0x8001, Self::Error),
-        (0x8002, Self::ErrorOffset),
-    ];
+wire_numbers! { ChunkKind: u16,
+    0 = None,
+    1 = OffsetData,
+    2 = OffsetHole,
+    5 = BlockStatus,
+    6 = BlockStatusExtended,
+    0x8001 = Error,
+    0x8002 = ErrorOffset,
+}
 
+impl ChunkKind {
     /// Whether it says that the request failed.
     pub fn is_error(self) -> bool {
         self.to_wire() & 0x8000 != 0
-    }
-
-    fn from_wire(number: u16) -> Self {
-        let known = Self::KNOWN.iter().find(|known| known.0 == number);
-        known.map_or(Self::Other(number), |known| known.1)
-    }
-
-    fn to_wire(self) -> u16 {
-        match self {
-            Self::Other(number) => number,
-            kind => Self::KNOWN
-                .iter()
-                .find(|known| known.1 == kind)
-                .map_or(0, |known| known.0),
-        }
     }
 }
 

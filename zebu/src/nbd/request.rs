@@ -27,30 +27,16 @@ pub enum Command {
     Other(u16),
 }
 
-impl Command {
-    const KNOWN: [Command; 9] = [
-        Self::Read,
-        Self::Write,
-        Self::Disconnect,
-        Self::Flush,
-        Self::Trim,
-        Self::Cache,
-        Self::WriteZeroes,
-        Self::BlockStatus,
-        Self::Resize,
-    ];
-
-    pub(super) fn from_wire(number: u16) -> Self {
-        let known = Self::KNOWN.get(usize::from(number));
-        known.copied().unwrap_or(Self::Other(number))
-    }
-
-    fn to_wire(self) -> u16 {
-        match self {
-            Self::Other(number) => number,
-            kind => Self::KNOWN.iter().position(|k| *k == kind).unwrap_or(0) as u16,
-        }
-    }
+wire_numbers! { Command: u16,
+    0 = Read,
+    1 = Write,
+    2 = Disconnect,
+    3 = Flush,
+    4 = Trim,
+    5 = Cache,
+    6 = WriteZeroes,
+    7 = BlockStatus,
+    8 = Resize,
 }
 
 /// A request, without its payload.

@@ -12,6 +12,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use super::PoolBuffer;
+
 /// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
 /// asks of memory on any device known today.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -59,6 +61,32 @@ impl Buffer {
             kind: Kind::One(self.ptr.as_ptr()),
             len: self.len,
         }
+    }
+}
+
+/// Memory that a request can have for as long as it takes: a [`Buffer`], or one
+/// of a queue's pool. No others: a request that is forgotten must forget its
+/// memory too, which a borrowed buffer would not be.
+pub trait OwnedBuffer: sealed::Sealed {
+    /// The buffer.
+    fn buffer(&mut self) -> &mut Buffer;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Buffer {}
+    impl Sealed for crate::storage::PoolBuffer {}
+}
+
+impl OwnedBuffer for Buffer {
+    fn buffer(&mut self) -> &mut Buffer {
+        self
+    }
+}
+
+impl OwnedBuffer for PoolBuffer {
+    fn buffer(&mut self) -> &mut Buffer {
+        self
     }
 }
 

@@ -41,7 +41,7 @@ pub use access::{
 pub(crate) use ahead::Ahead;
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
-pub use buffer::{BUFFER_ALIGN, Buffer, Iov};
+pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 pub(crate) use counted::{Counted, Work};
 pub use engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
 pub use file::{CacheMode, File, OpenFile};

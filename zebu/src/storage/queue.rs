@@ -66,6 +66,14 @@ impl Default for QueueOptions {
 }
 
 /// A handle to one thread's queue. Clones mean the same queue.
+///
+/// A request's future that was polled is polled until it is ready, or dropped.
+/// One that is kept and not polled holds others up, also of other queues: it may
+/// be the one that loads a table for them, commits what they flush, or receives
+/// from an NBD server what is theirs. [`Queue::spawn`] polls by itself. To drop
+/// one is always right, and another request goes on with what it led; the drop
+/// waits for the operations that the kernel has, and for the answer to a write
+/// that an NBD server has.
 #[derive(Clone)]
 pub struct Queue(Rc<Inner>);
 

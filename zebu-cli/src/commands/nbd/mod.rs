@@ -126,6 +126,7 @@ fn serve(
         loop {
             match signals.next(&queue).await {
                 Ok(Event::Statistics) => print_statistics(&exports),
+                Ok(Event::LookAgain) => look_again(&exports),
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -147,6 +148,14 @@ fn close(queue: &Queue, exports: Vec<Arc<Export>>) -> Result<(), Failure> {
         result = result.and(serve::close(queue, &name, device));
     }
     result
+}
+
+/// Looks whether images have grown: clients that come from now on see it.
+fn look_again(exports: &[Arc<Export>]) {
+    for export in exports {
+        let device = export.device();
+        serve::looked_again(&export.options().name, device, device.look_again());
+    }
 }
 
 fn print_statistics(exports: &[Arc<Export>]) {

@@ -64,6 +64,15 @@ pub fn statistics(name: &str, device: &Device, statistics: &Statistics) -> Strin
     text
 }
 
+/// Says what came of a look whether the image of an export has grown.
+pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
+    match looked {
+        Ok(true) => tracing::info!("export {name:?} has {} bytes now", device.size()),
+        Ok(false) => {}
+        Err(e) => tracing::warn!("export {name:?}: its size cannot be found: {e}"),
+    }
+}
+
 /// Says `text` on standard error.
 pub fn say(text: &str) {
     // Nobody is left to tell that stderr is closed.

@@ -11,11 +11,13 @@ use zebu::storage::Queue;
 pub enum Event {
     /// To say what was done.
     Statistics,
+    /// To look whether images have grown.
+    LookAgain,
     /// To end.
     End,
 }
 
-/// Takes SIGTERM, SIGINT, SIGHUP and SIGUSR1 from now on.
+/// Takes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 from now on.
 ///
 /// A thread waits for them and passes them on through a socket: a signalfd
 /// wakes nobody who waits for it by the kernel's asynchronous I/O, which looks
@@ -50,6 +52,7 @@ impl Signals {
         }
         Ok(match i32::from(number[0]) {
             libc::SIGUSR1 => Event::Statistics,
+            libc::SIGUSR2 => Event::LookAgain,
             _ => Event::End,
         })
     }
@@ -62,7 +65,8 @@ fn block() -> io::Result<libc::sigset_t> {
     // SAFETY: the set is initialised by the first call, and valid in all.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1] {
+        let end = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        for signal in end.into_iter().chain([libc::SIGUSR1, libc::SIGUSR2]) {
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         let set = set.assume_init();

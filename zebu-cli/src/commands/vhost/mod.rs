@@ -67,6 +67,7 @@ fn serve(
         loop {
             match signals.next(&queue).await {
                 Ok(Event::Statistics) => print_statistics(&exports),
+                Ok(Event::LookAgain) => look_again(&exports),
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -122,6 +123,13 @@ fn listen(path: &str) -> Result<Listener, Failure> {
         let why = zebu::strerror(&e);
         Failure::new(format!("Failed to bind socket to {path}: {why}"))
     })
+}
+
+/// Looks whether images have grown.
+fn look_again(exports: &[Arc<Export>]) {
+    for export in exports {
+        serve::looked_again(export.name(), export.device(), export.look_again());
+    }
 }
 
 fn print_statistics(exports: &[Arc<Export>]) {

@@ -44,7 +44,12 @@ impl Client {
             return Err(Error::Refused(text.into()));
         }
         let many = facts.flags & transmission::CAN_MULTI_CONN != 0;
-        let count = if many { options.connections.max(1) } else { 1 };
+        // With several, a flush on one that is new would be taken for one of what
+        // was written on another that does not know yet that it is lost.
+        let count = match many && !options.keeps_changes() {
+            true => options.connections.max(1),
+            false => 1,
+        };
         let links: Vec<OnceLock<Arc<Link>>> = (0..count).map(|_| OnceLock::new()).collect();
         let server = options.server.to_string();
         let link = Link::new(options.clone(), agreed);

@@ -17,7 +17,7 @@ use super::session::{Over, Session};
 use super::slots::{Memory, Outcome, Slot, SlotId, Slots};
 use super::wire::Socket;
 use super::{NbdError, NbdOptions, reconnect, watchdog};
-use crate::nbd::Request;
+use crate::nbd::{Request, transmission};
 
 /// One connection.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(super) struct Link {
     /// What the export is like; it must be the same after a reconnect.
     facts: Facts,
     has_context: bool,
+    /// Changes are durable after a flush.
+    flushes: bool,
     state: Mutex<State>,
 }
 
@@ -84,6 +86,7 @@ impl Link {
             server,
             facts,
             has_context,
+            flushes: facts.flags & transmission::SEND_FLUSH != 0,
             state: Mutex::new(State {
                 phase: Phase::Up(Box::new(session)),
                 slots: Slots::default(),
@@ -243,6 +246,12 @@ impl Link {
             }
             Over::Lost(what) => format!("the connection was lost: {what}"),
         };
+        if self.options.keeps_changes() && self.flushes && state.slots.are_owed() {
+            // Another server might not have them, and its flush would succeed.
+            let text = format!("{what}, and with it perhaps writes that were not flushed yet");
+            self.fail(state, text, woken);
+            return None;
+        }
         let (since, times) = state.lost.unwrap_or_else(|| (Instant::now(), 0));
         if since.elapsed() >= self.options.reconnect_delay {
             self.fail(state, what, woken);

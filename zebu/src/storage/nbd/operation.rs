@@ -265,6 +265,13 @@ fn range(
         }
         _ => return unsupported(),
     };
+    let through = client.options().cache.is_write_through();
+    let flags = match command {
+        Command::WriteZeroes if through && client.has(transmission::SEND_FUA) => {
+            flags | command::FUA
+        }
+        _ => flags,
+    };
     let quick = kind == OpKind::ZeroQuickly;
     let end = offset.saturating_add(length).min(client.size());
     let (client, queue) = (client.clone(), queue.clone());

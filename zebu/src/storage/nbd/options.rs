@@ -47,7 +47,9 @@ pub struct NbdOptions {
     /// How writes become durable.
     pub cache: CacheMode,
     /// How long requests wait for a new connection when one is lost. Zero: they
-    /// fail, and so does all that follows.
+    /// fail, and so does all that follows. So it is, too, when there are writes
+    /// that no flush has made durable, unless the cache mode is
+    /// [`CacheMode::Unsafe`].
     pub reconnect_delay: Duration,
     /// How long to try to connect at first. Zero: once.
     pub open_timeout: Duration,
@@ -55,7 +57,7 @@ pub struct NbdOptions {
     /// connection counts as lost. Zero: for ever.
     pub request_timeout: Duration,
     /// Connections at most, at least 1; one if the server does not say that it
-    /// keeps several consistent. They are made when queues come to use them.
+    /// keeps several consistent, or if writes are to survive a reconnect. They are made when queues come to use them.
     pub connections: usize,
 }
 
@@ -82,6 +84,12 @@ impl NbdOptions {
             request_timeout: Self::REQUEST_TIMEOUT,
             connections: Self::CONNECTIONS,
         }
+    }
+
+    /// Whether another server in the place of one that was lost must have all
+    /// that the one before has answered.
+    pub(super) fn keeps_changes(&self) -> bool {
+        self.write && !self.reconnect_delay.is_zero() && self.cache != CacheMode::Unsafe
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::task::Waker;
 
 use super::NbdError;
-use crate::nbd::{Command, Extent, Request};
+use crate::nbd::{Command, Extent, Request, command};
 use crate::storage::Iov;
 
 /// Pieces of memory that go into one system call at most.
@@ -130,6 +130,8 @@ pub(super) struct Slot {
     pub(super) errors: u32,
     pub(super) error: Option<NbdError>,
     pub(super) extent: Option<Extent>,
+    /// Of a flush: the changes that were answered before.
+    covers: u64,
     /// Set at the end.
     pub(super) outcome: Option<Outcome>,
 }
@@ -213,6 +215,10 @@ pub(super) struct Slots {
     free: Vec<u32>,
     /// Requests whose answer is outstanding.
     pub(super) outstanding: usize,
+    /// Changes that were answered and need a flush to be durable.
+    changes: u64,
+    /// How many of these are.
+    durable: u64,
 }
 
 /// Names a request.
@@ -254,6 +260,7 @@ impl Slots {
             errors: 0,
             error: None,
             extent: None,
+            covers: self.changes,
             outcome: None,
         });
         self.outstanding += 1;
@@ -290,6 +297,9 @@ impl Slots {
             return;
         };
         debug_assert!(slot.outcome.is_none());
+        let through = slot.request.flags & command::FUA != 0;
+        let done = outcome.is_ok().then_some(slot.request.command);
+        let covers = slot.covers;
         slot.outcome = Some(outcome);
         slot.memory = None;
         woken.extend(slot.waker.take());
@@ -298,6 +308,17 @@ impl Slots {
         if abandoned {
             self.remove(id);
         }
+        match done {
+            Some(Command::Write | Command::WriteZeroes) if !through => self.changes += 1,
+            Some(Command::Flush) => self.durable = self.durable.max(covers),
+            _ => {}
+        }
+    }
+
+    /// Whether there are changes that the server has answered, and that are
+    /// lost if it is. (What was trimmed may be anything.)
+    pub(super) fn are_owed(&self) -> bool {
+        self.durable < self.changes
     }
 
     /// Takes what came of a request, if its answer is complete; then it is no

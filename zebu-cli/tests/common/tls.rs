@@ -1,0 +1,31 @@
+//! Certificates for servers and clients under test.
+
+use super::Lab;
+use super::server::client;
+
+/// With certtool, which is there: for a server called `localhost` and for a client,
+/// folders `good`, `other` (of another authority), `wrong` (the authority of
+/// `good`, the client of `other`) and `none` (the authority alone).
+#[track_caller]
+pub fn certificates(lab: &Lab) {
+    let script = r#"
+        set -e
+        printf 'cn = "authority"\nca\ncert_signing_key\nexpiration_days = 100\n' >ca.info
+        printf 'cn = "localhost"\ndns_name = "localhost"\nip_address = "127.0.0.1"\ntls_www_server\nencryption_key\nsigning_key\nexpiration_days = 100\n' >server.info
+        printf 'cn = "client"\ntls_www_client\nencryption_key\nsigning_key\nexpiration_days = 100\n' >client.info
+        for ca in good other; do
+            mkdir $ca
+            certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/ca-key.pem
+            certtool --generate-self-signed --load-privkey $ca/ca-key.pem --template ca.info --outfile $ca/ca-cert.pem
+            for who in server client; do
+                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$who-key.pem
+                certtool --generate-certificate --load-ca-certificate $ca/ca-cert.pem --load-ca-privkey $ca/ca-key.pem \
+                    --load-privkey $ca/$who-key.pem --template $who.info --outfile $ca/$who-cert.pem
+            done
+        done
+        mkdir wrong none
+        cp good/ca-cert.pem other/client-*.pem wrong
+        cp good/ca-cert.pem none
+    "#;
+    client(lab, "sh", &["-c", script]).ok("certificates");
+}
