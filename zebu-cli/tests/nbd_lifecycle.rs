@@ -7,7 +7,6 @@ mod common;
 
 use std::process::Command as Program;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use common::server::{Raw, Server, assert_sleeps, wait_until};
 use common::{Lab, beyond_qemu};
