@@ -289,5 +289,6 @@ pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
         parts: 1 + rng.below(8) as usize,
         inflate_here: rng.one_in(2),
         write_here: rng.one_in(3),
+        ..QueueOptions::default()
     }
 }
