@@ -1,7 +1,7 @@
 # Benchmarks. docs/benchmarking.md tells what they do.
 #
 #   make bench          everything, into docs/benchmarks.md and docs/charts/
-#   make bench-quick    the same small and short, in about a quarter of an hour
+#   make bench-quick    the same small and short, in less than ten minutes
 #   make bench EXPERIMENTS="convert compare" BENCH_DIR=/a/fast/disk BENCH_FLAGS=--cold
 
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)

@@ -12,7 +12,7 @@ pub struct Options {
     #[arg(value_name = "EXPERIMENT")]
     pub experiments: Vec<String>,
 
-    /// Smaller images, shorter runs, fewer rows: all in about a quarter of an hour
+    /// Smaller images, shorter runs, fewer rows: all in less than ten minutes
     #[arg(long)]
     pub quick: bool,
 
