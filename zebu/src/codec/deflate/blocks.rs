@@ -1,34 +1,33 @@
 //! From tokens to blocks.
 
-use super::MIN_MATCH;
 use super::WINDOW;
 use super::huffman::{Codes, FIXED_DIST_LENS, FIXED_LENS, FIXED_SYMBOLS, Header, MAX_CODE_BITS};
 use super::huffman::{bits_of, code_lengths};
 use super::tokens::{CHUNK, Chunk, Counts, DIST_EXTRA, DIST_SLOT, DIST_SYMBOLS, DISTS};
-use super::tokens::{
-    END_OF_BLOCK, LENGTH_EXTRA, LENGTHS, LITERALS, LITLEN_SYMBOLS, SYMBOLS, Token,
-};
+use super::tokens::{END_OF_BLOCK, LENGTH_EXTRA, LENGTHS, LITLEN_SYMBOLS, SYMBOLS, Token};
 use super::writer::BitWriter;
 
 /// Bytes in a stored block.
 const MAX_STORED: usize = 65535;
 
-/// Cuts the tokens of a segment into blocks and writes them; `raw` is what they
-/// stand for.
+/// Cuts the tokens of a segment into blocks and writes them. They stand for the
+/// bytes from `history` on.
+#[inline(always)]
 pub(super) fn write_blocks(
     writer: &mut BitWriter,
     codes: &mut Codes,
     chunks: &[Chunk],
     tokens: &[Token],
-    raw: &[u8],
+    segment: &[u8],
+    history: usize,
     last: bool,
 ) {
-    let mut at = 0;
+    let mut from = history;
     let mut start = 0;
     let mut i = 0;
     while i < chunks.len() {
         // Grow the block while the next chunk fits its statistics.
-        let mut tail = start;
+        let (mut tail, mut at) = (start, from);
         let mut counts = [0u32; SYMBOLS];
         let mut cost = 0;
         while let Some(chunk) = chunks.get(i) {
@@ -45,18 +44,18 @@ pub(super) fn write_blocks(
             }
             counts = both;
             cost = both_cost;
-            tail = chunk.end;
+            (tail, at) = (chunk.end, chunk.at);
             i += 1;
         }
-        at += write_block(
+        write_block(
             writer,
             codes,
             &mut counts,
             &tokens[start..tail],
-            &raw[at..],
+            &segment[from..at],
             last && i == chunks.len(),
         );
-        start = tail;
+        (start, from) = (tail, at);
     }
 }
 
@@ -87,8 +86,8 @@ fn entropy(counts: &Counts<u32>) -> u32 {
     of(&counts[..DISTS]) + of(&counts[DISTS..]) + 16 * (extra + 60)
 }
 
-/// Writes `block`, which stands for the first bytes of `raw`, and returns how
-/// many.
+/// Writes `block`, which stands for `raw`.
+#[inline(always)]
 fn write_block(
     writer: &mut BitWriter,
     codes: &mut Codes,
@@ -96,20 +95,10 @@ fn write_block(
     block: &[Token],
     raw: &[u8],
     last: bool,
-) -> usize {
+) {
     counts[END_OF_BLOCK] = 1;
     let freq = &counts[..LITLEN_SYMBOLS];
     let dist_freq = &counts[DISTS..DISTS + DIST_SYMBOLS];
-    let covered = block.iter().map(|&token| {
-        let low = token as usize & 0x1ff;
-        if low < LITERALS {
-            1
-        } else {
-            low - LITERALS + MIN_MATCH
-        }
-    });
-    let covered: usize = covered.sum();
-
     let mut lens = [0; FIXED_SYMBOLS];
     let mut dist_lens = [0; DIST_SYMBOLS];
     code_lengths(freq, &mut lens[..LITLEN_SYMBOLS], MAX_CODE_BITS);
@@ -119,11 +108,11 @@ fn write_block(
     let extra = bits_of(&freq[LENGTHS..], &LENGTH_EXTRA) + bits_of(dist_freq, &DIST_EXTRA);
     let dynamic = header.bits + bits_of(freq, &lens) + bits_of(dist_freq, &dist_lens) + extra;
     let fixed = bits_of(freq, &FIXED_LENS) + bits_of(dist_freq, &FIXED_DIST_LENS) + extra;
-    let stored = (covered * 8 + 40 * covered.div_ceil(MAX_STORED).max(1)) as u32;
+    let stored = (raw.len() * 8 + 40 * raw.len().div_ceil(MAX_STORED).max(1)) as u32;
 
     if stored <= dynamic.min(fixed) {
-        write_stored(writer, &raw[..covered], last);
-        return covered;
+        write_stored(writer, raw, last);
+        return;
     }
     writer.reserve(stored as usize / 8 + 16);
     if fixed <= dynamic {
@@ -138,7 +127,6 @@ fn write_block(
     let (code, len) = codes.end_of_block;
     writer.put(code.into(), len.into());
     writer.flush();
-    covered
 }
 
 fn write_stored(writer: &mut BitWriter, raw: &[u8], last: bool) {
@@ -155,7 +143,7 @@ fn write_stored(writer: &mut BitWriter, raw: &[u8], last: bool) {
     }
 }
 
-#[inline(never)]
+#[inline(always)]
 fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
     let BitWriter {
         out,
@@ -169,19 +157,17 @@ fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
         let low = codes.litlen[token as usize & 0x1ff];
         let dist = token >> 16;
         let slot = DIST_SLOT[dist as usize & (2 * WINDOW - 1)];
-        let (high, base) = codes.dist[usize::from(slot & 31)];
-        let far =
-            u64::from(high & 0xffff) | u64::from(dist - u32::from(base)) << ((high >> 16) & 31);
-        let both = u64::from(low & 0xff_ffff) | far << (low >> 24);
-        // At most 20 + 25 bits, behind at most 7.
-        bits_now |= both << count_now;
-        count_now += (low >> 24) + (high >> 24);
+        let high = codes.dist[usize::from(slot & 31)];
+        // At most 20 + 25 bits, behind at most 7 + 3.
+        let mut more = u64::from(dist.wrapping_sub(high.base)) << (high.code_bits & 31);
+        more = (more | u64::from(high.code)) << (low.bits & 31) | u64::from(low.code);
+        bits_now |= more << (count_now & 63);
+        count_now += low.bits + high.bits;
         if let Some(out) = out.get_mut(at..at + 8) {
             out.copy_from_slice(&bits_now.to_le_bytes());
         }
-        let bytes = count_now >> 3;
-        at += bytes as usize;
-        bits_now >>= bytes * 8;
+        at += (count_now >> 3) as usize;
+        bits_now >>= count_now & 56;
         count_now &= 7;
     }
     (*len, *bits, *count) = (at, bits_now, count_now);

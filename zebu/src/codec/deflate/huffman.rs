@@ -27,18 +27,44 @@ const PRECODE_ORDER: [u8; PRECODE_SYMBOLS] = [
 
 /// The codes of one block, ready to be written.
 pub(super) struct Codes {
-    /// By a token's low half: code and extra bits, and from bit 24 how many.
-    pub(super) litlen: [u32; 512],
-    /// By distance code: the code, from bit 16 its length, from bit 24 that
-    /// and the extra bits; and the shortest distance.
-    pub(super) dist: [(u32, u16); 32],
+    /// By a token's low half.
+    pub(super) litlen: [Code; 512],
+    /// By distance code.
+    pub(super) dist: [DistCode; 32],
     pub(super) end_of_block: (u16, u8),
+}
+
+/// A code with its extra bits, and how many bits that are.
+#[derive(Clone, Copy)]
+pub(super) struct Code {
+    pub(super) code: u32,
+    pub(super) bits: u32,
+}
+
+/// A distance code.
+#[derive(Clone, Copy)]
+pub(super) struct DistCode {
+    pub(super) code: u32,
+    pub(super) code_bits: u32,
+    /// With the extra bits.
+    pub(super) bits: u32,
+    /// The shortest distance.
+    pub(super) base: u32,
+}
+
+impl DistCode {
+    const NONE: Self = Self {
+        code: 0,
+        code_bits: 0,
+        bits: 0,
+        base: 0,
+    };
 }
 
 impl Codes {
     pub(super) const EMPTY: Self = Self {
-        litlen: [0; 512],
-        dist: [(0, 0); 32],
+        litlen: [Code { code: 0, bits: 0 }; 512],
+        dist: [DistCode::NONE; 32],
         end_of_block: (0, 0),
     };
 
@@ -46,7 +72,10 @@ impl Codes {
         let mut codes = [0; FIXED_SYMBOLS];
         assign_codes(lens, &mut codes);
         for ((entry, &code), &len) in self.litlen.iter_mut().zip(&codes).zip(&lens[..LITERALS]) {
-            *entry = u32::from(code) | u32::from(len) << 24;
+            *entry = Code {
+                code: code.into(),
+                bits: len.into(),
+            };
         }
         for (i, (entry, &slot)) in self.litlen[LITERALS..]
             .iter_mut()
@@ -56,8 +85,10 @@ impl Codes {
             let slot = usize::from(slot);
             let len = u32::from(lens[LENGTHS + slot]);
             let extra = (i + MIN_MATCH) as u32 - u32::from(LENGTH_BASE[slot]);
-            let bits = len + u32::from(LENGTH_EXTRA[slot]);
-            *entry = u32::from(codes[LENGTHS + slot]) | extra << len | bits << 24;
+            *entry = Code {
+                code: u32::from(codes[LENGTHS + slot]) | extra << len,
+                bits: len + u32::from(LENGTH_EXTRA[slot]),
+            };
         }
         self.end_of_block = (codes[END_OF_BLOCK], lens[END_OF_BLOCK]);
 
@@ -65,10 +96,14 @@ impl Codes {
         assign_codes(dist_lens, &mut codes);
         for (slot, &code) in codes.iter().enumerate() {
             let len = u32::from(dist_lens[slot]);
-            let bits = len + u32::from(DIST_EXTRA[slot]);
-            self.dist[slot] = (u32::from(code) | len << 16 | bits << 24, DIST_BASE[slot]);
+            self.dist[slot] = DistCode {
+                code: code.into(),
+                code_bits: len,
+                bits: len + u32::from(DIST_EXTRA[slot]),
+                base: DIST_BASE[slot].into(),
+            };
         }
-        self.dist[NO_DIST] = (0, 0);
+        self.dist[NO_DIST] = DistCode::NONE;
     }
 }
 

@@ -173,7 +173,7 @@ pub(super) fn parse_lazy<const WAYS: u32>(
             sink.literal(buf[at]);
             at += 1;
             drought.pass(1, &mut sink, buf, &mut at, end);
-            sink.end_step();
+            sink.end_step(at);
             continue;
         };
         drought = Drought(0);
@@ -195,7 +195,7 @@ pub(super) fn parse_lazy<const WAYS: u32>(
         }
         sink.found(found);
         at += found.len;
-        sink.end_step();
+        sink.end_step(at);
     }
-    sink.finish();
+    sink.finish(at);
 }

@@ -6,7 +6,7 @@
 //! - [`Map::enter`] puts positions into the tables, takes out what was there,
 //!   and counts the bytes that are equal: loads and stores without a branch;
 //! - [`Map::choose`] picks the best candidate, and takes a match unless the
-//!   next position has a longer one: 16 bits a position, done in vectors.
+//!   next position has a longer one: 32 bits a position, done in vectors.
 //!
 //! The walk then only follows the steps. Few candidates do: the last position
 //! with the same 3 bytes for near and short matches, and the last with the
@@ -15,7 +15,7 @@
 //! An empty place holds position 0, which is a place like any other, from
 //! position 1 on: that its bytes are equal is always checked.
 
-use super::tokens::{LITERALS, Sink};
+use super::tokens::{LITERALS, Sink, Token};
 use super::{Buffer, MIN_MATCH, WINDOW, extend, load8};
 
 /// How many positions are mapped at a time: few, for the first-level cache.
@@ -27,15 +27,17 @@ const THREE_BITS: u32 = 13;
 
 /// Longer matches are mapped as this long.
 const LONGEST: usize = 8;
-/// Where a step has its length; below is a token's low half.
-const STEP_SHIFT: u32 = 12;
-const TOKEN: u32 = 0xffff_01ff;
-
 /// By position: where a candidate is, and in the high half how many bits there
-/// are equal. (One store for both, since stores are what the loop waits for.)
+/// are equal, so that of two the larger is the longer match, and of equals the
+/// nearer. (One store for both, since stores are what the loop waits for.)
 struct Candidates {
     both: [u32; STRIP],
 }
+
+/// From a candidate to how many bytes are equal.
+const BYTES_SHIFT: u32 = 16 + 3;
+/// A candidate without the bits of a byte that is equal in part.
+const WHOLE: u32 = 0x78 << 16 | 0xffff;
 
 impl Candidates {
     const NONE: Self = Self { both: [0; STRIP] };
@@ -46,12 +48,11 @@ impl Candidates {
         self.both[i] = u32::from(from) | equal << 16;
     }
 
-    /// How many bytes are equal, and the distance.
+    /// The candidate, of whole bytes, unless it is before `lowest`.
     #[inline(always)]
-    fn get(&self, i: usize, at: u16) -> (u16, u16) {
-        let (from, equal) = (self.both[i] as u16, (self.both[i] >> 16) as u16);
-        let dist = at.wrapping_sub(from);
-        ((equal >> 3) & mask(dist <= WINDOW as u16), dist)
+    fn get(&self, i: usize, lowest: i32) -> u32 {
+        let both = self.both[i];
+        both & WHOLE & mask((both & 0xffff) as i32 >= lowest)
     }
 }
 
@@ -65,25 +66,18 @@ pub(super) struct Map<const FOUR: bool> {
     by_long: Candidates,
     by_four: Candidates,
     by_three: Candidates,
-    /// Of the strip's positions and the one behind it.
-    lens: [u16; STRIP + 1],
-    dists: [u16; STRIP + 1],
-    /// A token, and how far it reaches; what is longer than [`LONGEST`] is to
-    /// be extended.
-    steps: [u32; STRIP],
+    /// Of the strip's positions and the one behind it: the best candidate.
+    best: [u32; STRIP + 1],
+    /// Of the strip's positions: a token, and how far it reaches; what is
+    /// [`LONGEST`] is to be extended.
+    steps: [Token; STRIP],
+    lens: [u8; STRIP],
 }
 
 /// All bits or none.
 #[inline(always)]
-fn mask(yes: bool) -> u16 {
-    u16::from(yes).wrapping_neg()
-}
-
-/// The longer of two matches, and of equals the first.
-#[inline(always)]
-fn longer(a: (u16, u16), b: (u16, u16)) -> (u16, u16) {
-    let dist = a.1 ^ ((a.1 ^ b.1) & mask(b.0 > a.0));
-    (a.0.max(b.0), dist)
+fn mask(yes: bool) -> u32 {
+    u32::from(yes).wrapping_neg()
 }
 
 #[inline(always)]
@@ -122,27 +116,29 @@ impl<const FOUR: bool> Map<FOUR> {
             by_long: Candidates::NONE,
             by_four: Candidates::NONE,
             by_three: Candidates::NONE,
-            lens: [0; STRIP + 1],
-            dists: [0; STRIP + 1],
+            best: [0; STRIP + 1],
             steps: [0; STRIP],
+            lens: [0; STRIP],
         })
     }
 
     /// Turns the segment from `at` to `end` into tokens.
+    #[inline(always)]
     pub(super) fn parse(&mut self, buf: &Buffer, mut at: usize, end: usize, mut sink: Sink<'_>) {
         self.long.fill(0);
         self.four.fill(0);
         self.three.fill(0);
         // The first position is a literal, since nothing lies before it.
-        self.lens[STRIP] = 0;
+        self.best[STRIP] = 0;
         let mut start = 0;
         let mut quiet = Quiet(0);
         while start < end {
-            self.map(buf, start);
+            self.enter(buf, start + 1);
+            self.choose(buf, start);
             start = end.min(start + STRIP);
             let before = (at, sink.len());
             at = self.walk(buf, at, start, end, &mut sink);
-            sink.end_step();
+            sink.end_step(at);
 
             let skip = quiet.after(at - before.0, sink.len() - before.1);
             if skip > 0 {
@@ -151,41 +147,12 @@ impl<const FOUR: bool> Map<FOUR> {
                     sink.token(buf[at].into());
                     at += 1;
                 }
-                sink.end_step();
+                sink.end_step(at);
                 // What was found for the next position is of another strip.
-                self.lens[STRIP] = 0;
+                self.best[STRIP] = 0;
             }
         }
-        sink.finish();
-    }
-
-    fn map(&mut self, buf: &Buffer, start: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-        {
-            // SAFETY: the processor has what the function is compiled for, and
-            // that is all it asks: its body is safe.
-            #[allow(unsafe_code)]
-            return unsafe { self.map_avx2(buf, start) };
-        }
-        self.map_any(buf, start);
-    }
-
-    /// The same, of wider vectors and with shorter ways to count zeroes.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    #[inline(never)]
-    fn map_avx2(&mut self, buf: &Buffer, start: usize) {
-        self.enter(buf, start + 1);
-        self.choose(buf, start);
-    }
-
-    #[inline(never)]
-    fn map_any(&mut self, buf: &Buffer, start: usize) {
-        self.enter(buf, start + 1);
-        self.choose(buf, start);
+        sink.finish(at);
     }
 
     #[inline(always)]
@@ -213,32 +180,36 @@ impl<const FOUR: bool> Map<FOUR> {
         let Some(bytes) = buf[start..].first_chunk::<STRIP>() else {
             return;
         };
-        self.lens[0] = self.lens[STRIP];
-        self.dists[0] = self.dists[STRIP];
+        self.best[0] = self.best[STRIP];
+        let first = start as i32 + 1 - WINDOW as i32;
         for i in 0..STRIP {
-            let at = (start as u16).wrapping_add(1 + i as u16);
-            // A short match is better near, and the last with the same 3 bytes
-            // is the nearest there is.
-            let mut best = self.by_three.get(i, at);
-            if FOUR {
-                best = longer(best, self.by_four.get(i, at));
-            }
-            best = longer(best, self.by_long.get(i, at));
-            self.lens[i + 1] = best.0;
-            self.dists[i + 1] = best.1;
+            // Not counted in `usize`, so that the vectors are of 32 bits.
+            let lowest = first + i as i32;
+            let best = self
+                .by_three
+                .get(i, lowest)
+                .max(self.by_long.get(i, lowest));
+            self.best[i + 1] = if FOUR {
+                best.max(self.by_four.get(i, lowest))
+            } else {
+                best
+            };
         }
-        for (i, step) in self.steps.iter_mut().enumerate() {
-            let len = self.lens[i];
-            let take = mask(len >= MIN_MATCH as u16) & mask(self.lens[i + 1] <= len);
-            let found = (len << STEP_SHIFT | (LITERALS - MIN_MATCH) as u16).wrapping_add(len);
-            let literal = 1 << STEP_SHIFT | u16::from(bytes[i]);
-            let low = found & take | literal & !take;
-            *step = u32::from(low) | u32::from(self.dists[i] & take) << 16;
+        for (i, &byte) in bytes.iter().enumerate() {
+            let (best, next) = (self.best[i], self.best[i + 1]);
+            let len = best >> BYTES_SHIFT;
+            let take = mask(len >= MIN_MATCH as u32) & mask(next >> BYTES_SHIFT <= len);
+            let dist = (start as u32)
+                .wrapping_add(i as u32)
+                .wrapping_sub(best & 0xffff);
+            let found = (dist << 16) + (LITERALS - MIN_MATCH) as u32 + len;
+            self.steps[i] = found & take | u32::from(byte) & !take;
+            self.lens[i] = (len & take | 1 & !take) as u8;
         }
     }
 
     /// Follows the steps of a strip up to `stop`, and tells where that ends.
-    #[inline(never)]
+    #[inline(always)]
     fn walk(
         &self,
         buf: &Buffer,
@@ -250,9 +221,8 @@ impl<const FOUR: bool> Map<FOUR> {
         // Past this a match could be cut by the end.
         let last = stop.min(end.saturating_sub(LONGEST));
         while at < last {
-            let step = self.steps[at % STRIP];
-            let mut token = step & TOKEN;
-            let mut len = (step >> STEP_SHIFT) as usize & 15;
+            let mut token = self.steps[at % STRIP];
+            let mut len = usize::from(self.lens[at % STRIP]);
             if len == LONGEST {
                 len = extend(buf, at, at - (token >> 16) as usize).min(end - at);
                 token += (len - LONGEST) as u32;

@@ -107,20 +107,23 @@ fn load8(buf: &Buffer, at: u16) -> u64 {
 }
 
 /// How long a match is, of which 7 bytes are known to be equal.
-#[inline]
+#[inline(always)]
 fn extend(buf: &Buffer, at: usize, from: usize) -> usize {
+    const REACH: usize = MAX_MATCH + 16;
+    let (Some(a), Some(b)) = (
+        buf[at..].first_chunk::<REACH>(),
+        buf[from..].first_chunk::<REACH>(),
+    ) else {
+        return 7;
+    };
+    let word = |bytes: &[u8; REACH], at: usize| {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
+    };
     let mut len = 7;
     while len < MAX_MATCH {
-        let (Some(a), Some(b)) = (
-            buf.get(at + len..at + len + 8),
-            buf.get(from + len..from + len + 8),
-        ) else {
-            break;
-        };
-        let a = u64::from_le_bytes(a.try_into().unwrap_or_default());
-        let b = u64::from_le_bytes(b.try_into().unwrap_or_default());
-        if a != b {
-            len += ((a ^ b).trailing_zeros() >> 3) as usize;
+        let differ = word(a, len) ^ word(b, len);
+        if differ != 0 {
+            len += (differ.trailing_zeros() >> 3) as usize;
             break;
         }
         len += 8;
@@ -145,6 +148,29 @@ impl Deflate {
     /// Compresses `src` into one raw deflate stream at the start of `dst`, and
     /// returns its length; `None` when it does not fit.
     pub(super) fn compress(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+        {
+            // SAFETY: the processor has what the function is compiled for, and
+            // that is all it asks: its body is safe.
+            #[allow(unsafe_code)]
+            return unsafe { self.compress_avx2(effort, src, dst) };
+        }
+        self.compress_any(effort, src, dst)
+    }
+
+    /// The same, of wider vectors and with shorter ways to shift and to count
+    /// zeroes.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    fn compress_avx2(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        self.compress_any(effort, src, dst)
+    }
+
+    #[inline(always)]
+    fn compress_any(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         self.writer.clear();
         let mut done = 0;
         loop {
@@ -160,7 +186,8 @@ impl Deflate {
                 &mut self.codes,
                 &self.chunks,
                 &self.tokens[..],
-                &self.buf[history..end],
+                &self.buf[..end],
+                history,
                 done == src.len(),
             );
             if self.writer.len() > dst.len() {
@@ -176,6 +203,7 @@ impl Deflate {
     }
 
     /// Turns the segment from `history` to `end` into tokens.
+    #[inline(always)]
     fn parse(&mut self, effort: Effort, history: usize, end: usize) {
         let buf = &*self.buf;
         let sink = Sink::new(&mut self.tokens, &mut self.chunks);

@@ -63,18 +63,6 @@ pub(super) static DIST_SLOT: [u8; 2 * WINDOW] = {
     table
 };
 
-/// From a token's low half to its symbol.
-static SYMBOL: [u16; 512] = {
-    let mut table = [0; 512];
-    let mut low = 0;
-    while low < LITERALS {
-        table[low] = low as u16;
-        table[LITERALS + low] = LENGTHS as u16 + LENGTH_SLOT[low] as u16;
-        low += 1;
-    }
-    table
-};
-
 /// How often each symbol occurs: literals, end of block and lengths; and from
 /// [`DISTS`] on the distances.
 pub(super) type Counts<T> = [T; SYMBOLS];
@@ -92,7 +80,10 @@ pub(super) struct Match {
 pub(super) struct Sink<'a> {
     tokens: &'a mut Tokens,
     chunks: &'a mut Vec<Chunk>,
-    counts: Counts<u16>,
+    /// By the tokens' low halves.
+    lows: [u16; 512],
+    /// By distance code.
+    dists: [u16; 256],
     /// How many tokens there are.
     len: usize,
     chunk_end: usize,
@@ -101,7 +92,10 @@ pub(super) struct Sink<'a> {
 /// Some tokens in a row: how often each symbol occurs, and where they end.
 pub(super) struct Chunk {
     pub(super) counts: Counts<u16>,
+    /// Behind the last token.
     pub(super) end: usize,
+    /// Behind the last byte they stand for, in the segment.
+    pub(super) at: usize,
 }
 
 impl<'a> Sink<'a> {
@@ -110,13 +104,15 @@ impl<'a> Sink<'a> {
         Self {
             tokens,
             chunks,
-            counts: [0; SYMBOLS],
+            lows: [0; 512],
+            dists: [0; 256],
             len: 0,
             chunk_end: CHUNK,
         }
     }
 
     /// How many tokens there are.
+    #[inline(always)]
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -135,39 +131,45 @@ impl<'a> Sink<'a> {
     #[inline(always)]
     pub(super) fn token(&mut self, token: Token) {
         let dist = (token >> 16) as usize & (2 * WINDOW - 1);
-        self.counts[usize::from(SYMBOL[token as usize & 511] & 511)] += 1;
-        self.counts[DISTS + usize::from(DIST_SLOT[dist] & 31)] += 1;
+        self.lows[token as usize & 511] += 1;
+        self.dists[usize::from(DIST_SLOT[dist])] += 1;
         self.tokens[self.len % SEGMENT] = token;
         self.len += 1;
     }
 
+    /// The tokens so far stand for the bytes below `at`.
     #[inline(always)]
-    pub(super) fn end_step(&mut self) {
+    pub(super) fn end_step(&mut self, at: usize) {
         if self.len >= self.chunk_end {
-            self.end_chunk();
+            self.end_chunk(at);
         }
     }
 
     #[inline(always)]
-    fn end_chunk(&mut self) {
-        end_chunk(self.chunks, &mut self.counts, self.len);
+    fn end_chunk(&mut self, at: usize) {
+        let (end, counts) = (self.len, counts(&self.lows, &self.dists));
+        self.chunks.push(Chunk { counts, end, at });
+        self.lows = [0; 512];
+        self.dists = [0; 256];
         self.chunk_end = self.len + CHUNK;
     }
 
-    pub(super) fn finish(&mut self) {
+    #[inline(always)]
+    pub(super) fn finish(&mut self, at: usize) {
         if self.chunks.last().is_none_or(|last| last.end < self.len) {
-            self.end_chunk();
+            self.end_chunk(at);
         }
     }
 }
 
-/// Out of line and away from [`Sink`], which shall live in registers.
-#[cold]
+/// From what was counted by tokens to symbols.
 #[inline(never)]
-fn end_chunk(chunks: &mut Vec<Chunk>, counts: &mut Counts<u16>, end: usize) {
-    chunks.push(Chunk {
-        counts: *counts,
-        end,
-    });
-    counts.fill(0);
+fn counts(lows: &[u16; 512], dists: &[u16; 256]) -> Counts<u16> {
+    let mut counts = [0; SYMBOLS];
+    counts[..LITERALS].copy_from_slice(&lows[..LITERALS]);
+    for (&n, &slot) in lows[LITERALS..].iter().zip(&LENGTH_SLOT) {
+        counts[LENGTHS + usize::from(slot)] += n;
+    }
+    counts[DISTS..].copy_from_slice(&dists[..SYMBOLS - DISTS]);
+    counts
 }
