@@ -227,3 +227,36 @@ impl Deflate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against streams that depend on the processor, where the rest of
+    //! the tests only meet the one that they run on.
+    use super::*;
+
+    #[test]
+    fn every_processor_writes_the_same() {
+        // Words of a small language, then noise, then a byte over and over.
+        let mut state = 1u64;
+        let mut random = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) as u8
+        };
+        let mut data: Vec<u8> = (0..12_000)
+            .flat_map(|_| [&b"cluster "[..], b"refcount ", b"of "][usize::from(random()) % 3])
+            .copied()
+            .collect();
+        data.extend(std::iter::repeat_with(&mut random).take(5_000));
+        data.resize(data.len() + 70_000, 7);
+        for level in 1..=9 {
+            let effort = Effort::of_level(level);
+            let (mut fast, mut plain) = (vec![0; data.len()], vec![0; data.len()]);
+            let mut deflate = Deflate::new();
+            let length = deflate.compress(effort, &data, &mut fast);
+            assert_eq!(length, deflate.compress_any(effort, &data, &mut plain));
+            assert!(length.is_some() && fast == plain, "level {level}");
+        }
+    }
+}
