@@ -180,3 +180,59 @@ fn nobody_gets_a_header_by_pieces() {
         assert!(info.out.contains("file format: raw"), "{info:?}");
     }
 }
+
+/// A part of a file, named without a driver, is where it is.
+#[test]
+fn a_guessed_part_is_written_in_its_place() {
+    let lab = Lab::new();
+    for offset in [512, 1 << 20, 4096 + 512] {
+        let mut left = Vec::new();
+        for program in ["zebu", "QEMU"] {
+            fs::write(lab.path("x"), vec![9; 2 << 20]).unwrap();
+            let options = format!("file.filename=x,offset={offset}");
+            let args = [
+                "-c",
+                "write -P 1 0 4k",
+                "-c",
+                "write -z 512 512",
+                "-c",
+                "write -P 2 1k 700k",
+                "--image-opts",
+                &options,
+            ];
+            let answer = match program {
+                "zebu" => lab.zebu_io(&args),
+                _ => lab.qemu_io(&args),
+            };
+            answer.ok(&options);
+            left.push(fs::read(lab.path("x")).unwrap());
+        }
+        assert!(left[0] == left[1], "{offset}");
+        assert!(left[0][..offset] == vec![9; offset], "{offset}");
+        assert!(left[0][offset..][..512] == [1; 512], "{offset}");
+    }
+}
+
+/// What a guest wrote to an overlay does not get to the base by a commit.
+#[test]
+fn a_guessed_base_stays_a_disk() {
+    let lab = Lab::new();
+    fs::write(lab.path("header"), header()).unwrap();
+    fs::write(lab.path("base"), vec![0; 1 << 20]).unwrap();
+    lab.qemu_img(&[
+        "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top",
+    ])
+    .ok("create");
+    // As older programs made it: the format of the base is not said.
+    let mut top = fs::read(lab.path("top")).unwrap();
+    let said = top.windows(4).position(|w| w == [0xe2, 0x79, 0x2a, 0xca]);
+    top[said.expect("a backing format")..][..4].copy_from_slice(b"none");
+    fs::write(lab.path("top"), top).unwrap();
+    lab.qemu_io(&["-f", "qcow2", "-c", "write -s header 0 512", "top"])
+        .ok("write");
+    let ours = lab.zebu(&["commit", "top"]);
+    let theirs = lab.qemu_img(&["commit", "top"]);
+    assert_eq!((ours.status, theirs.status), (1, 1), "{ours:?} {theirs:?}");
+    assert!(ours.err.contains("Operation not permitted"), "{ours:?}");
+    assert!(fs::read(lab.path("base")).unwrap() == vec![0; 1 << 20]);
+}

@@ -346,13 +346,15 @@ impl Connection {
 
     /// The next request for a task.
     fn next(&self, context: &Context<'_>) -> Poll<Option<Job>> {
+        let mut idle = self.idle.borrow_mut();
         if let Some(job) = self.jobs.borrow_mut().pop_front() {
+            // It may have been woken for something else while it was idle.
+            idle.retain(|waker| !waker.will_wake(context.waker()));
             return Poll::Ready(Some(job));
         }
         if self.ending.get() {
             return Poll::Ready(None);
         }
-        let mut idle = self.idle.borrow_mut();
         if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
             idle.push(context.waker().clone());
         }

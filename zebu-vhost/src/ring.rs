@@ -351,13 +351,15 @@ impl Ring {
 
     /// The next request for a task.
     fn next(&self, context: &Context<'_>) -> Poll<Option<Taken>> {
+        let mut idle = self.idle.borrow_mut();
         if let Some(taken) = self.waiting.borrow_mut().pop_front() {
+            // It may have been woken for something else while it was idle.
+            idle.retain(|waker| !waker.will_wake(context.waker()));
             return Poll::Ready(Some(taken));
         }
         if self.closing.get() {
             return Poll::Ready(None);
         }
-        let mut idle = self.idle.borrow_mut();
         if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
             idle.push(context.waker().clone());
         }

@@ -31,27 +31,33 @@ pub(super) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
 #[derive(Debug, Default)]
 pub(super) struct Guard(Gate);
 
+/// So much of a write to the start is looked at and written as one, as a write
+/// of that length is anywhere else.
+const AS_ONE: u64 = 64 << 10;
+
 impl Raw {
-    /// Whether a write from `offset` on is one for [`Raw::write_start`].
+    /// Whether a write from `offset` on is one for [`Raw::write_start`]. What
+    /// counts is the start of the storage, since that is probed.
     pub(super) fn is_guarded(&self, offset: u64) -> bool {
-        self.guard.is_some() && offset < PROBED_BYTES as u64
+        self.guard.is_some() && self.offset() + offset < PROBED_BYTES as u64
     }
 
     /// Writes to the start of a guarded image, unless it would look like one of
     /// another format then: that fails with `EPERM`.
     pub(super) async fn write_start(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        let start = offset as usize;
-        let inside = iov.len().min(PROBED_BYTES - start);
+        let at = self.offset() + offset;
+        let inside = (iov.len() as u64).min(AS_ONE - at) as usize;
         // What was looked at is what is written, even if the memory, which may
         // be a guest's, changes meanwhile.
-        let mut looked_at = vec![0; inside];
-        iov.slice(0, inside).copy_to(&mut looked_at);
-        let _pass = self.pass(queue, start, &looked_at).await?;
+        let mut buffer = queue.buffer(inside);
+        let looked_at = &mut buffer[..inside];
+        iov.slice(0, inside).copy_to(looked_at);
+        let _pass = self.pass(queue, at, looked_at).await?;
         let file = &**self.storage();
-        storage::write_slice(file, queue, offset, &looked_at).await?;
+        storage::write_slice(file, queue, at, looked_at).await?;
         if inside < iov.len() {
             let rest = iov.slice(inside, iov.len() - inside);
-            storage::write(file, queue, offset + inside as u64, &rest).await?;
+            storage::write(file, queue, AS_ONE, &rest).await?;
         }
         Ok(())
     }
@@ -67,19 +73,20 @@ impl Raw {
         if !self.is_guarded(offset) {
             return Ok(None);
         }
-        let inside = length.min(PROBED_BYTES as u64 - offset) as usize;
-        self.pass(queue, offset as usize, &vec![0; inside])
-            .await
-            .map(Some)
+        let at = self.offset() + offset;
+        let zeroes = vec![0; length.min(PROBED_BYTES as u64) as usize];
+        self.pass(queue, at, &zeroes).await.map(Some)
     }
 
     /// Waits for those who change the start now, and looks at what `bytes` at
-    /// `start` make of it.
-    async fn pass(&self, queue: &Queue, start: usize, bytes: &[u8]) -> Result<Pass<'_>> {
+    /// `at` in the storage make of it.
+    async fn pass(&self, queue: &Queue, at: u64, bytes: &[u8]) -> Result<Pass<'_>> {
         let Guard(gate) = self.guard.as_ref().expect("only asked of a guarded image");
         let pass = gate.enter().await;
         let mut head = storage::read_vec(&**self.storage(), queue, 0, PROBED_BYTES).await?;
-        head[start..start + bytes.len()].copy_from_slice(bytes);
+        let changed = &mut head[at as usize..];
+        let length = changed.len().min(bytes.len());
+        changed[..length].copy_from_slice(&bytes[..length]);
         match format_by_content(&head) {
             None => Ok(pass),
             Some(_) => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM))),

@@ -280,22 +280,9 @@ impl Opening<'_> {
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
         let storage = file.storage();
-        let is_guessed = spec.format.is_none();
         let format = self.format(&mut spec, &*storage, role).await?;
         self.lock(&file, &spec, &spec.file, role, format)?;
-        let behind = self.image(spec, storage, format, role).await?;
-        if is_guessed && self.writes(role) {
-            self.guard();
-        }
-        Ok(behind)
-    }
-
-    /// Keeps a raw image that was just opened, by a guess, from becoming
-    /// something else.
-    fn guard(&mut self) {
-        if let Some(LayerImage::Raw(raw)) = self.layers.last_mut().map(|l| &mut l.image) {
-            raw.guard = Some(Guard::default());
-        }
+        self.image(spec, storage, format, role).await
     }
 
     /// The format of an image, by its content if need be.
@@ -323,9 +310,12 @@ impl Opening<'_> {
     ) -> Result<Option<ImageSpec>> {
         let (image, backing) = match format {
             Format::Raw => {
-                let raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
+                let mut raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
                 if let Some(limits) = self.options.policy.limits() {
                     limits.check_size(raw.size())?;
+                }
+                if spec.is_guessed() && self.writes(role) {
+                    raw.guard = Some(Guard::default());
                 }
                 (LayerImage::Raw(raw), None)
             }

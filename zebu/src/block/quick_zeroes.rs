@@ -19,8 +19,10 @@ impl Device {
     ) -> Result<()> {
         self.top_for_writing(offset, length)?;
         match &self.top().image {
-            LayerImage::Raw(raw) if raw.is_guarded(offset) => return Err(unsupported()),
-            LayerImage::Raw(raw) => zero_file(queue, raw, offset, length).await?,
+            LayerImage::Raw(raw) => {
+                let _pass = raw.zero_start(queue, offset, length).await?;
+                zero_file(queue, raw, offset, length).await?;
+            }
             LayerImage::Qcow2(image) => {
                 self.check_quick(queue, image, offset, length).await?;
             }

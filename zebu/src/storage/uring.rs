@@ -239,8 +239,7 @@ fn entry_for(op: &Op) -> squeue::Entry {
 impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
-        let moves_data = matches!(op.kind, OpKind::Read | OpKind::Write | OpKind::WriteDurable);
-        if self.in_flight == 1 && moves_data {
+        if self.in_flight == 1 && matches!(op.kind, OpKind::Read | OpKind::Write) {
             self.alone = Some((token, op));
             return;
         }

@@ -94,6 +94,8 @@ pub struct ImageSpec {
     pending: Options,
     /// How many images this one backs, by its options.
     depth: usize,
+    /// The format was found out from the content.
+    guessed: bool,
 }
 
 /// What an image is backed by.
@@ -651,13 +653,20 @@ impl ImageSpec {
             options: ImageOptions::default(),
             pending: Options::default(),
             depth: 0,
+            guessed: false,
         }
+    }
+
+    /// Whether [`ImageSpec::set_format`] has told the format.
+    pub(super) fn is_guessed(&self) -> bool {
+        self.guessed
     }
 
     /// Tells the format that the content turned out to have. Options that
     /// this format does not have are refused here.
     pub fn set_format(&mut self, format: Format) -> Result<()> {
         self.format = Some(format);
+        self.guessed = true;
         let pending = std::mem::take(&mut self.pending);
         self.take_format_options(pending, format).map_err(refused)
     }
