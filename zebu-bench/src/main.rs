@@ -40,7 +40,7 @@ fn run(options: Options) -> Result<()> {
         }
         return Ok(());
     }
-    let chosen = experiments::named(&options.experiments)?;
+    let chosen = experiments::named(&options.experiments, options.quick)?;
     std::fs::create_dir_all(&options.dir).context(|| options.dir.display().to_string())?;
     let dir = options
         .dir

@@ -67,6 +67,11 @@ impl Experiment for Guest {
         "bonnie++ in a guest, with an L2 cache of one table and of all (seed 003, P4)"
     }
 
+    /// Each machine takes a quarter of a minute.
+    fn is_quick(&self) -> bool {
+        false
+    }
+
     fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
         let machine = machine(bench)?;
         // A minute for each round.

@@ -31,6 +31,11 @@ pub trait Experiment: Sync {
     /// What it shows, in a line.
     fn about(&self) -> &'static str;
 
+    /// Whether it is among all that `--quick` runs.
+    fn is_quick(&self) -> bool {
+        true
+    }
+
     /// Runs it. Whatever was found before an error is kept in `section`.
     fn run(&self, bench: &Bench, section: &mut Section) -> Result<()>;
 }
@@ -52,10 +57,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &vhost::Vhost,
 ];
 
-/// The experiments of these names; all if there is none.
-pub fn named(names: &[String]) -> Result<Vec<&'static dyn Experiment>> {
+/// The experiments of these names; all if there is none, or with `quick` all that are.
+pub fn named(names: &[String], quick: bool) -> Result<Vec<&'static dyn Experiment>> {
     if names.is_empty() {
-        return Ok(ALL.to_vec());
+        let all = ALL.iter().copied();
+        return Ok(all.filter(|e| !quick || e.is_quick()).collect());
     }
     names
         .iter()
@@ -77,9 +83,10 @@ mod tests {
 
     #[test]
     fn experiments_are_found_by_name() {
-        assert_eq!(named(&[]).unwrap().len(), ALL.len());
-        assert_eq!(named(&["compare".into()]).unwrap()[0].name(), "compare");
-        let error = named(&["nothing".into()]).err().unwrap();
+        assert_eq!(named(&[], false).unwrap().len(), ALL.len());
+        assert!(named(&[], true).unwrap().len() < ALL.len());
+        assert_eq!(named(&["guest".into()], true).unwrap()[0].name(), "guest");
+        let error = named(&["nothing".into()], false).err().unwrap();
         assert!(error.0.contains("convert"));
     }
 

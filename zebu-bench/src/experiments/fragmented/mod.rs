@@ -124,7 +124,11 @@ fn tmpfs(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
 }
 
 fn tmpfs_in(bench: &Bench, section: &mut Section, size: u64, dir: &Path) -> Result<()> {
-    let engines = &["-n", "-i io_uring", "-i threads"];
+    let engines: &[&str] = if bench.options.quick {
+        &["-n", "-i threads"]
+    } else {
+        &["-n", "-i io_uring", "-i threads"]
+    };
     let mut rows = Vec::new();
     let mut cells = Cells::new("On tmpfs: every program", "file");
     let mut writes = None;

@@ -198,7 +198,7 @@ fn without_fallocate(image: &Path) -> String {
 fn run_seconds(bench: &Bench, depth: u64) -> f64 {
     match (bench.options.quick, depth) {
         (true, 1) => 0.3,
-        (true, _) => 0.15,
+        (true, _) => 0.1,
         (false, _) => 1.0,
     }
 }
