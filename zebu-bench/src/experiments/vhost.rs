@@ -83,7 +83,7 @@ const TASKS: [Task; 10] = [
 /// One of QEMU's ways: the engine, and the options of its I/O thread, if it has one.
 type Way = (&'static str, Option<&'static str>);
 
-/// An I/O thread that polls for as long as zebu does by default, not for 32 µs.
+/// An I/O thread that polls for longer than its 32 µs.
 const POLLS_LONG: Option<&str> = Some(",poll-max-ns=100000");
 
 /// Past the page cache.
@@ -135,7 +135,7 @@ impl Experiment for Vhost {
              the default cache mode: they tell what the server itself costs. Each run starts a server, waits for its socket, runs the client, and ends the \
              server; the client's own clock counts. zebu has its default engine, QEMU the best of \
              native AIO and io_uring in an iothread (which polls, as is its default, for 32 µs at \
-             most, or as zebu for 100 µs) and io_uring in the main loop (with `--quick` what a probe \
+             most, or for 100 µs) and io_uring in the main loop (with `--quick` what a probe \
              finds best). CPU is that of the server alone.",
             units::size(ground.served[0].size),
             units::size(ground.served[1].size)

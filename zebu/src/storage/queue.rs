@@ -48,9 +48,9 @@ pub struct QueueOptions {
 }
 
 impl QueueOptions {
-    /// [`QueueOptions::poll`] as servers have it by default: as long as a fast
-    /// disk takes for a small request.
-    pub const SERVERS_POLL: Duration = Duration::from_micros(100);
+    /// [`QueueOptions::poll`] as servers have it by default: longer than it
+    /// takes to be woken, and shorter than a fast disk takes for a request.
+    pub const SERVERS_POLL: Duration = Duration::from_micros(40);
 }
 
 impl Default for QueueOptions {

@@ -42,7 +42,7 @@ pub struct ImageArguments {
     #[arg(long, value_name = "MODE")]
     pub aio: Option<String>,
     /// Nanoseconds that a thread looks for more to do before it sleeps, at
-    /// most: 100000 by default, 0 for not at all (not in qemu-nbd)
+    /// most: 40000 by default, 0 for not at all (not in qemu-nbd)
     #[arg(long, value_name = "N")]
     pub poll_max_ns: Option<String>,
     /// What is done with discards: ignore (the default) or unmap
