@@ -22,6 +22,8 @@ const ENGINES: [&str; 3] = ["threads", "native", "io_uring"];
 const DEPTHS: [u32; 2] = [1, 32];
 /// First requests of a probe, for each in flight.
 const PROBE: u64 = 64;
+/// And at least so many.
+const LEAST_PROBE: u64 = 1024;
 
 /// One kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,7 +215,8 @@ fn cell(bench: &Bench, ground: &Ground, task: Task) -> Option<Measured> {
         }
         all
     };
-    let first = depth * PROBE;
+    // Enough to outlast what QEMU sometimes takes to start.
+    let first = (depth * PROBE).max(LEAST_PROBE);
     let probed = probe(
         bench,
         first,
