@@ -67,41 +67,57 @@ pub struct Rules {
     pub dir: PathBuf,
 }
 
-/// Runs a cell in rounds, in each of which every contender runs once: a trial that is not counted,
-/// if the rules have one, then `rules.runs` that are. In the first round the results are judged.
-/// Whoever fails is left out with the reason.
+impl Rules {
+    /// Rounds in all: a trial that is not counted, if there is one, then those that are.
+    pub fn rounds(&self) -> usize {
+        self.runs + usize::from(self.trial)
+    }
+}
+
+impl Cell<'_> {
+    /// A series without figures for each contender.
+    pub fn series(&self) -> Vec<Series> {
+        (self.contenders.iter())
+            .map(|c| Series {
+                name: c.name.clone(),
+                flags: c.flags.clone(),
+                ..Series::default()
+            })
+            .collect()
+    }
+}
+
+/// Runs a cell in rounds. Whoever fails is left out with the reason.
 pub fn alternate(rules: &Rules, cell: &Cell<'_>) -> Vec<Series> {
-    let mut all: Vec<Series> = cell
-        .contenders
-        .iter()
-        .map(|c| Series {
-            name: c.name.clone(),
-            flags: c.flags.clone(),
-            ..Series::default()
-        })
-        .collect();
-    let trials = usize::from(rules.trial);
-    for round in 0..rules.runs + trials {
-        let count = all.len();
-        for i in 0..count {
-            let i = (i + round) % count;
-            let (contender, series) = (&cell.contenders[i], &mut all[i]);
-            if series.failure.is_some() {
-                continue;
-            }
-            match once(rules, cell, contender, round == 0) {
-                Ok((seconds, outcome)) if round >= trials => {
-                    series.seconds.push(seconds);
-                    series.cpu.push(contender.meter.cpu(&outcome));
-                    series.peak = series.peak.max(outcome.peak);
-                }
-                Ok(_) => {}
-                Err(e) => series.failure = Some(e.to_string()),
-            }
-        }
+    let mut all = cell.series();
+    for number in 0..rules.rounds() {
+        round(rules, cell, number, &mut all);
     }
     let _ = remove_outputs(cell);
     all
+}
+
+/// Round `number` of a cell, in which every contender runs once. In the first round, 0, the results
+/// are judged.
+pub fn round(rules: &Rules, cell: &Cell<'_>, number: usize, all: &mut [Series]) {
+    let counted = number >= usize::from(rules.trial);
+    let count = all.len();
+    for i in 0..count {
+        let i = (i + number) % count;
+        let (contender, series) = (&cell.contenders[i], &mut all[i]);
+        if series.failure.is_some() {
+            continue;
+        }
+        match once(rules, cell, contender, number == 0) {
+            Ok((seconds, outcome)) if counted => {
+                series.seconds.push(seconds);
+                series.cpu.push(contender.meter.cpu(&outcome));
+                series.peak = series.peak.max(outcome.peak);
+            }
+            Ok(_) => {}
+            Err(e) => series.failure = Some(e.to_string()),
+        }
+    }
 }
 
 fn once(

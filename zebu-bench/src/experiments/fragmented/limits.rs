@@ -2,9 +2,8 @@
 
 use super::super::requests::SystemCalls;
 use super::Row;
+use super::place::Place;
 use crate::bench::Bench;
-use crate::error::Result;
-use crate::inputs::filled;
 use crate::inputs::fragmented::Order;
 use crate::measure::{Cell, Series, series};
 use crate::peers::fio::Job;
@@ -44,21 +43,18 @@ impl Limit {
     }
 }
 
-/// fio on the file of t-seq itself, in order, and in the pieces of t-rand; writes go to a raw file,
-/// since they would destroy the image.
+/// fio on the blocks that the images had, in order, and in the pieces of t-rand. The writes destroy
+/// what is there.
 pub fn limits(
     bench: &Bench,
     section: &mut Section,
     size: u64,
-    images: &[(Order, PathBuf)],
+    place: Place,
     writes: bool,
-) -> Result<Vec<Limit>> {
-    let (Some(fio), Some((_, file))) =
-        (&bench.peers.fio, images.iter().find(|i| i.0 == Order::Seq))
-    else {
-        return Ok(Vec::new());
+) -> Vec<Limit> {
+    let Some(fio) = &bench.peers.fio else {
+        return Vec::new();
     };
-    let raw = filled::raw(bench, bench.filled_size())?;
     let mut cells = Cells::new("The device's limit: fio on a file", "requests");
     let mut limits = Vec::new();
     for write in [false, true].into_iter().filter(|w| !w || writes) {
@@ -77,7 +73,7 @@ pub fn limits(
                 block,
                 depth,
                 count: size / block,
-                file: if write { &raw } else { file },
+                file: place.file(),
                 size,
                 laid_out: true,
             };
@@ -97,7 +93,7 @@ pub fn limits(
         }
     }
     cells.finish(section);
-    Ok(limits)
+    limits
 }
 
 /// A request that falls into pieces against one that does not, in system calls.

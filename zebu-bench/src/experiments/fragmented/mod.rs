@@ -1,11 +1,13 @@
 //! P1: seed 000. One request of 1 MiB that falls into sixteen pieces.
 
 mod limits;
+mod place;
 
 use super::Experiment;
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fragmented::{ORDERS, Order, image};
+use crate::measure::alternate::round;
 use crate::measure::stats::geometric_mean;
 use crate::measure::{Cell, Contender, Series, series};
 use crate::peers::qemu::done;
@@ -17,6 +19,7 @@ use crate::report::table::Table;
 use crate::report::verdict::{Bound, NO_SLOWER, Verdict};
 use crate::units::{self, MIB};
 use limits::{Limit, limits, system_calls};
+use place::Place;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -47,7 +50,9 @@ impl Experiment for Fragmented {
              -s 1m -t none` with `-n` or `-i`, and `-w --pattern 255` for writes. Seconds as bench \
              says them. The limit is fio (native): 1 MiB in order, one in flight; for t-rand, whose \
              requests fall into sixteen pieces of which zebu has eight in flight, 64 KiB at random, \
-             eight in flight.",
+             eight in flight. On the disk the images take turns in one file, whose blocks are \
+             overwritten and stay where they are, and fio has these blocks too: parts of one disk \
+             differ by as much as a third.",
             units::size(size),
             size / MIB
         ));
@@ -66,42 +71,61 @@ fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
     } else {
         &["-n", "-i io_uring", "-i threads"]
     };
-    let mut rows = Vec::new();
-    let mut cells = Cells::new("On the disk: every program", "file");
     let images = images(bench, size)?;
-    let writes = bench.writes(&images[0].1);
+    let place = Place::new(bench);
+    place.take(&images[0].1)?;
+    let writes = bench.writes(place.file());
     if !writes {
         section.note("writes are left out: zebu has no bench -w yet, or --writes never is given");
     }
-    let tasks: Vec<Task> = (images.iter())
-        .flat_map(|(order, file)| tasks(*order, file, writes))
-        .collect();
-    // All rows in turn, since they are compared with each other too.
-    for row in measure(bench, size, &tasks, engines) {
-        cells.add(
-            section,
-            &label(&row),
-            &row.all,
-            series::find(&row.all, "QEMU", engines[0]),
-        );
-        rows.push(row);
+    let rows = in_turn(bench, section, size, &place, &images, writes, engines)?;
+    let mut cells = Cells::new("On the disk: every program", "file");
+    for row in &rows {
+        let peer = series::find(&row.all, "QEMU", engines[0]);
+        cells.add(section, &label(row), &row.all, peer);
     }
-    let limits = limits(bench, section, size, &images, writes).unwrap_or_else(|e| {
-        section.note(format!("the limit is left out: {e}"));
-        Vec::new()
-    });
+    system_calls(bench, section, &images, engines);
+    let limits = limits(bench, section, size, place, writes);
     seed_table(section, "On the disk", &rows, engines, &limits);
     for engine in engines {
         verdicts_on_disk(section, &rows, engine, &limits);
     }
     cells.finish(section);
-    system_calls(bench, section, &images, engines);
-    if writes {
-        images
-            .iter()
-            .for_each(|(_, file)| check_written(bench, section, file));
-    }
     Ok(())
+}
+
+/// Measures all rows of all images in one place, since they are compared with each other too: in
+/// each round every image comes there, and every program does its rows. After the last one
+/// qemu-img looks at what the writes have left.
+fn in_turn(
+    bench: &Bench,
+    section: &mut Section,
+    size: u64,
+    place: &Place,
+    images: &[(Order, PathBuf)],
+    writes: bool,
+    engines: &[&str],
+) -> Result<Vec<Row>> {
+    let rules = bench.rules();
+    let tasks: Vec<Vec<Task>> = (images.iter())
+        .map(|(order, _)| tasks(*order, place.file(), writes))
+        .collect();
+    let cells: Vec<Cell<'_>> = tasks
+        .iter()
+        .map(|t| cell(bench, size, t, engines))
+        .collect();
+    let mut all: Vec<Vec<Series>> = cells.iter().map(Cell::series).collect();
+    for number in 0..rules.rounds() {
+        for (i, (_, image)) in images.iter().enumerate() {
+            place.take(image)?;
+            round(&rules, &cells[i], number, &mut all[i]);
+            if writes && number + 1 == rules.rounds() {
+                check_written(bench, section, place, image);
+            }
+        }
+    }
+    let rows = tasks.iter().zip(all);
+    Ok(rows.flat_map(|(t, all)| split(t, all, engines)).collect())
 }
 
 /// The half on tmpfs: the engine's own cost, as no device hides it.
@@ -137,7 +161,9 @@ fn tmpfs_in(bench: &Bench, section: &mut Section, size: u64, dir: &Path) -> Resu
         let copy = dir.join("t.qcow2");
         std::fs::copy(&file, &copy).context(|| copy.display().to_string())?;
         let writes = *writes.get_or_insert_with(|| bench.writes(&copy));
-        for row in measure(bench, size, &tasks(order, &copy, writes), engines) {
+        let tasks = tasks(order, &copy, writes);
+        let all = bench.alternate(&cell(bench, size, &tasks, engines));
+        for row in split(&tasks, all, engines) {
             cells.add(
                 section,
                 &label(&row),
@@ -192,8 +218,8 @@ fn tasks(order: Order, file: &Path, writes: bool) -> Vec<Task> {
     kinds.iter().map(task).collect()
 }
 
-/// Measures rows: in each round every program does every row.
-fn measure(bench: &Bench, size: u64, tasks: &[Task], engines: &[&str]) -> Vec<Row> {
+/// A cell in which every program does every task.
+fn cell<'a>(bench: &Bench, size: u64, tasks: &[Task], engines: &[&str]) -> Cell<'a> {
     let contenders = |task: &Task| -> Vec<Contender> {
         let w = if task.write { " -w --pattern 255" } else { "" };
         let verb = format!("bench -c {} -d 1 -f qcow2 -s 1m -t none{w}", size / MIB);
@@ -202,13 +228,16 @@ fn measure(bench: &Bench, size: u64, tasks: &[Task], engines: &[&str]) -> Vec<Ro
             .flat_map(|e| [bench.qemu(&verb, e, file), bench.zebu(&verb, e, file)])
             .collect()
     };
-    let mut all = bench
-        .alternate(&Cell {
-            contenders: tasks.iter().flat_map(contenders).collect(),
-            inputs: vec![],
-            judge: None,
-        })
-        .into_iter();
+    Cell {
+        contenders: tasks.iter().flat_map(contenders).collect(),
+        inputs: vec![],
+        judge: None,
+    }
+}
+
+/// The rows of a cell's tasks.
+fn split(tasks: &[Task], all: Vec<Series>, engines: &[&str]) -> Vec<Row> {
+    let mut all = all.into_iter();
     tasks
         .iter()
         .map(|task| Row {
@@ -373,15 +402,14 @@ fn verdicts_on_disk(section: &mut Section, rows: &[Row], engine: &str, limits: &
     }
 }
 
-/// An image is kept between runs, so one that was harmed by writes must go.
-fn check_written(bench: &Bench, section: &mut Section, file: &Path) {
+/// What the writes have made of an image is asked of qemu-img.
+fn check_written(bench: &Bench, section: &mut Section, place: &Place, image: &Path) {
     let mut check = Command::new(&bench.peers.qemu.img);
-    check.args(["check", "-q", "-f", "qcow2"]).arg(file);
+    check.args(["check", "-q", "-f", "qcow2"]).arg(place.file());
     if let Err(e) = done(check) {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
         section.note(format!(
             "WRONG: after the writes {name} does not pass qemu-img check ({e})"
         ));
-        let _ = std::fs::remove_file(file);
     }
 }
