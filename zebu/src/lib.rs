@@ -23,6 +23,11 @@ pub mod storage;
 pub use error::{Error, LimitExceeded, Result, strerror};
 pub use statistics::Statistics;
 
+/// Locks a mutex, also one whose holder panicked: what these hold is right at every moment.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 /// The README's example is compiled as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
+
+use crate::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -14,10 +16,6 @@ type Job = Box<dyn FnOnce() + Send>;
 struct Work {
     jobs: Mutex<VecDeque<Job>>,
     arrived: Condvar,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// What the threads do next; None where the system allows no threads.

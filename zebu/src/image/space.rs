@@ -6,12 +6,13 @@
 //! program left as holes, and where the file system cannot take space ahead.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::Image;
 use super::refcounts::Run;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
+use crate::lock;
 use crate::storage::{self, Queue, Storage};
 
 /// Tables of at least so many bytes have their space taken one by one.
@@ -28,12 +29,12 @@ pub(crate) struct Ahead(Mutex<Range<u64>>);
 
 impl Ahead {
     fn has(&self, range: &Range<u64>) -> bool {
-        let ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ahead = lock(&self.0);
         ahead.start <= range.start && range.end <= ahead.end
     }
 
     fn set(&self, range: Range<u64>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = range;
+        *lock(&self.0) = range;
     }
 }
 

@@ -12,13 +12,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use super::PoolBuffer;
+use super::{PoolBuffer, regions};
 
 /// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
 /// asks of memory on any device known today.
 pub const BUFFER_ALIGN: usize = 4096;
 
-/// Owned, zeroed, page-aligned memory of a fixed length.
+/// Owned, page-aligned memory of a fixed length. What is not small is backed by huge pages where the
+/// kernel has them.
 pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
@@ -38,6 +39,14 @@ impl Buffer {
                 len,
             };
         }
+        if len >= regions::SMALLEST {
+            let (ptr, zero) = regions::take(len);
+            if !zero {
+                // SAFETY: the memory is ours, and has that length.
+                unsafe { ptr.write_bytes(0, len) };
+            }
+            return Buffer { ptr, len };
+        }
         let layout = Self::layout(len);
         // SAFETY: the layout has a size above zero.
         let ptr = unsafe { alloc_zeroed(layout) };
@@ -45,6 +54,15 @@ impl Buffer {
             Some(ptr) => Buffer { ptr, len },
             None => handle_alloc_error(layout),
         }
+    }
+
+    /// `len` bytes of any content: for who writes all of it, or reads no more than it wrote.
+    pub fn scratch(len: usize) -> Self {
+        if len < regions::SMALLEST {
+            return Self::new(len);
+        }
+        let (ptr, _) = regions::take(len);
+        Buffer { ptr, len }
     }
 
     fn layout(len: usize) -> Layout {
@@ -92,7 +110,10 @@ impl OwnedBuffer for PoolBuffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len != 0 {
+        if self.len >= regions::SMALLEST {
+            // SAFETY: `new` and `scratch` took it with that length.
+            unsafe { regions::give(self.ptr, self.len) }
+        } else if self.len != 0 {
             // SAFETY: allocated in `new` with the same layout.
             unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
         }
@@ -358,7 +379,7 @@ impl BufferPool {
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let class = Self::class(len.max(1));
         if class >= Self::CLASSES {
-            return Buffer::new(len);
+            return Buffer::scratch(len);
         }
         let mut free = self.free.borrow_mut();
         match free.classes[class].pop() {
@@ -366,7 +387,7 @@ impl BufferPool {
                 free.bytes -= buffer.len();
                 buffer
             }
-            None => Buffer::new(BUFFER_ALIGN << class),
+            None => Buffer::scratch(BUFFER_ALIGN << class),
         }
     }
 

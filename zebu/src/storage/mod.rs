@@ -21,6 +21,7 @@ mod op;
 mod polling;
 mod queue;
 mod ready;
+mod regions;
 mod threads;
 mod uring;
 mod watch;

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::Op;
 use super::uring::EventFd;
 use super::watch::Watches;
+use crate::lock;
 
 /// Workers at most, as in QEMU's pool.
 const MAX_WORKERS: usize = 64;
@@ -70,11 +71,6 @@ struct Work {
     /// Workers that yield: they look into `waiting` again before they sleep.
     yielding: usize,
     closing: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while holding a lock.
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Notify for Shared {

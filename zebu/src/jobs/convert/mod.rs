@@ -12,7 +12,7 @@ mod target;
 mod work;
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 pub use target::Target;
@@ -22,7 +22,7 @@ use super::lanes::{self, Cursor};
 use super::turns::Turns;
 use crate::block::Device;
 use crate::storage::EngineKind;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 
 /// Bytes that a lane handles at a time, unless the target's clusters are
 /// larger.
@@ -188,10 +188,6 @@ pub fn convert(
         None => Ok(()),
     };
     failure.map_or(closed, Err)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
