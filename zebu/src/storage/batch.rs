@@ -4,13 +4,20 @@
 //! prepared, but what lies side by side in it becomes one request of the device.
 //! So operations in order are gathered, and others are not.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use super::op::{Op, OpKind};
 
 /// Operations handed over together. Measured at random and depth 32 on a fast
-/// disk, batches of 2 are 1.3 times as fast as one of 32.
+/// disk, batches of 2 are 1.3 times as fast as one of 32, and a tenth faster than 4.
 const HAND_OVER: usize = 2;
+/// The same of operations that keep the device busy for longer than it takes to prepare the next
+/// ones. Measured for requests that fall into sixteen pieces of 64 KiB: as fast as pairs, a tenth
+/// less of the processor.
+const HAND_OVER_MEDIUM: usize = 4;
+/// Bytes of such operations.
+const MEDIUM: Range<u64> = 32 << 10..512 << 10;
 /// Bytes that are gathered while each operation goes on where the last one ended.
 /// Measured in order at depth 32: 4 KiB reads 1.6 times as fast as in batches of 2, writes
 /// 1.2 times, 16 KiB reads 1.2 times.
@@ -34,7 +41,12 @@ impl Batch {
         self.run = if goes_on { self.run } else { 0 } + op.length;
         self.last = Some((op.kind, op.fd, op.offset.saturating_add(op.length)));
         self.held += 1;
-        self.held >= HAND_OVER && (!goes_on || self.run >= RUN)
+        let enough = if MEDIUM.contains(&op.length) {
+            HAND_OVER_MEDIUM
+        } else {
+            HAND_OVER
+        };
+        self.held >= enough && (!goes_on || self.run >= RUN)
     }
 
     /// Whether nothing is held back.
@@ -79,6 +91,7 @@ mod tests {
     fn what_lies_side_by_side_is_gathered() {
         let read = |i: u64, step: u64, length| (OpKind::Read, i * step, length);
         assert_eq!(batches((0..8).map(|i| read(i, 1 << 20, 4096))), [2; 4]);
+        assert_eq!(batches((0..8).map(|i| read(i, 1 << 20, 1 << 16))), [4; 2]);
         assert_eq!(batches((0..32).map(|i| read(i, 4096, 4096))), [16; 2]);
         assert_eq!(batches((0..4).map(|i| read(i, 1 << 20, 1 << 20))), [2; 2]);
         let mixed = (0..4).map(|i| match i % 2 {
