@@ -21,9 +21,9 @@ use crate::lock;
 /// 4 KiB, of aarch64.
 const REGION: usize = 2 << 20;
 /// Regions are cut at multiples of this many bytes.
-const UNIT: usize = 8 << 10;
+const UNIT: usize = 4 << 10;
 const UNITS: usize = REGION / UNIT;
-/// What is smaller is not for here: one page is one piece anyhow.
+/// Not what is smaller. Single pages are: buffers of neighbouring requests lie together then.
 pub(super) const SMALLEST: usize = UNIT;
 /// Regions that are kept though nothing is in use of them.
 const IDLE: usize = 4;
@@ -89,7 +89,7 @@ impl Units {
     }
 }
 
-/// Memory of `length` bytes, [`SMALLEST`] at least, that starts at a multiple of 8 KiB, and whether
+/// Memory of `length` bytes, [`SMALLEST`] at least, that starts at a multiple of 4 KiB, and whether
 /// all of it is zero; if not, it has old content. It is for the caller alone until [`give`].
 pub(super) fn take(length: usize) -> (NonNull<u8>, bool) {
     if length > REGION {
