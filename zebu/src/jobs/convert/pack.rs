@@ -13,12 +13,11 @@ use crate::jobs::zero;
 use crate::storage::{Buffer, Queue};
 
 /// What a chunk is stored as.
-#[derive(Default)]
 pub(super) struct Packed {
     /// Compressed clusters: where each starts on the disk, and where it is in
     /// `data`.
     clusters: Vec<(u64, Range<usize>)>,
-    data: Vec<u8>,
+    data: Buffer,
     /// Clusters that do not shrink: written as they are.
     plain: Vec<Range<u64>>,
     /// Clusters that are to read as zeroes.
@@ -52,7 +51,13 @@ impl Job {
             .compression()
             .ok_or(ConvertError::NotCompressible)?;
         let size = self.target.cluster_size();
-        let mut packed = Packed::default();
+        let mut packed = Packed {
+            clusters: Vec::new(),
+            // What is stored is shorter than the chunk.
+            data: Buffer::scratch(buffer.len()),
+            plain: Vec::new(),
+            zero: Vec::new(),
+        };
         for Part { range, content } in parts {
             if *content != Content::Data {
                 if !self.is_left(range.start, *content) {
@@ -124,14 +129,12 @@ impl Packed {
         cluster: &Range<u64>,
         bytes: &[u8],
     ) -> Result<(), Error> {
-        let start = self.data.len();
+        let start = self.clusters.last().map_or(0, |(_, range)| range.end);
         // It must be shorter than the cluster to be worth it.
-        self.data.resize(start + bytes.len() - 1, 0);
-        let length = compress(kind, level, bytes, &mut self.data[start..])
-            .map_err(|e| Error::Refused(e.to_string()))?;
-        self.data.truncate(start + length.unwrap_or(0));
-        match length {
-            Some(_) => self.clusters.push((cluster.start, start..self.data.len())),
+        let room = &mut self.data[start..start + bytes.len() - 1];
+        let length = compress(kind, level, bytes, room);
+        match length.map_err(|e| Error::Refused(e.to_string()))? {
+            Some(length) => self.clusters.push((cluster.start, start..start + length)),
             None => match self.plain.last_mut() {
                 Some(last) if last.end == cluster.start => last.end = cluster.end,
                 _ => self.plain.push(cluster.clone()),
