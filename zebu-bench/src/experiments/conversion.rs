@@ -76,8 +76,8 @@ impl<'a> Conversions<'a> {
         }
     }
 
-    /// Measures a conversion by QEMU as it comes (but with `--quick`), by QEMU with its best flags,
-    /// by zebu, and by the others.
+    /// Measures a conversion by QEMU as it comes, by QEMU with its best flags, by zebu with either
+    /// flags, and by the others. With `--quick` not by QEMU as it comes, and by zebu as it comes only.
     pub fn measure(&self, section: &mut Section, conversion: Conversion<'_>) -> Vec<Series> {
         let bench = self.bench;
         let Conversion {
@@ -102,7 +102,11 @@ impl<'a> Conversions<'a> {
         if !bench.options.quick && !contenders[0].flags.is_empty() {
             contenders.insert(0, qemu(&""));
         }
-        for (i, flags) in self.zebu_flags.iter().enumerate() {
+        let zebu_flags = match bench.options.quick {
+            true => &self.zebu_flags[..1],
+            false => &self.zebu_flags[..],
+        };
+        for (i, flags) in zebu_flags.iter().enumerate() {
             let name = format!("zebu-{i}");
             contenders.push(to(bench.zebu(verb, flags, &[input]), &name));
         }

@@ -34,7 +34,11 @@ impl Experiment for Memory {
             "Peak resident memory (`ru_maxrss`) of `convert` to raw with default flags; the greatest \
              of the runs.",
         );
-        let runs = bench.rules().runs;
+        // Peaks hardly vary.
+        let runs = match (bench.options.runs, bench.options.quick) {
+            (None, true) => 2,
+            _ => bench.rules().runs,
+        };
         let mut table = Table::new("Peak memory of convert, MiB", &["image", "QEMU", "zebu"]);
         let mut chart = Chart::new("Peak memory of convert", "MiB, less is better");
         for (label, image) in images(bench)? {

@@ -53,10 +53,14 @@ impl Task {
     }
 }
 
-fn tasks() -> Vec<Task> {
+/// Everything that is measured; with `--quick` not several connections with one request each.
+fn tasks(quick: bool) -> Vec<Task> {
     let mut all = Vec::new();
     for write in [false, true] {
         for (depth, connections) in [(1, 1), (1, 4), (32, 1), (32, 4)] {
+            if quick && (depth, connections) == (1, 4) {
+                continue;
+            }
             all.push(Task {
                 block: 4 * KIB,
                 random: true,
@@ -131,7 +135,9 @@ impl Experiment for Nbd {
         if !writes {
             section.note("writes are left out: --writes never is given");
         }
-        let tasks = tasks().into_iter().filter(|t| writes || !t.write);
+        let tasks = tasks(bench.options.quick)
+            .into_iter()
+            .filter(|t| writes || !t.write);
         let rows = tasks.map(|task| Row {
             label: task.label(),
             target: task.target(),
@@ -172,11 +178,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     let quick = bench.options.quick;
     let make = |count| contenders(ground, task, count);
     let step = task.depth * task.connections;
-    let first = match task.block {
-        MIB => 128,
-        _ => 500 * step.min(16),
-    };
-    let seconds = if quick { 0.2 } else { 2.0 };
+    let (first, seconds) = servers::duration(bench, task.cached, task.block, step);
     let probed = probe(bench, first, step, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_request_has_its_target() {
-        let all = tasks();
+        let all = tasks(false);
         assert_eq!(all.len(), 14);
         for task in all {
             let wanted = match (task.random, task.depth) {

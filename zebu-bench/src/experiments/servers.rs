@@ -48,6 +48,19 @@ impl Served {
     }
 }
 
+/// How many requests the first probe has, and how many seconds a run is to last, of rows with `depth`
+/// requests of `block` bytes in flight. With one at a time from the page cache the scheduler has client
+/// and server on one processor for the first tenth of a second, and on two from then on, where each must
+/// be woken for each request: that is what lasts, and runs must be long enough to show it.
+pub fn duration(bench: &Bench, cached: bool, block: u64, depth: u64) -> (u64, f64) {
+    let quick = bench.options.quick;
+    match (block, depth) {
+        (MIB, _) => (128, if quick { 0.2 } else { 2.0 }),
+        (_, 1) if cached => (10_000, if quick { 0.7 } else { 2.0 }),
+        _ => (500 * depth.min(16), if quick { 0.2 } else { 2.0 }),
+    }
+}
+
 /// How rows tell where the image is served from.
 pub fn place(cached: bool) -> &'static str {
     if cached { "page cache" } else { "device" }

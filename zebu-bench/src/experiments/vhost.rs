@@ -183,11 +183,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     let bench = ground.bench;
     let quick = bench.options.quick;
     let make = |count| contenders(ground, task, count);
-    let first = match task.block {
-        MIB => 128,
-        _ => 1000 * task.depth.min(16),
-    };
-    let seconds = if quick { 0.2 } else { 2.0 };
+    let (first, seconds) = servers::duration(bench, task.cached, task.block, task.depth);
     let probed = probe(bench, first, task.depth, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {

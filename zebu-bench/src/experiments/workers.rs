@@ -50,11 +50,13 @@ impl Experiment for Workers {
              little more than half. Half: every second cluster zero, as chance has it. Empty: nothing \
              in it. `-t unsafe` is buffered (what qemu-img does by default), `-t none` direct. \
              go-qcow2reader has N workers too; it is always buffered, in any order. With `--quick` \
-             only 8 workers, ordered and buffered or neither, and no go-qcow2reader; of full, half \
-             and empty only ordered and buffered.",
+             only 8 workers, ordered and buffered or neither, and no go-qcow2reader; of half and empty \
+             only ordered and buffered, and full not at all.",
             content(bench, &fs)?
         ));
-        for image in images(bench)? {
+        let quick = bench.options.quick;
+        let images = images(bench)?.into_iter();
+        for image in images.filter(|i| !quick || !i.quick_ways.is_empty()) {
             table(bench, section, &image);
         }
         Ok(())
@@ -72,16 +74,16 @@ fn images(bench: &Bench) -> Result<Vec<Image>> {
             quick_ways: &["-t unsafe", "-W -t none"],
         });
     }
-    for (name, utilization) in [
-        ("full", Utilization::Full),
-        ("half", Utilization::Half),
-        ("empty", Utilization::Empty),
+    for (name, utilization, quick_ways) in [
+        ("full", Utilization::Full, &[][..]),
+        ("half", Utilization::Half, &["-t unsafe"]),
+        ("empty", Utilization::Empty, &["-t unsafe"]),
     ] {
         images.push(Image {
             name,
             raw: utilization::raw(bench, size, utilization)?,
             qcow2: utilization::zlib(bench, size, utilization)?,
-            quick_ways: &["-t unsafe"],
+            quick_ways,
         });
     }
     Ok(images)

@@ -105,7 +105,12 @@ pub fn system_calls(
 ) {
     let mut calls = SystemCalls::new("file");
     for (order, file) in images {
-        if !matches!(order, Order::Rand | Order::PartRand | Order::Seq) {
+        let told = match order {
+            Order::Rand | Order::Seq => true,
+            Order::PartRand => !bench.options.quick,
+            Order::Reverse => false,
+        };
+        if !told {
             continue;
         }
         let make = |count: u64| {
