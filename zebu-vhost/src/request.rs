@@ -50,6 +50,16 @@ pub struct Range {
     pub flags: u32,
 }
 
+/// What a request reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub write: bool,
+    /// The first byte of the disk.
+    pub start: u64,
+    /// The one behind the last.
+    pub end: u64,
+}
+
 /// A request.
 pub struct Request {
     pub work: Work,
@@ -62,6 +72,19 @@ pub struct Request {
 }
 
 impl Request {
+    /// What is read or written, if that is what it asks for.
+    pub fn span(&self) -> Option<Span> {
+        let (write, sector, data) = match &self.work {
+            Work::Read { sector, data } => (false, *sector, data),
+            Work::Write { sector, data } => (true, *sector, data),
+            _ => return None,
+        };
+        // Nothing was checked yet.
+        let start = sector.saturating_mul(SECTOR);
+        let end = start.saturating_add(data.len() as u64);
+        Some(Span { write, start, end })
+    }
+
     /// Decodes the request that `chain`, found in `guest`, consists of. How
     /// the guest has cut it into descriptors does not matter. `guest` is kept
     /// as long as the result.

@@ -11,7 +11,9 @@
 //!   once more: a request that came before the guest could know is seen then,
 //!   and one that came later kicks;
 //! - requests that are found together are started together, since their tasks
-//!   run before the ring is looked at again;
+//!   run before the ring is looked at again: a few, so that the guest has
+//!   answers to the first ones, and makes new ones, while the rest is done; but
+//!   all that follow each other on the disk, which become one of the device's;
 //! - requests that end together are told to the guest by one event: tasks
 //!   run before the future that signals.
 //!
@@ -39,7 +41,12 @@ use crate::execute::{Status, execute};
 use crate::export::{Export, WRONG, kind};
 use crate::inflight::QueueInflight;
 use crate::memory::Guest;
-use crate::request::{MAX_BYTES, Request};
+use crate::request::{MAX_BYTES, Request, Span};
+
+/// Requests that are started together, unless they follow each other on the disk.
+/// Measured from the page cache, 32 in flight, thousand reads a second: 325 with 1,
+/// 355 with 2 or 4, 300 with 8, 260 with all that there are. On the device there is no difference.
+const AT_ONCE: usize = 4;
 
 /// What a ring begins with.
 pub struct Start {
@@ -277,13 +284,15 @@ impl Ring {
         self.queue.set_write_here(number <= 1);
     }
 
-    /// Takes requests as long as there are some, and room. How many it took.
+    /// Takes some requests, if there are any, and room. How many it took.
     fn take(self: &Rc<Self>) -> Result<usize, Broken> {
         let guest = &*self.start.guest;
         let size = self.virtqueue.borrow().size();
         self.virtqueue.borrow_mut().disable_notification(guest)?;
         let mut taken = 0;
-        while self.has_room() {
+        let mut last = None;
+        let mut goes_on = false;
+        while self.has_room() && (taken < AT_ONCE || goes_on) {
             let next = {
                 let mut virtqueue = self.virtqueue.borrow_mut();
                 let next = virtqueue.iter(guest)?.next();
@@ -298,14 +307,16 @@ impl Ring {
             if let Some(inflight) = &mut *self.inflight.borrow_mut() {
                 inflight.take(head);
             }
-            self.begin(head);
+            let span = self.begin(head);
+            goes_on = span.is_some_and(|span| Some((span.write, span.start)) == last);
+            last = span.map(|span| (span.write, span.end));
             taken += 1;
         }
         Ok(taken)
     }
 
-    /// Starts the request whose first descriptor is `head`.
-    fn begin(self: &Rc<Self>, head: u16) {
+    /// Starts the request whose first descriptor is `head`. What it reads or writes.
+    fn begin(self: &Rc<Self>, head: u16) -> Option<Span> {
         let begun = Instant::now();
         let request = match self.read(head) {
             Ok(request) => request,
@@ -314,9 +325,10 @@ impl Ring {
                 self.statistics(WRONG, 0, begun, true);
                 // Nobody knows where a status would go.
                 self.answer(head, 0);
-                return;
+                return None;
             }
         };
+        let span = request.span();
         self.set_requests(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + request.bytes);
         self.waiting.borrow_mut().push_back(Taken {
@@ -333,6 +345,7 @@ impl Ring {
                 drop(self.queue.spawn(self.clone().work()));
             }
         }
+        span
     }
 
     /// A task: does requests until it is to end.
