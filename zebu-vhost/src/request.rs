@@ -51,13 +51,20 @@ pub struct Range {
 }
 
 /// What a request reads or writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct Span {
-    pub write: bool,
+    write: bool,
     /// The first byte of the disk.
-    pub start: u64,
+    start: u64,
     /// The one behind the last.
-    pub end: u64,
+    end: u64,
+}
+
+impl Span {
+    /// Whether it is of the same kind as `last`, and begins where that ends.
+    pub fn goes_on(self, last: Span) -> bool {
+        self.write == last.write && self.start == last.end
+    }
 }
 
 /// A request.

@@ -290,7 +290,7 @@ impl Ring {
         let size = self.virtqueue.borrow().size();
         self.virtqueue.borrow_mut().disable_notification(guest)?;
         let mut taken = 0;
-        let mut last = None;
+        let mut last = None::<Span>;
         let mut goes_on = false;
         while self.has_room() && (taken < AT_ONCE || goes_on) {
             let next = {
@@ -308,8 +308,8 @@ impl Ring {
                 inflight.take(head);
             }
             let span = self.begin(head);
-            goes_on = span.is_some_and(|span| Some((span.write, span.start)) == last);
-            last = span.map(|span| (span.write, span.end));
+            goes_on = (last.zip(span)).is_some_and(|(last, span)| span.goes_on(last));
+            last = span;
             taken += 1;
         }
         Ok(taken)

@@ -62,7 +62,10 @@ impl<'a> Conversions<'a> {
         more: &[&str],
     ) -> Self {
         let other = format!("zebu `{}`", zebu_flags[1]);
-        let mut heads = vec!["image", "QEMU", "QEMU best", "its flags", "zebu", &other];
+        let mut heads = match bench.options.quick {
+            true => vec!["image", "QEMU best", "its flags", "zebu"],
+            false => vec!["image", "QEMU", "QEMU best", "its flags", "zebu", &other],
+        };
         heads.extend(peers);
         heads.push("zebu against QEMU best");
         heads.extend(more);
@@ -133,12 +136,14 @@ impl<'a> Conversions<'a> {
         let shown = |s: Option<&Series>| s.map_or("—".into(), Series::shown);
         let mut row = vec![
             label.into(),
-            shown(find(all, "QEMU", "")),
             shown(qemu),
             qemu.map_or("—".into(), |q| named(&q.flags)),
             shown(zebu),
-            shown(find(all, "zebu", self.zebu_flags[1])),
         ];
+        if !self.bench.options.quick {
+            row.insert(1, shown(find(all, "QEMU", "")));
+            row.push(shown(find(all, "zebu", self.zebu_flags[1])));
+        }
         row.extend(self.peers.iter().map(|p| shown(fastest(all, p))));
         row.push(units::ratio(speed));
         row.extend(more);

@@ -37,7 +37,7 @@ pub(super) struct KnownData(Mutex<Range<u64>>);
 
 impl KnownData {
     fn range(&self) -> MutexGuard<'_, Range<u64>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.0)
     }
 
     /// How many bytes from `at` on are known to be data.

@@ -233,7 +233,7 @@ impl Image {
         if end <= self.file_len() {
             return Ok(());
         }
-        let _one = writer.length.lock().unwrap_or_else(|e| e.into_inner());
+        let _one = crate::lock(&writer.length);
         if end <= self.file_len() {
             return Ok(());
         }

@@ -150,7 +150,7 @@ impl Refcounts {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while holding the lock.
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.state)
     }
 
     /// Takes up to `want` (at least 1) free clusters side by side.

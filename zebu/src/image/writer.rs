@@ -94,7 +94,7 @@ impl Writer {
     }
 
     pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
-        self.header.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.header)
     }
 
     /// Whether enough has gathered to be written.

@@ -70,7 +70,7 @@ pub fn compare(
         found: Mutex::new(None),
     });
     lanes::run(&job, options.engine, None, || tell(job.cursor.done()))?;
-    let found = job.found.lock().unwrap_or_else(|e| e.into_inner()).take();
+    let found = crate::lock(&job.found).take();
     found.map_or(Ok(Comparison::Identical), |found| found.what)
 }
 
@@ -116,7 +116,7 @@ impl Job {
     /// somebody before the job ends: the lowest one wins.
     fn keep(&self, new: Found) {
         self.cursor.stop();
-        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        let mut found = crate::lock(&self.found);
         if found.as_ref().is_none_or(|old| new.offset < old.offset) {
             *found = Some(new);
         }

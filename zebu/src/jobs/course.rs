@@ -51,7 +51,7 @@ impl<E> Course<E> {
     /// somebody before the job ends: the lowest one wins.
     fn fail(&self, new: At<E>) {
         self.cursor.stop();
-        let mut failure = self.failure.lock().unwrap_or_else(|e| e.into_inner());
+        let mut failure = crate::lock(&self.failure);
         if failure.as_ref().is_none_or(|old| new.0 < old.0) {
             *failure = Some(new);
         }
@@ -59,7 +59,7 @@ impl<E> Course<E> {
 
     /// How it ended, after all lanes have.
     pub(super) fn result(&self) -> Result<(), E> {
-        let mut failure = self.failure.lock().unwrap_or_else(|e| e.into_inner());
+        let mut failure = crate::lock(&self.failure);
         failure.take().map_or(Ok(()), |(_, error)| Err(error))
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Ticket<'a> {
 
 impl Turns {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.0)
     }
 
     /// A ticket for what `take` takes, in the order of taking.

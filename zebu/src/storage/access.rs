@@ -444,7 +444,7 @@ async fn begin_careful(
 fn trim(storage: &dyn Storage, padded: u64, wanted: u64) -> io::Result<()> {
     /// Looking and cutting are one step, as far as others do it too.
     static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _one = crate::lock(&ONE);
     match storage.len()? == padded {
         true => storage.set_len(wanted),
         false => Ok(()),

@@ -53,7 +53,7 @@ impl Blocks {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.state)
     }
 
     /// Begins a plain write, unless that must wait.

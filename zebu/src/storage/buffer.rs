@@ -114,7 +114,7 @@ impl Drop for Buffer {
             // SAFETY: `new` and `scratch` took it with that length.
             unsafe { regions::give(self.ptr, self.len) }
         } else if self.len != 0 {
-            // SAFETY: allocated in `new` with the same layout.
+            // SAFETY: allocated in `new`, which `scratch` calls too, with the same layout.
             unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
         }
     }
@@ -123,7 +123,7 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: ptr is valid for len bytes that were initialised (zeroed).
+        // SAFETY: ptr is valid for len bytes that were initialised: zeroed, or of another buffer.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }

@@ -170,7 +170,7 @@ impl Wake for TaskWaker {
 
 impl Shared {
     fn ready(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
-        self.ready.lock().unwrap_or_else(|e| e.into_inner())
+        crate::lock(&self.ready)
     }
 }
 

@@ -23,8 +23,11 @@ const REGION: usize = 2 << 20;
 /// Regions are cut at multiples of this many bytes.
 const UNIT: usize = 4 << 10;
 const UNITS: usize = REGION / UNIT;
-/// Not what is smaller. Single pages are: buffers of neighbouring requests lie together then.
+/// Shorter buffers are not for here. Those of one page are: the buffers of requests that follow each
+/// other lie together then, and are one piece.
 pub(super) const SMALLEST: usize = UNIT;
+/// Buffers of at most so many bytes are small.
+const SMALL: usize = 32 << 10;
 /// Regions that are kept though nothing is in use of them.
 const IDLE: usize = 4;
 
@@ -42,6 +45,9 @@ struct Regions {
 
 struct Region {
     memory: NonNull<u8>,
+    /// Whether small buffers are cut out of it, or large ones: small ones are kept for reuse, and
+    /// would keep from the kernel what large ones had.
+    small: bool,
     in_use: Units,
     /// What was in use before, so that it may be other than zero.
     touched: Units,
@@ -78,11 +84,18 @@ impl Units {
     /// The first `count` units in a row that are not in the set.
     fn gap(&self, count: usize) -> Option<Range<usize>> {
         let mut start = 0;
-        for i in 0..UNITS {
-            if self.has(i) {
-                start = i + 1;
-            } else if i + 1 - start == count {
-                return Some(start..i + 1);
+        let mut i = 0;
+        while i < UNITS {
+            if i.is_multiple_of(64) && self.0[i / 64] == u64::MAX {
+                i += 64;
+                start = i;
+                continue;
+            }
+            i += 1;
+            if self.has(i - 1) {
+                start = i;
+            } else if i - start == count {
+                return Some(start..i);
             }
         }
         None
@@ -96,10 +109,12 @@ pub(super) fn take(length: usize) -> (NonNull<u8>, bool) {
         return (map(length), true);
     }
     let count = length.div_ceil(UNIT);
+    let small = length <= SMALL;
     let mut regions = lock(&REGIONS);
     let cut = regions
         .all
         .values_mut()
+        .filter(|region| region.small == small)
         .find_map(|region| Some((region.in_use.gap(count)?, region)));
     let was_idle = cut.as_ref().is_some_and(|(_, r)| r.in_use.is_empty());
     let (units, region) = match cut {
@@ -109,6 +124,7 @@ pub(super) fn take(length: usize) -> (NonNull<u8>, bool) {
             let region = regions.all.entry(memory.as_ptr() as usize);
             let region = region.or_insert(Region {
                 memory,
+                small,
                 in_use: Units::default(),
                 touched: Units::default(),
             });
@@ -146,7 +162,8 @@ pub(super) unsafe fn give(memory: NonNull<u8>, length: usize) {
     if regions.idle < IDLE {
         regions.idle += 1;
     } else if let Some(region) = regions.all.remove(&base) {
-        // SAFETY: nothing of it is in use.
+        drop(regions);
+        // SAFETY: nothing of it is in use, and nobody else finds it.
         unsafe { unmap(region.memory, REGION) };
     }
 }
@@ -154,6 +171,8 @@ pub(super) unsafe fn give(memory: NonNull<u8>, length: usize) {
 /// New memory, zero, that starts at a multiple of [`REGION`].
 #[cfg(not(miri))]
 fn map(length: usize) -> NonNull<u8> {
+    // Refuses what is too long to be added to.
+    let layout = layout(length);
     // More than is needed, of which what lies before and behind goes back.
     let needed = length.next_multiple_of(PAGE);
     let (access, flags) = (
@@ -163,7 +182,7 @@ fn map(length: usize) -> NonNull<u8> {
     // SAFETY: a new mapping is nobody else's.
     let start = unsafe { libc::mmap(ptr::null_mut(), needed + REGION, access, flags, -1, 0) };
     if start == libc::MAP_FAILED {
-        handle_alloc_error(layout(length));
+        handle_alloc_error(layout);
     }
     let before = start.cast::<u8>().align_offset(REGION);
     // SAFETY: `needed` bytes from `before` on are inside the mapping, since it is longer by a
@@ -188,7 +207,7 @@ unsafe fn unmap(memory: NonNull<u8>, length: usize) {
     unsafe { libc::munmap(memory.as_ptr().cast(), length.next_multiple_of(PAGE)) };
 }
 
-/// Mappings are cut at multiples of this, the largest page that Linux has anywhere.
+/// Mappings are cut at multiples of this: no machine that zebu is for has larger pages.
 #[cfg(not(miri))]
 const PAGE: usize = 64 << 10;
 
@@ -231,6 +250,25 @@ mod tests {
     }
 
     #[test]
+    fn lengths_at_the_bounds() {
+        for length in [SMALLEST - 1, SMALLEST, SMALL, SMALL + 1, REGION, REGION + 1] {
+            let mut one = Buffer::new(length);
+            one.fill(1);
+            let other = Buffer::scratch(length);
+            drop(one);
+            assert!(Buffer::new(length).iter().all(|b| *b == 0));
+            assert_eq!(other.len(), length);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused() {
+        for length in [usize::MAX, usize::MAX - REGION, isize::MAX as usize] {
+            assert!(std::panic::catch_unwind(|| Buffer::scratch(length)).is_err());
+        }
+    }
+
+    #[test]
     fn buffers_of_many_threads_are_zero_and_apart() {
         let work = |seed: usize| {
             let mut mine: Vec<(u8, Buffer)> = Vec::new();
@@ -242,10 +280,10 @@ mod tests {
                     assert!(buffer.iter().all(|b| *b == mark));
                     continue;
                 }
-                let longest = if state >> 59 & 1 == 0 {
-                    40_000
-                } else {
-                    3 << 20
+                let longest = match state >> 59 & 1 {
+                    0 => 40_000,
+                    _ if cfg!(miri) => 100_000,
+                    _ => 3 << 20,
                 };
                 let mut buffer = Buffer::new(1 + (state >> 30) % longest);
                 assert!(buffer.iter().all(|b| *b == 0));

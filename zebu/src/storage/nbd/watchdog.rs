@@ -27,7 +27,7 @@ static WATCHDOG: Mutex<Watchdog> = Mutex::new(Watchdog {
 });
 
 fn watchdog() -> MutexGuard<'static, Watchdog> {
-    WATCHDOG.lock().unwrap_or_else(|e| e.into_inner())
+    crate::lock(&WATCHDOG)
 }
 
 /// Looks at `link` from now on, if it has a limit.
