@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use zebu::block::{Device, Zeroing};
@@ -24,20 +25,31 @@ type Request<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 struct Log<'a> {
     disk: &'a Disk,
     events: &'a Mutex<Vec<Event>>,
+    /// A request has ended with the error of a flush.
+    told: &'a AtomicBool,
 }
 
 impl Log<'_> {
     /// Carries out a request, and notes it when it has ended.
     async fn note<T>(&self, what: Change, request: impl Future<Output = zebu::Result<T>>) {
         let began = self.disk.now();
-        let flush_failed = self.disk.flush_failed();
+        // A write may still succeed while the thread whose flush failed has not heard of it; a flush,
+        // which says that something is durable, may not.
+        let nothing_succeeds = match what {
+            Change::Flush => self.disk.flush_failed(),
+            _ => self.told.load(Ordering::SeqCst),
+        };
         let mut ended = Time::MAX;
         match request.await {
             Ok(_) => {
-                assert!(!flush_failed, "after a failed flush");
+                assert!(!nothing_succeeds, "after a failed flush");
                 ended = self.disk.now();
             }
-            Err(e) => assert!(self.disk.failed(), "{e}"),
+            Err(e) => {
+                assert!(self.disk.failed(), "{e}");
+                self.told
+                    .fetch_or(self.disk.flush_failed(), Ordering::SeqCst);
+            }
         }
         let event = Event { began, ended, what };
         self.events.lock().unwrap().push(event);
@@ -111,6 +123,7 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
     let log = Log {
         disk: &disk,
         events: &events,
+        told: &AtomicBool::new(false),
     };
     let cluster = used.cluster;
     let clusters = used.active.len() / cluster;
@@ -165,14 +178,15 @@ pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
     let device = used.history.open(queue, &writable(rng));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());
+    let told = AtomicBool::new(false);
     let sectors = used.active.len() / 512;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let mut rng = Rng::new(rng.next());
-            let (disk, events, device) = (&disk, &events, &device);
+            let (disk, events, told, device) = (&disk, &events, &told, &device);
             scope.spawn(move || {
                 let queue = Queue::new(Default::default()).unwrap();
-                let log = Log { disk, events };
+                let log = Log { disk, events, told };
                 for _ in 0..12 {
                     // Few, so that the threads meet in clusters.
                     let place = rng.below(sectors as u64 / 4) as usize;
