@@ -24,7 +24,7 @@ struct Lists {
 
 impl Dirty {
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        crate::lock(&self.0)
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Notes a slice of which an entry was set just now.
