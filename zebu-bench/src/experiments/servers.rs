@@ -49,9 +49,8 @@ impl Served {
 }
 
 /// How many requests the first probe has, and how many seconds a run is to last, of rows with `depth`
-/// requests of `block` bytes in flight. With one at a time from the page cache the scheduler has client
-/// and server on one processor for the first tenth of a second, and on two from then on, where each must
-/// be woken for each request: that is what lasts, and runs must be long enough to show it.
+/// requests of `block` bytes in flight. One at a time from the page cache is several times as fast
+/// in the first tenth of a second as from then on, which is what lasts: runs must be long enough to show it.
 pub fn duration(bench: &Bench, cached: bool, block: u64, depth: u64) -> (u64, f64) {
     let quick = bench.options.quick;
     match (block, depth) {
