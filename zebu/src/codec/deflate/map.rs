@@ -10,7 +10,9 @@
 //!
 //! The walk then only follows the steps. Few candidates do: the last position
 //! with the same 3 bytes for near and short matches, and the last with the
-//! same 6 or 7 for long ones.
+//! same 7 for long ones. A third, the last with the same 4, costs a seventh of
+//! the time, and is worth it where there are many matches of middling length:
+//! see [`Third`].
 //!
 //! An empty place holds position 0, which is a place like any other, from
 //! position 1 on: that its bytes are equal is always checked.
@@ -56,9 +58,34 @@ impl Candidates {
     }
 }
 
-/// `FOUR`: whether matches of 4 bytes and more have a table of their own.
-pub(super) struct Map<const FOUR: bool> {
-    /// The last position with each hash of 6 bytes, or of 7 beside `four`.
+/// In which strips a position has a third candidate, for matches of 4 bytes
+/// and more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::codec) enum Third {
+    Never,
+    /// In those that follow one with neither few tokens nor many: where few do,
+    /// the matches are long ones, where many do there are hardly any, and both
+    /// kinds are likely to go on. It is in about half of the strips, and
+    /// five sixths of what it saves is kept.
+    WhereItHelps,
+    Always,
+}
+
+impl Third {
+    /// Whether the strip after one of so many tokens has it. (A strip that was
+    /// not looked at in the table leaves out its positions there, no more: what
+    /// is found is always compared.)
+    fn after(self, tokens: usize) -> bool {
+        match self {
+            Self::Never => false,
+            Self::WhereItHelps => (STRIP / 4..STRIP * 11 / 16).contains(&tokens),
+            Self::Always => true,
+        }
+    }
+}
+
+pub(super) struct Map {
+    /// The last position with each hash of 7 bytes.
     long: [u16; 1 << LONG_BITS],
     four: [u16; 1 << FOUR_BITS],
     three: [u16; 1 << THREE_BITS],
@@ -107,7 +134,7 @@ impl Quiet {
     }
 }
 
-impl<const FOUR: bool> Map<FOUR> {
+impl Map {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
             long: [0; 1 << LONG_BITS],
@@ -124,7 +151,14 @@ impl<const FOUR: bool> Map<FOUR> {
 
     /// Turns the segment from `at` to `end` into tokens.
     #[inline(always)]
-    pub(super) fn parse(&mut self, buf: &Buffer, mut at: usize, end: usize, mut sink: Sink<'_>) {
+    pub(super) fn parse(
+        &mut self,
+        third: Third,
+        buf: &Buffer,
+        mut at: usize,
+        end: usize,
+        mut sink: Sink<'_>,
+    ) {
         self.long.fill(0);
         self.four.fill(0);
         self.three.fill(0);
@@ -132,15 +166,23 @@ impl<const FOUR: bool> Map<FOUR> {
         self.best[STRIP] = 0;
         let mut start = 0;
         let mut quiet = Quiet(0);
+        let mut four = third != Third::Never;
         while start < end {
-            self.enter(buf, start + 1);
-            self.choose(buf, start);
+            if four {
+                self.enter::<true>(buf, start + 1);
+                self.choose::<true>(buf, start);
+            } else {
+                self.enter::<false>(buf, start + 1);
+                self.choose::<false>(buf, start);
+            }
             start = end.min(start + STRIP);
             let before = (at, sink.len());
             at = self.walk(buf, at, start, end, &mut sink);
             sink.end_step(at);
 
-            let skip = quiet.after(at - before.0, sink.len() - before.1);
+            let tokens = sink.len() - before.1;
+            four = third.after(tokens);
+            let skip = quiet.after(at - before.0, tokens);
             if skip > 0 {
                 start = end.min(start + skip * STRIP);
                 while at < start {
@@ -155,13 +197,13 @@ impl<const FOUR: bool> Map<FOUR> {
         sink.finish(at);
     }
 
+    /// `FOUR`: with the third candidate.
     #[inline(always)]
-    fn enter(&mut self, buf: &Buffer, first: usize) {
+    fn enter<const FOUR: bool>(&mut self, buf: &Buffer, first: usize) {
         for i in 0..STRIP {
             let at = (first + i) as u16;
             let word = load8(buf, at);
-            let unused = if FOUR { 8 } else { 16 };
-            let long = &mut self.long[hash8(word << unused, LONG_BITS)];
+            let long = &mut self.long[hash8(word << 8, LONG_BITS)];
             let from_long = std::mem::replace(long, at);
             let three = &mut self.three[hash4((word as u32) << 8, THREE_BITS)];
             let from_three = std::mem::replace(three, at);
@@ -176,7 +218,7 @@ impl<const FOUR: bool> Map<FOUR> {
     }
 
     #[inline(always)]
-    fn choose(&mut self, buf: &Buffer, start: usize) {
+    fn choose<const FOUR: bool>(&mut self, buf: &Buffer, start: usize) {
         let Some(bytes) = buf[start..].first_chunk::<STRIP>() else {
             return;
         };

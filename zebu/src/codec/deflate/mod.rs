@@ -18,7 +18,7 @@ mod writer;
 use blocks::write_blocks;
 use huffman::Codes;
 use lazy::{Finder, parse_lazy};
-use map::Map;
+use map::{Map, Third};
 use tokens::{Chunk, Sink, Token};
 use writer::BitWriter;
 
@@ -36,10 +36,7 @@ const MAX_MATCH: usize = 258;
 pub(super) enum Effort {
     /// Two or three candidates for every position, and a match gives way to a
     /// longer one at the next position.
-    Map {
-        /// Whether matches of 4 and more have a candidate of their own.
-        four: bool,
-    },
+    Map(Third),
     /// Up to four candidates, and a match gives way to a better one at the
     /// next position as long as it is shorter than `patience`.
     Lazy {
@@ -54,8 +51,9 @@ impl Effort {
     /// Levels as zlib's: 1 is fastest, 9 smallest.
     pub(super) fn of_level(level: i32) -> Self {
         match level {
-            ..=1 => Self::Map { four: false },
-            2..=3 => Self::Map { four: true },
+            ..=1 => Self::Map(Third::Never),
+            2 => Self::Map(Third::WhereItHelps),
+            3 => Self::Map(Third::Always),
             4 => Self::Lazy {
                 ways: 3,
                 patience: 8,
@@ -88,8 +86,7 @@ impl Effort {
 pub(super) struct Deflate {
     /// The segment: history, then new bytes, then padding.
     buf: Box<Buffer>,
-    map2: Option<Box<Map<false>>>,
-    map3: Option<Box<Map<true>>>,
+    map: Option<Box<Map>>,
     finder: Option<Box<Finder>>,
     tokens: Box<Tokens>,
     chunks: Vec<Chunk>,
@@ -135,8 +132,7 @@ impl Deflate {
     pub(super) fn new() -> Self {
         Self {
             buf: Box::new([0; SEGMENT + PAD]),
-            map2: None,
-            map3: None,
+            map: None,
             finder: None,
             tokens: Box::new([0; SEGMENT]),
             chunks: Vec::new(),
@@ -208,13 +204,9 @@ impl Deflate {
         let buf = &*self.buf;
         let sink = Sink::new(&mut self.tokens, &mut self.chunks);
         match effort {
-            Effort::Map { four: false } => {
-                let map = self.map2.get_or_insert_with(Map::new);
-                map.parse(buf, history, end, sink);
-            }
-            Effort::Map { four: true } => {
-                let map = self.map3.get_or_insert_with(Map::new);
-                map.parse(buf, history, end, sink);
+            Effort::Map(third) => {
+                let map = self.map.get_or_insert_with(Map::new);
+                map.parse(third, buf, history, end, sink);
             }
             Effort::Lazy { ways, patience } => {
                 let finder = self.finder.get_or_insert_with(Finder::new);
