@@ -40,6 +40,13 @@ impl Bench {
         2 * self.size().max(512 * MIB)
     }
 
+    /// How long a run is to last that may last as long as one likes: what the command line
+    /// says, else `quick` or `whole`.
+    pub fn seconds(&self, quick: f64, whole: f64) -> f64 {
+        let usual = if self.options.quick { quick } else { whole };
+        self.options.seconds.unwrap_or(usual)
+    }
+
     /// Where the output of programs that are not measured goes.
     pub fn scratch(&self) -> PathBuf {
         let dir = self.dir.join("scratch");

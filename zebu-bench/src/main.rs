@@ -123,6 +123,9 @@ fn facts(bench: &Bench) -> Vec<(String, String)> {
     let rules = bench.rules();
     add("runs of each cell", rules.runs.to_string());
     add("size of images", units::size(bench.size()));
+    if let Some(seconds) = bench.options.seconds {
+        add("seconds of a run, where free", seconds.to_string());
+    }
     let cache = if bench.options.cold {
         "dropped before each run"
     } else {

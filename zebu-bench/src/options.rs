@@ -24,6 +24,11 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     pub runs: Option<usize>,
 
+    /// How long a run of engines, subclusters, cache, nbd and vhost lasts, roughly [default: 1 to 2,
+    /// 0.1 to 0.7 with --quick]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+
     /// Where images, outputs and peers are kept; the disk under test
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     pub dir: PathBuf,
@@ -65,6 +70,13 @@ pub struct Options {
     pub list: bool,
 }
 
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.05..=60.0).contains(&seconds) => Ok(seconds),
+        _ => Err("seconds are a number from 0.05 to 60".into()),
+    }
+}
+
 /// Whether write cells are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Writes {
@@ -100,5 +112,6 @@ mod tests {
         assert_eq!(o.experiments, ["convert", "compare"]);
         assert!(o.quick && !o.cold);
         assert!(Options::try_parse_from(["zebu-bench", "--size", "big"]).is_err());
+        assert!(Options::try_parse_from(["zebu-bench", "--seconds", "0"]).is_err());
     }
 }

@@ -651,6 +651,64 @@ fn no_wake_up_from_a_plain_thread_is_lost() {
     }
 }
 
+/// What is written past the page cache and, beside it, into the page cache.
+#[test]
+fn a_file_written_in_two_ways_has_every_byte() {
+    const CHUNK: usize = 256 << 10;
+    const CHUNKS: u64 = 128;
+    const THREADS: u64 = 2;
+    let content = |chunk: u64, round: u64| {
+        let mut bytes = vec![0; CHUNK];
+        Rng::new(chunk * 10 + round + 1).fill(&mut bytes);
+        bytes
+    };
+    let places = Places::new();
+    for engine in engines() {
+        let Some(storage) = places.open(Place::Disk, CacheMode::WriteOnce) else {
+            return;
+        };
+        let _watchdog = Watchdog::new(&format!("two ways, {engine}"));
+        storage.set_len(CHUNKS * CHUNK as u64).unwrap();
+        for round in 0..3 {
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let storage = storage.clone();
+                    scope.spawn(move || {
+                        let queue = queue(engine, false);
+                        // All of the thread's chunks are in flight at once.
+                        let handles: Vec<_> = (0..CHUNKS)
+                            .filter(|chunk| chunk % THREADS == thread)
+                            .map(|chunk| {
+                                let (storage, queue2) = (storage.clone(), queue.clone());
+                                queue.spawn(async move {
+                                    let mut pieces = Pieces::one(CHUNK);
+                                    pieces.put(&content(chunk, round));
+                                    let at = chunk * CHUNK as u64;
+                                    write(&*storage, &queue2, at, &mut pieces).await.unwrap();
+                                    // Seen at once by who reads past the page cache.
+                                    read(&*storage, &queue2, at, &mut pieces).await.unwrap();
+                                    assert!(pieces.get() == content(chunk, round));
+                                })
+                            })
+                            .collect();
+                        queue.block_on(async {
+                            for handle in handles {
+                                handle.await;
+                            }
+                        });
+                    });
+                }
+            });
+            // And by others, who read from it.
+            let bytes = fs::read(storage.path()).unwrap();
+            assert_eq!(bytes.len() as u64, CHUNKS * CHUNK as u64);
+            for (chunk, bytes) in (0..).zip(bytes.chunks(CHUNK)) {
+                assert!(bytes == content(chunk, round), "{engine}: {chunk}, {round}");
+            }
+        }
+    }
+}
+
 #[test]
 fn two_queues_share_a_file() {
     each(|setup| {

@@ -52,11 +52,11 @@ impl Served {
 /// requests of `block` bytes in flight. One at a time from the page cache is several times as fast
 /// in the first tenth of a second as from then on, which is what lasts: runs must be long enough to show it.
 pub fn duration(bench: &Bench, cached: bool, block: u64, depth: u64) -> (u64, f64) {
-    let quick = bench.options.quick;
+    const SETTLED: f64 = 0.7;
     match (block, depth) {
-        (MIB, _) => (128, if quick { 0.2 } else { 2.0 }),
-        (_, 1) if cached => (10_000, if quick { 0.7 } else { 2.0 }),
-        _ => (500 * depth.min(16), if quick { 0.2 } else { 2.0 }),
+        (MIB, _) => (128, bench.seconds(0.2, 2.0)),
+        (_, 1) if cached => (10_000, bench.seconds(SETTLED, 2.0).max(SETTLED)),
+        _ => (500 * depth.min(16), bench.seconds(0.2, 2.0)),
     }
 }
 

@@ -554,8 +554,11 @@ impl Opening<'_> {
 
 /// `base`, changed by `cache.direct` and `cache.no-flush` where these are given.
 fn cache_mode(base: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> CacheMode {
+    if direct.is_none() && no_flush.is_none() {
+        return base;
+    }
     let direct = direct.unwrap_or(base.is_direct());
-    let no_flush = no_flush.unwrap_or(base == CacheMode::Unsafe);
+    let no_flush = no_flush.unwrap_or(base.ignores_flushes());
     match (direct, base.is_write_through()) {
         (false, _) if no_flush => CacheMode::Unsafe,
         (true, true) => CacheMode::DirectSync,

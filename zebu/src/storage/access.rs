@@ -453,7 +453,7 @@ fn trim(storage: &dyn Storage, padded: u64, wanted: u64) -> io::Result<()> {
 
 /// Makes every completed write durable, unless the cache mode ignores that.
 pub async fn flush(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
-    if storage.cache_mode() == super::CacheMode::Unsafe {
+    if storage.cache_mode().ignores_flushes() {
         return Ok(());
     }
     range(storage, queue, OpKind::Flush, 0, 0).await

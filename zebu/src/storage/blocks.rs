@@ -56,6 +56,11 @@ impl Blocks {
         crate::lock(&self.state)
     }
 
+    /// Plain writes in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.state().plain.len()
+    }
+
     /// Begins a plain write, unless that must wait.
     pub(crate) fn try_plain(&self, range: Range<u64>) -> Option<Written<'_>> {
         self.state().begin(&range, false).then(|| Written {

@@ -3,14 +3,18 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::task::Poll;
 
 use super::lock::{self, LockRequest};
-use super::op::{Op, OpKind};
+use super::op::{Op, OpKind, write_now};
+use super::overflow::Overflow;
 use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent};
 
 /// The largest block of a file system, in bytes.
@@ -30,10 +34,16 @@ pub enum CacheMode {
     DirectSync,
     /// Through the page cache; flushes are ignored.
     Unsafe,
+    /// `O_DIRECT` as far as the device keeps up, the rest through the page
+    /// cache; flushes are ignored. For a new file that is written once; of two
+    /// writes of the same bytes the second begins after the first has ended.
+    /// QEMU has nothing like it. What is no regular file is opened with
+    /// [`CacheMode::None`] instead, see [`CacheMode::of_no_file`].
+    WriteOnce,
 }
 
 impl CacheMode {
-    /// All of them.
+    /// Those that QEMU has, too.
     pub const ALL: [CacheMode; 5] = [
         Self::None,
         Self::WriteBack,
@@ -42,7 +52,7 @@ impl CacheMode {
         Self::Unsafe,
     ];
 
-    /// QEMU's name.
+    /// QEMU's name, if it has it.
     pub fn name(self) -> &'static str {
         match self {
             CacheMode::None => "none",
@@ -50,12 +60,30 @@ impl CacheMode {
             CacheMode::WriteThrough => "writethrough",
             CacheMode::DirectSync => "directsync",
             CacheMode::Unsafe => "unsafe",
+            CacheMode::WriteOnce => "write-once",
         }
     }
 
     /// Whether it means `O_DIRECT`.
     pub fn is_direct(self) -> bool {
-        matches!(self, CacheMode::None | CacheMode::DirectSync)
+        matches!(
+            self,
+            CacheMode::None | CacheMode::DirectSync | CacheMode::WriteOnce
+        )
+    }
+
+    /// Whether a flush does nothing.
+    pub fn ignores_flushes(self) -> bool {
+        matches!(self, CacheMode::Unsafe | CacheMode::WriteOnce)
+    }
+
+    /// The mode for a block device or an export: what is for files only is
+    /// [`CacheMode::None`] there.
+    pub fn of_no_file(self) -> CacheMode {
+        match self {
+            CacheMode::WriteOnce => CacheMode::None,
+            other => other,
+        }
     }
 
     /// Whether a write is durable when it completes.
@@ -93,6 +121,7 @@ pub struct File {
     alignment: Alignment,
     device: bool,
     blocks: Blocks,
+    overflow: Option<Arc<Overflow>>,
 }
 
 impl File {
@@ -144,13 +173,22 @@ impl File {
             Alignment::NONE
         };
         let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
+        let cache = match device {
+            true => how.cache.of_no_file(),
+            false => how.cache,
+        };
+        let overflow = match cache {
+            CacheMode::WriteOnce => Overflow::of(fd.as_raw_fd(), page).map(Arc::new),
+            _ => None,
+        };
         Ok(File {
             fd,
             path,
-            cache: how.cache,
+            cache,
             blocks: Blocks::new(page),
             alignment,
             device,
+            overflow,
         })
     }
 
@@ -281,39 +319,37 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     }
 }
 
-/// Writes with a system call of this thread.
-fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> {
-    let mut done = 0;
-    let mut result = Ok(());
-    iov.for_each(|ptr, length| {
-        if result.is_err() {
-            return;
-        }
-        let op = Op {
-            kind: OpKind::Write,
-            fd,
-            offset: offset + done as u64,
-            length: length as u64,
-            memory: ptr.cast(),
-            segments: 1,
-        };
-        // SAFETY: the memory is valid on the promise of the Iov, and the file
-        // is open.
-        match unsafe { op.perform() } {
-            Ok(count) => {
-                done += count;
-                if count < length {
-                    result = Err(None);
-                }
+/// A write that goes into the page cache, or else to the device. Not at once: who
+/// starts several writes has all of them on their way before this thread copies.
+///
+/// # Safety
+/// As [`Storage::start`].
+unsafe fn copy_or_write(
+    overflow: Arc<Overflow>,
+    queue: Queue,
+    fd: RawFd,
+    offset: u64,
+    iov: &Iov,
+) -> Started {
+    let iov = iov.clone();
+    Started::later(async move {
+        let mut has_waited = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
             }
-            Err(e) => result = Err(Some(e)),
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        if let Some(written) = overflow.write(offset, &iov) {
+            return written;
         }
-    });
-    match result {
-        Err(Some(e)) if done == 0 => Err(e),
-        // The caller goes on from a short write, and meets the error again.
-        _ => Ok(done),
-    }
+        // SAFETY: the file and the memory stay, as the caller promises, until
+        // the `Started` that this future is in has ended.
+        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, fd, offset, &iov) };
+        Started::in_flight(io, segments).wait().await
+    })
 }
 
 // SAFETY: the engine uses the memory until the operation has ended, and that is
@@ -331,6 +367,13 @@ unsafe impl Storage for File {
         if let Some(iov) = memory {
             if kind == OpKind::Write && queue.writes_here() && !self.cache.is_direct() {
                 return Started::done(write_now(fd, offset, iov));
+            }
+            if kind == OpKind::Write
+                && let Some(overflow) = &self.overflow
+                && overflow.takes(self.blocks.in_flight(), offset, length)
+            {
+                // SAFETY: passed on.
+                return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
             // SAFETY: the file stays open, as callers of `start` promise.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };
@@ -366,7 +409,7 @@ unsafe impl Storage for File {
             };
         }
         std::mem::ManuallyDrop::new(self.as_std()).set_len(length)?;
-        if length == 0 && self.cache == CacheMode::Unsafe {
+        if length == 0 && self.cache.ignores_flushes() {
             self.settle_truncation();
         }
         Ok(())

@@ -18,6 +18,7 @@ mod memory;
 mod native;
 pub mod nbd;
 mod op;
+mod overflow;
 mod polling;
 mod queue;
 mod ready;

@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use super::Iov;
+
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
@@ -135,5 +137,40 @@ impl OpKind {
             }
             _ => 0,
         }
+    }
+}
+
+/// Writes with system calls of this thread. May be short, as write(2).
+pub(super) fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> {
+    let mut done = 0;
+    let mut result = Ok(());
+    iov.for_each(|ptr, length| {
+        if result.is_err() {
+            return;
+        }
+        let op = Op {
+            kind: OpKind::Write,
+            fd,
+            offset: offset + done as u64,
+            length: length as u64,
+            memory: ptr.cast(),
+            segments: 1,
+        };
+        // SAFETY: the memory is valid on the promise of the Iov, and the file
+        // is open.
+        match unsafe { op.perform() } {
+            Ok(count) => {
+                done += count;
+                if count < length {
+                    result = Err(None);
+                }
+            }
+            Err(e) => result = Err(Some(e)),
+        }
+    });
+    match result {
+        Err(Some(e)) if done == 0 => Err(e),
+        // The caller goes on from a short write, and meets the error again.
+        _ => Ok(done),
     }
 }

@@ -272,7 +272,7 @@ impl Places {
     }
 
     /// An empty file, or the device with whatever is on it.
-    fn open(&self, place: Place, cache: CacheMode) -> Option<Arc<dyn Storage>> {
+    pub fn open(&self, place: Place, cache: CacheMode) -> Option<Arc<dyn Storage>> {
         if place == Place::Memory {
             return Some(Arc::new(Memory::default()));
         }
@@ -344,7 +344,7 @@ pub fn each(test: impl Fn(&Setup)) {
     let mut seed = 0;
     for engine in engines() {
         for place in [Place::Disk, Place::Tmpfs, Place::Loop, Place::Memory] {
-            for cache in CacheMode::ALL {
+            for cache in CacheMode::ALL.into_iter().chain([CacheMode::WriteOnce]) {
                 seed += 1;
                 if place == Place::Memory && cache != CacheMode::WriteBack {
                     continue;

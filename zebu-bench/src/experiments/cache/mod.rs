@@ -182,7 +182,7 @@ fn patterns(quick: bool) -> Vec<Pattern> {
 
 /// How long a run should last, roughly.
 fn run_seconds(bench: &Bench) -> f64 {
-    if bench.options.quick { 0.15 } else { 1.0 }
+    bench.seconds(0.15, 1.0)
 }
 
 /// Makes contenders for a number of requests: QEMU with each engine, then zebu.

@@ -201,7 +201,7 @@ fn tasks(quick: bool) -> Vec<Task> {
 /// How long a run should last. At depth 1 a request takes up to 1.4 times as long on a processor
 /// that does not get the device's interrupts, and short runs differ by the one that they get.
 fn run_seconds(bench: &Bench) -> f64 {
-    if bench.options.quick { 0.12 } else { 1.5 }
+    bench.seconds(0.12, 1.5)
 }
 
 fn cell(bench: &Bench, ground: &Ground, task: Task) -> Option<Measured> {

@@ -196,11 +196,7 @@ fn without_fallocate(image: &Path) -> String {
 
 /// How long a run should last, roughly. With one in flight the programs are close to each other.
 fn run_seconds(bench: &Bench, depth: u64) -> f64 {
-    match (bench.options.quick, depth) {
-        (true, 1) => 0.3,
-        (true, _) => 0.1,
-        (false, _) => 1.0,
-    }
+    bench.seconds(if depth == 1 { 0.3 } else { 0.1 }, 1.0)
 }
 
 fn measure(ground: &Ground<'_>, task: Task) -> Result<Measured> {

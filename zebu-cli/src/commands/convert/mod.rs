@@ -44,7 +44,8 @@ struct Arguments {
     #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Cache mode of the target; if not given, direct I/O where the file
-    /// system has it, else the page cache
+    /// system has it, and the page cache for what the device does not take
+    /// at once
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
     target_cache: Option<String>,
     /// Backing file of the target, with the content of the source's: what the

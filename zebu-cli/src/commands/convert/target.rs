@@ -74,12 +74,12 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The cache modes to try. Direct I/O needs no memory for what nobody reads
-    /// again soon, but a bounce buffer for what is not aligned.
+    /// The cache modes to try. Direct I/O spares a copy, but needs a bounce
+    /// buffer for what is not aligned.
     fn caches(&self, aligned: bool) -> Vec<CacheMode> {
         match self.cache {
             Some(cache) => vec![cache],
-            None if aligned => vec![CacheMode::None, CacheMode::Unsafe],
+            None if aligned => vec![CacheMode::WriteOnce, CacheMode::Unsafe],
             None => vec![CacheMode::Unsafe],
         }
     }

@@ -89,7 +89,7 @@ impl NbdOptions {
     /// Whether another server in the place of one that was lost must have all
     /// that the one before has answered.
     pub(super) fn keeps_changes(&self) -> bool {
-        self.write && !self.reconnect_delay.is_zero() && self.cache != CacheMode::Unsafe
+        self.write && !self.reconnect_delay.is_zero() && !self.cache.ignores_flushes()
     }
 }
 
