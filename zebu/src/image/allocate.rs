@@ -13,8 +13,11 @@ use crate::{Error, Result};
 
 /// How far the file is made longer than it must be, in bytes: so that most
 /// writes to new clusters are inside it, which the file system does side by
-/// side. Closing the image cuts off what was not used.
-const AHEAD: u64 = 64 << 20;
+/// side. As far again as it is, within these bounds: ext4 waits for all direct writes in
+/// flight before it makes a file longer or takes space. Closing the image cuts
+/// off what was not used.
+const LEAST_AHEAD: u64 = 1 << 20;
+const MOST_AHEAD: u64 = 64 << 20;
 
 /// Clusters that were taken for a request. Unless they are kept, they are free
 /// again when this is dropped.
@@ -246,7 +249,7 @@ impl Image {
         // writes follow that make it longer themselves.
         let ahead = match writer.appending.load(Ordering::Relaxed) {
             true if writer.changing.load(Ordering::Relaxed) == 1 => 0,
-            _ => (end / 4).clamp(cluster_size, AHEAD.max(cluster_size)),
+            _ => end.clamp(LEAST_AHEAD, MOST_AHEAD).max(cluster_size),
         };
         // Never shorter than it is: others may have written behind its end.
         let now = self.file.len()?;

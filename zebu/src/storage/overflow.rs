@@ -19,7 +19,7 @@ use super::Iov;
 use super::op::write_now;
 
 /// Direct writes that keep a device busy.
-const BUSY: usize = 6;
+const BUSY: usize = 3;
 /// Shorter writes are not worth a copy: tables, mostly, which are written again.
 const LEAST: u64 = 64 << 10;
 /// A copy that takes longer is slow: 1 GB/s.
