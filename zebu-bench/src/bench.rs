@@ -60,7 +60,7 @@ impl Bench {
             runs: self.options.runs.unwrap_or(5).max(1),
             // With --quick there is no time for it: the median of five has room for a first run
             // that is slower.
-            trial: !self.options.quick,
+            trial: !self.options.quick && !self.options.no_trial,
             temperature: if self.options.cold {
                 Temperature::Cold
             } else {

@@ -24,6 +24,10 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     pub runs: Option<usize>,
 
+    /// Judge the results of the first counted run of a cell, instead of one before that
+    #[arg(long)]
+    pub no_trial: bool,
+
     /// How long a run of engines, subclusters, cache, nbd and vhost lasts, roughly [default: 1 to 2,
     /// 0.1 to 0.7 with --quick]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
