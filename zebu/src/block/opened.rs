@@ -35,7 +35,7 @@ impl FileSpec {
     /// is not there. Blocks.
     pub fn open(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
         if let Some(nbd) = &self.nbd {
-            let options = nbd.options(how.write, how.cache.of_no_file(), tls)?;
+            let options = nbd.options(how.write, how.cache, tls)?;
             return Nbd::open(options).map(Arc::new).map(OpenedFile::Nbd);
         }
         let file = File::open(&self.path, how).map_err(|e| could_not_open(e, self))?;

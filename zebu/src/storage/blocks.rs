@@ -6,7 +6,8 @@
 //! The page cache must not be used beside direct I/O either, and it is, by
 //! `fallocate(2)` and `ftruncate(2)` for the rest of a page that they zero in
 //! part: a direct write to that page then fails to invalidate it, and the next
-//! flush ends with `EIO`. So these get whole pages only.
+//! flush ends with `EIO`. So these get whole pages only, and so do copies
+//! (`overflow.rs`).
 
 use std::future::poll_fn;
 use std::ops::Range;

@@ -3,19 +3,17 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::task::Poll;
 
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, write_now};
 use super::overflow::Overflow;
-use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent};
+use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent, yield_once};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -178,7 +176,7 @@ impl File {
             false => how.cache,
         };
         let overflow = match cache {
-            CacheMode::WriteOnce => Overflow::of(fd.as_raw_fd(), page).map(Arc::new),
+            CacheMode::WriteOnce if how.write => Overflow::of(fd.as_raw_fd(), page).map(Arc::new),
             _ => None,
         };
         Ok(File {
@@ -333,17 +331,10 @@ unsafe fn copy_or_write(
 ) -> Started {
     let iov = iov.clone();
     Started::later(async move {
-        let mut has_waited = false;
-        poll_fn(|context| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-        if let Some(written) = overflow.write(offset, &iov) {
-            return written;
+        yield_once().await;
+        // What a copy cannot do the device may, or says why not.
+        if let Some(Ok(written)) = overflow.write(offset, &iov) {
+            return Ok(written);
         }
         // SAFETY: the file and the memory stay, as the caller promises, until
         // the `Started` that this future is in has ended.

@@ -52,8 +52,8 @@ pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub use op::{Op, OpKind};
 pub use polling::Polling;
-pub(crate) use queue::Io;
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
+pub(crate) use queue::{Io, yield_once};
 pub use ready::Ready;
 pub(crate) use writings::Writings;
 pub use zero::is_zero;
@@ -193,8 +193,8 @@ impl Started {
         Started(StartedKind::Done(result))
     }
 
-    /// An operation that ends when `future` does, for storages that are no
-    /// files. The future wakes whoever polls it, from any thread. If it is
+    /// An operation that ends when `future` does, where it is not one of the
+    /// engine alone. The future wakes whoever polls it, from any thread. If it is
     /// dropped before its end, it waits for the end of the operation or calls
     /// it off: the memory is not used afterwards.
     pub fn later(future: impl Future<Output = io::Result<usize>> + 'static) -> Self {

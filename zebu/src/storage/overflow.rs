@@ -12,7 +12,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use super::Iov;
@@ -64,31 +64,40 @@ impl Overflow {
         })
     }
 
-    /// Whether a write may be worth a copy, while `in_flight` direct writes are on
-    /// their way, this one counted.
+    /// Whether a write may be worth a copy now, while `in_flight` direct writes are
+    /// on their way, this one counted. If not, it passes by.
     pub(super) fn takes(&self, in_flight: usize, offset: u64, length: u64) -> bool {
         let whole = (offset | length) & (self.page - 1) == 0;
-        in_flight > BUSY && length >= LEAST && whole
+        if in_flight <= BUSY || length < LEAST || !whole {
+            return false;
+        }
+        let Some(mut passing) = self.turn() else {
+            return false;
+        };
+        let takes = *passing == 0;
+        *passing = passing.saturating_sub(length);
+        takes
     }
 
-    /// Copies `iov` into the page cache, unless somebody does or that is slow. The
-    /// caller has no other write of these bytes in flight.
+    /// Copies `iov` into the page cache, unless somebody does or that has turned out
+    /// slow. The caller has no other write of these bytes in flight.
     pub(super) fn write(&self, offset: u64, iov: &Iov) -> Option<io::Result<usize>> {
+        let mut passing = self.turn().filter(|passing| **passing == 0)?;
         let length = iov.len() as u64;
-        let mut passing = match self.passing.try_lock() {
-            Ok(passing) => passing,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        if *passing > 0 {
-            *passing = passing.saturating_sub(length);
-            return None;
-        }
         let start = Instant::now();
         let result = write_now(self.file.as_raw_fd(), offset, iov);
         let ns = start.elapsed().as_nanos() as u64;
         *passing = ns.saturating_sub(length * NS_PER_BYTE) * PASSING_PER_NS;
         Some(result)
+    }
+
+    /// The one turn to copy, unless somebody has it.
+    fn turn(&self) -> Option<MutexGuard<'_, u64>> {
+        match self.passing.try_lock() {
+            Ok(passing) => Some(passing),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

@@ -624,3 +624,16 @@ impl<T> Future for Handle<T> {
         }
     }
 }
+
+/// Lets the other tasks of the queue that are ready go on first.
+pub(crate) async fn yield_once() {
+    let mut has_waited = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

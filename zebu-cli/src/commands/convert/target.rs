@@ -74,12 +74,12 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The cache modes to try. Direct I/O spares a copy, but needs a bounce
-    /// buffer for what is not aligned.
-    fn caches(&self, aligned: bool) -> Vec<CacheMode> {
+    /// The cache modes to try. Direct I/O, in the mode `direct`, spares a copy,
+    /// but needs a bounce buffer for what is not aligned.
+    fn caches(&self, aligned: bool, direct: CacheMode) -> Vec<CacheMode> {
         match self.cache {
             Some(cache) => vec![cache],
-            None if aligned => vec![CacheMode::WriteOnce, CacheMode::Unsafe],
+            None if aligned => vec![direct, CacheMode::Unsafe],
             None => vec![CacheMode::Unsafe],
         }
     }
@@ -114,7 +114,7 @@ impl Wanted<'_> {
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
             }
         };
-        let device = self.open_device(&source, &self.caches(false), options)?;
+        let device = self.open_device(&source, &self.caches(false, CacheMode::None), options)?;
         self.check_size(device.size())?;
         // What it holds past the end of its backing file may be anything.
         options.above_backing = self.arguments.backing.is_some();
@@ -124,7 +124,7 @@ impl Wanted<'_> {
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_raw()?;
         let spec = file_of(self.name).map_err(Failure::new)?;
-        let opened = open::in_first(&self.caches(self.aligned), |cache| {
+        let opened = open::in_first(&self.caches(self.aligned, CacheMode::None), |cache| {
             let how = OpenFile {
                 write: true,
                 create: false,
@@ -204,7 +204,7 @@ impl Wanted<'_> {
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
         }
-        let caches = self.caches(self.writes_are_aligned(&image));
+        let caches = self.caches(self.writes_are_aligned(&image), CacheMode::WriteOnce);
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
         let backing = match self.look_at_backing(&create) {
             Ok(backing) => backing,

@@ -12,7 +12,7 @@ use crate::jobs::lanes::{self, Cursor};
 use crate::jobs::together::Together;
 use crate::jobs::turns::{Ticket, Turns};
 use crate::jobs::zero;
-use crate::storage::{Buffer, Iov, Queue};
+use crate::storage::{Buffer, Iov, Queue, yield_once};
 
 /// What the lanes share.
 pub(super) struct Job {
@@ -123,8 +123,12 @@ impl Job {
                 return operations.finish().await;
             }
             operations.start().await;
+            drop(ticket);
+            // What this thread would copy now can wait until it has let others go on.
+            yield_once().await;
+        } else {
+            drop(ticket);
         }
-        drop(ticket);
         operations.finish().await
     }
 

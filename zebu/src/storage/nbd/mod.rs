@@ -54,7 +54,8 @@ pub struct Nbd {
 
 impl Nbd {
     /// Connects. Blocks: within the limits of time that the options set.
-    pub fn open(options: NbdOptions) -> crate::Result<Nbd> {
+    pub fn open(mut options: NbdOptions) -> crate::Result<Nbd> {
+        options.cache = options.cache.of_no_file();
         let name = options.name.clone();
         let client = Client::connect(options)?;
         Ok(Nbd {
