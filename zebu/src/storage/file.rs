@@ -35,8 +35,8 @@ pub enum CacheMode {
     /// `O_DIRECT` as far as the device keeps up, the rest through the page
     /// cache; flushes are ignored. For a new file that is written once; of two
     /// writes of the same bytes the second begins after the first has ended.
-    /// QEMU has nothing like it. What is no regular file is opened with
-    /// [`CacheMode::None`] instead, see [`CacheMode::of_no_file`].
+    /// QEMU has nothing like it. What is opened for reading, or is no regular
+    /// file on ext4, XFS or Btrfs, has [`CacheMode::None`] instead.
     WriteOnce,
 }
 
@@ -73,15 +73,6 @@ impl CacheMode {
     /// Whether a flush does nothing.
     pub fn ignores_flushes(self) -> bool {
         matches!(self, CacheMode::Unsafe | CacheMode::WriteOnce)
-    }
-
-    /// The mode for a block device or an export: what is for files only is
-    /// [`CacheMode::None`] there.
-    pub fn of_no_file(self) -> CacheMode {
-        match self {
-            CacheMode::WriteOnce => CacheMode::None,
-            other => other,
-        }
     }
 
     /// Whether a write is durable when it completes.
@@ -171,13 +162,13 @@ impl File {
             Alignment::NONE
         };
         let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
-        let cache = match device {
-            true => how.cache.of_no_file(),
-            false => how.cache,
-        };
-        let overflow = match cache {
-            CacheMode::WriteOnce if how.write => Overflow::of(fd.as_raw_fd(), page).map(Arc::new),
+        let overflow = match how.cache {
+            CacheMode::WriteOnce if how.write && !device => Overflow::of(fd.as_raw_fd(), page),
             _ => None,
+        };
+        let cache = match how.cache {
+            CacheMode::WriteOnce if overflow.is_none() => CacheMode::None,
+            other => other,
         };
         Ok(File {
             fd,
@@ -186,7 +177,7 @@ impl File {
             blocks: Blocks::new(page),
             alignment,
             device,
-            overflow,
+            overflow: overflow.map(Arc::new),
         })
     }
 

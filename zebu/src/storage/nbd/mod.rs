@@ -55,7 +55,10 @@ pub struct Nbd {
 impl Nbd {
     /// Connects. Blocks: within the limits of time that the options set.
     pub fn open(mut options: NbdOptions) -> crate::Result<Nbd> {
-        options.cache = options.cache.of_no_file();
+        if options.cache == CacheMode::WriteOnce {
+            // That is for files.
+            options.cache = CacheMode::None;
+        }
         let name = options.name.clone();
         let client = Client::connect(options)?;
         Ok(Nbd {
