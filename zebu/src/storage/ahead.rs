@@ -10,7 +10,7 @@ use super::{Handle, PoolBuffer, Queue, Storage, read_pooled};
 /// Neighbouring tables are read together up to this many bytes.
 const RUN: usize = 256 << 10;
 /// Bytes of tables in memory, read or being read, unless one table is larger.
-const AHEAD: usize = 4 << 20;
+const AHEAD: usize = 1 << 20;
 
 /// Tables that are read in order, several reads in flight.
 pub(crate) struct Ahead<I: Iterator<Item = u64>> {
