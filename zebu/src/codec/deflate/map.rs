@@ -65,8 +65,8 @@ pub(in crate::codec) enum Third {
     Never,
     /// In those that follow one with neither few tokens nor many: where few do,
     /// the matches are long ones, where many do there are hardly any, and both
-    /// kinds are likely to go on. It is in about half of the strips, and
-    /// five sixths of what it saves is kept.
+    /// kinds are likely to go on. A quarter to two thirds of the strips have it, and
+    /// half to four fifths of what it saves is kept.
     WhereItHelps,
     Always,
 }
