@@ -1,16 +1,19 @@
-//! What bounds the experiment: the device, as fio sees it, and the system calls of a request.
+//! What the orders of clusters have against each other and against the device, as fio sees it, and
+//! the system calls of a request.
 
 use super::super::requests::SystemCalls;
-use super::Row;
 use super::place::Place;
+use super::{Row, cell, label, split, tasks};
 use crate::bench::Bench;
+use crate::error::Result;
 use crate::inputs::fragmented::Order;
+use crate::measure::alternate::round;
 use crate::measure::{Cell, Series, series};
 use crate::peers::fio::Job;
 use crate::report::Section;
 use crate::report::cells::Cells;
-use crate::units::{KIB, MIB};
-use std::path::PathBuf;
+use crate::units::{self, KIB, MIB};
+use std::path::{Path, PathBuf};
 
 /// What the device gives: fio with the requests that an image makes of the programs' own.
 pub struct Limit {
@@ -41,59 +44,110 @@ impl Limit {
     pub fn series(&self) -> Option<&Series> {
         series::fastest(&self.all, "fio")
     }
+
+    fn label(&self) -> String {
+        let order = if self.block < MIB {
+            "at random"
+        } else {
+            "in order"
+        };
+        let how = if self.write { "writes" } else { "reads" };
+        let size = units::size(self.block);
+        format!("{size} {order}, {} in flight, {how}", self.depth)
+    }
 }
 
-/// fio on the blocks that the images had, in order, and in the pieces of t-rand. The writes destroy
-/// what is there.
-pub fn limits(
+/// zebu over every order of clusters, and fio with the requests that these make of a program's own.
+pub struct Beside {
+    /// zebu alone.
+    pub rows: Vec<Row>,
+    pub limits: Vec<Limit>,
+}
+
+/// Measures in each round all orders and then fio, in one place and with nothing else between them:
+/// they are compared with each other, and a disk is a tenth faster or slower a minute later.
+pub fn beside(
     bench: &Bench,
     section: &mut Section,
     size: u64,
     place: Place,
+    images: &[(Order, PathBuf)],
     writes: bool,
-) -> Vec<Limit> {
-    let Some(fio) = &bench.peers.fio else {
-        return Vec::new();
-    };
-    let mut cells = Cells::new("The device's limit: fio on a file", "requests");
-    let mut limits = Vec::new();
+    engines: &[&str],
+) -> Result<Beside> {
+    let rules = bench.rules();
+    let tasks: Vec<_> = (images.iter())
+        .map(|(order, _)| tasks(*order, place.file(), writes))
+        .collect();
+    let cells: Vec<Cell<'_>> = (tasks.iter())
+        .map(|t| cell(bench, size, t, engines, &["zebu"]))
+        .collect();
+    let mut all: Vec<Vec<Series>> = cells.iter().map(Cell::series).collect();
+    let (mut limits, fio) = limits(bench, size, place.file(), writes);
+    let mut device = fio.series();
+    for number in 0..rules.rounds() {
+        for i in 0..images.len() {
+            let i = (i + number) % images.len();
+            place.take(&images[i].1)?;
+            round(&rules, &cells[i], number, &mut all[i]);
+        }
+        // Its writes destroy what is there.
+        round(&rules, &fio, number, &mut device);
+    }
+    let rows: Vec<Row> = (tasks.iter().zip(all))
+        .flat_map(|(t, all)| split(t, all, engines.len()))
+        .collect();
+    let mut table = Cells::new(
+        "On the disk: zebu and fio shortly after one another",
+        "requests",
+    );
+    for row in &rows {
+        table.add(section, &label(row), &row.all, None);
+    }
+    for (limit, series) in limits.iter_mut().zip(device) {
+        limit.all = vec![series];
+        table.add(section, &limit.label(), &limit.all, None);
+    }
+    table.finish(section);
+    Ok(Beside { rows, limits })
+}
+
+/// fio's requests, in order and in the pieces of t-rand, without figures yet, and the cell of them.
+fn limits(bench: &Bench, size: u64, file: &Path, writes: bool) -> (Vec<Limit>, Cell<'static>) {
+    let (mut limits, mut contenders) = (Vec::new(), Vec::new());
     for write in [false, true].into_iter().filter(|w| !w || writes) {
-        for (what, block, depth) in [
-            ("1 MiB in order, 1 in flight", MIB, 1),
-            ("64 KiB at random, 8 in flight", 64 * KIB, PARTS),
-            ("64 KiB at random, 16 in flight", 64 * KIB, 2 * PARTS),
-        ] {
+        for (block, depth) in [(MIB, 1), (64 * KIB, PARTS), (64 * KIB, 2 * PARTS)] {
+            let Some(fio) = &bench.peers.fio else {
+                continue;
+            };
             if bench.options.quick && depth > PARTS {
                 continue;
             }
-            let job = Job {
+            contenders.push(fio.contender(&Job {
                 engine: "native",
                 random: block < MIB,
                 write,
                 block,
                 depth,
                 count: size / block,
-                file: place.file(),
+                file,
                 size,
                 laid_out: true,
-            };
-            let all = bench.alternate(&Cell {
-                contenders: vec![fio.contender(&job)],
-                inputs: vec![],
-                judge: None,
-            });
-            let how = if write { "writes" } else { "reads" };
-            cells.add(section, &format!("{what}, {how}"), &all, None);
+            }));
             limits.push(Limit {
                 write,
                 block,
                 depth,
-                all,
+                all: Vec::new(),
             });
         }
     }
-    cells.finish(section);
-    limits
+    let cell = Cell {
+        contenders,
+        inputs: vec![],
+        judge: None,
+    };
+    (limits, cell)
 }
 
 /// A request that falls into pieces against one that does not, in system calls.
