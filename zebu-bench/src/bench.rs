@@ -25,6 +25,9 @@ pub struct Bench {
     pub peers: Peers,
 }
 
+/// Runs of a cell with one request in flight.
+const RUNS_OF_ONE_IN_FLIGHT: usize = 9;
+
 impl Bench {
     /// The size of images where the experiment does not set one.
     pub fn size(&self) -> u64 {
@@ -73,6 +76,16 @@ impl Bench {
     /// Runs a cell by the rules.
     pub fn alternate(&self, cell: &Cell<'_>) -> Vec<Series> {
         alternate(&self.rules(), cell)
+    }
+
+    /// The same for requests of which `depth` are in flight. With one, programs that wait for the
+    /// disk differ by less than two runs of one do, so there are more runs.
+    pub fn alternate_requests(&self, depth: u64, cell: &Cell<'_>) -> Vec<Series> {
+        let mut rules = self.rules();
+        if depth == 1 && self.options.runs.is_none() && !self.options.quick {
+            rules.runs = RUNS_OF_ONE_IN_FLIGHT;
+        }
+        alternate(&rules, cell)
     }
 
     /// A place for the output of a contender. Each has its own, so that nobody writes where

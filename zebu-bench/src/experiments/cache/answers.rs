@@ -29,30 +29,27 @@ pub fn all(measured: &[Measured], costs: &Costs) -> Vec<String> {
     ]
 }
 
-/// The step to a larger cache that gains least, or loses most.
-pub fn worst_step(measured: &[Measured]) -> Option<Step> {
-    let mut worst: Option<Step> = None;
-    for pattern in patterns(measured) {
-        for (a, b) in of(measured, pattern)
-            .iter()
-            .zip(of(measured, pattern).iter().skip(1))
-        {
-            let ratio = b.1 / a.1;
-            if worst.as_ref().is_none_or(|w| ratio < w.ratio) {
-                worst = Some(Step {
-                    smaller: a.0,
-                    larger: b.0,
-                    pattern,
-                    ratio,
-                });
-            }
-        }
-    }
-    worst
+/// The step to a larger cache that gains least in this pattern, or loses most.
+pub fn worst_step(measured: &[Measured], pattern: Pattern) -> Option<Step> {
+    let all = of(measured, pattern);
+    let steps = all.iter().zip(all.iter().skip(1)).map(|(a, b)| Step {
+        smaller: a.0,
+        larger: b.0,
+        pattern,
+        ratio: b.1 / a.1,
+    });
+    steps.min_by(|a, b| a.ratio.total_cmp(&b.ratio))
+}
+
+/// The same over all patterns.
+fn worst_of_all(measured: &[Measured]) -> Option<Step> {
+    let steps = patterns(measured).into_iter();
+    let steps = steps.filter_map(|pattern| worst_step(measured, pattern));
+    steps.min_by(|a, b| a.ratio.total_cmp(&b.ratio))
 }
 
 /// The patterns, each once.
-fn patterns(measured: &[Measured]) -> Vec<Pattern> {
+pub fn patterns(measured: &[Measured]) -> Vec<Pattern> {
     let mut all: Vec<Pattern> = Vec::new();
     for m in measured {
         if !all.contains(&m.pattern) {
@@ -84,7 +81,7 @@ fn ever_slower(measured: &[Measured], costs: &Costs) -> String {
         ),
         false => String::new(),
     };
-    match worst_step(measured) {
+    match worst_of_all(measured) {
         Some(w) if w.ratio < NO_SLOWER => format!(
             "*Is it ever slower with the cache?* In one step of this run: {} tables have {} the rate of \
              {} at {}.{hit}",
@@ -196,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_worst_step_is_the_one_that_loses_most() {
-        let step = worst_step(&figures()).expect("a step");
+        let step = worst_of_all(&figures()).expect("a step");
         assert_eq!((step.smaller, step.larger, step.pattern), (1, 8, IN_ORDER));
         assert!((step.ratio - 0.9).abs() < 1e-9);
     }

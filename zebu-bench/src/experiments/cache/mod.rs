@@ -204,13 +204,12 @@ fn measure(bench: &Bench, depth: u64, cells: &[Box<Make<'_>>]) -> Vec<Result<(u6
         })
         .collect();
     let together = ready.iter().flatten().flat_map(|(_, c)| c.clone());
-    let mut all = bench
-        .alternate(&Cell {
-            contenders: together.collect(),
-            inputs: vec![],
-            judge: None,
-        })
-        .into_iter();
+    let together = Cell {
+        contenders: together.collect(),
+        inputs: vec![],
+        judge: None,
+    };
+    let mut all = bench.alternate_requests(depth, &together).into_iter();
     ready
         .into_iter()
         .map(|cell| {
@@ -286,37 +285,32 @@ fn system_calls(ground: &Ground<'_>, section: &mut Section) {
 
 fn verdicts(section: &mut Section, measured: &[Measured], hit: f64) {
     section.verdict(Verdict::new("P4", "a hit", Bound::AtMost(HIT), hit).unit(" ns"));
-    let slowest = measured
-        .iter()
-        .filter(|m| m.ratio().is_finite())
-        .min_by(|a, b| a.ratio().total_cmp(&b.ratio()));
-    section.verdict(Verdict::new(
-        "P4",
-        slowest.map_or("against QEMU".into(), |m| {
-            format!(
-                "the slowest cell against QEMU: {} tables, {}",
-                m.tables,
-                m.pattern.name()
-            )
-        }),
-        Bound::AtLeast(1.3),
-        slowest.map_or(f64::NAN, Measured::ratio),
-    ));
-    let step = answers::worst_step(measured);
-    section.verdict(Verdict::new(
-        "P4",
-        step.as_ref()
-            .map_or("a larger cache against the next smaller one".into(), |s| {
+    for pattern in answers::patterns(measured) {
+        let name = pattern.name();
+        let slowest = (measured.iter())
+            .filter(|m| m.pattern == pattern && m.ratio().is_finite())
+            .min_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+        if let Some(slowest) = slowest {
+            let tables = slowest.tables;
+            section.verdict(Verdict::new(
+                "P4",
+                format!("{name}: the slowest size against QEMU ({tables} tables)"),
+                Bound::AtLeast(1.3),
+                slowest.ratio(),
+            ));
+        }
+        if let Some(step) = answers::worst_step(measured, pattern) {
+            let (larger, smaller) = (step.larger, step.smaller);
+            section.verdict(Verdict::new(
+                "P4",
                 format!(
-                    "{} tables against {}, {}",
-                    s.larger,
-                    s.smaller,
-                    s.pattern.name()
-                )
-            }),
-        Bound::AtLeast(NO_SLOWER),
-        step.map_or(f64::NAN, |s| s.ratio),
-    ));
+                    "{name}: a larger cache ({larger} tables) against a smaller one ({smaller})"
+                ),
+                Bound::AtLeast(NO_SLOWER),
+                step.ratio,
+            ));
+        }
+    }
 }
 
 /// A rate, or a dash if there is none.

@@ -218,7 +218,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Result<Measured> {
         contenders.remove(1 - probed.quicker(0, 1));
     }
     let space = RefCell::new(HashMap::new());
-    let all = bench.alternate(&Cell {
+    let cell = Cell {
         contenders,
         inputs: vec![],
         judge: Some(Box::new(|c: &Contender, _: &_| {
@@ -231,7 +231,9 @@ fn measure(ground: &Ground<'_>, task: Task) -> Result<Measured> {
                 .insert(c.name.clone(), allocated(output)?);
             Ok(())
         })),
-    });
+    };
+    let all = bench.alternate_requests(task.depth, &cell);
+    drop(cell);
     Ok(Measured {
         task,
         count: probed.count,
