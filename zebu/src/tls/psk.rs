@@ -341,7 +341,7 @@ unsafe extern "C" fn receive(context: *mut c_void, to: *mut u8, length: u32) -> 
     // SAFETY: as above.
     let buffers = unsafe { &*context.cast::<Mutex<Buffers>>() };
     let mut buffers = lock(buffers);
-    if buffers.unread.len() == 0 {
+    if buffers.unread.is_empty() {
         return match buffers.ended {
             true => 0,
             false => would_block(),
@@ -400,6 +400,7 @@ mod tests {
     //! Guards against sessions that take who has no key, lose bytes where
     //! records are cut, or hold without bound what a peer sends.
     use super::*;
+    use s2n_tls::enums::PeerKeyUpdate;
 
     fn key(user: &str, byte: u8) -> Key {
         Key {
@@ -452,6 +453,9 @@ mod tests {
             let (mut sent, mut read) = (0, Vec::<u8>::new());
             while read.len() < bytes.len() {
                 if sent < bytes.len() {
+                    // New keys on the way, as after many records.
+                    let update = PeerKeyUpdate::KeyUpdateNotRequested;
+                    server.connection.request_key_update(update).unwrap();
                     let (head, rest) = bytes[sent..].split_at(10.min(bytes.len() - sent));
                     let n = server.write(&[IoSlice::new(head), IoSlice::new(rest)]);
                     sent += n.unwrap();
