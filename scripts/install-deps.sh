@@ -18,7 +18,7 @@ for program in $missing; do
         mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
         losetup) packages="$packages mount" ;;
         nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;
-        certtool) packages="$packages gnutls-bin" ;;
+        certtool | psktool) packages="$packages gnutls-bin" ;;
         qemu-system-x86_64) packages="$packages qemu-system-x86" ;;
         busybox) packages="$packages busybox-static" ;;
         flock) packages="$packages util-linux" ;;

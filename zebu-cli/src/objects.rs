@@ -3,23 +3,26 @@
 //! They hold for every image that the process opens, like strict mode
 //! (`untrusted.rs`), and are kept in the same way.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use zebu::block::TlsObjects;
-use zebu::storage::nbd::{TlsFiles, Verify};
+use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::failure::Failure;
 
 static CREDENTIALS: Mutex<TlsObjects> = Mutex::new(TlsObjects::new());
 
-/// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on`, or the
-/// same as JSON.
+/// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on` or
+/// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, or the same as
+/// JSON.
 pub fn add(text: &str) -> Result<(), Failure> {
-    let (id, files) = parse(text).map_err(|why| Failure::new(format!("--object {text}: {why}")))?;
+    let (id, credentials) =
+        parse(text).map_err(|why| Failure::new(format!("--object {text}: {why}")))?;
     let mut kept = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
-    match kept.insert(id.clone(), files.clone()) {
+    match kept.insert(id.clone(), credentials.clone()) {
         // The options of one command are looked at more than once.
-        Some(other) if other != files => Err(Failure::new(format!(
+        Some(other) if other != credentials => Err(Failure::new(format!(
             "--object {text}: attempt to add duplicate property '{id}' to object"
         ))),
         _ => Ok(()),
@@ -32,51 +35,96 @@ pub fn credentials() -> TlsObjects {
     kept.clone()
 }
 
-fn parse(text: &str) -> Result<(String, TlsFiles), String> {
-    let members = match text.starts_with('{') {
-        true => json(text)?,
-        false => words(text),
+fn parse(text: &str) -> Result<(String, TlsCredentials), String> {
+    let object = Object::parse(text)?;
+    if object.is_server == Some(true) {
+        return Err("Expecting TLS credentials with a client endpoint".into());
+    }
+    let credentials = match object.kind {
+        Kind::Certificates => TlsCredentials::Certificates(TlsFiles {
+            directory: Some(object.directory),
+            verify: match object.verify {
+                true => Verify::Name,
+                false => Verify::Nothing,
+            },
+        }),
+        Kind::Keys { user } => TlsCredentials::Key(KeyFile {
+            file: object.directory.join(KEYS),
+            user: Some(user.unwrap_or_else(|| "qemu".into())),
+        }),
     };
-    let (mut kind, mut id, mut directory, mut verify) = (None, None, None, Verify::Name);
-    for (key, value) in members {
-        match &*key {
-            "qom-type" => kind = Some(value),
-            "id" => id = Some(value),
-            "dir" => directory = Some(value),
-            "endpoint" if value == "client" => {}
-            "endpoint" => return Err("Expecting TLS credentials with a client endpoint".into()),
-            "verify-peer" => {
-                verify = match &*value {
-                    "on" | "yes" | "true" | "y" => Verify::Name,
-                    "off" | "no" | "false" | "n" => Verify::Nothing,
-                    _ => return Err("verify-peer expects 'on' or 'off'".into()),
-                }
+    Ok((object.id, credentials))
+}
+
+/// The name of a file of pre-shared keys, as QEMU has it.
+pub const KEYS: &str = "keys.psk";
+
+/// Credentials as they were given.
+pub struct Object {
+    pub id: String,
+    pub directory: PathBuf,
+    /// Which endpoint was said.
+    pub is_server: Option<bool>,
+    /// Of certificates; with keys it means nothing, as in QEMU.
+    pub verify: bool,
+    pub kind: Kind,
+}
+
+/// What is in the directory.
+pub enum Kind {
+    Certificates,
+    Keys { user: Option<String> },
+}
+
+impl Object {
+    /// Reads `TYPE,id=ID,...` or JSON.
+    pub fn parse(text: &str) -> Result<Object, String> {
+        let mut members = match text.starts_with('{') {
+            true => json(text)?,
+            false => words(text),
+        };
+        let place = members.iter().position(|(key, _)| key == "qom-type");
+        let of_type = place.map(|place| members.remove(place).1);
+        let mut kind = match of_type.as_deref() {
+            Some("tls-creds-x509") => Kind::Certificates,
+            Some("tls-creds-psk") => Kind::Keys { user: None },
+            _ => {
+                let why = "objects other than tls-creds-x509 and tls-creds-psk are not part of \
+                           this version";
+                return Err(why.into());
             }
-            // Of any other object these are options that nobody reads.
-            _ if kind.as_deref() != Some("tls-creds-x509") => {}
-            _ => return Err(format!("no option '{key}' is part of this version")),
+        };
+        let (mut id, mut directory, mut is_server, mut verify) = (None, None, None, true);
+        for (key, value) in members {
+            match (&*key, &mut kind) {
+                ("id", _) => id = Some(value),
+                ("dir", _) => directory = Some(value),
+                ("endpoint", _) => {
+                    is_server = match &*value {
+                        "server" => Some(true),
+                        "client" => Some(false),
+                        _ => return Err(format!("endpoint does not accept value '{value}'")),
+                    }
+                }
+                ("verify-peer", _) => {
+                    verify = match &*value {
+                        "on" | "yes" | "true" | "y" => true,
+                        "off" | "no" | "false" | "n" => false,
+                        _ => return Err("verify-peer expects 'on' or 'off'".into()),
+                    }
+                }
+                ("username", Kind::Keys { user }) => *user = Some(value),
+                _ => return Err(format!("no option '{key}' is part of this version")),
+            }
         }
+        Ok(Object {
+            id: id.ok_or("Parameter 'id' is missing")?,
+            directory: directory.ok_or("Parameter 'dir' is missing")?.into(),
+            is_server,
+            verify,
+            kind,
+        })
     }
-    match kind.as_deref() {
-        Some("tls-creds-x509") => {}
-        Some("tls-creds-psk") => {
-            return Err(
-                "pre-shared keys are not part of this version: its TLS library has none; \
-                        use certificates (tls-creds-x509)"
-                    .into(),
-            );
-        }
-        _ => {
-            return Err("objects other than tls-creds-x509 are not part of this version".into());
-        }
-    }
-    let id = id.ok_or("Parameter 'id' is missing")?;
-    let directory = directory.ok_or("Parameter 'dir' is missing")?;
-    let files = TlsFiles {
-        directory: Some(directory.into()),
-        verify,
-    };
-    Ok((id, files))
 }
 
 /// Options by commas, of which a doubled one is a comma; the first word is the
@@ -97,15 +145,13 @@ fn words(text: &str) -> Vec<(String, String)> {
 fn json(text: &str) -> Result<Vec<(String, String)>, String> {
     let map: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|e| e.to_string())?;
-    let mut members: Vec<(String, String)> = map
+    let members = map
         .into_iter()
         .map(|(key, value)| match value {
             serde_json::Value::String(text) => (key, text),
             other => (key, other.to_string()),
         })
         .collect();
-    // What it is comes first.
-    members.sort_by_key(|(key, _)| key != "qom-type");
     Ok(members)
 }
 
@@ -115,22 +161,54 @@ mod tests {
     //! not looked at though it should be.
     use super::*;
 
+    fn files(directory: &str, verify: Verify) -> TlsCredentials {
+        TlsCredentials::Certificates(TlsFiles {
+            directory: Some(directory.into()),
+            verify,
+        })
+    }
+
     #[test]
     fn both_forms_are_read() {
         for text in [
             "tls-creds-x509,id=a,dir=/x,,y,endpoint=client",
             r#"{"id":"a","dir":"/x,y","qom-type":"tls-creds-x509","verify-peer":true}"#,
         ] {
-            let (id, files) = parse(text).unwrap();
-            assert_eq!((&*id, files.verify), ("a", Verify::Name), "{text}");
-            assert_eq!(files.directory.unwrap().to_str(), Some("/x,y"));
+            let (id, credentials) = parse(text).unwrap();
+            assert_eq!(
+                (&*id, credentials),
+                ("a", files("/x,y", Verify::Name)),
+                "{text}"
+            );
         }
         let off = parse("tls-creds-x509,id=a,dir=/x,verify-peer=off").unwrap();
-        assert_eq!(off.1.verify, Verify::Nothing);
+        assert_eq!(off.1, files("/x", Verify::Nothing));
+        for (text, user) in [
+            ("tls-creds-psk,id=a,dir=/x", "qemu"),
+            (
+                "tls-creds-psk,id=a,dir=/x,endpoint=client,username=u,verify-peer=off",
+                "u",
+            ),
+            (
+                r#"{"qom-type":"tls-creds-psk","id":"a","dir":"/x","username":"u"}"#,
+                "u",
+            ),
+        ] {
+            let key = TlsCredentials::Key(KeyFile {
+                file: "/x/keys.psk".into(),
+                user: Some(user.into()),
+            });
+            assert_eq!(parse(text).unwrap().1, key, "{text}");
+        }
         for text in [
             "",
             "secret,id=s,data=abc",
-            "tls-creds-psk,id=a,dir=/x",
+            "tls-creds-psk,id=a",
+            "tls-creds-psk,id=a,dir=/x,endpoint=server",
+            "tls-creds-psk,id=a,dir=/x,endpoint=neither",
+            "tls-creds-psk,id=a,dir=/x,verify-peer=perhaps",
+            "tls-creds-psk,id=a,dir=/x,priority=NORMAL",
+            "tls-creds-x509,id=a,dir=/x,username=u",
             "tls-creds-x509,dir=/x",
             "tls-creds-x509,id=a",
             "tls-creds-x509,id=a,dir=/x,endpoint=server",

@@ -18,7 +18,8 @@ pub struct SourceOptions {
     #[arg(short = 'U', long)]
     pub force_share: bool,
     /// Credentials for TLS that images are named with (tls-creds=ID):
-    /// tls-creds-x509,id=ID,dir=DIR,endpoint=client
+    /// tls-creds-x509,id=ID,dir=DIR,endpoint=client or
+    /// tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=NAME
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<String>,
 }

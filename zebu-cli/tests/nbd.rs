@@ -406,7 +406,7 @@ fn options_that_cannot_be_are_refused_before_anything_is_served() {
                 "tls-creds-psk,id=t,endpoint=server,dir=/x",
                 "x.qcow2",
             ],
-            "pre-shared keys are not part",
+            "Unable to load /x/keys.psk: No such file",
         ),
         (
             &["-k", &socket, "--export", "=empty.qcow2", "x.qcow2"],

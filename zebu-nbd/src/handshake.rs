@@ -8,9 +8,9 @@ use zebu::nbd::{
     ContextQuery, Go, Headers, Info, MAGIC, OPTION_MAGIC, OptionHeader, OptionKind, OptionReply,
     OptionReplyKind, ProtocolError, handshake,
 };
+use zebu::tls::ServerTls;
 
 use crate::export::Export;
-use crate::tls::ServerTls;
 use crate::transport::Transport;
 
 /// Bytes of an option's payload that are looked at. What is longer is passed
@@ -260,7 +260,7 @@ impl Handshake<'_> {
 
     async fn start_tls(&mut self) -> Result<Next, NoAgreement> {
         let Some(tls) = self.tls else {
-            let text = "this server has no certificates";
+            let text = "this server has no TLS";
             return Ok(refuse(OptionReplyKind::ErrPolicy, text));
         };
         if self.transport.is_tls() {

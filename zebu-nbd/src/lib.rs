@@ -19,12 +19,10 @@ mod race;
 mod reply;
 mod server;
 mod status;
-mod tls;
 mod transmission;
 mod transport;
 
 pub use export::{Export, ExportOptions};
 pub use listen::Listener;
 pub use server::{Server, ServerOptions};
-pub use tls::{ServerTls, TlsError};
 pub use transport::Stream;

@@ -14,13 +14,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use zebu::storage::{Queue, QueueOptions};
+use zebu::tls::ServerTls;
 
 use crate::budget::{self, Budget};
 use crate::export::Export;
 use crate::handshake::{NoAgreement, negotiate};
 use crate::listen::Listener;
 use crate::race::{First, race};
-use crate::tls::ServerTls;
 use crate::transmission::{self, PATIENCE};
 use crate::transport::{Stream, Transport};
 
@@ -36,7 +36,7 @@ pub struct ServerOptions {
     pub persistent: bool,
     /// How long a client may take to choose an export.
     pub handshake_limit: Option<Duration>,
-    /// Certificates: without TLS nobody is served then.
+    /// Certificates or keys: without TLS nobody is served then.
     pub tls: Option<ServerTls>,
     /// The queue of each connection.
     pub queue: QueueOptions,

@@ -8,10 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::task::Poll;
 
-use rustls::ServerConnection;
 use zebu::storage::{Polling, Queue};
-
-use crate::tls::ServerTls;
+use zebu::tls::{ServerTls, Session};
 
 /// A connected socket.
 #[derive(Debug)]
@@ -78,7 +76,7 @@ impl Write for &Stream {
 pub struct Transport {
     stream: Stream,
     queue: Queue,
-    tls: RefCell<Option<Box<ServerConnection>>>,
+    tls: RefCell<Option<Session>>,
     /// The last receive took all that there was: the next one would find
     /// nothing, and need not be tried before there is something.
     drained: Cell<bool>,
@@ -102,8 +100,7 @@ impl Transport {
 
     /// From here on all is TLS; its handshake is part of the next reads.
     pub fn start_tls(&self, tls: &ServerTls) -> io::Result<()> {
-        let connection = ServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
-        self.tls.replace(Some(Box::new(connection)));
+        self.tls.replace(Some(Session::server(tls)?));
         Ok(())
     }
 
@@ -179,15 +176,15 @@ impl Transport {
             return Ok(received);
         };
         loop {
-            match tls.reader().read_vectored(buffers) {
+            match tls.read(buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
             let received = tls.read_tls(&mut &self.stream)?;
-            if let Err(e) = tls.process_new_packets() {
+            if let Err(e) = tls.process() {
                 // The alert that says why, if there is room for it.
                 let _ = tls.write_tls(&mut &self.stream);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+                return Err(e);
             }
             if received == 0 && tls.is_handshaking() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -235,7 +232,7 @@ impl Transport {
         while tls.wants_write() {
             tls.write_tls(&mut &self.stream)?;
         }
-        let n = tls.writer().write_vectored(bytes)?;
+        let n = tls.write(bytes)?;
         while tls.wants_write() {
             match tls.write_tls(&mut &self.stream) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,

@@ -19,6 +19,7 @@ pub mod jobs;
 pub mod nbd;
 mod statistics;
 pub mod storage;
+pub mod tls;
 
 pub use error::{Error, LimitExceeded, Result, strerror};
 pub use statistics::Statistics;

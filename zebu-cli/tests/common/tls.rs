@@ -29,3 +29,20 @@ pub fn certificates(lab: &Lab) {
     "#;
     client(lab, "sh", &["-c", script]).ok("certificates");
 }
+
+/// With psktool: `good/keys.psk` of users alice, bob and qemu, and
+/// `wrong/keys.psk` of alice, with another key, and eve.
+#[track_caller]
+pub fn keys(lab: &Lab) {
+    for (folder, user) in [
+        ("good", "alice"),
+        ("good", "bob"),
+        ("good", "qemu"),
+        ("wrong", "alice"),
+        ("wrong", "eve"),
+    ] {
+        std::fs::create_dir_all(lab.path(folder)).unwrap();
+        let file = format!("{folder}/keys.psk");
+        client(lab, "psktool", &["-u", user, "-p", &file]).ok("psktool");
+    }
+}

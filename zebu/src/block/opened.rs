@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::source::{FileDriver, FileSpec, NbdSpec, NbdTls};
-use crate::storage::nbd::{ClientTls, Nbd, NbdOptions, NbdServer, TlsFiles};
+use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use crate::storage::{CacheMode, File, LockRequest, OpenFile, Storage};
+use crate::tls::{ClientTls, TlsCredentials};
 use crate::{Error, Result};
 
-/// Where credentials for TLS are, by the ids that images are named with
+/// Credentials for TLS, by the ids that images are named with
 /// (`tls-creds`).
-pub type TlsObjects = BTreeMap<String, TlsFiles>;
+pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 
 /// A file that was opened.
 #[derive(Debug)]
@@ -85,15 +86,15 @@ impl OpenedFile {
 impl NbdSpec {
     /// How to connect.
     fn options(&self, write: bool, cache: CacheMode, tls: &TlsObjects) -> Result<NbdOptions> {
-        let files = match &self.tls {
+        let credentials = match &self.tls {
             NbdTls::Off => None,
-            NbdTls::Files(files) => Some(files),
+            NbdTls::Named(credentials) => Some(credentials),
             NbdTls::Object(id) => Some(
                 tls.get(id)
                     .ok_or_else(|| Error::Refused(format!("No TLS credentials with id '{id}'")))?,
             ),
         };
-        let tls = files.map(|files| ClientTls::load(files, self.certificate_name()));
+        let tls = credentials.map(|c| ClientTls::load(c, self.certificate_name()));
         let tls = tls.transpose().map_err(|e| Error::Refused(e.to_string()))?;
         let default = NbdOptions::new(self.server.clone(), self.export.clone());
         Ok(NbdOptions {

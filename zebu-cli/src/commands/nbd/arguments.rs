@@ -49,17 +49,22 @@ pub struct Arguments {
     /// List the exports of a server
     #[arg(short = 'L', long)]
     pub list: bool,
-    /// Certificates: tls-creds-x509,id=ID,endpoint=server,dir=PATH
+    /// Certificates or pre-shared keys:
+    /// tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<String>,
-    /// Serve TLS alone, with the certificates of this --object
+    /// Serve TLS alone, with the certificates or keys of this --object
     #[arg(long, value_name = "ID")]
     pub tls_creds: Option<String>,
     /// Serve TLS alone, with the certificates in this directory (not in
     /// qemu-nbd)
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<String>,
-    /// Refused: clients are known by their certificates
+    /// Serve TLS alone, with the pre-shared keys in this file (not in
+    /// qemu-nbd)
+    #[arg(long, value_name = "FILE")]
+    pub tls_psk: Option<String>,
+    /// Refused: clients are known by their certificates or keys
     #[arg(long, value_name = "ID")]
     pub tls_authz: Option<String>,
     /// Refused: for lists over TLS
@@ -111,7 +116,7 @@ impl Arguments {
             (
                 self.tls_authz.is_some(),
                 "--tls-authz",
-                "who has a certificate of the authority is served",
+                "who has a certificate of the authority, or a key, is served",
             ),
             (
                 self.tls_hostname.is_some(),

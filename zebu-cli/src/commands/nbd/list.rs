@@ -43,7 +43,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if !arguments.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name").with_hint());
     }
-    if arguments.tls_creds.is_some() || arguments.tls_certificates.is_some() {
+    let tls = [
+        &arguments.tls_creds,
+        &arguments.tls_certificates,
+        &arguments.tls_psk,
+    ];
+    if tls.iter().any(|option| option.is_some()) {
         let text = "--list: lists over TLS are not part of this version";
         return Err(Failure::new(text));
     }

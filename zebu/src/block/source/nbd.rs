@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::json::quote;
 use super::options::{Options, Scalar};
 use crate::nbd::{DEFAULT_PORT, MAX_STRING};
-use crate::storage::nbd::{NbdServer, TlsFiles, Verify, uri as uri_of};
+use crate::storage::nbd::{NbdServer, uri as uri_of};
+use crate::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 /// An export of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +45,8 @@ pub enum NbdTls {
     Off,
     /// With the credentials of this id, which the caller has.
     Object(String),
-    /// With certificates that the name itself tells of.
-    Files(TlsFiles),
+    /// With what the name itself tells of.
+    Named(TlsCredentials),
 }
 
 const INVALID: &str = "No valid URL specified";
@@ -279,18 +280,23 @@ fn uri(name: &str) -> Result<NbdSpec, String> {
         None => (rest, ""),
     };
     let export = decoded(path)?;
+    // The last one: a name may have one too.
+    let (user, address) = match authority.rsplit_once('@') {
+        Some((user, address)) => (Some(decoded(user)?), address),
+        None => (None, authority),
+    };
     let mut query = Query::parse(query)?;
     let (tls, transport) = match scheme.strip_prefix("nbds") {
         Some(transport) => (true, transport),
         None => (false, &scheme["nbd".len()..]),
     };
     let server = match transport {
-        "+unix" if authority.is_empty() => {
+        "+unix" if address.is_empty() => {
             let socket = query.take("socket").filter(|socket| !socket.is_empty());
             NbdServer::Unix(socket.ok_or(INVALID)?.into())
         }
         "+unix" => return Err(INVALID.into()),
-        _ => tcp(authority)?,
+        _ => tcp(address)?,
     };
     let mut spec = NbdSpec::new(server, export)?;
     if tls {
@@ -299,15 +305,20 @@ fn uri(name: &str) -> Result<NbdSpec, String> {
             Some("0" | "false" | "off" | "no") => Verify::Nothing,
             Some(_) => return Err(INVALID.into()),
         };
-        if query.take("tls-psk-file").is_some() {
-            return Err(
-                "pre-shared keys are not supported by zebu: its TLS library has none".into(),
-            );
-        }
+        // With a key it means nothing, there as in QEMU and libnbd.
         spec.tls_hostname = query.take("tls-hostname");
-        spec.tls = NbdTls::Files(TlsFiles {
-            directory: query.take("tls-certificates").map(PathBuf::from),
-            verify,
+        let directory = query.take("tls-certificates").map(PathBuf::from);
+        spec.tls = NbdTls::Named(match query.take("tls-psk-file") {
+            Some(file) if file.is_empty() => return Err(INVALID.into()),
+            Some(_) if directory.is_some() => {
+                let why = "tls-psk-file and tls-certificates cannot be used at the same time";
+                return Err(why.into());
+            }
+            Some(file) => TlsCredentials::Key(KeyFile {
+                file: file.into(),
+                user: user.filter(|user| !user.is_empty()),
+            }),
+            None => TlsCredentials::Certificates(TlsFiles { directory, verify }),
         });
     }
     match query.0.first() {
@@ -316,9 +327,8 @@ fn uri(name: &str) -> Result<NbdSpec, String> {
     }
 }
 
-/// `[USER@]HOST[:PORT]`
-fn tcp(authority: &str) -> Result<NbdServer, String> {
-    let address = authority.rsplit_once('@').map_or(authority, |(_, a)| a);
+/// `HOST[:PORT]`
+fn tcp(address: &str) -> Result<NbdServer, String> {
     let (host, port) = match address.rsplit_once(':') {
         // Not a colon inside an address in brackets.
         Some((host, port)) if !port.contains(']') => (host, port),
@@ -407,6 +417,7 @@ mod tests {
             ("nbd+unix:///?socket=/a/b", unix("/a/b"), ""),
             ("nbd+unix://?socket=s%3f", unix("s?"), ""),
             ("nbd+unix:///e%2Ff?socket=/a", unix("/a"), "e/f"),
+            ("nbd+unix://u@/e?socket=/a", unix("/a"), "e"),
             ("nbd:h:1", tcp("h", "1"), ""),
             ("nbd:[::1]:2:exportname=a:b", tcp("::1", "2"), "a:b"),
             ("nbd:unix:/a:b", unix("/a:b"), ""),
@@ -433,7 +444,10 @@ mod tests {
             "nbd://h?tls-verify-peer=0",
             "nbds://h?tls-verify-peer=maybe",
             "nbd+unix:/x?socket=/a",
-            "nbds://h?tls-psk-file=/k",
+            "nbd://h?tls-psk-file=/k",
+            "nbds://h?tls-psk-file=",
+            "nbds://h?tls-psk-file=/k&tls-certificates=/c",
+            "nbds+unix://u@h/?socket=/a&tls-psk-file=/k",
         ] {
             assert!(NbdSpec::named(name).is_err(), "{name}");
         }
@@ -448,9 +462,27 @@ mod tests {
             directory: Some("/c".into()),
             verify: Verify::Nothing,
         };
-        assert_eq!(spec.tls, NbdTls::Files(files));
+        let certificates = |files| NbdTls::Named(TlsCredentials::Certificates(files));
+        assert_eq!(spec.tls, certificates(files));
         let spec = NbdSpec::named("nbds://h:1/x").unwrap();
         assert_eq!(spec.certificate_name(), Some("h"));
-        assert_eq!(spec.tls, NbdTls::Files(TlsFiles::default()));
+        assert_eq!(spec.tls, certificates(TlsFiles::default()));
+        for (name, user) in [
+            ("nbds://u@h:1/x?tls-psk-file=/k", Some("u")),
+            (
+                "nbds://a%40b@h/?tls-psk-file=/k&tls-hostname=h",
+                Some("a@b"),
+            ),
+            ("nbds+unix://u@/x?socket=/a&tls-psk-file=/k", Some("u")),
+            ("nbds+unix:///x?socket=/a&tls-psk-file=/k", None),
+            ("nbds://@h/?tls-psk-file=/k", None),
+        ] {
+            let spec = NbdSpec::named(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let key = KeyFile {
+                file: "/k".into(),
+                user: user.map(String::from),
+            };
+            assert_eq!(spec.tls, NbdTls::Named(TlsCredentials::Key(key)), "{name}");
+        }
     }
 }

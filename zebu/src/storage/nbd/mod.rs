@@ -8,7 +8,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `options.rs` | which server, and how |
-//! | `tls.rs` `wire.rs` | the bytes of a connection |
+//! | `wire.rs` | the bytes of a connection |
 //! | `handshake.rs` | what client and server agree on |
 //! | `slots.rs` | requests in flight, and their memory |
 //! | `session.rs` | sending requests and taking answers in |
@@ -26,7 +26,6 @@ mod options;
 mod reconnect;
 mod session;
 mod slots;
-mod tls;
 mod watchdog;
 mod wire;
 
@@ -41,7 +40,6 @@ use client::Client;
 pub use failure::NbdError;
 pub(crate) use options::uri;
 pub use options::{NbdOptions, NbdServer};
-pub use tls::{ClientTls, TlsError, TlsFiles, Verify};
 
 /// An open export. Of fixed size, as a device is.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::ClientConnection;
 use socket2::{Domain, SockAddr, Type};
 
-use super::{ClientTls, NbdServer};
+use super::NbdServer;
+use crate::tls::{ClientTls, Session};
 
 /// A connected socket.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: Arc<Socket>,
-    tls: Option<Box<ClientConnection>>,
+    tls: Option<Session>,
     /// The last receive took all that there was: the next one would find
     /// nothing before the socket is readable again.
     drained: bool,
@@ -184,17 +184,17 @@ impl Wire {
             return received;
         };
         loop {
-            match tls.reader().read_vectored(buffers) {
+            match tls.read(buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 // A server that does not say goodbye has lost the connection.
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 result => return result,
             }
             let received = again(|| tls.read_tls(&mut &self.socket.0))?;
-            if let Err(e) = tls.process_new_packets() {
+            if let Err(e) = tls.process() {
                 // The alert that says why, if there is room for it.
                 let _ = push(tls, &self.socket);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+                return Err(e);
             }
             if received == 0 && tls.is_handshaking() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -214,7 +214,7 @@ impl Wire {
         };
         // Nothing new before the old is gone, so that it does not gather.
         push(tls, &self.socket)?;
-        let sent = tls.writer().write_vectored(bytes)?;
+        let sent = tls.write(bytes)?;
         match push(tls, &self.socket) {
             Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
             _ => Ok(sent),
@@ -291,8 +291,8 @@ impl Wire {
 
     /// From here on all is TLS.
     pub(super) fn start_tls(&mut self, with: &ClientTls, deadline: Instant) -> io::Result<()> {
-        let tls = ClientConnection::new(with.config.clone(), with.name.clone());
-        self.tls = Some(Box::new(tls.map_err(io::Error::other)?));
+        self.tls = Some(Session::client(with)?);
+        let eof = io::ErrorKind::UnexpectedEof;
         // To the end of it, so that an error is told as one of TLS.
         loop {
             self.flush(deadline)?;
@@ -300,23 +300,24 @@ impl Wire {
                 return Ok(());
             };
             match again(|| tls.read_tls(&mut &self.socket.0)) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                // It may know why.
+                Ok(0) => return Err(tls.process().err().unwrap_or(eof.into())),
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.socket.wait(libc::POLLIN, deadline)?;
                 }
                 Err(e) => return Err(e),
             }
-            if let Err(e) = tls.process_new_packets() {
+            if let Err(e) = tls.process() {
                 let _ = push(tls, &self.socket);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+                return Err(e);
             }
         }
     }
 }
 
 /// Sends what TLS has made.
-fn push(tls: &mut ClientConnection, socket: &Socket) -> io::Result<()> {
+fn push(tls: &mut Session, socket: &Socket) -> io::Result<()> {
     while tls.wants_write() {
         again(|| tls.write_tls(&mut NoSignal(socket)))?;
     }

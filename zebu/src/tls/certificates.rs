@@ -1,8 +1,8 @@
-//! Certificates of a client, laid out as QEMU and libnbd have them: a directory
-//! with `ca-cert.pem` (who is trusted) and perhaps `client-cert.pem` and
-//! `client-key.pem` (who we are).
+//! Certificates, laid out as QEMU and libnbd have them: a directory with
+//! `ca-cert.pem` (who is trusted), and `server-cert.pem` and `server-key.pem`,
+//! or perhaps `client-cert.pem` and `client-key.pem` (who we are).
 //!
-//! TLS 1.2 and 1.3 by rustls, which has no pre-shared keys.
+//! TLS 1.2 and 1.3 by rustls.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,24 +12,10 @@ use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 
-/// Why certificates cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file that cannot be read, or holds something else.
-    #[error("Unable to load {path}: {why}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// What was given does not fit together, or is not here.
-    #[error("Unable to use TLS: {0}")]
-    Unusable(String),
-}
+use super::TlsError;
 
 /// What of a server's certificate is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,14 +40,6 @@ pub struct TlsFiles {
     pub verify: Verify,
 }
 
-/// What a client needs for TLS.
-#[derive(Clone, Debug)]
-pub struct ClientTls {
-    pub(super) config: Arc<ClientConfig>,
-    /// For [`Verify::Name`], and so that a server of many names knows which.
-    pub(super) name: ServerName<'static>,
-}
-
 fn unreadable(path: &Path, why: impl ToString) -> TlsError {
     TlsError::File {
         path: path.into(),
@@ -71,6 +49,10 @@ fn unreadable(path: &Path, why: impl ToString) -> TlsError {
 
 fn unusable(why: impl ToString) -> TlsError {
     TlsError::Unusable(why.to_string())
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -83,6 +65,11 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     }
 }
 
+fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|e| unreadable(path, e))
+}
+
+/// Who is trusted; without a directory, whom this system trusts.
 fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     match directory {
@@ -104,50 +91,78 @@ fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-impl ClientTls {
-    /// Loads what `files` mean, for a server of this name. Without a name
-    /// [`Verify::Name`] looks at the authority only, as in QEMU.
-    pub fn load(files: &TlsFiles, name: Option<&str>) -> Result<Self, TlsError> {
-        let provider = Arc::new(ring::default_provider());
-        let verify = match (files.verify, name) {
-            (Verify::Name, None) => Verify::Authority,
-            (verify, _) => verify,
-        };
-        let builder = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?;
-        let directory = files.directory.as_deref();
-        let builder = match verify {
-            Verify::Name => builder.with_root_certificates(authorities(directory)?),
-            Verify::Authority | Verify::Nothing => {
-                let roots = match verify {
-                    Verify::Nothing => None,
-                    _ => Some(authorities(directory)?),
-                };
-                let verifier = Lenient::new(roots, &provider);
-                builder
-                    .dangerous()
-                    .with_custom_certificate_verifier(Arc::new(verifier))
-            }
-        };
-        let own = directory.map(|d| (d.join("client-cert.pem"), d.join("client-key.pem")));
-        let config = match own.filter(|(chain, _)| chain.exists()) {
-            Some((chain, key)) => {
-                let private = PrivateKeyDer::from_pem_file(&key);
-                let private = private.map_err(|e| unreadable(&key, e))?;
-                builder
-                    .with_client_auth_cert(certificates(&chain)?, private)
-                    .map_err(unusable)?
-            }
-            None => builder.with_no_client_auth(),
-        };
-        let name = name.unwrap_or("localhost").to_string();
-        let why = format!("'{name}' is no name of a server");
-        Ok(ClientTls {
-            config: Arc::new(config),
-            name: ServerName::try_from(name).map_err(|_| unusable(why))?,
-        })
-    }
+/// What a client has.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) config: Arc<ClientConfig>,
+    /// For [`Verify::Name`], and so that a server of many names knows which.
+    pub(super) name: ServerName<'static>,
+}
+
+/// Loads what `files` mean, for a server of this name. Without a name
+/// [`Verify::Name`] looks at the authority only, as in QEMU.
+pub(super) fn client(files: &TlsFiles, name: Option<&str>) -> Result<Client, TlsError> {
+    let verify = match (files.verify, name) {
+        (Verify::Name, None) => Verify::Authority,
+        (verify, _) => verify,
+    };
+    let provider = provider();
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(unusable)?;
+    let directory = files.directory.as_deref();
+    let builder = match verify {
+        Verify::Name => builder.with_root_certificates(authorities(directory)?),
+        Verify::Authority | Verify::Nothing => {
+            let roots = match verify {
+                Verify::Nothing => None,
+                _ => Some(authorities(directory)?),
+            };
+            let verifier = Lenient::new(roots, &provider);
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier))
+        }
+    };
+    let own = directory.map(|d| (d.join("client-cert.pem"), d.join("client-key.pem")));
+    let config = match own.filter(|(chain, _)| chain.exists()) {
+        Some((chain, private)) => builder
+            .with_client_auth_cert(certificates(&chain)?, key(&private)?)
+            .map_err(unusable)?,
+        None => builder.with_no_client_auth(),
+    };
+    let name = name.unwrap_or("localhost").to_string();
+    let why = format!("'{name}' is no name of a server");
+    Ok(Client {
+        config: Arc::new(config),
+        name: ServerName::try_from(name).map_err(|_| unusable(why))?,
+    })
+}
+
+/// Loads `server-cert.pem` and `server-key.pem`, and with `verify` also
+/// `ca-cert.pem`: then only clients are served whose certificate the authority
+/// signed.
+pub(super) fn server(directory: &Path, verify: bool) -> Result<Arc<ServerConfig>, TlsError> {
+    let chain = certificates(&directory.join("server-cert.pem"))?;
+    let key = key(&directory.join("server-key.pem"))?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(unusable)?;
+    let builder = match verify {
+        true => {
+            let roots = Arc::new(authorities(Some(directory))?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                .build()
+                .map_err(unusable)?;
+            builder.with_client_cert_verifier(verifier)
+        }
+        false => builder.with_no_client_auth(),
+    };
+    let config = builder.with_single_cert(chain, key).map_err(|e| {
+        let directory = directory.display();
+        unusable(format!("the certificates in {directory}: {e}"))
+    })?;
+    Ok(Arc::new(config))
 }
 
 /// Looks at the authority alone, or at nothing.
