@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::server::{Server, client, have};
+use common::server::{Server, client, have, libnbd};
 use common::tls::certificates;
 use common::{Lab, beyond_qemu};
 
@@ -295,13 +295,7 @@ fn libnbd_from_python() {
     if beyond_qemu("an NBD server") {
         return;
     }
-    // Debian's module is for Debian's Python, which may not be the first.
-    let lab = Lab::new();
-    let python = ["/usr/bin/python3", "python3"]
-        .into_iter()
-        .find(|python| have(python) && client(&lab, python, &["-c", "import nbd"]).status == 0);
-    let Some(python) = python else {
-        println!("skipped: no libnbd for Python");
+    let Some(python) = libnbd(&Lab::new()) else {
         return;
     };
     for aio in ["--aio=threads", "--aio=io_uring"] {

@@ -6,7 +6,7 @@
 mod common;
 
 use common::other_server::{Other, images};
-use common::server::{Raw, Server, client, have};
+use common::server::{Raw, Server, client, have, libnbd};
 use common::tls::{certificates, keys};
 use common::{Lab, beyond_qemu};
 use std::io::{Read, Write};
@@ -47,7 +47,10 @@ fn who_has_a_key_is_served() {
         let plain = client(&lab, "nbdinfo", &["--size", &server.uri("")]);
         assert!(plain.status != 0, "{plain:?}");
     }
-    for words in ["another key of that user", "no key of a user that is known"] {
+    for words in [
+        "another key of that user",
+        "offers no key of a user that is known",
+    ] {
         assert!(server.log().contains(words), "{words}: {}", server.log());
     }
     // Data that take many records, to and from libnbd and QEMU.
@@ -122,6 +125,53 @@ fn who_has_none_does_not_keep_others_out() {
     drop((silent, slow));
     serves_others();
     server.stop();
+}
+
+/// Asks for more than the connection holds, and takes it after SIGTERM.
+const ASKS: &str = r#"
+import nbd, os, signal, sys, time
+h = nbd.NBD()
+h.set_uri_allow_local_file(True)
+h.connect_uri(sys.argv[1])
+size = 1 << 20
+buffers = [nbd.Buffer(size) for _ in range(16)]
+asked = [h.aio_pread(buffer, n * size) for n, buffer in enumerate(buffers)]
+# The socket has a part of the answers by then.
+time.sleep(0.3)
+os.kill(int(sys.argv[2]), signal.SIGTERM)
+while h.aio_in_flight() and not h.aio_is_closed():
+    # An error if the connection ends within an answer.
+    h.poll(-1)
+answered = 0
+with open(sys.argv[3], "rb") as f:
+    for cookie, buffer in zip(asked, buffers):
+        right = f.read(size)
+        try:
+            if not h.aio_command_completed(cookie):
+                continue
+        except nbd.Error:
+            continue
+        assert buffer.to_bytearray() == right
+        answered += 1
+assert answered > 0
+"#;
+
+#[test]
+fn sigterm_answers_what_was_asked() {
+    if beyond_qemu("an NBD server") || !have("psktool") {
+        return;
+    }
+    let lab = images();
+    let Some(python) = libnbd(&lab) else {
+        return;
+    };
+    keys(&lab);
+    let args = ["-t", "-f", "raw", "--tls-psk", "good/keys.psk", "x.raw"];
+    let mut server = Server::start(&lab, &args);
+    let uri = uri(&lab, &server.socket, "alice", "good");
+    let pid = server.pid().to_string();
+    client(&lab, python, &["-c", ASKS, &uri, &pid, "x.raw"]).ok("answers after SIGTERM");
+    assert_eq!(server.wait(), 0, "{}", server.log());
 }
 
 /// The client with a server of keys: bytes there and back, and who is refused.

@@ -11,6 +11,10 @@ use std::task::Poll;
 use zebu::storage::{Polling, Queue};
 use zebu::tls::{ServerTls, Session};
 
+/// How often TLS receives at a time if there is nothing in it for us: a client
+/// may send such records without an end.
+const TURNS: usize = 16;
+
 /// A connected socket.
 #[derive(Debug)]
 pub enum Stream {
@@ -175,7 +179,7 @@ impl Transport {
             self.drained.set(received > 0 && received < room);
             return Ok(received);
         };
-        loop {
+        for _ in 0..TURNS {
             match tls.read(buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
@@ -196,6 +200,8 @@ impl Transport {
                 };
             }
         }
+        // Others have their turn before there is more.
+        tls.read(buffers)
     }
 
     /// Writes some of the bytes, at least one. Waits if need be.

@@ -71,6 +71,17 @@ pub fn have(name: &str) -> bool {
     found
 }
 
+/// A Python that has libnbd's module: Debian's is for Debian's Python, which may
+/// not be the first.
+pub fn libnbd(lab: &Lab) -> Option<&'static str> {
+    let mut all = ["/usr/bin/python3", "python3"].into_iter();
+    let found = all.find(|it| have(it) && client(lab, it, &["-c", "import nbd"]).status == 0);
+    if found.is_none() {
+        println!("skipped: no libnbd for Python");
+    }
+    found
+}
+
 /// `zebu nbd`, killed when dropped.
 pub struct Server {
     child: Child,

@@ -9,8 +9,9 @@ use super::TlsError;
 
 /// Bytes of a key at least: s2n-tls takes no shorter one (RFC 9257, section 6).
 pub const MIN_KEY: usize = 16;
-/// Users of a server at most: each connection has all their keys.
-pub const MAX_USERS: usize = 1000;
+/// Users of a server at most: each connection has all their keys, and compares
+/// all with each that a client offers, before anybody is known.
+pub const MAX_USERS: usize = 100;
 /// Bytes of a user's name and of a key at most. psktool writes keys of up to
 /// 512 bytes, and GnuTLS takes names of up to 128.
 const MAX_NAME: usize = 128;
@@ -54,7 +55,10 @@ impl KeyFile {
         };
         let mut all = read(&self.file)?.into_iter();
         let key = all.find(|key| key.user == user.as_bytes());
-        let key = key.ok_or_else(|| unusable(&self.file, format!("no key of user '{user}'")))?;
+        let key = key.ok_or_else(|| {
+            let user = shown(user.as_bytes());
+            unusable(&self.file, format!("no key of user '{user}'"))
+        })?;
         long_enough(&self.file, &key)?;
         Ok(key)
     }
@@ -239,6 +243,7 @@ mod tests {
         assert!(server("\n").unwrap_err().contains("no key in it"));
         assert_eq!(server(&format!("a:{long}\nb:{long}\n")), Ok(2));
         let many: String = (0..=MAX_USERS).map(|n| format!("u{n}:{long}\n")).collect();
-        assert!(server(&many).unwrap_err().contains("more than 1000"));
+        let most = format!("more than {MAX_USERS}");
+        assert!(server(&many).unwrap_err().contains(&most));
     }
 }

@@ -14,7 +14,7 @@ use std::task::Poll;
 
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Mode, PskHmac};
+use s2n_tls::enums::{Mode, PskHmac, Version};
 use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::psk::Psk;
 use s2n_tls::security::DEFAULT_TLS13;
@@ -31,6 +31,9 @@ const TO_ENCRYPT: usize = 64 << 10;
 /// Bytes for the connection at most: what is encrypted at a time, and what a
 /// handshake has.
 const TO_SEND: usize = 2 * TO_ENCRYPT;
+/// Bytes that a handshake receives at most: a message has at most 64 KiB, and
+/// s2n-tls passes over as many records that say nothing as there are.
+const HANDSHAKE: usize = 256 << 10;
 
 /// What a client has.
 #[derive(Debug)]
@@ -54,7 +57,8 @@ fn unusable(error: Error) -> TlsError {
 fn config() -> Result<Config, Error> {
     let mut builder = Config::builder();
     builder.set_security_policy(&DEFAULT_TLS13)?;
-    // Nobody is known by a certificate.
+    // Nobody is known by a certificate: that there is none to trust is what keeps
+    // out a server that has no key.
     builder.with_system_certs(false)?;
     // By default s2n-tls keeps a connection that failed for 10 to 30 seconds,
     // which hides how long it looked at the padding of CBC records ("Lucky
@@ -110,6 +114,8 @@ pub(super) struct Session {
     connection: Connection,
     buffers: Arc<Mutex<Buffers>>,
     established: bool,
+    /// Bytes that the handshake has received.
+    received: usize,
     /// What the next read fails with.
     failure: Option<io::Error>,
     /// Small pieces, to be encrypted together.
@@ -142,7 +148,6 @@ impl Session {
         }));
         let mut connection = Connection::new(mode);
         connection.set_config(config.clone())?;
-        connection.prefer_throughput()?;
         for key in keys {
             connection.append_psk(key)?;
         }
@@ -159,6 +164,7 @@ impl Session {
             connection,
             buffers,
             established: false,
+            received: 0,
             failure: None,
             gathered: Vec::new(),
             user: None,
@@ -180,8 +186,9 @@ impl Session {
             Poll::Ready(Ok(_)) => {}
         }
         // Without a key in common there would have to be certificates, of which
-        // neither side has any here.
-        if self.connection.negotiated_psk_identity_length()? == 0 {
+        // neither side has any here. The policy would do TLS 1.2, by these alone.
+        let has_key = self.connection.negotiated_psk_identity_length()? > 0;
+        if !has_key || self.connection.actual_protocol_version()? != Version::TLS13 {
             return Err(broken("the peer has no key"));
         }
         self.established = true;
@@ -189,8 +196,10 @@ impl Session {
     }
 
     /// Why there is no session any more. The peer is told that it ended, and not
-    /// why: so s2n-tls has it.
+    /// why: so s2n-tls has it. A peer that sends no more may still wait for what
+    /// it asked for, so to that one there is no goodbye yet.
     fn failed(&mut self, error: Error) -> io::Error {
+        let ended = self.established && error.kind() == ErrorType::ConnectionClosed;
         let user = self.user.as_ref().filter(|_| !self.established);
         let error = match (error.kind(), self.connection.alert(), user) {
             // Servers that do not know a user or a key often say no more.
@@ -204,7 +213,7 @@ impl Session {
             (ErrorType::ConnectionClosed, _, None) => io::ErrorKind::UnexpectedEof.into(),
             (ErrorType::Alert, Some(alert), user) => {
                 let alert = rustls::AlertDescription::from(alert);
-                broken(match user {
+                broken(match user.filter(|_| is_about_keys(alert)) {
                     Some(user) => {
                         format!("the server does not take user '{user}' with this key ({alert:?})")
                     }
@@ -215,12 +224,14 @@ impl Session {
                 "S2N_ERR_BAD_PSK_BINDER" => broken("the client has another key of that user"),
                 // Without a key it would have to be a certificate.
                 "S2N_ERR_NO_VALID_SIGNATURE_SCHEME" => {
-                    broken("the client has no key of a user that is known here")
+                    broken("the client offers no key of a user that is known here")
                 }
                 _ => broken(error),
             },
         };
-        self.send_close_notify();
+        if !ended {
+            self.send_close_notify();
+        }
         error
     }
 
@@ -297,7 +308,11 @@ impl Session {
             // s2n-tls takes all that there is before it asks for more.
             return Err(io::Error::other("what was received was not looked at"));
         }
+        if !self.established && self.received >= HANDSHAKE {
+            return Err(broken("a handshake without an end"));
+        }
         let n = from.read(&mut received[unread.end..])?;
+        self.received += if self.established { 0 } else { n };
         unread.end += n;
         buffers.ended |= n == 0;
         Ok(n)
@@ -322,6 +337,20 @@ impl Session {
         // Whoever has gone already needs none.
         let _ = self.connection.poll_shutdown_send();
     }
+}
+
+/// Whether a server that ends a handshake so may do it for the key or the user.
+fn is_about_keys(alert: rustls::AlertDescription) -> bool {
+    use rustls::AlertDescription::*;
+    matches!(
+        alert,
+        DecryptError
+            | UnknownPSKIdentity
+            | HandshakeFailure
+            | IllegalParameter
+            | AccessDenied
+            | InsufficientSecurity
+    )
 }
 
 /// Says that there is nothing now.
@@ -492,7 +521,7 @@ mod tests {
             (key("a", 2), "the client has another key of that user"),
             (
                 key("c", 1),
-                "the client has no key of a user that is known here",
+                "the client offers no key of a user that is known here",
             ),
         ] {
             let (mut client, mut server) = pair(&client, &[key("a", 1), key("b", 2)]);
@@ -510,6 +539,21 @@ mod tests {
     }
 
     #[test]
+    fn a_handshake_has_an_end() {
+        // Records that say nothing, one after the other.
+        let (mut client, mut server) = pair(&key("a", 1), &[key("a", 1)]);
+        carry(&mut client, &mut server, usize::MAX).unwrap();
+        let nothing = [20, 3, 3, 0, 1, 1].repeat(4000);
+        let error = (0..100)
+            .find_map(|_| {
+                let received = server.read_tls(&mut &nothing[..]);
+                received.and_then(|_| server.process()).err()
+            })
+            .expect("an end");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    }
+
+    #[test]
     fn garbage_and_ends_are_told() {
         let (_, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         server.read_tls(&mut &[0x55; 30_000][..]).unwrap();
@@ -521,13 +565,19 @@ mod tests {
         let error = server.process().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert!(server.is_handshaking());
-        // Nor is a session lost without a goodbye one that ended.
+        // Nor is a session lost without a goodbye one that ended. Who sends no more
+        // may still be answered.
         let (_, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         shake(&mut client, &mut server, usize::MAX).unwrap();
         client.read_tls(&mut &[][..]).unwrap();
         let mut one = [0];
         let error = client.read(&mut [IoSliceMut::new(&mut one)]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(client.write(&[IoSlice::new(b"answer")]).unwrap(), 6);
+        carry(&mut client, &mut server, usize::MAX).unwrap();
+        let mut answer = [0; 9];
+        let n = server.read(&mut [IoSliceMut::new(&mut answer)]).unwrap();
+        assert_eq!(&answer[..n], b"answer");
         // What was changed on the way is no TLS.
         server
             .read_tls(&mut &[23, 3, 3, 0, 32].repeat(20)[..])

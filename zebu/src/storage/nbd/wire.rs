@@ -25,6 +25,9 @@ impl AsFd for Socket {
 /// What the kernel is asked to hold for us in each direction, in bytes. It may
 /// give less.
 const KERNEL_BUFFER: usize = 2 << 20;
+/// How often TLS receives at a time if there is nothing in it for us: a server
+/// may send such records without an end.
+const TURNS: usize = 16;
 /// How long a thread waits at a time for what another one may take.
 const A_LITTLE: Duration = Duration::from_millis(10);
 /// How long to wait before a unix socket whose backlog is full is tried again.
@@ -183,11 +186,9 @@ impl Wire {
             };
             return received;
         };
-        loop {
-            match tls.read(buffers) {
+        for _ in 0..TURNS {
+            match take(tls, buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                // A server that does not say goodbye has lost the connection.
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 result => return result,
             }
             let received = again(|| tls.read_tls(&mut &self.socket.0))?;
@@ -205,6 +206,7 @@ impl Wire {
                 _ => {}
             }
         }
+        take(tls, buffers)
     }
 
     /// Sends some of the bytes; `WouldBlock` if there is no room.
@@ -295,6 +297,10 @@ impl Wire {
         let eof = io::ErrorKind::UnexpectedEof;
         // To the end of it, so that an error is told as one of TLS.
         loop {
+            if Instant::now() >= deadline {
+                // Also for who sends without an end.
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             self.flush(deadline)?;
             let Some(tls) = self.tls.as_mut().filter(|tls| tls.is_handshaking()) else {
                 return Ok(());
@@ -313,6 +319,15 @@ impl Wire {
                 return Err(e);
             }
         }
+    }
+}
+
+/// What TLS has for us; 0 at the end.
+fn take(tls: &mut Session, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    match tls.read(buffers) {
+        // A server that does not say goodbye has lost the connection.
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+        result => result,
     }
 }
 
