@@ -290,26 +290,23 @@ fn verdicts(section: &mut Section, measured: &[Measured], hit: f64) {
         let slowest = (measured.iter())
             .filter(|m| m.pattern == pattern && m.ratio().is_finite())
             .min_by(|a, b| a.ratio().total_cmp(&b.ratio()));
-        if let Some(slowest) = slowest {
-            let tables = slowest.tables;
-            section.verdict(Verdict::new(
-                "P4",
-                format!("{name}: the slowest size against QEMU ({tables} tables)"),
-                Bound::AtLeast(1.3),
-                slowest.ratio(),
-            ));
-        }
-        if let Some(step) = answers::worst_step(measured, pattern) {
-            let (larger, smaller) = (step.larger, step.smaller);
-            section.verdict(Verdict::new(
-                "P4",
-                format!(
-                    "{name}: a larger cache ({larger} tables) against a smaller one ({smaller})"
-                ),
-                Bound::AtLeast(NO_SLOWER),
-                step.ratio,
-            ));
-        }
+        let tables = slowest.map_or(String::new(), |m| format!(" ({} tables)", m.tables));
+        section.verdict(Verdict::new(
+            "P4",
+            format!("{name}: the slowest size against QEMU{tables}"),
+            Bound::AtLeast(1.3),
+            slowest.map_or(f64::NAN, Measured::ratio),
+        ));
+        let step = answers::worst_step(measured, pattern);
+        let sizes = (step.as_ref()).map_or(String::new(), |s| {
+            format!(" ({} tables against {})", s.larger, s.smaller)
+        });
+        section.verdict(Verdict::new(
+            "P4",
+            format!("{name}: a larger cache against the next smaller one{sizes}"),
+            Bound::AtLeast(NO_SLOWER),
+            step.map_or(f64::NAN, |s| s.ratio),
+        ));
     }
 }
 

@@ -64,8 +64,9 @@ pub struct Beside {
     pub limits: Vec<Limit>,
 }
 
-/// Measures in each round all orders and then fio, in one place and with nothing else between them:
-/// they are compared with each other, and a disk is a tenth faster or slower a minute later.
+/// Measures in each round all orders and then fio, in one place and with nothing between them but the
+/// copying of images: they are compared with each other, and a disk is a tenth faster or slower a
+/// minute later.
 pub fn beside(
     bench: &Bench,
     section: &mut Section,

@@ -58,7 +58,8 @@ impl Experiment for Fragmented {
              eight in flight. On the disk the images take turns in one file, whose blocks are \
              overwritten and stay where they are, and fio has these blocks too: parts of one disk \
              differ by as much as a third. What orders have against each other and against fio is \
-             measured by itself, without QEMU between them: they are to be close in time.",
+             measured by itself, without QEMU between them, since they are to be close in time; the \
+             column of fio in the seed's table is from there, and not from its neighbours' minutes.",
             units::size(size),
             size / MIB
         ));
