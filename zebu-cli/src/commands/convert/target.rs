@@ -33,6 +33,7 @@ pub fn open(
         total: total(arguments, name, sources)?,
         // Writes are aligned where all of the sources are.
         aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
+        inflates: sources.first().is_some_and(|s| is_compressed(queue, s)),
         concatenated: sources.len() > 1,
         cache: match &arguments.target_cache {
             None => None,
@@ -43,6 +44,23 @@ pub fn open(
         true => wanted.existing(options),
         false => wanted.new_image(options),
     }
+}
+
+/// Whether the first data of a disk are compressed, as far as a look tells.
+fn is_compressed(queue: &Queue, disk: &Device) -> bool {
+    const LOOKS: usize = 1000;
+    queue.block_on(async {
+        let mut at = 0;
+        for _ in 0..LOOKS {
+            match disk.status(queue, at, disk.size() - at).await {
+                Ok(status) if status.data && !status.zero => return status.compressed,
+                Ok(status) => at += status.length,
+                // Not the place to tell of it, if there is any.
+                Err(_) => break,
+            }
+        }
+        false
+    })
 }
 
 fn total(arguments: &Arguments, name: &str, sources: &[Device]) -> Result<u64, Failure> {
@@ -68,6 +86,8 @@ struct Wanted<'a> {
     total: u64,
     /// Every source ends at a block.
     aligned: bool,
+    /// The processors have to inflate what is read.
+    inflates: bool,
     concatenated: bool,
     /// The cache mode that was asked for.
     cache: Option<CacheMode>,
@@ -204,7 +224,12 @@ impl Wanted<'_> {
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
         }
-        let caches = self.caches(self.writes_are_aligned(&image), CacheMode::WriteOnce);
+        // To copy what the device could fetch is for processors that would wait.
+        let direct = match self.inflates {
+            true => CacheMode::None,
+            false => CacheMode::WriteOnce,
+        };
+        let caches = self.caches(self.writes_are_aligned(&image), direct);
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
         let backing = match self.look_at_backing(&create) {
             Ok(backing) => backing,
