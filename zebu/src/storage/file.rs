@@ -109,7 +109,7 @@ pub struct File {
     cache: CacheMode,
     alignment: Alignment,
     device: bool,
-    blocks: Arc<Blocks>,
+    blocks: Blocks,
     overflow: Option<Arc<Overflow>>,
 }
 
@@ -174,7 +174,7 @@ impl File {
             fd,
             path,
             cache,
-            blocks: Arc::new(Blocks::new(page)),
+            blocks: Blocks::new(page),
             alignment,
             device,
             overflow: overflow.map(Arc::new),
@@ -315,7 +315,6 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
 /// As [`Storage::start`].
 unsafe fn copy_or_write(
     overflow: Arc<Overflow>,
-    blocks: Arc<Blocks>,
     queue: Queue,
     fd: RawFd,
     offset: u64,
@@ -325,7 +324,7 @@ unsafe fn copy_or_write(
     Started::later(async move {
         yield_once().await;
         // What a copy cannot do the device may, or says why not.
-        if let Some(Ok(written)) = overflow.write(blocks.in_flight(), offset, &iov) {
+        if let Some(Ok(written)) = overflow.write(offset, &iov) {
             return Ok(written);
         }
         // SAFETY: the file and the memory stay, as the caller promises, until
@@ -355,9 +354,8 @@ unsafe impl Storage for File {
                 && let Some(overflow) = &self.overflow
                 && overflow.takes(self.blocks.in_flight(), offset, length)
             {
-                let (overflow, blocks) = (overflow.clone(), self.blocks.clone());
                 // SAFETY: passed on.
-                return unsafe { copy_or_write(overflow, blocks, queue.clone(), fd, offset, iov) };
+                return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
             // SAFETY: the file stays open, as callers of `start` promise.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };

@@ -79,18 +79,9 @@ impl Overflow {
         takes
     }
 
-    /// Copies `iov` into the page cache, unless somebody does, that has turned out
-    /// slow, or the device has caught up meanwhile: then the processors have other
-    /// work enough. The caller has no other write of these bytes in flight.
-    pub(super) fn write(
-        &self,
-        in_flight: usize,
-        offset: u64,
-        iov: &Iov,
-    ) -> Option<io::Result<usize>> {
-        if in_flight <= BUSY {
-            return None;
-        }
+    /// Copies `iov` into the page cache, unless somebody does or that has turned out
+    /// slow. The caller has no other write of these bytes in flight.
+    pub(super) fn write(&self, offset: u64, iov: &Iov) -> Option<io::Result<usize>> {
         let mut passing = self.turn().filter(|passing| **passing == 0)?;
         let length = iov.len() as u64;
         let start = Instant::now();
