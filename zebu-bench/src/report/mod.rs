@@ -116,7 +116,8 @@ impl Report {
             "Ratios are of medians, taken side by side: the programs of a cell run in turn \
              (A B B A). `1.234 (1.200–1.301)` is a median with the least and the greatest run. \
              CPU is user plus system seconds of the process; memory is its peak resident size. \
-             [benchmarking.md](benchmarking.md) tells how to run this and how each cell is made.\n\n",
+             [benchmarking.md](benchmarking.md) tells how to run this and how each cell is made, \
+             [bounds.md](bounds.md) what bounds the targets that are missed.\n\n",
         );
         let mut facts = Table::new("", &["machine and programs", ""]);
         for (what, value) in &self.facts {
