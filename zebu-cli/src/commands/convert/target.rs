@@ -33,7 +33,7 @@ pub fn open(
         total: total(arguments, name, sources)?,
         // Writes are aligned where all of the sources are.
         aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
-        inflates: sources.first().is_some_and(|s| is_compressed(queue, s)),
+        first: sources.first(),
         concatenated: sources.len() > 1,
         cache: match &arguments.target_cache {
             None => None,
@@ -86,8 +86,8 @@ struct Wanted<'a> {
     total: u64,
     /// Every source ends at a block.
     aligned: bool,
-    /// The processors have to inflate what is read.
-    inflates: bool,
+    /// The first disk that is read.
+    first: Option<&'a Device>,
     concatenated: bool,
     /// The cache mode that was asked for.
     cache: Option<CacheMode>,
@@ -224,8 +224,13 @@ impl Wanted<'_> {
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
         }
-        // To copy what the device could fetch is for processors that would wait.
-        let direct = match self.inflates {
+        // To copy what the device could fetch is for processors that would wait,
+        // and not for those that inflate. Who says the mode is spared the look.
+        let inflates = || {
+            self.first
+                .is_some_and(|disk| is_compressed(self.queue, disk))
+        };
+        let direct = match self.cache.is_none() && inflates() {
             true => CacheMode::None,
             false => CacheMode::WriteOnce,
         };
