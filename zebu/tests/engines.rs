@@ -9,6 +9,7 @@ use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::pin::{Pin, pin};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -416,13 +417,13 @@ fn a_file_open_for_reading_is_not_written() {
     fs::write(&path, [3; 10_000]).unwrap();
     for engine in engines() {
         for cache in CacheMode::ALL {
-            for write_here in [false, true] {
+            for copy_here in [false, true] {
                 let how = OpenFile {
                     cache,
                     ..OpenFile::default()
                 };
                 let file = File::open(&path, how).unwrap();
-                let queue = queue(engine, write_here);
+                let queue = queue(engine, copy_here);
                 for (offset, length) in [(0, 4096), (4096, 4096), (100, 10), (0, 3)] {
                     let mut pieces = Pieces::one(length);
                     let result = queue.block_on(write(&file, &queue, offset, &mut pieces));
@@ -704,6 +705,49 @@ fn a_file_written_in_two_ways_has_every_byte() {
             assert_eq!(bytes.len() as u64, CHUNKS * CHUNK as u64);
             for (chunk, bytes) in (0..).zip(bytes.chunks(CHUNK)) {
                 assert!(bytes == content(chunk, round), "{engine}: {chunk}, {round}");
+            }
+        }
+    }
+}
+
+/// A read by the queue's thread of what the page cache has, in part, and of the end of
+/// the file: bytes that are not there must come from the disk, or be zero.
+#[test]
+fn a_file_that_is_in_the_page_cache_in_part_is_read_as_a_whole() {
+    const LENGTH: usize = (1 << 20) + 100;
+    const PIECE: usize = 64 << 10;
+    let places = Places::new();
+    let path = places.path(Place::Disk, "file").unwrap();
+    let mut content = vec![0; LENGTH];
+    Rng::new(1).fill(&mut content);
+    fs::write(&path, &content).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    content.resize(2 * LENGTH, 0);
+    for engine in engines() {
+        let storage = File::open(&path, OpenFile::default()).unwrap();
+        let queue = queue(engine, true);
+        for cached in [vec![], vec![0], vec![3, 4, 9], vec![16], (0..17).collect()] {
+            // SAFETY: a system call without pointers.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            // SAFETY: as above.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+            for piece in &cached {
+                let start = piece * PIECE;
+                let mut bytes = vec![0; PIECE.min(LENGTH - start)];
+                file.read_exact_at(&mut bytes, start as u64).unwrap();
+            }
+            for (offset, length) in [(0, LENGTH), (5, LENGTH), (LENGTH - 9, 4096), (LENGTH, 10)] {
+                let mut buffer = Buffer::new(length);
+                buffer.fill(GUARD);
+                // SAFETY: the buffer stays until the read, waited for here, has ended.
+                let iov = unsafe { buffer.iov() };
+                let read = storage::read(&storage, &queue, offset as u64, &iov);
+                queue.block_on(read).unwrap();
+                assert!(
+                    buffer[..] == content[offset..offset + length],
+                    "{engine}: {cached:?}, {offset}"
+                );
             }
         }
     }

@@ -107,7 +107,7 @@ pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
     Queue::new(QueueOptions {
         engine,
         inflate_here: true,
-        write_here: true,
+        copy_here: true,
         ..QueueOptions::default()
     })
 }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::lock::{self, LockRequest};
-use super::op::{Op, OpKind, write_now};
+use super::op::{Op, OpKind, read_cached, write_now};
 use super::overflow::Overflow;
 use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent, yield_once};
 
@@ -347,8 +347,16 @@ unsafe impl Storage for File {
     ) -> Started {
         let fd = self.fd.as_raw_fd();
         if let Some(iov) = memory {
-            if kind == OpKind::Write && queue.writes_here() && !self.cache.is_direct() {
+            let cached = !self.cache.is_direct();
+            if cached && kind == OpKind::Write && queue.writes_here() {
                 return Started::done(write_now(fd, offset, iov));
+            }
+            if cached
+                && kind == OpKind::Read
+                && queue.options().copy_here
+                && let Some(count) = read_cached(fd, offset, iov)
+            {
+                return Started::done(Ok(count));
             }
             if kind == OpKind::Write
                 && let Some(overflow) = &self.overflow

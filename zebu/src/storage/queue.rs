@@ -35,12 +35,13 @@ pub struct QueueOptions {
     /// Whether compressed clusters are inflated on this thread instead of on
     /// the library's workers. Right when there are as many queues as cores.
     pub inflate_here: bool,
-    /// Whether writes through the page cache are made by this thread instead
-    /// of the engine. Such a write is a copy to memory; file systems that
-    /// cannot do it without blocking (ext4) make io_uring pass it to a kernel
-    /// thread, which costs more than the copy. Right for jobs that have a
+    /// Whether this thread copies to the page cache, and from it what lies
+    /// there, instead of the engine. File systems that cannot write to it
+    /// without blocking (ext4) make io_uring pass that to a kernel thread, which
+    /// costs more than the copy; and what was read a moment ago is still in the
+    /// cache of the processor when it is looked at. Right for jobs that have a
     /// queue on each core. [`Queue::set_write_here`] changes it.
-    pub write_here: bool,
+    pub copy_here: bool,
     /// How long who serves clients on this queue looks for more to do before
     /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
     /// all.
@@ -59,7 +60,7 @@ impl Default for QueueOptions {
             engine: EngineKind::best(),
             parts: 8,
             inflate_here: false,
-            write_here: false,
+            copy_here: false,
             poll: Duration::ZERO,
         }
     }
@@ -185,7 +186,7 @@ impl Queue {
             notify: engine.notifier(),
         });
         Ok(Queue(Rc::new(Inner {
-            write_here: Cell::new(options.write_here),
+            write_here: Cell::new(options.copy_here),
             options,
             engine: RefCell::new(engine),
             slots: RefCell::default(),
@@ -207,7 +208,7 @@ impl Queue {
     }
 
     /// Whether writes through the page cache are made by this thread from now
-    /// on, see [`QueueOptions::write_here`]. Who does one thing at a time on
+    /// on, see [`QueueOptions::copy_here`]. Who does one thing at a time on
     /// the queue holds up nothing else by that.
     pub fn set_write_here(&self, here: bool) {
         self.0.write_here.set(here);

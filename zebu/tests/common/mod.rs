@@ -318,10 +318,10 @@ pub fn engines() -> Vec<EngineKind> {
     engines
 }
 
-pub fn queue(engine: EngineKind, write_here: bool) -> Queue {
+pub fn queue(engine: EngineKind, copy_here: bool) -> Queue {
     Queue::new(QueueOptions {
         engine,
-        write_here,
+        copy_here,
         ..QueueOptions::default()
     })
     .unwrap()

@@ -60,7 +60,7 @@ fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
     QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
-        write_here: rng.one_in(3),
+        copy_here: rng.one_in(3),
         ..QueueOptions::default()
     }
 }

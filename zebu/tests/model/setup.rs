@@ -288,7 +288,7 @@ pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
         inflate_here: rng.one_in(2),
-        write_here: rng.one_in(3),
+        copy_here: rng.one_in(3),
         ..QueueOptions::default()
     }
 }

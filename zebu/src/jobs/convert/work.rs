@@ -49,11 +49,13 @@ impl lanes::Job for Job {
     }
 
     async fn lane(&self, queue: &Queue) {
-        let mut buffer = Buffer::new(self.chunk as usize);
         // No cluster of the target, and no block, is in two chunks: lanes do
         // not meet.
         let end_of = |at: u64| ((at / self.chunk + 1) * self.chunk).min(self.cursor.total());
         while let Some((ticket, chunk)) = self.turns.take(|| self.cursor.take(end_of)) {
+            // One that was used a moment ago, as long as nothing is in flight: the
+            // processor's cache has it yet.
+            let mut buffer = queue.buffer(self.chunk as usize);
             match self.convert(queue, &chunk, &mut buffer, ticket).await {
                 Ok(()) => self.cursor.finish(&chunk),
                 Err(e) => self.fail(e),
@@ -128,6 +130,8 @@ impl Job {
             yield_once().await;
         } else {
             drop(ticket);
+            // What is copied is copied before this thread reads anything else.
+            operations.start().await;
         }
         operations.finish().await
     }
