@@ -727,17 +727,18 @@ fn a_file_that_is_in_the_page_cache_in_part_is_read_as_a_whole() {
     for engine in engines() {
         let storage = File::open(&path, OpenFile::default()).unwrap();
         let queue = queue(engine, true);
+        let ranges = [(0, LENGTH), (5, LENGTH), (LENGTH - 9, 4096), (LENGTH, 10)];
         for cached in [vec![], vec![0], vec![3, 4, 9], vec![16], (0..17).collect()] {
-            // SAFETY: a system call without pointers.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-            // SAFETY: as above.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-            for piece in &cached {
-                let start = piece * PIECE;
-                let mut bytes = vec![0; PIECE.min(LENGTH - start)];
-                file.read_exact_at(&mut bytes, start as u64).unwrap();
-            }
-            for (offset, length) in [(0, LENGTH), (5, LENGTH), (LENGTH - 9, 4096), (LENGTH, 10)] {
+            for (offset, length) in ranges {
+                for advice in [libc::POSIX_FADV_DONTNEED, libc::POSIX_FADV_RANDOM] {
+                    // SAFETY: a system call without pointers.
+                    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, advice) };
+                }
+                for piece in &cached {
+                    let start = piece * PIECE;
+                    let mut bytes = vec![0; PIECE.min(LENGTH - start)];
+                    file.read_exact_at(&mut bytes, start as u64).unwrap();
+                }
                 let mut buffer = Buffer::new(length);
                 buffer.fill(GUARD);
                 // SAFETY: the buffer stays until the read, waited for here, has ended.

@@ -7,7 +7,7 @@ use super::lanes::{self, Cursor};
 use super::zero::is_zero;
 use crate::Error;
 use crate::block::{Device, Status};
-use crate::storage::{Buffer, EngineKind, Iov, Queue};
+use crate::storage::{EngineKind, Iov, PoolBuffer, Queue};
 
 /// Bytes that a lane compares at a time.
 const CHUNK: u64 = 1 << 20;
@@ -94,11 +94,14 @@ impl lanes::Job for Job {
     }
 
     async fn lane(&self, queue: &Queue) {
-        let mut buffers = [Buffer::new(CHUNK as usize), Buffer::new(CHUNK as usize)];
         let end_of = |at: u64| ((at / CHUNK + 1) * CHUNK).min(self.cursor.total());
         while let Some(chunk) = self.cursor.take(end_of) {
-            match self.compare(queue, &chunk, &mut buffers).await {
-                Ok(()) => self.cursor.finish(&chunk),
+            let mut buffers = [(); 2].map(|()| queue.buffer(CHUNK as usize));
+            let compared = self.compare(queue, &chunk, &mut buffers).await;
+            // The next lane has them while they are in the processor's cache.
+            drop(buffers);
+            match compared {
+                Ok(()) => self.cursor.finish(&chunk).await,
                 Err(found) => self.keep(found),
             }
         }
@@ -126,7 +129,7 @@ impl Job {
         &self,
         queue: &Queue,
         chunk: &Range<u64>,
-        buffers: &mut [Buffer; 2],
+        buffers: &mut [PoolBuffer; 2],
     ) -> Result<(), Found> {
         let a = self.segments(queue, 0, chunk).await?;
         let b = self.segments(queue, 1, chunk).await?;
@@ -200,7 +203,7 @@ impl Job {
         at: u64,
         length: usize,
         zero: [bool; 2],
-        buffers: &mut [Buffer; 2],
+        buffers: &mut [PoolBuffer; 2],
     ) -> Result<(), Found> {
         let [a, b] = buffers;
         {

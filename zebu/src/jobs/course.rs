@@ -41,7 +41,7 @@ impl<E> Course<E> {
         let end_of = |at: u64| ((at / size + 1) * size).min(self.cursor.total());
         while let Some(chunk) = self.cursor.take(end_of) {
             match work(&chunk).await {
-                Ok(()) => self.cursor.finish(&chunk),
+                Ok(()) => self.cursor.finish(&chunk).await,
                 Err(failure) => self.fail(failure),
             }
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::storage::{EngineKind, Queue, QueueOptions};
+use crate::storage::{EngineKind, Queue, QueueOptions, yield_once};
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(100);
@@ -67,10 +67,16 @@ impl Cursor {
         }
     }
 
-    /// A taken chunk is done.
-    pub(super) fn finish(&self, chunk: &Range<u64>) {
-        self.done
-            .fetch_add(chunk.end - chunk.start, Ordering::Relaxed);
+    /// A taken chunk is done, and the other lanes of the thread have their turn: where
+    /// everything lies in the page cache a lane waits for nothing, and what the others
+    /// have in flight would be left lying.
+    pub(super) async fn finish(&self, chunk: &Range<u64>) {
+        self.add(chunk.start, chunk.end);
+        yield_once().await;
+    }
+
+    fn add(&self, from: u64, to: u64) {
+        self.done.fetch_add(to - from, Ordering::Relaxed);
     }
 
     /// Passes over `from..to`, which needs nothing, if nobody has taken any of
@@ -82,7 +88,7 @@ impl Cursor {
                 .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
         if leapt {
-            self.finish(&(from..to));
+            self.add(from, to);
         }
     }
 
@@ -211,7 +217,7 @@ mod tests {
         }
         async fn lane(&self, _: &Queue) {
             while let Some(chunk) = self.0.take(|at| at + 1) {
-                self.0.finish(&chunk);
+                self.0.finish(&chunk).await;
             }
         }
     }
@@ -247,7 +253,7 @@ mod tests {
         assert_eq!(cursor.take(|at| at + 3), Some(7..10));
         assert_eq!(cursor.take(|at| at + 1), None);
         for chunk in [0..2, 5..7, 7..10] {
-            cursor.finish(&chunk);
+            cursor.add(chunk.start, chunk.end);
         }
         assert_eq!(cursor.done(), 10);
     }

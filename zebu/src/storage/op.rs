@@ -143,9 +143,11 @@ impl OpKind {
 /// Reads with a system call of this thread what lies in the page cache: `None` if
 /// nothing does from `offset` on, or the file system cannot tell
 /// (`RWF_NOWAIT` of preadv2(2)). May be short where not all of it does. `None`, too, at the end of
-/// the file: Linux 5.9 and 5.10 say that in other places.
+/// the file, which Linux 5.9 and 5.10 see in other places, after an error, and for memory in several
+/// pieces: the engine reads then, and says what there is to say.
 pub(super) fn read_cached(fd: RawFd, offset: u64, iov: &Iov) -> Option<usize> {
     let (ptr, length) = iov.single()?;
+    debug_assert!(offset <= i64::MAX as u64, "-1 is the file's position");
     let segment = libc::iovec {
         iov_base: ptr.cast(),
         iov_len: length,
@@ -188,5 +190,32 @@ pub(super) fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> 
         Err(Some(e)) if done == 0 => Err(e),
         // The caller goes on from a short write, and meets the error again.
         _ => Ok(done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against reads that never come from the page cache by the caller's thread,
+    //! which no other test would notice, and against an end of the file where none is.
+    use super::*;
+    use crate::storage::Buffer;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn what_was_just_written_is_read_at_once() {
+        let mut file = tempfile::tempfile_in(".").unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        let mut buffer = Buffer::new(8192);
+        // SAFETY: the buffer stays until the reads have ended, and is not looked at
+        // before.
+        let iov = unsafe { buffer.iov() };
+        assert_eq!(read_cached(file.as_raw_fd(), 0, &iov), Some(8192));
+        assert_eq!(
+            read_cached(file.as_raw_fd(), 8192, &iov),
+            Some(10_000 - 8192)
+        );
+        assert_eq!(read_cached(file.as_raw_fd(), 10_000, &iov), None);
+        assert!(buffer.iter().all(|byte| *byte == 7));
     }
 }

@@ -40,7 +40,7 @@ pub struct QueueOptions {
     /// without blocking (ext4) make io_uring pass that to a kernel thread, which
     /// costs more than the copy; and what was read a moment ago is still in the
     /// cache of the processor when it is looked at. Right for jobs that have a
-    /// queue on each core. [`Queue::set_write_here`] changes it.
+    /// queue on each core. [`Queue::set_write_here`] changes that for writes.
     pub copy_here: bool,
     /// How long who serves clients on this queue looks for more to do before
     /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at

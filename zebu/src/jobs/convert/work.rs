@@ -53,11 +53,12 @@ impl lanes::Job for Job {
         // not meet.
         let end_of = |at: u64| ((at / self.chunk + 1) * self.chunk).min(self.cursor.total());
         while let Some((ticket, chunk)) = self.turns.take(|| self.cursor.take(end_of)) {
-            // One that was used a moment ago, as long as nothing is in flight: the
-            // processor's cache has it yet.
             let mut buffer = queue.buffer(self.chunk as usize);
-            match self.convert(queue, &chunk, &mut buffer, ticket).await {
-                Ok(()) => self.cursor.finish(&chunk),
+            let converted = self.convert(queue, &chunk, &mut buffer, ticket).await;
+            // The next lane has it while it is in the processor's cache.
+            drop(buffer);
+            match converted {
+                Ok(()) => self.cursor.finish(&chunk).await,
                 Err(e) => self.fail(e),
             }
         }
@@ -130,8 +131,6 @@ impl Job {
             yield_once().await;
         } else {
             drop(ticket);
-            // What is copied is copied before this thread reads anything else.
-            operations.start().await;
         }
         operations.finish().await
     }
