@@ -1,0 +1,201 @@
+//! Guards against: a wake-up that is lost, between two queues or from another
+//! thread, so that a request never ends; a waker that outlives its task and wakes
+//! another one's, or touches what is gone; and a queue that is driven from within.
+
+mod common;
+
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use common::{Rng, Watchdog, engines, queue};
+use zebu::storage::{self, File, Memory, OpenFile, Queue, Storage};
+
+/// Something that one task waits for until another, on any thread, does it.
+#[derive(Default)]
+struct Signal(Mutex<(u64, Option<Waker>)>);
+
+impl Signal {
+    fn raise(&self, round: u64) {
+        let waker = {
+            let mut state = self.0.lock().unwrap();
+            state.0 = round;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    async fn wait(&self, round: u64) {
+        poll_fn(|context| {
+            let mut state = self.0.lock().unwrap();
+            if state.0 >= round {
+                return Poll::Ready(());
+            }
+            state.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+#[test]
+fn no_wake_up_between_two_queues_is_lost() {
+    const ROUNDS: u64 = 4000;
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("ping and pong with {engine}"));
+        let (ping, pong) = (Arc::new(Signal::default()), Arc::new(Signal::default()));
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        fs::write(file.path(), vec![9; 1 << 16]).unwrap();
+        let file = File::open(file.path(), OpenFile::default()).unwrap();
+        // In half of the rounds there is also I/O in flight.
+        let play = async |queue: &Queue, mine: &Signal, theirs: &Signal, first: bool| {
+            let mut rng = Rng::new(u64::from(first) + 5);
+            for round in 1..=ROUNDS {
+                for _ in 0..rng.below(200) {
+                    std::hint::spin_loop();
+                }
+                if first {
+                    mine.raise(round);
+                }
+                if rng.one_in(4) {
+                    let at = rng.below(15) * 4096;
+                    let mut reading = pin!(storage::read_vec(&file, queue, at, 4096));
+                    // It begins when it is polled.
+                    let _ = reading
+                        .as_mut()
+                        .poll(&mut Context::from_waker(Waker::noop()));
+                    theirs.wait(round).await;
+                    assert_eq!(reading.await.unwrap(), [9; 4096]);
+                } else {
+                    theirs.wait(round).await;
+                }
+                if !first {
+                    mine.raise(round);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let queue = queue(engine, false);
+                queue.block_on(play(&queue, &pong, &ping, false));
+            });
+            let queue = queue(engine, false);
+            queue.block_on(play(&queue, &ping, &pong, true));
+        });
+    }
+}
+
+#[test]
+fn no_wake_up_from_a_plain_thread_is_lost() {
+    const ROUNDS: u64 = 4000;
+    const TASKS: usize = 4;
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("wake-ups with {engine}"));
+        let signals: Arc<[Signal; TASKS]> = Arc::default();
+        let seen: Arc<[AtomicU64; TASKS]> = Arc::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut rng = Rng::new(11);
+                for round in 1..=ROUNDS {
+                    for signal in signals.iter() {
+                        // Several wakes of one task, close to its polls.
+                        signal.raise(round);
+                        for _ in 0..rng.below(50) {
+                            std::hint::spin_loop();
+                        }
+                    }
+                    while seen.iter().any(|n| n.load(Ordering::Acquire) < round) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let queue = queue(engine, false);
+            let handles: Vec<_> = (0..TASKS)
+                .map(|n| {
+                    let (signals, seen) = (signals.clone(), seen.clone());
+                    queue.spawn(async move {
+                        for round in 1..=ROUNDS {
+                            signals[n].wait(round).await;
+                            seen[n].store(round, Ordering::Release);
+                        }
+                    })
+                })
+                .collect();
+            queue.block_on(async {
+                for handle in handles {
+                    handle.await;
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn a_queue_goes_with_idle_workers_and_late_wakers() {
+    for engine in engines() {
+        let _watchdog = Watchdog::new(&format!("end of a queue with {engine}"));
+        let memory = Arc::new(Memory::new(vec![1; 4096]));
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        fs::write(file.path(), vec![9; 1 << 16]).unwrap();
+        let file: Arc<dyn Storage> =
+            Arc::new(File::open(file.path(), OpenFile::default()).unwrap());
+        for _ in 0..10 {
+            let queue = queue(engine, false);
+            let late: Arc<Mutex<Vec<Waker>>> = Arc::default();
+            let handles: Vec<_> = (0..32u64)
+                .map(|n| {
+                    let (file, queue2, late) = (file.clone(), queue.clone(), late.clone());
+                    queue.spawn(async move {
+                        poll_fn(|context| {
+                            late.lock().unwrap().push(context.waker().clone());
+                            Poll::Ready(())
+                        })
+                        .await;
+                        let bytes = storage::read_vec(&*file, &queue2, n * 1024, 1024).await;
+                        assert_eq!(bytes.unwrap(), [9; 1024]);
+                    })
+                })
+                .collect();
+            queue.block_on(async {
+                for handle in handles {
+                    handle.await;
+                }
+            });
+            // Wakers of tasks that have ended, whose places others now have.
+            let wakers = std::mem::take(&mut *late.lock().unwrap());
+            let (storage, queue2) = (memory.clone(), queue.clone());
+            let next = queue.spawn(async move {
+                for _ in 0..10 {
+                    let bytes = storage::read_vec(&*storage, &queue2, 0, 4096).await;
+                    assert_eq!(bytes.unwrap(), [1; 4096]);
+                }
+            });
+            std::thread::scope(|scope| {
+                let waker = scope.spawn(|| wakers.iter().for_each(Waker::wake_by_ref));
+                queue.block_on(next);
+                waker.join().unwrap();
+            });
+            drop(queue);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+#[test]
+fn block_on_within_itself_panics_and_the_queue_goes_on() {
+    for engine in engines() {
+        let queue = queue(engine, false);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            queue.block_on(async { queue.block_on(async {}) });
+        }));
+        assert!(result.is_err());
+        let memory = Memory::new(vec![5; 10]);
+        let bytes = queue.block_on(storage::read_vec(&memory, &queue, 0, 10));
+        assert_eq!(bytes.unwrap(), [5; 10]);
+    }
+}
