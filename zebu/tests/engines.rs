@@ -248,6 +248,48 @@ fn more_segments_than_the_kernel_takes_at_once() {
     });
 }
 
+/// Direct ones are handed over as several.
+#[test]
+fn a_large_operation_on_scattered_memory() {
+    const PIECE: usize = 64 << 10;
+    each(|setup| {
+        let (queue, storage) = (&setup.queue, &*setup.storage);
+        let count = match storage.is_device() {
+            true => DEVICE_BYTES as usize / PIECE,
+            false => 41,
+        };
+        let length = count * PIECE;
+        let mut bytes = vec![0; length];
+        Rng::new(setup.seed).fill(&mut bytes);
+        let mut pieces = Pieces::equal(count, PIECE);
+        pieces.put(&bytes);
+        queue.block_on(async {
+            write(storage, queue, 0, &mut pieces).await.unwrap();
+            let mut back = Pieces::equal(count, PIECE);
+            read(storage, queue, 0, &mut back).await.unwrap();
+            assert!(back.get() == bytes);
+            let all = storage::read_vec(storage, queue, 0, length).await.unwrap();
+            assert!(all == bytes);
+        });
+        if storage.is_device() {
+            return;
+        }
+        // Ends within each of what it was handed over as, and at their borders.
+        for end in [PIECE, 8 * PIECE, 12 * PIECE, 16 * PIECE + 512, length - 512] {
+            storage.set_len(end as u64).unwrap();
+            let mut back = Pieces::equal(count, PIECE);
+            back.put(&vec![GUARD; length]);
+            queue.block_on(read(storage, queue, 0, &mut back)).unwrap();
+            let back = back.get();
+            assert!(back[..end] == bytes[..end], "the end at {end}");
+            assert!(back[end..].iter().all(|byte| *byte == 0), "{end}");
+            queue
+                .block_on(write(storage, queue, 0, &mut pieces))
+                .unwrap();
+        }
+    });
+}
+
 #[test]
 fn empty_operations_do_nothing() {
     each(|setup| {

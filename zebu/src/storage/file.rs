@@ -334,6 +334,54 @@ unsafe fn copy_or_write(
     })
 }
 
+/// Bytes that are worth an operation of their own, where memory is scattered.
+const SHARE: usize = 512 << 10;
+
+/// How many bytes of a direct operation on memory in several pieces to hand over at a time, if
+/// not all: a disk takes longer for scattered memory (1 MiB in sixteen pieces:
+/// 5 to 10 %), and for one half while it brings the other in. Not durable writes, each of which
+/// may flush the disk.
+fn share(queue: &Queue, kind: OpKind, iov: &Iov) -> Option<usize> {
+    let count = (iov.len() / SHARE).min(queue.options().parts);
+    let shares =
+        count > 1 && matches!(kind, OpKind::Read | OpKind::Write) && iov.single().is_none();
+    shares.then(|| (iov.len() / count).next_multiple_of(SHARE))
+}
+
+/// Starts an operation as several, of `share` bytes each.
+///
+/// # Safety
+/// As [`Storage::start`].
+unsafe fn start_shares(
+    share: usize,
+    queue: &Queue,
+    kind: OpKind,
+    fd: RawFd,
+    offset: u64,
+    iov: &Iov,
+) -> Started {
+    let start = |at: usize| {
+        let part = iov.slice(at, share.min(iov.len() - at));
+        // SAFETY: the file stays open, and the memory valid, as the caller
+        // promises, until the `Started` that all of them are in has ended.
+        let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset + at as u64, &part) };
+        (Started::in_flight(io, segments), part.len())
+    };
+    let shares: Vec<_> = (0..iov.len()).step_by(share).map(start).collect();
+    Started::later(async move {
+        let (mut total, mut is_short) = (0, false);
+        for (started, length) in shares {
+            let count = started.wait().await?;
+            // What comes after a gap does not count.
+            if !is_short {
+                total += count;
+                is_short = count < length;
+            }
+        }
+        Ok(total)
+    })
+}
+
 // SAFETY: the engine uses the memory until the operation has ended, and that is
 // what `Io`, in the `Started`, waits for.
 unsafe impl Storage for File {
@@ -364,6 +412,10 @@ unsafe impl Storage for File {
             {
                 // SAFETY: passed on.
                 return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
+            }
+            if !cached && let Some(share) = share(queue, kind, iov) {
+                // SAFETY: passed on.
+                return unsafe { start_shares(share, queue, kind, fd, offset, iov) };
             }
             // SAFETY: the file stays open, as callers of `start` promise.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };

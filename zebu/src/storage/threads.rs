@@ -2,7 +2,9 @@
 //!
 //! An operation that is alone in flight is done by the thread that polls, which
 //! would only sleep meanwhile: it costs exactly one system call and wakes
-//! nobody.
+//! nobody. Of two in flight that thread does one, so that one worker is woken, or none:
+//! with two requests of 4 KiB a quarter less time. Of more it does none: while it is in the
+//! kernel nobody fetches what workers end (with four in flight a fifth more time).
 //!
 //! Who runs out of work gives its processor away a few times before it sleeps:
 //! a worker that has ended an operation, so that the poller makes the next one
@@ -38,6 +40,9 @@ const IDLE: Duration = match cfg!(test) {
 /// requests a second for as much of the processors' time.
 const WORKER_YIELDS: u32 = 32;
 const POLLER_YIELDS: u32 = 4;
+
+/// Operations in flight at most, when the poller does one of them.
+const FEW: usize = 2;
 
 /// The engine. Workers are started when there is work for them.
 pub struct Threads {
@@ -231,18 +236,18 @@ impl Engine for Threads {
         let before = done.len();
         self.watches.take_cancelled(done);
         let wait = wait && done.len() == before;
-        if wait
-            && self.in_flight == 1
-            && !self.shared.notified.load(Ordering::Acquire)
-            && let Some((token, op)) = self.batch.pop()
-        {
-            self.in_flight = 0;
-            // SAFETY: as in `run`.
-            done.push((token, unsafe { op.complete() }));
-            return self.watches.look_sometimes(done);
-        }
+        let sleeps = wait && !self.shared.notified.load(Ordering::Acquire);
+        let own = match sleeps && self.in_flight <= FEW {
+            true => self.batch.pop(),
+            false => None,
+        };
         if !self.batch.is_empty() {
             self.hand_over();
+        }
+        if let Some((token, op)) = own {
+            self.in_flight -= 1;
+            // SAFETY: as in `run`.
+            done.push((token, unsafe { op.complete() }));
         }
         let mut yields = 0;
         loop {
@@ -292,12 +297,16 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_is_done_by_the_poller() {
+    fn one_of_few_is_done_by_the_poller() {
         let mut threads = Threads::new().unwrap();
         for _ in 0..10 {
             reads_in_flight(&mut threads, 1);
         }
         assert_eq!(workers(&threads), 0);
+        for _ in 0..10 {
+            reads_in_flight(&mut threads, 2);
+        }
+        assert!(workers(&threads) <= 1);
         // Also after a batch, for which there were workers.
         reads_in_flight(&mut threads, 1000);
         assert!((1..=MAX_WORKERS).contains(&workers(&threads)));
