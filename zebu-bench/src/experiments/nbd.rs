@@ -5,11 +5,10 @@ use super::requests::probe;
 use super::servers::{self, Row, Served, place};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
-use crate::measure::alternate::Rules;
 use crate::measure::child::{self, command};
 use crate::measure::meter::Meter;
 use crate::measure::served::served;
-use crate::measure::{Cell, Contender, Series, alternate};
+use crate::measure::{Cell, Contender, Series};
 use crate::report::Section;
 use crate::units::{self, KIB, MIB};
 use std::ffi::OsString;
@@ -53,41 +52,26 @@ impl Task {
     }
 }
 
-/// Everything that is measured; with `--quick` not several connections with one request each.
+/// Everything that is measured; with `--quick` not several connections with one request each, and
+/// in the page cache only one connection at random.
 fn tasks(quick: bool) -> Vec<Task> {
     let mut all = Vec::new();
-    for write in [false, true] {
-        for (depth, connections) in [(1, 1), (1, 4), (32, 1), (32, 4)] {
-            if quick && (depth, connections) == (1, 4) {
+    for (cached, write) in [(false, false), (false, true), (true, false), (true, true)] {
+        let small = [(1, 1), (1, 4), (32, 1), (32, 4)];
+        let small = small.map(|(depth, connections)| (4 * KIB, depth, connections));
+        for (block, depth, connections) in small.into_iter().chain([(MIB, 8, 1)]) {
+            let is_left_out =
+                (depth, connections) == (1, 4) || cached && (connections > 1 || block == MIB);
+            if quick && is_left_out {
                 continue;
             }
             all.push(Task {
-                block: 4 * KIB,
-                random: true,
+                block,
+                random: block < MIB,
                 write,
                 depth,
                 connections,
-                cached: false,
-            });
-        }
-        all.push(Task {
-            block: MIB,
-            random: false,
-            write,
-            depth: 8,
-            connections: 1,
-            cached: false,
-        });
-    }
-    for write in [false, true] {
-        for depth in [1, 32] {
-            all.push(Task {
-                block: 4 * KIB,
-                random: true,
-                write,
-                depth,
-                connections: 1,
-                cached: true,
+                cached,
             });
         }
     }
@@ -185,17 +169,12 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
         let slower = 1 - probed.quicker(0, 1);
         contenders.remove(slower);
     }
-    let rules = bench.rules();
-    let runs = match bench.options.runs {
-        None if quick => 3,
-        _ => rules.runs,
-    };
     let cell = Cell {
         contenders,
         inputs: ground.served(task).inputs(),
         judge: None,
     };
-    let all = alternate(&Rules { runs, ..rules }, &cell);
+    let all = servers::alternate(bench, task.depth, &cell);
     let _ = std::fs::remove_file(&ground.socket);
     Some((probed.count, all))
 }
@@ -265,7 +244,7 @@ mod tests {
     #[test]
     fn each_kind_of_request_has_its_target() {
         let all = tasks(false);
-        assert_eq!(all.len(), 14);
+        assert_eq!(all.len(), 20);
         for task in all {
             let wanted = match (task.random, task.depth) {
                 (true, 32) => 1.5,

@@ -3,7 +3,8 @@
 use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::filled;
-use crate::measure::{Series, series};
+use crate::measure::alternate::Rules;
+use crate::measure::{self, Cell, Series, series};
 use crate::report::Section;
 use crate::report::cells::Cells;
 use crate::report::svg::Chart;
@@ -49,15 +50,32 @@ impl Served {
 }
 
 /// How many requests the first probe has, and how many seconds a run is to last, of rows with `depth`
-/// requests of `block` bytes in flight. One at a time from the page cache is several times as fast
-/// in the first tenth of a second as from then on, which is what lasts: runs must be long enough to show it.
+/// requests of `block` bytes in flight. One at a time is faster in the first tenth of a second than
+/// from then on (from the page cache several times as fast), or slower where the scheduler has put
+/// server and client on two processors: runs must be long enough to show what lasts.
 pub fn duration(bench: &Bench, cached: bool, block: u64, depth: u64) -> (u64, f64) {
     const SETTLED: f64 = 0.7;
     match (block, depth) {
         (MIB, _) => (128, bench.seconds(0.2, 2.0)),
         (_, 1) if cached => (10_000, bench.seconds(SETTLED, 2.0).max(SETTLED)),
+        (_, 1) if !bench.options.quick => (500, bench.seconds(SETTLED, 2.0).max(SETTLED)),
         _ => (500 * depth.min(16), bench.seconds(0.2, 2.0)),
     }
+}
+
+/// Runs a cell with `depth` requests in flight on each connection; with `--quick` three times.
+pub fn alternate(bench: &Bench, depth: u64, cell: &Cell<'_>) -> Vec<Series> {
+    if bench.options.quick && bench.options.runs.is_none() {
+        let runs = 3;
+        return measure::alternate(
+            &Rules {
+                runs,
+                ..bench.rules()
+            },
+            cell,
+        );
+    }
+    bench.alternate_requests(depth, cell)
 }
 
 /// How rows tell where the image is served from.

@@ -5,11 +5,10 @@ use super::requests::probe;
 use super::servers::{self, Row, Served, place};
 use crate::bench::Bench;
 use crate::error::{Error, Result};
-use crate::measure::alternate::Rules;
 use crate::measure::child::command;
 use crate::measure::meter::Meter;
 use crate::measure::served::served;
-use crate::measure::{Cell, Contender, Series, alternate};
+use crate::measure::{Cell, Contender, Series};
 use crate::report::Section;
 use crate::units::{self, KIB, MIB};
 use std::ffi::OsString;
@@ -60,24 +59,26 @@ const fn task(what: &'static str, block: u64, depth: u64) -> Task {
     }
 }
 
-const fn cached(what: &'static str, depth: u64) -> Task {
+const fn cached(what: &'static str, block: u64, depth: u64) -> Task {
     Task {
         cached: true,
-        ..task(what, 4 * KIB, depth)
+        ..task(what, block, depth)
     }
 }
 
-const TASKS: [Task; 10] = [
+const TASKS: [Task; 12] = [
     task("randread", 4 * KIB, 1),
     task("randread", 4 * KIB, 32),
     task("read", MIB, 8),
     task("randwrite", 4 * KIB, 1),
     task("randwrite", 4 * KIB, 32),
     task("write", MIB, 8),
-    cached("randread", 1),
-    cached("randread", 32),
-    cached("randwrite", 1),
-    cached("randwrite", 32),
+    cached("randread", 4 * KIB, 1),
+    cached("randread", 4 * KIB, 32),
+    cached("read", MIB, 8),
+    cached("randwrite", 4 * KIB, 1),
+    cached("randwrite", 4 * KIB, 32),
+    cached("write", MIB, 8),
 ];
 
 /// One of QEMU's ways: the engine, and the options of its I/O thread, if it has one.
@@ -144,7 +145,11 @@ impl Experiment for Vhost {
         if !writes {
             section.note("writes are left out: --writes never is given");
         }
-        let tasks = TASKS.into_iter().filter(|t| writes || !t.writes());
+        let quick = bench.options.quick;
+        let tasks = TASKS
+            .into_iter()
+            .filter(|t| writes || !t.writes())
+            .filter(|t| !(quick && t.cached && t.block == MIB));
         let rows = tasks.map(|task| Row {
             label: task.label(),
             target: TARGET,
@@ -195,17 +200,12 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
             way - 1 == best || way > ways
         });
     }
-    let rules = bench.rules();
-    let runs = match bench.options.runs {
-        None if quick => 3,
-        _ => rules.runs,
-    };
     let cell = Cell {
         contenders,
         inputs: ground.served[usize::from(task.cached)].inputs(),
         judge: None,
     };
-    let all = alternate(&Rules { runs, ..rules }, &cell);
+    let all = servers::alternate(bench, task.depth, &cell);
     let _ = std::fs::remove_file(&ground.socket);
     Some((probed.count, all))
 }

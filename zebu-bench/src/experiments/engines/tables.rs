@@ -123,9 +123,7 @@ pub fn verdicts(section: &mut Section, measured: &[Measured]) {
                 against_fio(section, measured, (engine, depth, write), how);
             }
         }
-        for depth in DEPTHS {
-            native_and_threads(section, measured, depth, write, how);
-        }
+        native_and_threads(section, measured, write, how);
     }
 }
 
@@ -155,15 +153,11 @@ fn against_fio(
     }
 }
 
-fn native_and_threads(
-    section: &mut Section,
-    measured: &[Measured],
-    depth: u32,
-    write: bool,
-    how: &str,
-) {
-    let of = |program: &str| {
-        let cpu = |engine, pattern| {
+/// The target is of native against threads in all that was measured. With one in flight threads
+/// makes the system call itself, one where native makes two: each depth is told beside.
+fn native_and_threads(section: &mut Section, measured: &[Measured], write: bool, how: &str) {
+    let of = |program: &str, depths: &[u32]| {
+        let cpu = |engine, depth, pattern| {
             let task = Task {
                 engine,
                 depth,
@@ -172,32 +166,35 @@ fn native_and_threads(
             };
             measured.iter().find(|m| m.task == task)?.cpu(program)
         };
-        let ratios: Vec<f64> = PATTERNS
+        let ratios: Vec<f64> = depths
             .iter()
-            .filter_map(|p| Some(cpu("native", *p)? / cpu("threads", *p)?))
+            .flat_map(|depth| PATTERNS.iter().map(move |pattern| (*depth, *pattern)))
+            .filter_map(|(d, p)| Some(cpu("native", d, p)? / cpu("threads", d, p)?))
             .collect();
         (!ratios.is_empty()).then(|| geometric_mean(&ratios))
     };
-    if let Some(ratio) = of("zebu") {
+    if let Some(ratio) = of("zebu", &DEPTHS) {
         section.verdict(Verdict::new(
             "P2",
             format!(
-                "{how}, {depth} in flight: CPU a request, zebu native against zebu threads \
-                 (geometric mean)"
+                "{how}: CPU a request, zebu native against zebu threads (geometric mean of all \
+                 cells)"
             ),
             Bound::AtMost(0.67),
             ratio,
         ));
     }
-    // What the engines cost without a pool (fio: a blocking call each) and with one (QEMU).
-    let peers: Vec<String> = ["fio", "QEMU"]
-        .into_iter()
-        .filter_map(|name| Some(format!("{name} {}", units::ratio(of(name)?))))
-        .collect();
-    if !peers.is_empty() {
-        section.note(format!(
-            "{how}, {depth} in flight: CPU of native against threads within the peers: {}",
-            peers.join(", ")
-        ));
+    for depth in DEPTHS {
+        // What the engines cost with a pool (QEMU), and without one (fio: a blocking call each).
+        let each: Vec<String> = PROGRAMS
+            .into_iter()
+            .filter_map(|name| Some(format!("{name} {}", units::ratio(of(name, &[depth])?))))
+            .collect();
+        if !each.is_empty() {
+            section.note(format!(
+                "{how}, {depth} in flight: CPU a request, native against threads: {}",
+                each.join(", ")
+            ));
+        }
     }
 }
