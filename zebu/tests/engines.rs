@@ -248,7 +248,7 @@ fn more_segments_than_the_kernel_takes_at_once() {
     });
 }
 
-/// Direct ones are handed over as several.
+/// Direct ones are handed over as two halves, cut at a multiple of 64 KiB.
 #[test]
 fn a_large_operation_on_scattered_memory() {
     const PIECE: usize = 64 << 10;
@@ -274,8 +274,9 @@ fn a_large_operation_on_scattered_memory() {
         if storage.is_device() {
             return;
         }
-        // Ends within each of what it was handed over as, and at their borders.
-        for end in [PIECE, 8 * PIECE, 12 * PIECE, 16 * PIECE + 512, length - 512] {
+        // Ends within each half, and where they meet.
+        let half = (length / 2).next_multiple_of(PIECE);
+        for end in [PIECE, half - 512, half, half + 512, length - 512] {
             storage.set_len(end as u64).unwrap();
             let mut back = Pieces::equal(count, PIECE);
             back.put(&vec![GUARD; length]);
@@ -398,7 +399,8 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 fn a_dropped_request_has_ended() {
     each(|setup| {
         let (queue, storage) = (&setup.queue, &*setup.storage);
-        const LENGTH: usize = 256 << 10;
+        // What goes past the page cache is made as two operations.
+        const LENGTH: usize = 1 << 20;
         let mut rng = Rng::new(setup.seed);
         let mut expected = vec![0; LENGTH];
         // Something that is always ready: the wait must not depend on it.
@@ -415,7 +417,7 @@ fn a_dropped_request_has_ended() {
             rng.fill(&mut expected);
             let mut pieces = Pieces::equal(LENGTH / 4096, 4096);
             pieces.put(&expected);
-            // A dropped write is complete: it is one operation, which ended.
+            // A dropped write is complete: all of its operations have ended.
             let ready = poll_once(pin!(write(storage, queue, 0, &mut pieces)));
             assert!(!matches!(ready, Poll::Ready(Err(_))));
             pieces.put(&vec![1; LENGTH]);

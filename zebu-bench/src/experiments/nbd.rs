@@ -53,7 +53,7 @@ impl Task {
 }
 
 /// Everything that is measured; with `--quick` not several connections with one request each, and
-/// in the page cache only one connection at random.
+/// in the page cache only 4 KiB on one connection.
 fn tasks(quick: bool) -> Vec<Task> {
     let mut all = Vec::new();
     for (cached, write) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -162,7 +162,7 @@ fn measure(ground: &Ground<'_>, task: Task) -> Option<(u64, Vec<Series>)> {
     let quick = bench.options.quick;
     let make = |count| contenders(ground, task, count);
     let step = task.depth * task.connections;
-    let (first, seconds) = servers::duration(bench, task.cached, task.block, step);
+    let (first, seconds) = servers::duration(bench, task.cached, task.block, task.depth);
     let probed = probe(bench, first, step, u64::MAX / 2, seconds, &make)?;
     let mut contenders = make(probed.count);
     if quick {

@@ -334,51 +334,46 @@ unsafe fn copy_or_write(
     })
 }
 
-/// Bytes that are worth an operation of their own, where memory is scattered.
-const SHARE: usize = 512 << 10;
+/// Operations on scattered memory from this many bytes on are made as two.
+const LARGE: usize = 1 << 20;
 
-/// How many bytes of a direct operation on memory in several pieces to hand over at a time, if
-/// not all: a disk takes longer for scattered memory (1 MiB in sixteen pieces:
-/// 5 to 10 %), and for one half while it brings the other in. Not durable writes, each of which
-/// may flush the disk.
-fn share(queue: &Queue, kind: OpKind, iov: &Iov) -> Option<usize> {
-    let count = (iov.len() / SHARE).min(queue.options().parts);
-    let shares =
-        count > 1 && matches!(kind, OpKind::Read | OpKind::Write) && iov.single().is_none();
-    shares.then(|| (iov.len() / count).next_multiple_of(SHARE))
+/// Whether a direct operation is handed over as two halves: one on memory in several
+/// pieces, which a disk takes longer for (1 MiB in sixteen: 5 to 10 %), and two halves
+/// overlap that. (What is a slice within one piece of several counts, too: it is not looked
+/// at more closely.) Not durable writes, each of which may flush the disk.
+fn goes_in_halves(kind: OpKind, iov: &Iov) -> bool {
+    matches!(kind, OpKind::Read | OpKind::Write) && iov.len() >= LARGE && iov.single().is_none()
 }
 
-/// Starts an operation as several, of `share` bytes each.
+/// Starts an operation as two, the first of a multiple of `align` bytes.
 ///
 /// # Safety
 /// As [`Storage::start`].
-unsafe fn start_shares(
-    share: usize,
+unsafe fn start_halves(
+    align: usize,
     queue: &Queue,
     kind: OpKind,
     fd: RawFd,
     offset: u64,
     iov: &Iov,
 ) -> Started {
-    let start = |at: usize| {
-        let part = iov.slice(at, share.min(iov.len() - at));
+    let middle = (iov.len() / 2).next_multiple_of(align);
+    let start = |at: usize, length: usize| {
+        let half = iov.slice(at, length);
         // SAFETY: the file stays open, and the memory valid, as the caller
-        // promises, until the `Started` that all of them are in has ended.
-        let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset + at as u64, &part) };
-        (Started::in_flight(io, segments), part.len())
+        // promises, until the `Started` that both are in has ended.
+        let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset + at as u64, &half) };
+        Started::in_flight(io, segments)
     };
-    let shares: Vec<_> = (0..iov.len()).step_by(share).map(start).collect();
+    let (first, second) = (start(0, middle), start(middle, iov.len() - middle));
     Started::later(async move {
-        let (mut total, mut is_short) = (0, false);
-        for (started, length) in shares {
-            let count = started.wait().await?;
+        // Both are awaited in any case: one that is dropped holds the thread up.
+        let (first, second) = (first.wait().await, second.wait().await);
+        match first? {
             // What comes after a gap does not count.
-            if !is_short {
-                total += count;
-                is_short = count < length;
-            }
+            count if count < middle => Ok(count),
+            count => second.map(|more| count + more),
         }
-        Ok(total)
     })
 }
 
@@ -413,9 +408,10 @@ unsafe impl Storage for File {
                 // SAFETY: passed on.
                 return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
-            if !cached && let Some(share) = share(queue, kind, iov) {
+            if !cached && goes_in_halves(kind, iov) {
+                let align = self.alignment.offset.max(MAX_PAGE as usize);
                 // SAFETY: passed on.
-                return unsafe { start_shares(share, queue, kind, fd, offset, iov) };
+                return unsafe { start_halves(align, queue, kind, fd, offset, iov) };
             }
             // SAFETY: the file stays open, as callers of `start` promise.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };
