@@ -55,10 +55,12 @@ impl Served {
 /// server and client on two processors: runs must be long enough to show what lasts.
 pub fn duration(bench: &Bench, cached: bool, block: u64, depth: u64) -> (u64, f64) {
     const SETTLED: f64 = 0.7;
+    let quick = bench.options.quick;
+    let cached_for = if quick { SETTLED } else { 2.0 * SETTLED };
     match (block, depth) {
         (MIB, _) => (128, bench.seconds(0.2, 2.0)),
-        (_, 1) if cached => (10_000, bench.seconds(SETTLED, 2.0).max(SETTLED)),
-        (_, 1) if !bench.options.quick => (500, bench.seconds(SETTLED, 2.0).max(SETTLED)),
+        (_, 1) if cached => (10_000, bench.seconds(SETTLED, 2.0).max(cached_for)),
+        (_, 1) if !quick => (500, bench.seconds(SETTLED, 2.0).max(SETTLED)),
         _ => (500 * depth.min(16), bench.seconds(0.2, 2.0)),
     }
 }
