@@ -161,6 +161,11 @@ pub async fn serve(
         own_bytes,
         budget,
     });
+    // Where the disk is what clients wait for, requests come in larger heaps then, and it idles
+    // between them: 1 MiB from the page cache is a quarter faster, from a disk a twentieth slower.
+    if !connection.export.device().is_direct() {
+        connection.transport.widen();
+    }
     let queue = connection.queue().clone();
     let writer = queue.spawn(connection.clone().write());
     let end = match connection.read(&stopping).await {

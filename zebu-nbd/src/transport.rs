@@ -1,10 +1,11 @@
 //! The bytes of one connection: a socket that never blocks, and TLS over it.
+#![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::task::Poll;
 
@@ -14,6 +15,10 @@ use zebu::tls::{ServerTls, Session};
 /// How often TLS receives at a time if there is nothing in it for us: a client
 /// may send such records without an end.
 const TURNS: usize = 16;
+
+/// Bytes that a unix socket is asked to take before the client has received them: twice as many or
+/// more than by default (socket(7), unix(7)).
+const SEND_BUFFER: libc::c_int = 512 << 10;
 
 /// A connected socket.
 #[derive(Debug)]
@@ -100,6 +105,26 @@ impl Transport {
 
     pub fn queue(&self) -> &Queue {
         &self.queue
+    }
+
+    /// Makes room in a unix socket for much of a large answer, which otherwise goes in pieces, each of
+    /// which waits until the client's thread runs. TCP finds its own size. Less room is slower, not
+    /// wrong.
+    pub fn widen(&self) {
+        let Stream::Unix(stream) = &self.stream else {
+            return;
+        };
+        let bytes = SEND_BUFFER;
+        // SAFETY: the value of SO_SNDBUF is an int, which is there during the call.
+        unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_SNDBUF,
+                (&raw const bytes).cast(),
+                size_of_val(&bytes) as libc::socklen_t,
+            );
+        }
     }
 
     /// From here on all is TLS; its handshake is part of the next reads.

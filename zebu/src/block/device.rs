@@ -169,6 +169,11 @@ impl Device {
         &self.layers[0]
     }
 
+    /// Whether the data of the top image goes past the host's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.top().data().cache_mode().is_direct()
+    }
+
     /// Fills `buffer` with the bytes from `offset` on, and waits for it.
     pub fn read_blocking(&self, queue: &Queue, offset: u64, buffer: &mut [u8]) -> Result<()> {
         // SAFETY: `buffer` is borrowed until the read, waited for here, has

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
 use super::overflow::Overflow;
-use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent, yield_once};
+use super::{Alignment, Blocks, EngineKind, Iov, Queue, Started, Storage, StorageExtent, yield_once};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -109,6 +109,8 @@ pub struct File {
     cache: CacheMode,
     alignment: Alignment,
     device: bool,
+    /// Whether there is no disk: to read is to copy, also with `O_DIRECT`.
+    in_memory: bool,
     blocks: Blocks,
     overflow: Option<Arc<Overflow>>,
 }
@@ -171,6 +173,7 @@ impl File {
             other => other,
         };
         Ok(File {
+            in_memory: file_system(fd.as_raw_fd()) == TMPFS,
             fd,
             path,
             cache,
@@ -334,15 +337,48 @@ unsafe fn copy_or_write(
     })
 }
 
-/// Operations on scattered memory from this many bytes on are made as two.
+/// Operations from this many bytes on may be made as two.
 const LARGE: usize = 1 << 20;
 
-/// Whether a direct operation is handed over as two halves: one on memory in several
-/// pieces, which a disk takes longer for (1 MiB in sixteen: 5 to 10 %), and two halves
-/// overlap that. (What is a slice within one piece of several counts, too: it is not looked
-/// at more closely.) Not durable writes, each of which may flush the disk.
-fn goes_in_halves(kind: OpKind, iov: &Iov) -> bool {
-    matches!(kind, OpKind::Read | OpKind::Write) && iov.len() >= LARGE && iov.single().is_none()
+/// The type of tmpfs, as statfs(2) says it.
+const TMPFS: i64 = 0x0102_1994;
+
+/// The type of the file system that a file is on (statfs(2)).
+pub(super) fn file_system(fd: RawFd) -> i64 {
+    let mut info = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the pointer is valid for the call, and zeroed is a valid value.
+    let info = unsafe {
+        libc::fstatfs(fd, info.as_mut_ptr());
+        info.assume_init()
+    };
+    #[allow(clippy::unnecessary_cast)] // Its type differs among platforms.
+    {
+        info.f_type as i64
+    }
+}
+
+impl File {
+    /// Whether an operation is handed over as two halves.
+    ///
+    /// - A direct one on memory in several pieces: a disk takes longer for it (1 MiB in sixteen: 5
+    ///   to 15 %), and two halves overlap that. (What is a slice within one piece of several
+    ///   counts, too: it is not looked at more closely.) Not durable writes, each of which may flush
+    ///   the disk.
+    /// - A read from memory, if there are threads that copy the halves at the same time. Not a
+    ///   write: these wait for each other in the kernel.
+    fn goes_in_halves(&self, kind: OpKind, iov: &Iov, engine: EngineKind) -> bool {
+        if iov.len() < LARGE {
+            return false;
+        }
+        match self.in_memory {
+            true => kind == OpKind::Read && engine == EngineKind::Threads,
+            false => {
+                matches!(kind, OpKind::Read | OpKind::Write)
+                    && self.cache.is_direct()
+                    && iov.single().is_none()
+            }
+        }
+    }
 }
 
 /// Starts an operation as two, the first of a multiple of `align` bytes.
@@ -408,7 +444,7 @@ unsafe impl Storage for File {
                 // SAFETY: passed on.
                 return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
-            if !cached && goes_in_halves(kind, iov) {
+            if self.goes_in_halves(kind, iov, queue.options().engine) {
                 let align = self.alignment.offset.max(MAX_PAGE as usize);
                 // SAFETY: passed on.
                 return unsafe { start_halves(align, queue, kind, fd, offset, iov) };

@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
+use super::file::file_system;
 use super::Iov;
 use super::op::write_now;
 
@@ -102,16 +103,9 @@ impl Overflow {
 }
 
 /// Whether the file system is one of those of disks, which keep the page cache
-/// and direct I/O coherent, by statfs(2).
+/// and direct I/O coherent.
 fn is_coherent(fd: RawFd) -> bool {
     /// ext2, ext3 and ext4; XFS; Btrfs.
     const MAGICS: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
-    let mut info = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the pointer is valid for the call, and zeroed is a valid value.
-    let info = unsafe {
-        libc::fstatfs(fd, info.as_mut_ptr());
-        info.assume_init()
-    };
-    #[allow(clippy::unnecessary_cast)] // Its type differs among platforms.
-    MAGICS.contains(&(info.f_type as i64))
+    MAGICS.contains(&file_system(fd))
 }
