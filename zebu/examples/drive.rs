@@ -35,6 +35,7 @@ fn callbacks(file: &File, blocks: u64, depth: usize, kind: EngineKind, time: Dur
         length: BLOCK,
         memory: buffer.as_mut_ptr().cast(),
         segments: 1,
+        aside: false,
     };
     for (i, buffer) in buffers.iter_mut().enumerate() {
         // SAFETY: buffers and file outlive the engine's operations.
@@ -109,6 +110,7 @@ fn blocking(file: &File, blocks: u64, depth: usize, time: Duration) -> u64 {
                         length: BLOCK,
                         memory: buffer.as_mut_ptr().cast(),
                         segments: 1,
+                        aside: false,
                     };
                     // SAFETY: the buffer is this thread's.
                     unsafe { op.perform() }.expect("read");

@@ -96,7 +96,8 @@ const WAYS: [Way; 4] = [
 ];
 
 /// In the page cache, where native AIO cannot be.
-const CACHED_WAYS: [Way; 3] = [
+const CACHED_WAYS: [Way; 4] = [
+    ("threads", Some("")),
     ("io_uring", Some("")),
     ("io_uring", None),
     ("io_uring", POLLS_LONG),
@@ -136,7 +137,7 @@ impl Experiment for Vhost {
              the default cache mode: they tell what the server itself costs. Each run starts a server, waits for its socket, runs the client, and ends the \
              server; the client's own clock counts. zebu has its default engine, QEMU the best of \
              native AIO and io_uring in an iothread (which polls, as is its default, for 32 µs at \
-             most, or for 100 µs) and io_uring in the main loop (with `--quick` what a probe \
+             most, or for 100 µs), io_uring in the main loop, and in the page cache threads instead of native AIO (with `--quick` what a probe \
              finds best). CPU is that of the server alone.",
             units::size(ground.served[0].size),
             units::size(ground.served[1].size)

@@ -11,6 +11,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The byte that they are full of, which `bench -w --pattern` writes again.
+pub const FILL: u8 = 0xff;
+
 const BLOCK: u64 = 64 * KIB;
 const GROUP: u64 = MIB;
 
@@ -71,7 +74,7 @@ pub fn image(bench: &Bench, size: u64, order: Order) -> Result<PathBuf> {
         let writes = order
             .offsets(size)
             .into_iter()
-            .map(|offset| format!("write -P 0xff {offset} {BLOCK}"));
+            .map(|offset| format!("write -P {FILL} {offset} {BLOCK}"));
         qemu_io(bench, part, writes)
     })
 }

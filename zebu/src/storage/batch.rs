@@ -79,6 +79,7 @@ mod tests {
                 length,
                 memory,
                 segments: 1,
+                aside: false,
             }) {
                 batch.clear();
                 all.push(std::mem::take(&mut count));

@@ -171,6 +171,7 @@ pub(super) mod tests {
                 length: BLOCK as u64,
                 memory: block.as_mut_ptr().cast(),
                 segments: 1,
+                aside: false,
             };
             // SAFETY: file and memory live until all have ended, below.
             unsafe { engine.submit(token, op) };

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
 use super::overflow::Overflow;
-use super::{Alignment, Blocks, EngineKind, Iov, Queue, Started, Storage, StorageExtent, yield_once};
+use super::{
+    Alignment, Blocks, EngineKind, Iov, Queue, Started, Storage, StorageExtent, yield_once,
+};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -460,6 +462,7 @@ unsafe impl Storage for File {
             length,
             memory: std::ptr::null_mut(),
             segments: 0,
+            aside: false,
         };
         // SAFETY: as above, and there is no memory.
         Started::in_flight(unsafe { queue.submit(op) }, None)

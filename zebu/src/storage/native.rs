@@ -417,6 +417,7 @@ mod tests {
             length: 0,
             memory: std::ptr::null_mut(),
             segments: 0,
+            aside: false,
         };
         let mut done = Vec::new();
         for token in 0..10 {

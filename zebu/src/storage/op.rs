@@ -52,6 +52,9 @@ pub struct Op {
     pub memory: *mut libc::c_void,
     /// How many segments `memory` means; 0 for operations without memory.
     pub segments: u32,
+    /// Whether it copies so much that an engine may have a thread of the kernel do it beside this
+    /// one.
+    pub aside: bool,
 }
 
 // SAFETY: an Op is a description; the thread that performs it relies on the
@@ -173,6 +176,7 @@ pub(super) fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> 
             length: length as u64,
             memory: ptr.cast(),
             segments: 1,
+            aside: false,
         };
         // SAFETY: the memory is valid on the promise of the Iov, and the file
         // is open.

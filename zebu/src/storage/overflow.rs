@@ -15,8 +15,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use super::file::file_system;
 use super::Iov;
+use super::file::file_system;
 use super::op::write_now;
 
 /// Direct writes that keep a device busy.

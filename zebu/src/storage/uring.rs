@@ -42,6 +42,8 @@ pub struct Uring {
     held: Batch,
     /// How often in a row waits for descriptors were not handed over.
     put_off: u32,
+    /// Whether the last operation that may be done aside was.
+    last_aside: bool,
     /// Reaped while room was made for a submission.
     ended_early: Vec<Completion>,
 }
@@ -109,6 +111,7 @@ impl Uring {
             alone: None,
             held: Batch::default(),
             put_off: 0,
+            last_aside: false,
             ended_early: Vec::new(),
         })
     }
@@ -132,7 +135,14 @@ impl Uring {
 
     /// Queues an operation; hands over what is queued if that is better.
     fn queue(&mut self, token: Token, op: Op) {
-        self.push(entry_for(&op).user_data(u64::from(token)));
+        let mut entry = entry_for(&op).user_data(u64::from(token));
+        if op.aside {
+            self.last_aside = !self.last_aside;
+            if self.last_aside {
+                entry = entry.flags(squeue::Flags::ASYNC);
+            }
+        }
+        self.push(entry);
         if self.held.add(&op) {
             self.held.clear();
             // An error is met again by `poll`.

@@ -322,6 +322,7 @@ pub fn queue(engine: EngineKind, copy_here: bool) -> Queue {
     Queue::new(QueueOptions {
         engine,
         copy_here,
+        share_copies: true,
         ..QueueOptions::default()
     })
     .unwrap()

@@ -61,6 +61,7 @@ fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
         copy_here: rng.one_in(3),
+        share_copies: rng.one_in(2),
         ..QueueOptions::default()
     }
 }

@@ -289,6 +289,7 @@ pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
         parts: 1 + rng.below(8) as usize,
         inflate_here: rng.one_in(2),
         copy_here: rng.one_in(3),
+        share_copies: rng.one_in(2),
         ..QueueOptions::default()
     }
 }

@@ -64,36 +64,49 @@ pub struct Beside {
     pub limits: Vec<Limit>,
 }
 
-/// Measures in each round all orders and then fio, in one place and with nothing between them but the
-/// copying of images: they are compared with each other, and a disk is a tenth faster or slower a
-/// minute later.
+/// Rounds of what is compared with each other: differences of a twentieth are asked about, and runs
+/// of one cell differ by more.
+const ROUNDS: usize = 9;
+
+/// Measures in each round all orders and then fio, in one place. The same request over each order
+/// follows at once, with nothing between but the exchange of tables: they are compared with each other,
+/// and a disk is a tenth faster or slower a minute later.
 pub fn beside(
     bench: &Bench,
     section: &mut Section,
     size: u64,
-    place: Place,
+    mut place: Place,
     images: &[(Order, PathBuf)],
     writes: bool,
     engines: &[&str],
 ) -> Result<Beside> {
-    let rules = bench.rules();
+    let mut rules = bench.rules();
+    if bench.options.runs.is_none() && !bench.options.quick {
+        rules.runs = ROUNDS;
+    }
     let tasks: Vec<_> = (images.iter())
         .map(|(order, _)| tasks(*order, place.file(), writes))
         .collect();
-    let cells: Vec<Cell<'_>> = (tasks.iter())
-        .map(|t| cell(bench, size, t, engines, &["zebu"]))
+    // Of each image, a cell for each request and engine.
+    let cells: Vec<Vec<Cell<'_>>> = (tasks.iter())
+        .map(|t| alone(cell(bench, size, t, engines, &["zebu"])))
         .collect();
-    let mut all: Vec<Vec<Series>> = cells.iter().map(Cell::series).collect();
+    let mut all: Vec<Vec<Series>> = (cells.iter())
+        .map(|cells| cells.iter().flat_map(Cell::series).collect())
+        .collect();
     let (mut limits, fio) = limits(bench, size, place.file(), writes);
     let mut device = fio.series();
     for number in 0..rules.rounds() {
-        for i in 0..images.len() {
-            let i = (i + number) % images.len();
-            place.take(&images[i].1)?;
-            round(&rules, &cells[i], number, &mut all[i]);
+        for request in 0..cells[0].len() {
+            for i in 0..images.len() {
+                let i = (i + number) % images.len();
+                place.take(&images[i].1)?;
+                let series = &mut all[i][request..=request];
+                round(&rules, &cells[i][request], number, series);
+            }
         }
-        // Its writes destroy what is there.
         round(&rules, &fio, number, &mut device);
+        place.spoil();
     }
     let rows: Vec<Row> = (tasks.iter().zip(all))
         .flat_map(|(t, all)| split(t, all, engines.len()))
@@ -111,6 +124,16 @@ pub fn beside(
     }
     table.finish(section);
     Ok(Beside { rows, limits })
+}
+
+/// A cell for each contender of one.
+fn alone(cell: Cell<'_>) -> Vec<Cell<'_>> {
+    let one = |contender| Cell {
+        contenders: vec![contender],
+        inputs: vec![],
+        judge: None,
+    };
+    cell.contenders.into_iter().map(one).collect()
 }
 
 /// fio's requests, in order and in the pieces of t-rand, without figures yet, and the cell of them.

@@ -6,7 +6,7 @@ mod place;
 use super::Experiment;
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
-use crate::inputs::fragmented::{ORDERS, Order, image};
+use crate::inputs::fragmented::{FILL, ORDERS, Order, image};
 use crate::measure::alternate::round;
 use crate::measure::stats::geometric_mean;
 use crate::measure::{Cell, Contender, Series, series};
@@ -55,10 +55,12 @@ impl Experiment for Fragmented {
              -s 1m -t none` with `-n` or `-i`, and `-w --pattern 255` for writes. Seconds as bench \
              says them. The limit is fio (native): 1 MiB in order, one in flight; for t-rand, whose \
              requests fall into sixteen pieces of which zebu has eight in flight, 64 KiB at random, \
-             eight in flight. On the disk the images take turns in one file, whose blocks are \
-             overwritten and stay where they are, and fio has these blocks too: parts of one disk \
-             differ by as much as a third. What orders have against each other and against fio is \
-             measured by itself, without QEMU between them, since they are to be close in time; the \
+             eight in flight. On the disk the images take turns in one file, whose blocks \
+             stay where they are, and fio has these blocks too: parts of one disk \
+             differ by as much as a third. The data of all images are the same byte, so only their \
+             tables are exchanged. What orders have against each other and against fio is \
+             measured by itself, nine times, the same request over each order at once after the \
+             other, since a disk is faster or slower a minute later; the \
              column of fio in the seed's table is from there, and not from its neighbours' minutes.",
             units::size(size),
             size / MIB
@@ -81,13 +83,13 @@ fn disk(bench: &Bench, section: &mut Section, size: u64) -> Result<()> {
         &["-n", "-i io_uring", "-i threads"]
     };
     let images = images(bench, size)?;
-    let place = Place::new(bench);
+    let mut place = Place::new(bench);
     place.take(&images[0].1)?;
     let writes = bench.writes(place.file());
     if !writes {
         section.note("writes are left out: zebu has no bench -w yet, or --writes never is given");
     }
-    let rows = in_turn(bench, section, size, &place, &images, writes, engines)?;
+    let rows = in_turn(bench, section, size, &mut place, &images, writes, engines)?;
     let mut cells = Cells::new("On the disk: every program", "file");
     for row in &rows {
         let peer = series::find(&row.all, "QEMU", engines[0]);
@@ -111,7 +113,7 @@ fn in_turn(
     bench: &Bench,
     section: &mut Section,
     size: u64,
-    place: &Place,
+    place: &mut Place,
     images: &[(Order, PathBuf)],
     writes: bool,
     engines: &[&str],
@@ -242,7 +244,11 @@ fn cell<'a>(
     programs: &[&str],
 ) -> Cell<'a> {
     let contenders = |task: &Task| -> Vec<Contender> {
-        let w = if task.write { " -w --pattern 255" } else { "" };
+        let w = if task.write {
+            format!(" -w --pattern {FILL}")
+        } else {
+            String::new()
+        };
         let verb = format!("bench -c {} -d 1 -f qcow2 -s 1m -t none{w}", size / MIB);
         let file: &[&Path] = &[&task.file];
         (engines.iter())

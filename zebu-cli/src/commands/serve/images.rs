@@ -88,7 +88,8 @@ impl ImageArguments {
         }
     }
 
-    fn cache(&self) -> Result<CacheMode, Failure> {
+    /// How the page cache takes part.
+    pub fn cache(&self) -> Result<CacheMode, Failure> {
         match &self.cache {
             _ if self.nocache => Ok(CacheMode::None),
             None => Ok(CacheMode::WriteBack),

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use zebu::storage::Queue;
+use zebu::storage::{Queue, QueueOptions};
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
@@ -44,7 +44,10 @@ fn serve(
     parent: Option<Parent>,
     signals: Signals,
 ) -> Outcome {
-    let options = arguments.image.queue_options()?;
+    let options = QueueOptions {
+        share_copies: !arguments.image.cache()?.is_direct(),
+        ..arguments.image.queue_options()?
+    };
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let exports = open(&queue, arguments, wanted, &invocation.name)?;
