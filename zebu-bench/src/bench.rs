@@ -81,11 +81,16 @@ impl Bench {
     /// The same for requests of which `depth` are in flight. With one, programs that wait for the
     /// disk differ by less than two runs of one do, so there are more runs.
     pub fn alternate_requests(&self, depth: u64, cell: &Cell<'_>) -> Vec<Series> {
+        alternate(&self.rules_of_requests(depth), cell)
+    }
+
+    /// Its rules.
+    pub fn rules_of_requests(&self, depth: u64) -> Rules {
         let mut rules = self.rules();
         if depth == 1 && self.options.runs.is_none() && !self.options.quick {
             rules.runs = RUNS_OF_ONE_IN_FLIGHT;
         }
-        alternate(&rules, cell)
+        rules
     }
 
     /// A place for the output of a contender. Each has its own, so that nobody writes where

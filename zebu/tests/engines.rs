@@ -268,7 +268,7 @@ fn a_large_operation_on_scattered_memory() {
             let mut back = Pieces::equal(count, PIECE);
             read(storage, queue, 0, &mut back).await.unwrap();
             assert!(back.get() == bytes);
-            // Several, of which some engines have others do a part.
+            // Several, of which an engine may have others do a part.
             let reads: Vec<_> = (0..5)
                 .map(|_| {
                     let (storage, own) = (setup.storage.clone(), queue.clone());

@@ -14,7 +14,8 @@ use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
 use super::overflow::Overflow;
 use super::{
-    Alignment, Blocks, EngineKind, Iov, Queue, Started, Storage, StorageExtent, yield_once,
+    Alignment, Blocks, EngineKind, Iov, Queue, QueueOptions, Started, Storage, StorageExtent,
+    yield_once,
 };
 
 /// The largest block of a file system, in bytes.
@@ -175,7 +176,8 @@ impl File {
             other => other,
         };
         Ok(File {
-            in_memory: file_system(fd.as_raw_fd()) == TMPFS,
+            // The node of a device is on a tmpfs, too.
+            in_memory: !device && file_system(fd.as_raw_fd()) == TMPFS,
             fd,
             path,
             cache,
@@ -334,7 +336,7 @@ unsafe fn copy_or_write(
         }
         // SAFETY: the file and the memory stay, as the caller promises, until
         // the `Started` that this future is in has ended.
-        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, fd, offset, &iov) };
+        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, fd, offset, &iov, false) };
         Started::in_flight(io, segments).wait().await
     })
 }
@@ -366,14 +368,17 @@ impl File {
     ///   to 15 %), and two halves overlap that. (What is a slice within one piece of several
     ///   counts, too: it is not looked at more closely.) Not durable writes, each of which may flush
     ///   the disk.
-    /// - A read from memory, if there are threads that copy the halves at the same time. Not a
-    ///   write: these wait for each other in the kernel.
-    fn goes_in_halves(&self, kind: OpKind, iov: &Iov, engine: EngineKind) -> bool {
+    /// - A read from memory, if there are threads that copy the halves at the same time, and no
+    ///   job that keeps the processors busy by itself. Not a write: these wait for each other in
+    ///   the kernel.
+    fn goes_in_halves(&self, kind: OpKind, iov: &Iov, options: &QueueOptions) -> bool {
         if iov.len() < LARGE {
             return false;
         }
         match self.in_memory {
-            true => kind == OpKind::Read && engine == EngineKind::Threads,
+            true => {
+                kind == OpKind::Read && options.engine == EngineKind::Threads && !options.copy_here
+            }
             false => {
                 matches!(kind, OpKind::Read | OpKind::Write)
                     && self.cache.is_direct()
@@ -400,7 +405,8 @@ unsafe fn start_halves(
         let half = iov.slice(at, length);
         // SAFETY: the file stays open, and the memory valid, as the caller
         // promises, until the `Started` that both are in has ended.
-        let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset + at as u64, &half) };
+        let (io, segments) =
+            unsafe { queue.submit_iov(kind, fd, offset + at as u64, &half, false) };
         Started::in_flight(io, segments)
     };
     let (first, second) = (start(0, middle), start(middle, iov.len() - middle));
@@ -446,13 +452,13 @@ unsafe impl Storage for File {
                 // SAFETY: passed on.
                 return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
-            if self.goes_in_halves(kind, iov, queue.options().engine) {
+            if self.goes_in_halves(kind, iov, queue.options()) {
                 let align = self.alignment.offset.max(MAX_PAGE as usize);
                 // SAFETY: passed on.
                 return unsafe { start_halves(align, queue, kind, fd, offset, iov) };
             }
             // SAFETY: the file stays open, as callers of `start` promise.
-            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov) };
+            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, cached) };
             return Started::in_flight(io, segments);
         }
         let op = Op {

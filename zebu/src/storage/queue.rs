@@ -43,10 +43,9 @@ pub struct QueueOptions {
     /// cache of the processor when it is looked at. Right for jobs that have a
     /// queue on each core. [`Queue::set_write_here`] changes that for writes.
     pub copy_here: bool,
-    /// Whether, of large reads that are in flight together, io_uring has every other one done by a
-    /// thread of the kernel, which copies beside this one. Right where images lie in the page cache,
-    /// and who has the queue does nothing with the bytes: 1 MiB a third faster. Else it costs a
-    /// switch to that thread.
+    /// Whether io_uring has every other large read through the page cache done by a thread of the
+    /// kernel, which copies beside this one: with several of 1 MiB in flight a quarter faster or more.
+    /// Right for who does nothing with the bytes himself.
     pub share_copies: bool,
     /// How long who serves clients on this queue looks for more to do before
     /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
@@ -340,7 +339,7 @@ impl Queue {
     }
 
     /// Starts one operation on the memory of `iov`; as [`Queue::submit`], on
-    /// the promise that made the `Iov`.
+    /// the promise that made the `Iov`. `cached`: through the page cache.
     ///
     /// # Safety
     /// The descriptor stays open until the result has ended or was dropped.
@@ -350,6 +349,7 @@ impl Queue {
         fd: std::os::fd::RawFd,
         offset: u64,
         iov: &Iov,
+        cached: bool,
     ) -> (Io, Option<Box<[libc::iovec]>>) {
         let mut op = Op {
             kind,
@@ -358,7 +358,10 @@ impl Queue {
             length: iov.len() as u64,
             memory: std::ptr::null_mut(),
             segments: 1,
-            aside: self.options().share_copies && kind == OpKind::Read && iov.len() >= COPIED_ASIDE,
+            aside: cached
+                && self.options().share_copies
+                && kind == OpKind::Read
+                && iov.len() >= COPIED_ASIDE,
         };
         if let Some((ptr, _)) = iov.single() {
             op.memory = ptr.cast();

@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::Arc;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, opcode, squeue, types};
 
 use super::batch::Batch;
 use super::engine::{Completion, Engine, Interest, Notify, Token};
@@ -25,6 +25,8 @@ const PUT_OFF: u32 = 16;
 const WAKE: u64 = u64::MAX;
 /// Names every request to end a wait.
 const UNWATCH: u64 = u64::MAX - 1;
+/// With the token, names an operation, not a wait.
+const OPERATION: u64 = 1 << Token::BITS;
 
 /// The engine.
 pub struct Uring {
@@ -44,6 +46,8 @@ pub struct Uring {
     put_off: u32,
     /// Whether the last operation that may be done aside was.
     last_aside: bool,
+    /// Whether the kernel has threads for operations that are done aside.
+    has_threads: bool,
     /// Reaped while room was made for a submission.
     ended_early: Vec<Completion>,
 }
@@ -112,6 +116,7 @@ impl Uring {
             held: Batch::default(),
             put_off: 0,
             last_aside: false,
+            has_threads: true,
             ended_early: Vec::new(),
         })
     }
@@ -135,8 +140,9 @@ impl Uring {
 
     /// Queues an operation; hands over what is queued if that is better.
     fn queue(&mut self, token: Token, op: Op) {
-        let mut entry = entry_for(&op).user_data(u64::from(token));
-        if op.aside {
+        let mut entry = entry_for(&op).user_data(OPERATION | u64::from(token));
+        // Every other one: the first of each batch, or one more that is alone, was slower.
+        if op.aside && self.has_threads {
             self.last_aside = !self.last_aside;
             if self.last_aside {
                 entry = entry.flags(squeue::Flags::ASYNC);
@@ -199,17 +205,20 @@ impl Uring {
                     self.wake_armed = false;
                 }
                 UNWATCH => {}
-                _ => {
+                data => {
                     self.in_flight -= 1;
-                    done.push(completion(&entry));
+                    let mut result = entry.result();
+                    if data & OPERATION != 0 && result == -libc::ECANCELED {
+                        // We cancel waits only: the kernel could not make a thread. As if a signal
+                        // had come, it is begun again.
+                        self.has_threads = false;
+                        result = -libc::EINTR;
+                    }
+                    done.push((data as Token, result));
                 }
             }
         }
     }
-}
-
-fn completion(entry: &cqueue::Entry) -> Completion {
-    (entry.user_data() as Token, entry.result())
 }
 
 fn entry_for(op: &Op) -> squeue::Entry {
@@ -329,6 +338,30 @@ mod tests {
             reads_in_flight(&mut uring, ENTRIES * 20);
             assert_eq!(uring.in_flight, 0);
         }
+    }
+
+    #[test]
+    fn what_the_kernel_has_no_thread_for_is_begun_again() {
+        let Ok(mut uring) = Uring::new() else {
+            eprintln!("skipped: no io_uring");
+            return;
+        };
+        // The kernel cancels it then. Here a wait has the name of an operation, and we cancel it.
+        let never = EventFd::new().unwrap();
+        let poll = opcode::PollAdd::new(types::Fd(never.fd()), libc::POLLIN as u32);
+        uring.in_flight += 1;
+        uring.push(poll.build().user_data(OPERATION | 7));
+        uring.push(
+            opcode::AsyncCancel::new(OPERATION | 7)
+                .build()
+                .user_data(UNWATCH),
+        );
+        let mut done = Vec::new();
+        while done.is_empty() {
+            uring.poll(true, &mut done).unwrap();
+        }
+        assert_eq!(done, [(7, -libc::EINTR)]);
+        assert!(!uring.has_threads);
     }
 
     #[test]

@@ -8,7 +8,9 @@ use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::fragmented::Order;
 use crate::measure::alternate::round;
-use crate::measure::{Cell, Series, series};
+use crate::measure::child::command;
+use crate::measure::meter::Meter;
+use crate::measure::{Cell, Contender, Series, series};
 use crate::peers::fio::Job;
 use crate::report::Section;
 use crate::report::cells::Cells;
@@ -64,10 +66,6 @@ pub struct Beside {
     pub limits: Vec<Limit>,
 }
 
-/// Rounds of what is compared with each other: differences of a twentieth are asked about, and runs
-/// of one cell differ by more.
-const ROUNDS: usize = 9;
-
 /// Measures in each round all orders and then fio, in one place. The same request over each order
 /// follows at once, with nothing between but the exchange of tables: they are compared with each other,
 /// and a disk is a tenth faster or slower a minute later.
@@ -80,10 +78,7 @@ pub fn beside(
     writes: bool,
     engines: &[&str],
 ) -> Result<Beside> {
-    let mut rules = bench.rules();
-    if bench.options.runs.is_none() && !bench.options.quick {
-        rules.runs = ROUNDS;
-    }
+    let rules = bench.rules_of_requests(1);
     let tasks: Vec<_> = (images.iter())
         .map(|(order, _)| tasks(*order, place.file(), writes))
         .collect();
@@ -96,17 +91,22 @@ pub fn beside(
         .collect();
     let (mut limits, fio) = limits(bench, size, place.file(), writes);
     let mut device = fio.series();
+    let alone = pieces(size, place.file(), writes);
+    let mut in_pieces = alone.series();
     for number in 0..rules.rounds() {
         for request in 0..cells[0].len() {
-            for i in 0..images.len() {
-                let i = (i + number) % images.len();
+            for i in order(images.len(), number) {
                 place.take(&images[i].1)?;
                 let series = &mut all[i][request..=request];
                 round(&rules, &cells[i][request], number, series);
             }
         }
+        // These write over the tables, too.
+        round(&rules, &alone, number, &mut in_pieces);
         round(&rules, &fio, number, &mut device);
-        place.spoil();
+        if writes {
+            place.spoil();
+        }
     }
     let rows: Vec<Row> = (tasks.iter().zip(all))
         .flat_map(|(t, all)| split(t, all, engines.len()))
@@ -122,8 +122,64 @@ pub fn beside(
         limit.all = vec![series];
         table.add(section, &limit.label(), &limit.all, None);
     }
+    table.add(section, "1M in order, without an image", &in_pieces, None);
     table.finish(section);
+    tell_pieces(section, &in_pieces);
     Ok(Beside { rows, limits })
+}
+
+/// Pieces of memory that a request over clusters in another order has.
+const PIECES: [&str; 2] = ["1", "16"];
+
+/// Requests in one piece of memory and in sixteen, by the kernel alone.
+fn pieces(size: u64, file: &Path, writes: bool) -> Cell<'static> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let program = own.with_file_name("zebu-pieces");
+    let mut contenders = Vec::new();
+    for write in [false, true].into_iter().filter(|w| !w || writes) {
+        for count in PIECES {
+            let mut line = command([program.as_os_str(), file.as_os_str()]);
+            line.extend([size.to_string().into(), count.into()]);
+            line.extend(write.then(|| "-w".into()));
+            let name = if write { "pwritev" } else { "preadv" };
+            let flags = format!("{count} piece{}", if count == "1" { "" } else { "s" });
+            contenders.push(Contender::new(name, &flags, line, Meter::Bench));
+        }
+    }
+    Cell {
+        contenders,
+        inputs: vec![],
+        judge: None,
+    }
+}
+
+/// Says what the disk takes for memory in pieces, which no program can be rid of.
+fn tell_pieces(section: &mut Section, all: &[Series]) {
+    for pair in all.chunks(2) {
+        let [one, many] = pair else { continue };
+        if one.ok() && many.ok() {
+            section.note(format!(
+                "For 1 MiB in sixteen pieces of memory, as t-reverse and t-part-rand have it, the disk takes \
+                 {} of the time for one piece: {} alone, without zebu.",
+                units::ratio(one.speedup_over(many)),
+                one.name
+            ));
+        }
+    }
+}
+
+/// In which order so many images have their turn in a round: each begins now and then, and is
+/// followed by its neighbour as often as it follows it, since a disk may still be busy with what
+/// was before.
+fn order(count: usize, number: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |i| {
+        let i = if number.is_multiple_of(2) {
+            i
+        } else {
+            count - 1 - i
+        };
+        (i + number / 2) % count
+    })
 }
 
 /// A cell for each contender of one.

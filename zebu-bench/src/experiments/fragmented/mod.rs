@@ -59,11 +59,12 @@ impl Experiment for Fragmented {
              stay where they are, and fio has these blocks too: parts of one disk \
              differ by as much as a third. The data of all images are the same byte, so only their \
              tables are exchanged. What orders have against each other and against fio is \
-             measured by itself, nine times, the same request over each order at once after the \
+             measured by itself, {} times, the same request over each order at once after the \
              other, since a disk is faster or slower a minute later; the \
              column of fio in the seed's table is from there, and not from its neighbours' minutes.",
             units::size(size),
-            size / MIB
+            size / MIB,
+            bench.rules_of_requests(1).runs
         ));
         if let Err(e) = disk(bench, section, size) {
             section.note(format!("the half on the disk is left out: {e}"));

@@ -102,6 +102,9 @@ impl Place {
     /// Makes data of the tables that others had, and writes those of this image.
     fn exchange(&self, image: &Path) -> std::io::Result<()> {
         let file = OpenOptions::new().write(true).open(&self.file)?;
+        if file.metadata()?.len() != image.metadata()?.len() {
+            return Err(std::io::Error::other("it is not as long as the others"));
+        }
         let (own, others): (Vec<_>, Vec<_>) =
             self.known.iter().partition(|(path, _)| path == image);
         for (at, block) in others.iter().flat_map(|(_, tables)| &tables.0) {

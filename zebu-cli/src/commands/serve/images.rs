@@ -88,8 +88,7 @@ impl ImageArguments {
         }
     }
 
-    /// How the page cache takes part.
-    pub fn cache(&self) -> Result<CacheMode, Failure> {
+    fn cache(&self) -> Result<CacheMode, Failure> {
         match &self.cache {
             _ if self.nocache => Ok(CacheMode::None),
             None => Ok(CacheMode::WriteBack),

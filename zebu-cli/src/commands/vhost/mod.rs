@@ -45,7 +45,7 @@ fn serve(
     signals: Signals,
 ) -> Outcome {
     let options = QueueOptions {
-        share_copies: !arguments.image.cache()?.is_direct(),
+        share_copies: true,
         ..arguments.image.queue_options()?
     };
     let queue =
