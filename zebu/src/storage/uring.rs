@@ -25,8 +25,8 @@ const PUT_OFF: u32 = 16;
 const WAKE: u64 = u64::MAX;
 /// Names every request to end a wait.
 const UNWATCH: u64 = u64::MAX - 1;
-/// With the token, names an operation, not a wait.
-const OPERATION: u64 = 1 << Token::BITS;
+/// With the token, names an operation that is done aside.
+const ASIDE: u64 = 1 << Token::BITS;
 
 /// The engine.
 pub struct Uring {
@@ -140,12 +140,14 @@ impl Uring {
 
     /// Queues an operation; hands over what is queued if that is better.
     fn queue(&mut self, token: Token, op: Op) {
-        let mut entry = entry_for(&op).user_data(OPERATION | u64::from(token));
+        let mut entry = entry_for(&op).user_data(u64::from(token));
         // Every other one: the first of each batch, or one more that is alone, was slower.
         if op.aside && self.has_threads {
             self.last_aside = !self.last_aside;
             if self.last_aside {
-                entry = entry.flags(squeue::Flags::ASYNC);
+                entry = entry
+                    .flags(squeue::Flags::ASYNC)
+                    .user_data(ASIDE | u64::from(token));
             }
         }
         self.push(entry);
@@ -208,9 +210,10 @@ impl Uring {
                 data => {
                     self.in_flight -= 1;
                     let mut result = entry.result();
-                    if data & OPERATION != 0 && result == -libc::ECANCELED {
+                    if data & ASIDE != 0 && result == -libc::ECANCELED {
                         // We cancel waits only: the kernel could not make a thread. As if a signal
-                        // had come, it is begun again.
+                        // had come, it is begun again, and not aside. (Of what the kernel itself
+                        // hands to a thread that is an error: it would have none the next time.)
                         self.has_threads = false;
                         result = -libc::EINTR;
                     }
@@ -346,13 +349,13 @@ mod tests {
             eprintln!("skipped: no io_uring");
             return;
         };
-        // The kernel cancels it then. Here a wait has the name of an operation, and we cancel it.
+        // The kernel cancels it then. Here we cancel a wait that has such a name.
         let never = EventFd::new().unwrap();
         let poll = opcode::PollAdd::new(types::Fd(never.fd()), libc::POLLIN as u32);
         uring.in_flight += 1;
-        uring.push(poll.build().user_data(OPERATION | 7));
+        uring.push(poll.build().user_data(ASIDE | 7));
         uring.push(
-            opcode::AsyncCancel::new(OPERATION | 7)
+            opcode::AsyncCancel::new(ASIDE | 7)
                 .build()
                 .user_data(UNWATCH),
         );

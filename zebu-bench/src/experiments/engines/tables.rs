@@ -153,8 +153,8 @@ fn against_fio(
     }
 }
 
-/// The target is of native against threads in all that was measured. With one in flight threads
-/// makes the system call itself, one where native makes two: each depth is told beside.
+/// The target is of native against threads in all that was measured. With one in flight both
+/// make one and the same system call in zebu: each depth is told beside.
 fn native_and_threads(section: &mut Section, measured: &[Measured], write: bool, how: &str) {
     let of = |program: &str, depth: u32| {
         let cpu = |engine, pattern| {

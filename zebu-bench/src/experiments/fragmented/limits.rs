@@ -91,8 +91,8 @@ pub fn beside(
         .collect();
     let (mut limits, fio) = limits(bench, size, place.file(), writes);
     let mut device = fio.series();
-    let alone = pieces(size, place.file(), writes);
-    let mut in_pieces = alone.series();
+    let kernel = pieces(size, place.file(), writes);
+    let mut in_pieces = kernel.series();
     for number in 0..rules.rounds() {
         for request in 0..cells[0].len() {
             for i in order(images.len(), number) {
@@ -102,7 +102,7 @@ pub fn beside(
             }
         }
         // These write over the tables, too.
-        round(&rules, &alone, number, &mut in_pieces);
+        round(&rules, &kernel, number, &mut in_pieces);
         round(&rules, &fio, number, &mut device);
         if writes {
             place.spoil();
