@@ -9,7 +9,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::halves::Halves;
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
 use super::overflow::Overflow;
@@ -116,6 +118,7 @@ pub struct File {
     in_memory: bool,
     blocks: Blocks,
     overflow: Option<Arc<Overflow>>,
+    halves: Arc<Halves>,
 }
 
 impl File {
@@ -185,6 +188,7 @@ impl File {
             alignment,
             device,
             overflow: overflow.map(Arc::new),
+            halves: Arc::default(),
         })
     }
 
@@ -362,30 +366,61 @@ pub(super) fn file_system(fd: RawFd) -> i64 {
 }
 
 impl File {
-    /// Whether an operation is handed over as two halves.
-    ///
-    /// - A direct one on memory in several pieces: a disk takes longer for it (1 MiB in sixteen: 5
-    ///   to 15 %), and two halves overlap that. (What is a slice within one piece of several
-    ///   counts, too: it is not looked at more closely.) Not durable writes, each of which may flush
-    ///   the disk.
-    /// - A read from memory, if there are threads that copy the halves at the same time, and no
-    ///   job that keeps the processors busy by itself. Not a write: these wait for each other in
-    ///   the kernel.
-    fn goes_in_halves(&self, kind: OpKind, iov: &Iov, options: &QueueOptions) -> bool {
-        if iov.len() < LARGE {
-            return false;
-        }
-        match self.in_memory {
-            true => {
-                kind == OpKind::Read && options.engine == EngineKind::Threads && !options.copy_here
-            }
-            false => {
-                matches!(kind, OpKind::Read | OpKind::Write)
-                    && self.cache.is_direct()
-                    && iov.single().is_none()
-            }
-        }
+    /// Whether an operation on this file's disk has memory in several pieces, so that two halves
+    /// of it may be quicker ([`Halves`]). (What is a slice within one piece of several counts,
+    /// too: it is not looked at more closely.) Not durable writes, each of which may flush the disk.
+    fn is_scattered(&self, kind: OpKind, iov: &Iov) -> bool {
+        iov.len() >= LARGE
+            && matches!(kind, OpKind::Read | OpKind::Write)
+            && self.cache.is_direct()
+            && !self.in_memory
+            && iov.single().is_none()
     }
+
+    /// Whether two threads are to copy the halves of a read from memory at the same time: if there
+    /// are threads, and no job that keeps the processors busy by itself. Writes wait for each
+    /// other in the kernel.
+    fn is_copied_by_two(&self, kind: OpKind, iov: &Iov, options: &QueueOptions) -> bool {
+        iov.len() >= LARGE
+            && kind == OpKind::Read
+            && self.in_memory
+            && options.engine == EngineKind::Threads
+            && !options.copy_here
+    }
+}
+
+/// Starts an operation on scattered memory the way that the disk is quicker with, and notes how
+/// long it took.
+///
+/// # Safety
+/// As [`Storage::start`].
+unsafe fn start_scattered(
+    halves: &Arc<Halves>,
+    align: usize,
+    queue: &Queue,
+    kind: OpKind,
+    fd: RawFd,
+    offset: u64,
+    iov: &Iov,
+) -> Started {
+    let (begun, halves, length) = (Instant::now(), halves.clone(), iov.len());
+    let two = halves.next(kind);
+    let started = match two {
+        // SAFETY: passed on.
+        true => unsafe { start_halves(align, queue, kind, fd, offset, iov) },
+        false => {
+            // SAFETY: passed on.
+            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, false) };
+            Started::in_flight(io, segments)
+        }
+    };
+    Started::later(async move {
+        let count = started.wait().await?;
+        if count == length {
+            halves.ended(kind, two, length, begun.elapsed());
+        }
+        Ok(count)
+    })
 }
 
 /// Starts an operation as two, the first of a multiple of `align` bytes.
@@ -452,8 +487,13 @@ unsafe impl Storage for File {
                 // SAFETY: passed on.
                 return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
             }
-            if self.goes_in_halves(kind, iov, queue.options()) {
-                let align = self.alignment.offset.max(MAX_PAGE as usize);
+            let align = self.alignment.offset.max(MAX_PAGE as usize);
+            if self.is_scattered(kind, iov) {
+                let halves = &self.halves;
+                // SAFETY: passed on.
+                return unsafe { start_scattered(halves, align, queue, kind, fd, offset, iov) };
+            }
+            if self.is_copied_by_two(kind, iov, queue.options()) {
                 // SAFETY: passed on.
                 return unsafe { start_halves(align, queue, kind, fd, offset, iov) };
             }

@@ -12,6 +12,7 @@ mod buffer;
 mod counted;
 mod engine;
 mod file;
+mod halves;
 mod join;
 mod lock;
 mod memory;

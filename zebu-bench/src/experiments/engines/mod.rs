@@ -137,9 +137,11 @@ impl Experiment for Engines {
              mode: its step `-S` is an odd multiple of 4 KiB near 0.38 of the image, and bench goes on \
              at the front when it passes the end, so each request falls far from the last and every \
              block has its turn. The number of requests of a cell is chosen so that a run lasts about \
-             {:.2} s; it is the same for all. fio's CPU has its start in it, which is heavy.",
+             {:.2} s ({:.2} s at random); it is the same for all. fio's CPU has its start in it, \
+             which is heavy.",
             units::size(size),
-            run_seconds(bench)
+            run_seconds(bench, PATTERNS[0]),
+            run_seconds(bench, PATTERNS[4])
         ));
         let writes = bench.writes(&ground.qcow2);
         if !writes {
@@ -198,10 +200,15 @@ fn tasks(quick: bool) -> Vec<Task> {
     tasks
 }
 
-/// How long a run should last. At depth 1 a request takes up to 1.4 times as long on a processor
-/// that does not get the device's interrupts, and short runs differ by the one that they get.
-fn run_seconds(bench: &Bench) -> f64 {
-    bench.seconds(0.12, 1.5)
+/// How long a run should last. A small request takes up to 1.4 times as long on a processor
+/// that does not get the device's interrupts, and short runs differ by the one that they get: so
+/// runs at random are longer.
+fn run_seconds(bench: &Bench, pattern: Pattern) -> f64 {
+    let usual = bench.seconds(0.12, 1.5);
+    match pattern.random && !bench.options.quick {
+        true => usual.max(0.6),
+        false => usual,
+    }
 }
 
 fn cell(bench: &Bench, ground: &Ground, task: Task) -> Option<Measured> {
@@ -222,14 +229,18 @@ fn cell(bench: &Bench, ground: &Ground, task: Task) -> Option<Measured> {
         first,
         depth,
         u64::MAX / 2,
-        run_seconds(bench),
+        run_seconds(bench, task.pattern),
         &peers,
     )?;
-    let all = bench.alternate(&Cell {
+    let cell = Cell {
         contenders: contenders(bench, ground, task, probed.count, true),
         inputs: vec![],
         judge: None,
-    });
+    };
+    let all = match task.pattern.random {
+        true => bench.alternate_requests(1, &cell),
+        false => bench.alternate(&cell),
+    };
     Some(Measured {
         task,
         count: probed.count,
