@@ -76,8 +76,8 @@ impl Overflow {
         })
     }
 
-    /// Whether a write may be worth a copy now, while `in_flight` direct writes are
-    /// on their way, this one counted. If not, it passes by.
+    /// Whether a write may be worth a copy now: as long as none was slow, or while `in_flight` direct
+    /// writes, this one counted, keep the device busy. If not, it passes by.
     pub(super) fn takes(&self, in_flight: usize, offset: u64, length: u64) -> bool {
         let whole = (offset | length) & (self.page - 1) == 0;
         if length < LEAST || !whole {
@@ -102,7 +102,8 @@ impl Overflow {
     /// slow piece is not written. The caller has no other write of these bytes in flight.
     pub(super) fn write(&self, offset: u64, iov: &Iov) -> Option<io::Result<usize>> {
         let (mut passing, piece) = match self.is_quick() {
-            // Waits for a copy or two, each of them quick.
+            // Waits while other threads copy: no longer than a copy takes, unless one turns
+            // out slow, and then no more.
             true => (lock(&self.passing), PIECE),
             false => (self.turn()?, iov.len()),
         };

@@ -202,7 +202,7 @@ fn tasks(quick: bool) -> Vec<Task> {
 
 /// How long a run should last. A small request takes up to 1.4 times as long on a processor
 /// that does not get the device's interrupts, and short runs differ by the one that they get: so
-/// runs at random are longer.
+/// those at random are not very short, and there are nine of them at either depth.
 fn run_seconds(bench: &Bench, pattern: Pattern) -> f64 {
     let usual = bench.seconds(0.12, 1.5);
     match pattern.random && !bench.options.quick {
