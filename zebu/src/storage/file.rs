@@ -38,10 +38,11 @@ pub enum CacheMode {
     /// Through the page cache; flushes are ignored.
     Unsafe,
     /// Through the page cache while that is quick, else `O_DIRECT` as far as the
-    /// device keeps up and the rest through the page cache; flushes are ignored. For a new file that is written once; of two
-    /// writes of the same bytes the second begins after the first has ended.
-    /// QEMU has nothing like it. What is opened for reading, or is no regular
-    /// file on ext4, XFS or Btrfs, has [`CacheMode::None`] instead.
+    /// device keeps up and the rest through the page cache; flushes are ignored.
+    /// For a new file that is written once; of two writes of the same bytes the
+    /// second begins after the first has ended. QEMU has nothing like it. What is
+    /// opened for reading, or is no regular file on ext4, XFS or Btrfs, has
+    /// [`CacheMode::None`] instead.
     WriteOnce,
 }
 
