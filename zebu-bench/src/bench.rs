@@ -70,6 +70,8 @@ impl Bench {
                 Temperature::Hot
             },
             dir: self.dir.clone(),
+            // What is read, when it is cold, and what is written.
+            room: 2 * self.size(),
         }
     }
 

@@ -65,6 +65,8 @@ pub struct Rules {
     pub temperature: Temperature,
     /// The directory whose file system is written to.
     pub dir: PathBuf,
+    /// Bytes of memory that a contender which makes a file finds at hand.
+    pub room: u64,
 }
 
 impl Rules {
@@ -126,7 +128,8 @@ fn once(
     contender: &Contender,
     first: bool,
 ) -> Result<(f64, Outcome)> {
-    if remove_outputs(cell) {
+    let writes = remove_outputs(cell);
+    if writes {
         cache::settle(&rules.dir)?;
     }
     let scratch = scratch(&rules.dir);
@@ -134,6 +137,9 @@ fn once(
         child::run(command, &scratch)?;
     }
     cache::prepare(&cell.inputs, rules.temperature)?;
+    if writes {
+        cache::pages_at_hand(rules.room);
+    }
     let outcome = child::run(&contender.command, &scratch)?;
     let seconds = contender.meter.seconds(&outcome)?;
     if let (true, Some(judge)) = (first, &cell.judge) {
@@ -174,6 +180,7 @@ mod tests {
             trial: true,
             temperature: Temperature::Hot,
             dir,
+            room: 1 << 20,
         }
     }
 

@@ -33,7 +33,9 @@ pub struct Job<'a> {
     pub count: u64,
     /// The file.
     pub file: &'a Path,
-    /// Bytes of the file that are used.
+    /// Where the bytes that are used begin, and how many they are.
+    pub start: u64,
+    /// See `start`.
     pub size: u64,
     /// Whether the file is to be full before the job; otherwise its holes are written into.
     pub laid_out: bool,
@@ -100,6 +102,7 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         args.push(format!("--rw={how}"));
         args.push(format!("--size={}", job.size));
     }
+    args.push(format!("--offset={}", job.start));
     args.push(format!("--bs={}", job.block));
     args.push(format!("--io_size={}", job.count / jobs * job.block));
     if job.write {
@@ -127,6 +130,7 @@ mod tests {
             depth: 32,
             count: 1000,
             file: Path::new("x"),
+            start: 65536,
             size: 1 << 20,
             laid_out: true,
         };
@@ -136,6 +140,7 @@ mod tests {
             "--rw=randread",
             "--iodepth=32",
             "--io_size=4096000",
+            "--offset=65536",
         ] {
             assert!(args.iter().any(|a| a == want), "{want} in {args:?}");
         }

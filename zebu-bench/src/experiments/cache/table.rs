@@ -98,6 +98,7 @@ fn limit(
                 depth: p.depth as u32,
                 count,
                 file: &file,
+                start: 0,
                 size: ground.size,
                 laid_out: true,
             })]

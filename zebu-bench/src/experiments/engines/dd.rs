@@ -21,14 +21,16 @@ pub fn lines(bench: &Bench, section: &mut Section, ground: &Ground, writes: bool
     let most = if bench.options.quick { 12 } else { u64::MAX };
     let count = most.min(ground.size / BLOCK);
     section.method(format!(
-        "dd: the seed's `dd bs=20M oflag=direct` and `iflag=direct`, {count} blocks, on the raw file; \
-         beside it the same requests of 20 MiB, one at a time, by bench on the qcow2 image."
+        "dd: the seed's `dd bs=20M oflag=direct` and `iflag=direct`, {count} blocks, on a raw file of \
+         its own, in another place of the disk; beside it the same requests of 20 MiB, one at a time, by bench on the qcow2 image."
     ));
     let title = "dd: 20 MiB requests, one at a time, MiB/s";
     let mut table = Table::new(title, &["", "write", "read"]);
     let mut chart = Chart::new(title, "MiB a second, more is better");
-    let raw = match filled::raw_to_overwrite(bench, ground.size) {
-        Ok(raw) => raw,
+    let files = filled::raw(bench, ground.size)
+        .and_then(|raw| Ok((raw, filled::raw_to_overwrite(bench, ground.size)?)));
+    let (raw, to_overwrite) = match files {
+        Ok(files) => files,
         Err(e) => return section.note(format!("the dd lines are left out: {e}")),
     };
     let directions: &[bool] = if writes { &[true, false] } else { &[false] };
@@ -39,7 +41,7 @@ pub fn lines(bench: &Bench, section: &mut Section, ground: &Ground, writes: bool
                 contenders: contenders(
                     bench,
                     ground,
-                    if *write { &raw } else { &ground.raw },
+                    if *write { &to_overwrite } else { &raw },
                     *write,
                     count,
                 ),

@@ -212,6 +212,7 @@ fn limits(bench: &Bench, size: u64, file: &Path, writes: bool) -> (Vec<Limit>, C
                 count: size / block,
                 file,
                 size,
+                start: 0,
                 laid_out: true,
             }));
             limits.push(Limit {

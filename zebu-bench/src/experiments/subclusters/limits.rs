@@ -35,6 +35,7 @@ pub fn of_fio(ground: &Ground<'_>, section: &mut Section) -> Vec<(u64, f64, f64)
                     depth: depth as u32,
                     count,
                     file: &file,
+                    start: 0,
                     size,
                     laid_out: !sparse,
                 });
