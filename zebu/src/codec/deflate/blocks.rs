@@ -1,10 +1,11 @@
 //! From tokens to blocks.
 
-use super::WINDOW;
 use super::huffman::{Codes, FIXED_DIST_LENS, FIXED_LENS, FIXED_SYMBOLS, Header, MAX_CODE_BITS};
 use super::huffman::{bits_of, code_lengths};
-use super::tokens::{CHUNK, Chunk, Counts, DIST_EXTRA, DIST_SLOT, DIST_SYMBOLS, DISTS};
-use super::tokens::{END_OF_BLOCK, LENGTH_EXTRA, LENGTHS, LITLEN_SYMBOLS, SYMBOLS, Token};
+use super::tokens::{CHUNK, Chunk, Counts, DIST_EXTRA, DIST_SYMBOLS, DISTS};
+use super::tokens::{
+    END_OF_BLOCK, LENGTH_EXTRA, LENGTHS, LITLEN_SYMBOLS, LOW_BITS, SYMBOLS, Token,
+};
 use super::writer::BitWriter;
 
 /// Bytes in a stored block.
@@ -153,22 +154,42 @@ fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
     } = writer;
     let (mut at, mut bits_now, mut count_now) = (*len, *bits, *count);
     let out = &mut out[..];
-    for &token in block {
-        let low = codes.litlen[token as usize & 0x1ff];
-        let dist = token >> 16;
-        let slot = DIST_SLOT[dist as usize & (2 * WINDOW - 1)];
-        let high = codes.dist[usize::from(slot & 31)];
-        // At most 20 + 25 bits, behind at most 7 + 3.
-        let mut more = u64::from(dist.wrapping_sub(high.base)) << (high.code_bits & 31);
-        more = (more | u64::from(high.code)) << (low.bits & 31) | u64::from(low.code);
-        bits_now |= more << (count_now & 63);
-        count_now += low.bits + high.bits;
+    // At most 56 bits, behind at most 7.
+    let mut put = |bits: u64, count: u32| {
+        bits_now |= bits << (count_now & 63);
+        count_now += count;
         if let Some(out) = out.get_mut(at..at + 8) {
             out.copy_from_slice(&bits_now.to_le_bytes());
         }
         at += (count_now >> 3) as usize;
         bits_now >>= count_now & 56;
         count_now &= 7;
+    };
+    // Two go together if they are not both long, which hardly ever happens.
+    let (pairs, rest) = block.as_chunks::<2>();
+    for &[first, second] in pairs {
+        let (first, count) = code_of(codes, first);
+        let (second, more) = code_of(codes, second);
+        if count + more <= 56 {
+            put(first | second << (count & 63), count + more);
+        } else {
+            put(first, count);
+            put(second, more);
+        }
+    }
+    for &token in rest {
+        let (bits, count) = code_of(codes, token);
+        put(bits, count);
     }
     (*len, *bits, *count) = (at, bits_now, count_now);
+}
+
+/// A token's codes and extra bits, and how many they are: at most 20 + 25.
+#[inline(always)]
+fn code_of(codes: &Codes, token: Token) -> (u64, u32) {
+    let low = codes.litlen[token as usize & ((1 << LOW_BITS) - 1)];
+    let high = codes.dist[(token >> LOW_BITS) as usize & 31];
+    let more = u64::from((token >> 16).wrapping_sub(high.base)) << (high.code_bits & 63);
+    let bits = (more | u64::from(high.code)) << (low.bits & 63) | u64::from(low.code);
+    (bits, low.bits + high.bits)
 }

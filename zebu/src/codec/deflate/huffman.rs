@@ -27,7 +27,7 @@ const PRECODE_ORDER: [u8; PRECODE_SYMBOLS] = [
 
 /// The codes of one block, ready to be written.
 pub(super) struct Codes {
-    /// By a token's low half.
+    /// By a token's lowest nine bits.
     pub(super) litlen: [Code; 512],
     /// By distance code.
     pub(super) dist: [DistCode; 32],

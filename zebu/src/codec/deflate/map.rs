@@ -17,7 +17,9 @@
 //! An empty place holds position 0, which is a place like any other, from
 //! position 1 on: that its bytes are equal is always checked.
 
-use super::tokens::{LITERALS, Sink, Token};
+use std::ops::Range;
+
+use super::tokens::{LITERALS, LOW_BITS, Sink, Token};
 use super::{Buffer, MIN_MATCH, WINDOW, extend, load8};
 
 /// How many positions are mapped at a time: few, for the first-level cache.
@@ -29,6 +31,10 @@ const THREE_BITS: u32 = 13;
 
 /// Longer matches are mapped as this long.
 const LONGEST: usize = 8;
+/// The bits of a token that say a literal or a length, and what they are for [`LONGEST`].
+const LOW: Token = (1 << LOW_BITS) - 1;
+const LONGEST_LOW: Token = (LITERALS - MIN_MATCH + LONGEST) as Token;
+
 /// By position: where a candidate is, and in the high half how many bits there
 /// are equal, so that of two the larger is the longer match, and of equals the
 /// nearer. (One store for both, since stores are what the loop waits for.)
@@ -95,10 +101,10 @@ pub(super) struct Map {
     by_three: Candidates,
     /// Of the strip's positions and the one behind it: the best candidate.
     best: [u32; STRIP + 1],
-    /// Of the strip's positions: a token, and how far it reaches; what is
-    /// [`LONGEST`] is to be extended.
+    /// Of the strip's positions: a token, of which [`LONGEST`] ones are to be extended, and
+    /// the position behind it, counted from the strip's start, too.
     steps: [Token; STRIP],
-    lens: [u8; STRIP],
+    nexts: [u16; STRIP],
 }
 
 /// All bits or none.
@@ -145,7 +151,7 @@ impl Map {
             by_three: Candidates::NONE,
             best: [0; STRIP + 1],
             steps: [0; STRIP],
-            lens: [0; STRIP],
+            nexts: [0; STRIP],
         })
     }
 
@@ -175,9 +181,10 @@ impl Map {
                 self.enter::<false>(buf, start + 1);
                 self.choose::<false>(buf, start);
             }
-            start = end.min(start + STRIP);
+            let strip = start..end.min(start + STRIP);
             let before = (at, sink.len());
-            at = self.walk(buf, at, start, end, &mut sink);
+            start = strip.end;
+            at = self.walk(buf, at, strip, end, &mut sink);
             sink.end_step(at);
 
             let tokens = sink.len() - before.1;
@@ -246,32 +253,39 @@ impl Map {
                 .wrapping_sub(best & 0xffff);
             let found = (dist << 16) + (LITERALS - MIN_MATCH) as u32 + len;
             self.steps[i] = found & take | u32::from(byte) & !take;
-            self.lens[i] = (len & take | 1 & !take) as u8;
+            self.nexts[i] = (i as u32 + (len & take | 1 & !take)) as u16;
         }
     }
 
-    /// Follows the steps of a strip up to `stop`, and tells where that ends.
+    /// Follows the steps of `strip` from `at` on, and tells where that ends.
     #[inline(always)]
     fn walk(
         &self,
         buf: &Buffer,
-        mut at: usize,
-        stop: usize,
+        at: usize,
+        strip: Range<usize>,
         end: usize,
         sink: &mut Sink<'_>,
     ) -> usize {
+        let (start, stop) = (strip.start, strip.end);
         // Past this a match could be cut by the end.
         let last = stop.min(end.saturating_sub(LONGEST));
-        while at < last {
-            let mut token = self.steps[at % STRIP];
-            let mut len = usize::from(self.lens[at % STRIP]);
-            if len == LONGEST {
-                len = extend(buf, at, at - (token >> 16) as usize).min(end - at);
+        let last = last.saturating_sub(start).min(STRIP);
+        // Each step waits for one load, of where it leads.
+        let mut i = at - start;
+        while i < last {
+            let mut token = self.steps[i];
+            let mut next = usize::from(self.nexts[i]);
+            if token & LOW == LONGEST_LOW {
+                let at = start + i;
+                let len = extend(buf, at, at - (token >> 16) as usize).min(end - at);
                 token += (len - LONGEST) as u32;
+                next = i + len;
             }
             sink.token(token);
-            at += len;
+            i = next;
         }
+        let mut at = start + i;
         while at < stop {
             sink.token(buf[at].into());
             at += 1;

@@ -2,9 +2,13 @@
 
 use super::{MAX_MATCH, MIN_MATCH, SEGMENT, Tokens, WINDOW};
 
-/// A token: in the low half a literal (0..=255) or 256 + length - 3; in the
-/// high half the distance, 0 for a literal.
+/// A token: in the lowest nine bits a literal (0..=255) or 256 + length - 3; in the
+/// high half the distance, 0 for a literal. Where it is written from, it has the
+/// distance's code between them ([`LOW_BITS`]).
 pub(super) type Token = u32;
+
+/// Bits of a token's literal or length.
+pub(super) const LOW_BITS: u32 = 9;
 
 pub(super) const LITERALS: usize = 256;
 pub(super) const END_OF_BLOCK: usize = 256;
@@ -80,7 +84,7 @@ pub(super) struct Match {
 pub(super) struct Sink<'a> {
     tokens: &'a mut Tokens,
     chunks: &'a mut Vec<Chunk>,
-    /// By the tokens' low halves.
+    /// By the tokens' lowest nine bits.
     lows: [u16; 512],
     /// By distance code.
     dists: [u16; 256],
@@ -132,8 +136,9 @@ impl<'a> Sink<'a> {
     pub(super) fn token(&mut self, token: Token) {
         let dist = (token >> 16) as usize & (2 * WINDOW - 1);
         self.lows[token as usize & 511] += 1;
-        self.dists[usize::from(DIST_SLOT[dist])] += 1;
-        self.tokens[self.len % SEGMENT] = token;
+        let slot = DIST_SLOT[dist];
+        self.dists[usize::from(slot)] += 1;
+        self.tokens[self.len % SEGMENT] = token | Token::from(slot) << LOW_BITS;
         self.len += 1;
     }
 
