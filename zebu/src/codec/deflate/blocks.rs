@@ -69,6 +69,8 @@ static NLOGN: std::sync::LazyLock<[u32; 4096]> =
     std::sync::LazyLock::new(|| std::array::from_fn(|n| nlogn(n as u32)));
 
 /// About how many bits (in sixteenths) the block takes, its header included.
+// Not compiled for wide vectors: to gather from the table by them is slower.
+#[inline(never)]
 fn entropy(counts: &Counts<u32>) -> u32 {
     let table = &*NLOGN;
     let of = |counts: &[u32]| {

@@ -35,11 +35,11 @@ const LONGEST: usize = 8;
 const LOW: Token = (1 << LOW_BITS) - 1;
 const LONGEST_LOW: Token = (LITERALS - MIN_MATCH + LONGEST) as Token;
 
-/// By position: where a candidate is, and in the high half how many bits there
-/// are equal, so that of two the larger is the longer match, and of equals the
-/// nearer. (One store for both, since stores are what the loop waits for.)
+/// By position: where a candidate is, and how many bits there are equal, up to 64. (Two stores,
+/// since to make one of them takes two instructions, which vectors have for nothing.)
 struct Candidates {
-    both: [u32; STRIP],
+    from: [u16; STRIP],
+    equal: [u8; STRIP],
 }
 
 /// From a candidate to how many bytes are equal.
@@ -48,19 +48,23 @@ const BYTES_SHIFT: u32 = 16 + 3;
 const WHOLE: u32 = 0x78 << 16 | 0xffff;
 
 impl Candidates {
-    const NONE: Self = Self { both: [0; STRIP] };
+    const NONE: Self = Self {
+        from: [0; STRIP],
+        equal: [0; STRIP],
+    };
 
     #[inline(always)]
     fn set(&mut self, i: usize, buf: &Buffer, from: u16, word: u64) {
-        let equal = (load8(buf, from) ^ word).trailing_zeros();
-        self.both[i] = u32::from(from) | equal << 16;
+        self.from[i] = from;
+        self.equal[i] = (load8(buf, from) ^ word).trailing_zeros() as u8;
     }
 
-    /// The candidate, of whole bytes, unless it is before `lowest`.
+    /// The candidate, and in the high half how many bits are equal, of whole bytes, so that of
+    /// two the larger is the longer match, and of equals the nearer. 0 if it is before `lowest`.
     #[inline(always)]
     fn get(&self, i: usize, lowest: i32) -> u32 {
-        let both = self.both[i];
-        both & WHOLE & mask((both & 0xffff) as i32 >= lowest)
+        let both = u32::from(self.from[i]) | u32::from(self.equal[i]) << 16;
+        both & WHOLE & mask(i32::from(self.from[i]) >= lowest)
     }
 }
 
@@ -207,9 +211,12 @@ impl Map {
     /// `FOUR`: with the third candidate.
     #[inline(always)]
     fn enter<const FOUR: bool>(&mut self, buf: &Buffer, first: usize) {
+        let Some(strip) = buf[first..].first_chunk::<{ STRIP + 8 }>() else {
+            return;
+        };
         for i in 0..STRIP {
             let at = (first + i) as u16;
-            let word = load8(buf, at);
+            let word = u64::from_le_bytes(strip[i..i + 8].try_into().unwrap_or_default());
             let long = &mut self.long[hash8(word << 8, LONG_BITS)];
             let from_long = std::mem::replace(long, at);
             let three = &mut self.three[hash4((word as u32) << 8, THREE_BITS)];

@@ -128,6 +128,23 @@ fn extend(buf: &Buffer, at: usize, from: usize) -> usize {
     len.min(MAX_MATCH)
 }
 
+/// Whether the processor has what [`Deflate::compress_avx2`] is compiled for.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+}
+
+/// Whether it has what [`Deflate::compress_avx512`] has besides.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
 impl Deflate {
     pub(super) fn new() -> Self {
         Self {
@@ -145,23 +162,43 @@ impl Deflate {
     /// returns its length; `None` when it does not fit.
     pub(super) fn compress(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-        {
-            // SAFETY: the processor has what the function is compiled for, and
-            // that is all it asks: its body is safe.
-            #[allow(unsafe_code)]
-            return unsafe { self.compress_avx2(effort, src, dst) };
+        if let Some(fast) = self.compress_fast(effort, src, dst) {
+            return fast;
         }
         self.compress_any(effort, src, dst)
     }
 
-    /// The same, of wider vectors and with shorter ways to shift and to count
-    /// zeroes.
+    /// The same for the processor that this is, if it is one of those that have more than all
+    /// have: wider vectors, and shorter ways to shift and to count zeroes.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
+    fn compress_fast(
+        &mut self,
+        effort: Effort,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Option<Option<usize>> {
+        if !has_avx2() {
+            return None;
+        }
+        if has_avx512() {
+            // SAFETY: the processor has what the function is compiled for, and
+            // that is all it asks: its body is safe.
+            return Some(unsafe { self.compress_avx512(effort, src, dst) });
+        }
+        // SAFETY: as above.
+        Some(unsafe { self.compress_avx2(effort, src, dst) })
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn compress_avx2(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        self.compress_any(effort, src, dst)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
+    fn compress_avx512(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         self.compress_any(effort, src, dst)
     }
 
@@ -249,6 +286,14 @@ mod tests {
             let length = deflate.compress(effort, &data, &mut fast);
             assert_eq!(length, deflate.compress_any(effort, &data, &mut plain));
             assert!(length.is_some() && fast == plain, "level {level}");
+            #[cfg(target_arch = "x86_64")]
+            if has_avx2() {
+                plain.fill(0);
+                // SAFETY: the processor has what it is compiled for.
+                #[allow(unsafe_code)]
+                let again = unsafe { deflate.compress_avx2(effort, &data, &mut plain) };
+                assert!(again == length && fast == plain, "level {level}, AVX2");
+            }
         }
     }
 }
