@@ -6,6 +6,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
+
+use crate::storage::yield_once;
 
 /// Whose turn it is.
 #[derive(Debug, Default)]
@@ -19,7 +22,9 @@ struct State {
     current: u64,
     /// Tickets that were given back before their turn.
     given_back: BTreeSet<u64>,
-    waiting: BTreeMap<u64, Waker>,
+    waiting: BTreeMap<u64, (ThreadId, Waker)>,
+    /// The thread that has the current ticket's holder, who waited, was woken, and has not run yet.
+    woken: Option<ThreadId>,
 }
 
 /// A place in the order. Dropped, it is the next one's turn.
@@ -46,6 +51,14 @@ impl Turns {
         };
         Some((ticket, taken))
     }
+
+    /// Lets the lanes of this thread go on that have their turn. For who is about to keep the
+    /// thread busy: all lanes of the others may wait for one of this thread.
+    pub(super) async fn let_go(&self) {
+        while self.state().woken == Some(std::thread::current().id()) {
+            yield_once().await;
+        }
+    }
 }
 
 impl Ticket<'_> {
@@ -64,7 +77,12 @@ impl Drop for Ticket<'_> {
         while state.given_back.remove(&state.current) {
             state.current += 1;
         }
-        if let Some(waker) = state.waiting.remove(&state.current) {
+        if self.number < state.current {
+            // He who was woken gave it back.
+            state.woken = None;
+        }
+        if let Some((thread, waker)) = state.waiting.remove(&state.current) {
+            state.woken = Some(thread);
             waker.wake();
         }
     }
@@ -79,9 +97,11 @@ impl Future for Turn<'_> {
         let Ticket { turns, number } = self.0;
         let mut state = turns.state();
         if state.current == *number {
+            state.woken = None;
             return Poll::Ready(());
         }
-        state.waiting.insert(*number, context.waker().clone());
+        let who = (std::thread::current().id(), context.waker().clone());
+        state.waiting.insert(*number, who);
         Poll::Pending
     }
 }
@@ -125,6 +145,39 @@ mod tests {
         });
         assert_eq!(*seen.borrow(), [0, 2, 3, 5]);
         assert!(turns.take(|| None::<()>).is_none());
+    }
+
+    #[test]
+    fn who_has_his_turn_goes_before_who_keeps_the_thread() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let turns: &'static Turns = Box::leak(Box::default());
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let first = turns.take(|| Some(())).unwrap().0;
+        let lanes: Vec<_> = (1..4)
+            .map(|i| {
+                let (ticket, ()) = turns.take(|| Some(())).unwrap();
+                let seen = seen.clone();
+                queue.spawn(async move {
+                    ticket.turn().await;
+                    seen.borrow_mut().push(i);
+                })
+            })
+            .collect();
+        queue.block_on(async {
+            yield_once().await;
+            turns.let_go().await;
+            assert!(seen.borrow().is_empty(), "it is nobody's turn");
+            drop(first);
+            turns.let_go().await;
+            assert_eq!(*seen.borrow(), [1, 2, 3]);
+            for lane in lanes {
+                lane.await;
+            }
+        });
+        assert_eq!(turns.state().woken, None);
+        // One of another thread is not waited for.
+        turns.state().woken = Some(std::thread::spawn(|| ()).thread().id());
+        queue.block_on(turns.let_go());
     }
 
     #[test]

@@ -94,6 +94,8 @@ impl Job {
         self.read(queue, chunk, &parts, buffer).await?;
         match self.options.compress {
             Some(compress) => {
+                // To compress keeps the thread busy for longest.
+                self.turns.let_go().await;
                 let packed = self.pack(chunk, &parts, buffer, compress)?;
                 let operations = self.write_packed(queue, chunk, &packed, buffer);
                 self.in_turn(queue, chunk, operations, ticket).await
