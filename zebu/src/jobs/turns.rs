@@ -52,8 +52,9 @@ impl Turns {
         Some((ticket, taken))
     }
 
-    /// Lets the lanes of this thread go on that have their turn. For who is about to keep the
-    /// thread busy: all lanes of the others may wait for one of this thread.
+    /// Lets the lane of this thread go on that was woken for its turn, until it waits for something
+    /// else or drops its ticket. For who is about to keep the thread busy: all lanes of the others
+    /// may wait for that one.
     pub(super) async fn let_go(&self) {
         while self.state().woken == Some(std::thread::current().id()) {
             yield_once().await;

@@ -320,6 +320,19 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     }
 }
 
+/// A write through the page cache that this thread makes. Not at once: who starts it in
+/// his turn has the next one's begin before this thread copies.
+///
+/// # Safety
+/// As [`Storage::start`].
+unsafe fn copy_later(fd: RawFd, offset: u64, iov: &Iov) -> Started {
+    let iov = iov.clone();
+    Started::later(async move {
+        yield_once().await;
+        write_now(fd, offset, &iov)
+    })
+}
+
 /// A write that goes into the page cache, or else to the device. Not at once: who
 /// starts several writes has all of them on their way before this thread copies.
 ///
@@ -472,6 +485,10 @@ unsafe impl Storage for File {
         if let Some(iov) = memory {
             let cached = !self.cache.is_direct();
             if cached && kind == OpKind::Write && queue.writes_here() {
+                if queue.options().copy_here {
+                    // SAFETY: passed on.
+                    return unsafe { copy_later(fd, offset, iov) };
+                }
                 return Started::done(write_now(fd, offset, iov));
             }
             if cached

@@ -6,15 +6,15 @@
 //! Neither way is always the faster one. A copy runs at several GB/s into pages
 //! that the kernel has at hand, at a tenth of that where a hypervisor must
 //! provide them first, and at the device's speed when too many wait to be written
-//! back. So copies are measured, and while they are slow there are none. Until one is slow all is
-//! copied: where every page is at hand that is the fastest, and where some are, little is lost.
+//! back. So copies are measured. At first all is copied: where pages are at hand that is the
+//! fastest. Once slow copies have cost more than a millisecond it goes both ways, and while
+//! copies are slow there are none.
 #![allow(unsafe_code)]
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use super::Iov;
@@ -32,8 +32,12 @@ const NS_PER_BYTE: u64 = 1;
 /// 24 times as much pass as it copied, and takes as long as a device of 10 GB/s does
 /// for that. (A wait of 0.2 s, for writeback: 3 GB.)
 const PASSING_PER_NS: u64 = 16;
-/// Bytes of a copy after which it is seen whether it is slow, as long as none was.
-const PIECE: usize = 256 << 10;
+/// Nanoseconds that slow copies may cost before it goes both ways. Where pages must be provided a
+/// copy of 1 MiB takes 2 to 6 ms.
+const PATIENCE: u64 = 1_000_000;
+/// Bytes that make good for a nanosecond of that: now and then a copy is slow
+/// everywhere, by 0.1 to 0.6 ms in 64 MiB.
+const FORGIVEN_PER_NS: u64 = 64;
 
 /// The second way into a file.
 ///
@@ -47,13 +51,22 @@ pub(super) struct Overflow {
     file: OwnedFd,
     /// Bytes of a page, or more.
     page: u64,
-    /// Bytes that are to pass by yet. Locked by who copies: a file takes one copy
-    /// at a time.
-    passing: Mutex<u64>,
-    /// Whether no copy has been slow yet.
-    quick: AtomicBool,
+    state: Mutex<State>,
     /// [`NS_PER_BYTE`], but for tests.
     ns_per_byte: u64,
+}
+
+/// What is known of copies.
+#[derive(Debug, Default)]
+struct State {
+    /// Nanoseconds that slow copies have cost, and that are not made good. Above
+    /// [`PATIENCE`] it stays.
+    lost: u64,
+    /// Bytes that are to pass by yet.
+    passing: u64,
+    /// Whether somebody copies, once it goes both ways: then a file takes one copy
+    /// at a time, since who would wait for that has the device.
+    copying: bool,
 }
 
 impl Overflow {
@@ -70,79 +83,79 @@ impl Overflow {
         Some(Overflow {
             file: again.ok()?.into(),
             page,
-            passing: Mutex::new(0),
-            quick: AtomicBool::new(true),
+            state: Mutex::default(),
             ns_per_byte: NS_PER_BYTE,
         })
     }
 
-    /// Whether a write may be worth a copy now: as long as none was slow, or while `in_flight` direct
+    /// Whether a write may be worth a copy now: while all is copied, or while `in_flight` direct
     /// writes, this one counted, keep the device busy. If not, it passes by.
     pub(super) fn takes(&self, in_flight: usize, offset: u64, length: u64) -> bool {
         let whole = (offset | length) & (self.page - 1) == 0;
         if length < LEAST || !whole {
             return false;
         }
-        if self.is_quick() {
+        let mut state = lock(&self.state);
+        if state.copies_all() {
             return true;
         }
-        if in_flight <= BUSY {
+        if in_flight <= BUSY || state.copying {
             return false;
         }
-        let Some(mut passing) = self.turn() else {
-            return false;
-        };
-        let takes = *passing == 0;
-        *passing = passing.saturating_sub(length);
+        let takes = state.passing == 0;
+        state.passing = state.passing.saturating_sub(length);
         takes
     }
 
     /// Copies `iov` into the page cache, unless copies have turned out slow, or somebody copies
-    /// and they may be. As long as none was slow, what is left of `iov` after the first
-    /// slow piece is not written. The caller has no other write of these bytes in flight.
+    /// and they may be. The caller has no other write of these bytes in flight.
     pub(super) fn write(&self, offset: u64, iov: &Iov) -> Option<io::Result<usize>> {
-        let (mut passing, piece) = match self.is_quick() {
-            // Waits while other threads copy: no longer than a copy takes, unless one turns
-            // out slow, and then no more.
-            true => (lock(&self.passing), PIECE),
-            false => (self.turn()?, iov.len()),
-        };
-        let mut done = 0;
-        while done < iov.len() && *passing == 0 {
-            let piece = iov.slice(done, piece.min(iov.len() - done));
-            match self.copy(offset + done as u64, &piece, &mut passing) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                // The caller goes on from a short write, and meets the error again.
-                Err(error) if done == 0 => return Some(Err(error)),
-                Err(_) => break,
-            }
+        if !lock(&self.state).begin() {
+            return None;
         }
-        (done > 0).then_some(Ok(done))
+        let (result, slow_by) = self.copy(offset, iov);
+        lock(&self.state).end(slow_by, iov.len() as u64);
+        Some(result)
     }
 
-    /// Copies `iov`, and notes how much is to pass by if that was slow.
-    fn copy(&self, offset: u64, iov: &Iov, passing: &mut u64) -> io::Result<usize> {
+    /// Copies `iov`, and says by how many nanoseconds that was slow.
+    fn copy(&self, offset: u64, iov: &Iov) -> (io::Result<usize>, u64) {
         let start = Instant::now();
         let result = write_now(self.file.as_raw_fd(), offset, iov);
         let ns = start.elapsed().as_nanos() as u64;
-        *passing = ns.saturating_sub(iov.len() as u64 * self.ns_per_byte) * PASSING_PER_NS;
-        if *passing > 0 {
-            self.quick.store(false, Ordering::Relaxed);
+        let slow_by = ns.saturating_sub(iov.len() as u64 * self.ns_per_byte);
+        (result, slow_by)
+    }
+}
+
+impl State {
+    /// Whether all is copied yet.
+    fn copies_all(&self) -> bool {
+        self.lost <= PATIENCE
+    }
+
+    /// Whether somebody may copy now. He says when it ended.
+    fn begin(&mut self) -> bool {
+        if self.copies_all() {
+            // Any number at once: they wait for each other in the kernel, which has who waits
+            // look on for a while before it puts him to sleep.
+            return true;
         }
-        result
+        let may = self.passing == 0 && !self.copying;
+        self.copying |= may;
+        may
     }
 
-    fn is_quick(&self) -> bool {
-        self.quick.load(Ordering::Relaxed)
-    }
-
-    /// The one turn to copy, unless somebody has it.
-    fn turn(&self) -> Option<MutexGuard<'_, u64>> {
-        match self.passing.try_lock() {
-            Ok(passing) => Some(passing),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+    /// After a copy of `length` bytes that was slow by some nanoseconds.
+    fn end(&mut self, slow_by: u64, length: u64) {
+        if self.copies_all() {
+            self.lost = (self.lost + slow_by).saturating_sub(length / FORGIVEN_PER_NS);
+        }
+        if !self.copies_all() {
+            // Also of one that began when all was copied: it may end somebody else's turn, and
+            // then two copy.
+            self.copying = false;
+            self.passing = self.passing.max(slow_by * PASSING_PER_NS);
         }
     }
 }
@@ -163,8 +176,8 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn all_is_copied_until_a_piece_was_slow() {
-        const LENGTH: usize = 4 * PIECE;
+    fn all_is_copied_until_slow_copies_have_cost_much() {
+        const LENGTH: usize = 1 << 20;
         let file = tempfile::tempfile().unwrap();
         let again = file.try_clone().unwrap();
         let mut bytes: Vec<u8> = (0..LENGTH).map(|i| (i / 4096 % 251) as u8 + 1).collect();
@@ -173,8 +186,7 @@ mod tests {
         let mut overflow = Overflow {
             file: again.into(),
             page: 4096,
-            passing: Mutex::new(0),
-            quick: AtomicBool::new(true),
+            state: Mutex::default(),
             ns_per_byte: 1 << 20,
         };
         let written = |overflow: &Overflow, at| overflow.write(at, &iov).map(Result::unwrap);
@@ -182,19 +194,38 @@ mod tests {
         assert!(overflow.takes(1, 0, length));
         assert!(!overflow.takes(9, 0, 4096) && !overflow.takes(9, 512, length));
         assert_eq!(written(&overflow, 0), Some(LENGTH));
+        // What was slow is made good by what is not.
+        lock(&overflow.state).end(PATIENCE, length);
+        assert_eq!(written(&overflow, 0), Some(LENGTH));
+        let lost = lock(&overflow.state).lost;
+        assert_eq!(lost, PATIENCE - 2 * length / FORGIVEN_PER_NS);
+        assert!(overflow.takes(1, 0, length));
+        // That was too much, and stays.
+        lock(&overflow.state).end(PATIENCE, length);
+        lock(&overflow.state).end(0, length);
+        // What follows a slow copy passes by.
+        assert_eq!(written(&overflow, length), None);
+        let passing = lock(&overflow.state).passing;
+        assert!(passing > 0 && !overflow.takes(9, 0, passing.next_multiple_of(4096)));
+        // Only while the device is busy, and one at a time.
+        assert!(!overflow.takes(BUSY, 0, length) && overflow.takes(BUSY + 1, 0, length));
+        assert!(lock(&overflow.state).begin());
+        assert!(!overflow.takes(9, 0, length));
+        assert_eq!(written(&overflow, length), None);
+        lock(&overflow.state).end(0, length);
         // From here on every copy is a slow one.
         overflow.ns_per_byte = 0;
-        assert_eq!(written(&overflow, length), Some(PIECE));
+        assert_eq!(written(&overflow, length), Some(LENGTH));
         assert_eq!(written(&overflow, 2 * length), None);
-        let mut back = vec![0; LENGTH + PIECE];
+        let mut back = vec![0; 2 * LENGTH];
         file.read_exact_at(&mut back, 0).unwrap();
-        assert!(back[..LENGTH] == bytes && back[LENGTH..] == bytes[..PIECE]);
-        assert_eq!(file.metadata().unwrap().len(), length + PIECE as u64);
-        // So much passes by; then the next one is tried, as a whole, if the device is busy.
-        let passing = *overflow.passing.lock().unwrap();
+        assert!(back[..LENGTH] == bytes && back[LENGTH..] == bytes);
+        assert_eq!(file.metadata().unwrap().len(), 2 * length);
+        // So much passes by; then the next one is tried.
+        let passing = lock(&overflow.state).passing;
         assert!(passing > 0 && !overflow.takes(9, 0, passing.next_multiple_of(4096).max(LEAST)));
-        assert!(!overflow.takes(BUSY, 0, length) && overflow.takes(BUSY + 1, 0, length));
+        assert!(overflow.takes(9, 0, length));
         assert_eq!(written(&overflow, 2 * length), Some(LENGTH));
-        assert!(*overflow.passing.lock().unwrap() > 0);
+        assert!(lock(&overflow.state).passing > 0);
     }
 }

@@ -136,13 +136,16 @@ fn has_avx2() -> bool {
         && is_x86_feature_detected!("bmi2")
 }
 
-/// Whether it has what [`Deflate::compress_avx512`] has besides.
+/// Whether it has what [`Deflate::compress_avx512`] has besides; avx512f implies the last two
+/// (Rust Reference, target_feature).
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 impl Deflate {
