@@ -498,6 +498,12 @@ unsafe impl Storage for File {
             {
                 return Started::done(Ok(count));
             }
+            if kind == OpKind::Read
+                && let Some(overflow) = &self.overflow
+                && let Some(count) = overflow.read(offset, iov)
+            {
+                return Started::done(Ok(count));
+            }
             if kind == OpKind::Write
                 && let Some(overflow) = &self.overflow
                 && overflow.takes(self.blocks.in_flight(), offset, length)

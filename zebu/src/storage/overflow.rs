@@ -19,12 +19,13 @@ use std::time::Instant;
 
 use super::Iov;
 use super::file::file_system;
-use super::op::write_now;
+use super::op::{read_cached, write_now};
 use crate::lock;
 
 /// Direct writes that keep a device busy.
 const BUSY: usize = 3;
-/// Shorter writes are not worth a copy: tables, mostly, which are written again.
+/// Shorter writes are not worth a copy once it goes both ways: tables, mostly, which are written
+/// again.
 const LEAST: u64 = 64 << 10;
 /// A copy that takes longer is slow: 1 GB/s.
 const NS_PER_BYTE: u64 = 1;
@@ -80,8 +81,12 @@ impl Overflow {
             .read(true)
             .write(true)
             .open(format!("/proc/self/fd/{fd}"));
+        let file = OwnedFd::from(again.ok()?);
+        // No page is to be brought in beside those asked for: the device may be writing it.
+        // SAFETY: no memory is involved.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
         Some(Overflow {
-            file: again.ok()?.into(),
+            file,
             page,
             state: Mutex::default(),
             ns_per_byte: NS_PER_BYTE,
@@ -92,19 +97,23 @@ impl Overflow {
     /// writes, this one counted, keep the device busy. If not, it passes by.
     pub(super) fn takes(&self, in_flight: usize, offset: u64, length: u64) -> bool {
         let whole = (offset | length) & (self.page - 1) == 0;
-        if length < LEAST || !whole {
-            return false;
-        }
         let mut state = lock(&self.state);
         if state.copies_all() {
-            return true;
+            return whole;
         }
-        if in_flight <= BUSY || state.copying {
+        if !whole || length < LEAST || in_flight <= BUSY || state.copying {
             return false;
         }
         let takes = state.passing == 0;
         state.passing = state.passing.saturating_sub(length);
         takes
+    }
+
+    /// Reads what was copied and still lies in the page cache, while all is copied: the device would
+    /// have to fetch it first. As [`read_cached`].
+    pub(super) fn read(&self, offset: u64, iov: &Iov) -> Option<usize> {
+        let copies_all = lock(&self.state).copies_all();
+        copies_all.then(|| read_cached(self.file.as_raw_fd(), offset, iov))?
     }
 
     /// Copies `iov` into the page cache, unless copies have turned out slow, or somebody copies
@@ -192,8 +201,14 @@ mod tests {
         let written = |overflow: &Overflow, at| overflow.write(at, &iov).map(Result::unwrap);
         let length = LENGTH as u64;
         assert!(overflow.takes(1, 0, length));
-        assert!(!overflow.takes(9, 0, 4096) && !overflow.takes(9, 512, length));
+        assert!(overflow.takes(1, 0, 4096) && !overflow.takes(9, 512, length));
+        assert_eq!(overflow.read(0, &iov), None);
         assert_eq!(written(&overflow, 0), Some(LENGTH));
+        let mut read = vec![0; LENGTH];
+        // SAFETY: `read` outlives `into`.
+        let into = unsafe { Iov::from_raw(read.as_mut_ptr(), LENGTH) };
+        assert_eq!(overflow.read(0, &into), Some(LENGTH));
+        assert_eq!(read, bytes);
         // What was slow is made good by what is not.
         lock(&overflow.state).end(PATIENCE, length);
         assert_eq!(written(&overflow, 0), Some(LENGTH));
@@ -208,6 +223,8 @@ mod tests {
         let passing = lock(&overflow.state).passing;
         assert!(passing > 0 && !overflow.takes(9, 0, passing.next_multiple_of(4096)));
         // Only while the device is busy, and one at a time.
+        assert!(!overflow.takes(9, 0, 4096) && !overflow.takes(9, 512, length));
+        assert_eq!(overflow.read(0, &iov), None);
         assert!(!overflow.takes(BUSY, 0, length) && overflow.takes(BUSY + 1, 0, length));
         assert!(lock(&overflow.state).begin());
         assert!(!overflow.takes(9, 0, length));
