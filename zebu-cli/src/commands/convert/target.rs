@@ -33,7 +33,6 @@ pub fn open(
         total: total(arguments, name, sources)?,
         // Writes are aligned where all of the sources are.
         aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
-        first: sources.first(),
         concatenated: sources.len() > 1,
         cache: match &arguments.target_cache {
             None => None,
@@ -44,23 +43,6 @@ pub fn open(
         true => wanted.existing(options),
         false => wanted.new_image(options),
     }
-}
-
-/// Whether the first data of a disk are compressed, as far as a look tells.
-fn is_compressed(queue: &Queue, disk: &Device) -> bool {
-    const LOOKS: usize = 1000;
-    queue.block_on(async {
-        let mut at = 0;
-        for _ in 0..LOOKS {
-            match disk.status(queue, at, disk.size() - at).await {
-                Ok(status) if status.data && !status.zero => return status.compressed,
-                Ok(status) => at += status.length,
-                // Not the place to tell of it, if there is any.
-                Err(_) => break,
-            }
-        }
-        false
-    })
 }
 
 fn total(arguments: &Arguments, name: &str, sources: &[Device]) -> Result<u64, Failure> {
@@ -86,8 +68,6 @@ struct Wanted<'a> {
     total: u64,
     /// Every source ends at a block.
     aligned: bool,
-    /// The first disk that is read.
-    first: Option<&'a Device>,
     concatenated: bool,
     /// The cache mode that was asked for.
     cache: Option<CacheMode>,
@@ -224,17 +204,7 @@ impl Wanted<'_> {
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
         }
-        // To copy what the device could fetch is for processors that would wait,
-        // and not for those that inflate. Who says the mode is spared the look.
-        let inflates = || {
-            self.first
-                .is_some_and(|disk| is_compressed(self.queue, disk))
-        };
-        let direct = match self.cache.is_none() && inflates() {
-            true => CacheMode::None,
-            false => CacheMode::WriteOnce,
-        };
-        let caches = self.caches(self.writes_are_aligned(&image), direct);
+        let caches = self.caches(self.writes_are_aligned(&image), CacheMode::WriteOnce);
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
         let backing = match self.look_at_backing(&create) {
             Ok(backing) => backing,
