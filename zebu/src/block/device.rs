@@ -6,7 +6,7 @@ use super::source::ImageSpec;
 use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
-use crate::image::{Extent, Image, Mapping};
+use crate::image::{Extent, Mapping, SharedImage};
 use crate::storage::{Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ pub enum LayerImage {
     /// raw
     Raw(Raw),
     /// qcow2
-    Qcow2(Box<Image>),
+    Qcow2(SharedImage),
 }
 
 impl Layer {

@@ -15,6 +15,7 @@ mod snapshots;
 mod source;
 mod status;
 mod vm_state;
+mod whole;
 mod write;
 mod zero;
 

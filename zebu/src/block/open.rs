@@ -11,7 +11,9 @@ use super::source::{
 };
 use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::Header;
-use crate::image::{CacheOptions, Image, Limits, OpenImage, SnapshotName, WriteOptions};
+use crate::image::{
+    CacheOptions, Image, Limits, OpenImage, SharedImage, SnapshotName, WriteOptions,
+};
 use crate::storage::{CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -322,7 +324,7 @@ impl Opening<'_> {
             Format::Qcow2 => {
                 let image = self.qcow2(&mut spec, file, role).await?;
                 let backing = self.backing(&spec, image.header())?;
-                (LayerImage::Qcow2(Box::new(image)), backing)
+                (LayerImage::Qcow2(SharedImage::new(image)), backing)
             }
         };
         self.layers.push(Layer {

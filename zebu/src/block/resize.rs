@@ -2,9 +2,9 @@
 
 use super::Format;
 use super::device::{Device, LayerImage};
+use super::whole::end_whole;
 use super::write::Zeroing;
 use crate::format::MAX_L1_BYTES;
-use crate::image::Image;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -59,6 +59,18 @@ impl Device {
         preallocation: Preallocation,
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
+        let whole = self.begin_whole().await;
+        let result = self.resize_alone(queue, size, preallocation).await;
+        end_whole(whole);
+        result
+    }
+
+    async fn resize_alone(
+        &mut self,
+        queue: &Queue,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
         let old = self.size();
         if size < old && preallocation != Preallocation::Off {
             let text = match self.top().format() {
@@ -245,6 +257,13 @@ impl Device {
     /// afterwards, and shows the backing file. Durable on return.
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
         self.top_for_writing(0, 0)?;
+        let whole = self.begin_whole().await;
+        let result = self.empty_alone(queue).await;
+        end_whole(whole);
+        result
+    }
+
+    async fn empty_alone(&mut self, queue: &Queue) -> Result<()> {
         let image = self.own_image()?;
         if image.header().is_data_file_raw() {
             // There is nothing behind such an image, and its data file is the
@@ -256,14 +275,6 @@ impl Device {
         image.announce(queue).await?;
         image.unmap_from(queue, 0).await?;
         self.flush(queue).await
-    }
-
-    /// The top image, of whoever has the device for itself.
-    pub(super) fn own_image(&mut self) -> Result<&mut Image> {
-        match &mut self.layers_mut()[0].image {
-            LayerImage::Qcow2(image) => Ok(image),
-            LayerImage::Raw(_) => Err(Error::Refused("The image is not a qcow2 image".into())),
-        }
     }
 }
 

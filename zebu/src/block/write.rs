@@ -335,9 +335,10 @@ impl Device {
     /// open for writing.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
-        match &mut self.layers_mut()[0].image {
+        self.alone().await;
+        match self.top().image {
             LayerImage::Raw(_) => Ok(()),
-            LayerImage::Qcow2(image) => image.close(queue).await,
+            LayerImage::Qcow2(_) => self.own_image()?.close(queue).await,
         }
     }
 

@@ -7,9 +7,9 @@ use super::Image;
 use super::frees::Freed;
 use super::refcounts::{Load, Missing, Run, Taken};
 use super::writer::Writer;
+use crate::Result;
 use crate::format::HostOffset;
 use crate::storage::{self, Queue};
-use crate::{Error, Result};
 
 /// How far the file is made longer than it must be, in bytes: so that most
 /// writes to new clusters are inside it, which the file system does side by
@@ -328,27 +328,26 @@ impl Image {
 
     /// Lowers the refcounts of what is ready for it, and gives its space back
     /// to the file where that is wanted. The caller holds the metadata gate.
+    ///
+    /// A refcount that cannot be read stays too high, which costs space until
+    /// a check repairs it: what the caller makes durable does not depend on
+    /// it. It is not tried again: behind damage that might hit the cluster's
+    /// next owner, and a disk that fails would be asked with every flush.
     pub(crate) async fn settle(&self, queue: &Queue) -> Result<()> {
         let writer = self.writer()?;
         writer.frees.advance(&writer.epochs);
-        let ready = writer.frees.take_ready();
-        let mut ready = ready.into_iter();
-        let mut result = Ok(());
-        for freed in ready.by_ref() {
-            match self.settle_one(queue, freed).await {
-                Ok(()) => {}
-                Err((left, e @ Error::Io(_))) => {
-                    writer.frees.push_ready(left);
-                    result = Err(e);
-                    break;
+        let mut ready = writer.frees.take_ready();
+        while let Some(freed) = ready.first() {
+            match self.settle_some(queue, freed).await {
+                Ok(done) => ready.pass(done),
+                Err(error) => {
+                    let (first, count) = (freed.first, freed.count);
+                    tracing::warn!("{count} clusters from {first:#x} on are not freed: {error}");
+                    ready.pass(count);
                 }
-                // The image is damaged there. What is not lowered is a leak; to
-                // try again later might hit the cluster's next owner.
-                Err(_) => {}
             }
         }
-        ready.for_each(|freed| writer.frees.push_ready(freed));
-        result
+        Ok(())
     }
 
     /// Takes a reference away; after an error: what is left of it.

@@ -63,7 +63,11 @@ impl Image {
         }
         let entry = self.l1.get(index);
         if entry.raw_offset().0 == 0 || !entry.copied() {
-            self.make_table(queue, index, guest).await?;
+            // Others may want it too, for other clusters.
+            self.as_task(queue, async move |image, queue| {
+                image.make_table(queue, index, guest).await
+            })
+            .await?;
         }
         self.slice(queue, guest).await
     }
@@ -71,7 +75,6 @@ impl Image {
     /// Gives the entry `index` of the L1 table an L2 table of its own.
     async fn make_table(&self, queue: &Queue, index: u64, guest: u64) -> Result<()> {
         let writer = self.writer()?;
-        // Others may want it too, for other clusters.
         let _held = writer.tables.hold(index..index + 1).await;
         let size = self.geometry.cluster_size();
         let entry = self.l1.get(index).without_reserved();

@@ -76,8 +76,17 @@ impl Drop for Frozen<'_> {
 impl Image {
     /// Makes durable what was completed before the call.
     pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
+        let mine = self.writer()?.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.as_task(queue, async move |image, queue| {
+            image.flush_asked(queue, mine).await
+        })
+        .await
+    }
+
+    /// Serves the flush that was asked for as the `mine`th, and all that were
+    /// until now.
+    async fn flush_asked(&self, queue: &Queue, mine: u64) -> Result<()> {
         let writer = self.writer()?;
-        let mine = writer.asked.fetch_add(1, Ordering::SeqCst) + 1;
         let _pass = writer.gate.enter().await;
         // A commit that began after we asked may have done it all.
         if writer.committed.load(Ordering::SeqCst) >= mine {
@@ -92,16 +101,19 @@ impl Image {
     /// Writes metadata back when much has gathered. Called by requests before
     /// they change anything or hold anything.
     pub(crate) async fn relieve(&self, queue: &Queue) -> Result<()> {
-        let writer = self.writer()?;
-        if !writer.is_pressed(self) {
+        if !self.writer()?.is_pressed(self) {
             return Ok(());
         }
-        let _pass = writer.gate.enter().await;
-        if writer.is_pressed(self) {
-            let durable = writer.frees.dropped() > 0;
-            self.commit(queue, durable).await?;
-        }
-        Ok(())
+        self.as_task(queue, async move |image, queue| {
+            let writer = image.writer()?;
+            let _pass = writer.gate.enter().await;
+            if writer.is_pressed(image) {
+                let durable = writer.frees.dropped() > 0;
+                image.commit(queue, durable).await?;
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// The commit described above. Without `durable`, step 5 is left to the
@@ -271,8 +283,9 @@ impl Image {
     /// durable may be lost already, and a second one would not say so.
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         let writer = self.writer()?;
-        // The kernel tells of an error once; a request that is dropped here
-        // would not hear it.
+        // The kernel tells of an error once, so this is not left before it is
+        // known.
+        let _unbroken = queue.unbroken();
         let doubt = Doubt(writer);
         let result = storage::flush(file, queue).await;
         match &result {

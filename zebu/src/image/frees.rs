@@ -6,10 +6,42 @@
 //! 3. *waiting*: for the requests that were in flight then (`epoch.rs`);
 //! 4. *ready*: the refcount may be lowered, and a free cluster taken.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
 use super::epoch::Epochs;
 use crate::broken::{Rule, is_broken};
+
+/// References whose refcounts may be lowered, one after the other. What is left when
+/// this is dropped is ready as before.
+pub(crate) struct Ready<'a> {
+    frees: &'a Frees,
+    list: VecDeque<Freed>,
+}
+
+impl Ready<'_> {
+    /// The next one, or what is left of it.
+    pub(crate) fn first(&self) -> Option<Freed> {
+        self.list.front().copied()
+    }
+
+    /// So many clusters of the first are done with.
+    pub(crate) fn pass(&mut self, clusters: u64) {
+        if let Some(first) = self.list.front_mut() {
+            first.first += clusters;
+            first.count -= clusters;
+            if first.count == 0 {
+                self.list.pop_front();
+            }
+        }
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        self.frees.stages().ready.extend(self.list.drain(..));
+    }
+}
 
 /// A reference to clusters side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +141,14 @@ impl Frees {
         }
     }
 
-    /// Takes what is ready.
-    pub(crate) fn take_ready(&self) -> Vec<Freed> {
-        let mut ready = std::mem::take(&mut self.stages().ready);
-        ready.sort_unstable_by_key(|f| f.first);
-        ready
+    /// Takes what is ready; what was not passed by stays so.
+    pub(crate) fn take_ready(&self) -> Ready<'_> {
+        let mut list = std::mem::take(&mut self.stages().ready);
+        list.sort_unstable_by_key(|f| f.first);
+        Ready {
+            frees: self,
+            list: list.into(),
+        }
     }
 
     /// Clusters that wait for a commit.

@@ -22,6 +22,13 @@ impl Image {
     /// Makes the refcount table so long that it has entry `index`, if it is
     /// not yet.
     pub(crate) async fn grow_refcount_table(&self, queue: &Queue, index: u64) -> Result<()> {
+        self.as_task(queue, async move |image, queue| {
+            image.grow_table_to(queue, index).await
+        })
+        .await
+    }
+
+    async fn grow_table_to(&self, queue: &Queue, index: u64) -> Result<()> {
         let writer = self.writer()?;
         let _pass = writer.gate.enter().await;
         if index < writer.refcounts.table_len() {

@@ -26,32 +26,41 @@ impl Image {
         guest: u64,
         cluster: CompressedCluster,
     ) -> Result<Arc<Vec<u8>>> {
-        let load = || async move {
-            let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
-            self.spend_inflating(size as u64)?;
-            let source = storage::read_vec(
-                &*self.file,
-                queue,
-                cluster.offset.0,
-                cluster.length as usize,
-            )
-            .await?;
-            let inflate = move || {
-                let mut bytes = vec![0; size];
-                codec::decompress(kind, &source, &mut bytes).map(|()| bytes)
-            };
-            let result = if queue.options().inflate_here {
-                inflate()
-            } else {
-                codec::workers::run(inflate).await
-            };
-            result.map_err(|e| self.compressed_error(guest, cluster, e))
-        };
         // By offset and length, as in the descriptor: in a broken image several
         // lengths may begin at one offset, and not all of them inflate.
         let sectors = (cluster.offset.0 % 512 + cluster.length) / 512;
         let key = cluster.offset.0 | (sectors - 1) << self.geometry.compressed_size_shift();
-        self.inflated.get_or_load(key, load).await
+        if let Some(bytes) = self.inflated.get(key) {
+            return Ok(bytes);
+        }
+        self.as_task(queue, async move |image, queue| {
+            let load = || image.inflate(queue, guest, cluster);
+            image.inflated.get_or_load(key, load).await
+        })
+        .await
+    }
+
+    /// Reads a compressed cluster and inflates it.
+    async fn inflate(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        cluster: CompressedCluster,
+    ) -> Result<Vec<u8>> {
+        let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
+        self.spend_inflating(size as u64)?;
+        let (offset, length) = (cluster.offset.0, cluster.length as usize);
+        let source = storage::read_vec(&*self.file, queue, offset, length).await?;
+        let inflate = move || {
+            let mut bytes = vec![0; size];
+            codec::decompress(kind, &source, &mut bytes).map(|()| bytes)
+        };
+        let result = if queue.options().inflate_here {
+            inflate()
+        } else {
+            codec::workers::run(inflate).await
+        };
+        result.map_err(|e| self.compressed_error(guest, cluster, e))
     }
 
     /// Counts the work of inflating clusters of so many bytes together.

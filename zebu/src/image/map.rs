@@ -87,9 +87,15 @@ impl Image {
 
     /// The slice of `guest`, where there is an L2 table.
     pub(super) async fn slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
-        self.slices
-            .get_or_load(self.slice_number(guest), || self.load_slice(queue, guest))
-            .await
+        let number = self.slice_number(guest);
+        if let Some(slice) = self.slices.get(number) {
+            return Ok(slice);
+        }
+        self.as_task(queue, async move |image, queue| {
+            let load = || image.load_slice(queue, guest);
+            image.slices.get_or_load(number, load).await
+        })
+        .await
     }
 
     /// Bytes of the disk from `guest` to the end of what its slice maps.

@@ -22,6 +22,7 @@ mod preallocation;
 mod protect;
 mod refcounts;
 mod resize;
+mod shared;
 mod snapshot;
 mod snapshots;
 mod space;
@@ -44,9 +45,11 @@ pub(crate) use epoch::Stay;
 pub use limits::Limits;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
+pub use shared::SharedImage;
 pub use snapshot::SnapshotName;
 pub(crate) use target::{Fill, Step, Target};
 pub(crate) use wait::{Gate, Pass};
+pub(crate) use writer::Whole;
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.
@@ -84,6 +87,7 @@ pub struct Image {
     preallocated: preallocation::Known,
     /// What may still be done with an image that nobody vouches for.
     work: Option<Arc<Work>>,
+    tasks: shared::Tasks,
     /// If it is open for writing.
     writer: Option<Box<writer::Writer>>,
 }

@@ -150,6 +150,7 @@ impl OpenImage {
             work: self.limits.map(|(_, work)| work),
             header: self.header,
             geometry: self.geometry,
+            tasks: Default::default(),
             writer: None,
         })
     }

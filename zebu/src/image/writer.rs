@@ -1,7 +1,7 @@
 //! What an image has besides when it is open for writing.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Image;
 use super::dirty::Dirty;
@@ -67,7 +67,7 @@ pub(crate) struct Writer {
     /// Whether the last write to new clusters made the file longer itself.
     pub(crate) appending: AtomicBool,
     /// The error number of a flush that failed; 0: none did.
-    failed: AtomicI32,
+    failed: Arc<AtomicI32>,
     corrupt: AtomicBool,
     /// The header as it is on the disk.
     header: Mutex<Header>,
@@ -91,6 +91,11 @@ impl Writer {
     /// A flush failed.
     pub(crate) fn fail(&self, errno: i32) {
         self.failed.store(errno, Ordering::Relaxed);
+    }
+
+    /// A change of the whole image begins.
+    pub(crate) fn whole(&self) -> Whole {
+        Whole(Some(self.failed.clone()))
     }
 
     pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
@@ -125,6 +130,25 @@ impl Drop for Doubt<'_> {
     fn drop(&mut self) {
         if self.0.check().is_ok() {
             self.0.fail(libc::EIO);
+        }
+    }
+}
+
+/// A change of the whole image. If it is dropped on its way, nobody knows how far it
+/// came, and the image takes no writes until it is opened again.
+pub(crate) struct Whole(Option<Arc<AtomicI32>>);
+
+impl Whole {
+    /// It has ended, well or with an error that its caller is told of.
+    pub(crate) fn end(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if let Some(failed) = &self.0 {
+            let _ = failed.compare_exchange(0, libc::EIO, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
@@ -168,7 +192,7 @@ impl Image {
             ahead: Ahead::default(),
             changing: AtomicU64::new(0),
             appending: AtomicBool::new(false),
-            failed: AtomicI32::new(0),
+            failed: Arc::default(),
             corrupt: AtomicBool::new(false),
             header: Mutex::new(header.clone()),
             announced: AtomicBool::new(announced),
@@ -244,6 +268,14 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.as_task(queue, async move |image, queue| {
+            image.announce_first(queue).await
+        })
+        .await
+    }
+
+    async fn announce_first(&self, queue: &Queue) -> Result<()> {
+        let writer = self.writer()?;
         let _pass = writer.gate.enter().await;
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -287,6 +319,7 @@ impl Image {
         let replacement = header.replace(&old, &bytes)?;
         // From here on nobody knows which header is valid unless this ends
         // well, and nothing more may be written.
+        let _unbroken = queue.unbroken();
         let doubt = Doubt(writer);
         self.write_header(queue, replacement).await?;
         *writer.header() = header;
@@ -317,9 +350,12 @@ impl Image {
         if writer.corrupt.swap(true, Ordering::Relaxed) || self.geometry.version() < 3 {
             return Ok(());
         }
-        let _pass = writer.gate.enter().await;
-        self.change_header(queue, |h| h.set_incompatible(INCOMPATIBLE_CORRUPT, true))
-            .await
+        self.as_task(queue, async move |image, queue| {
+            let _pass = image.writer()?.gate.enter().await;
+            let mark = |header: &mut Header| header.set_incompatible(INCOMPATIBLE_CORRUPT, true);
+            image.change_header(queue, mark).await
+        })
+        .await
     }
 
     /// Makes everything durable, and the file no longer than it must be. Only

@@ -5,7 +5,7 @@ use std::io;
 use std::iter::Peekable;
 use std::sync::Arc;
 
-use super::{Handle, PoolBuffer, Queue, Storage, read_pooled};
+use super::{Begun, PoolBuffer, Queue, Storage, read_pooled};
 
 /// Neighbouring tables are read together up to this many bytes.
 const RUN: usize = 256 << 10;
@@ -28,7 +28,8 @@ pub(crate) struct Ahead<I: Iterator<Item = u64>> {
 /// Neighbouring tables in one read.
 struct Run {
     tables: usize,
-    read: Handle<io::Result<PoolBuffer>>,
+    /// Dropped, it ends.
+    read: Begun<io::Result<PoolBuffer>>,
 }
 
 impl<I: Iterator<Item = u64>> Ahead<I> {
@@ -82,11 +83,11 @@ impl<I: Iterator<Item = u64>> Ahead<I> {
                 tables += 1;
             }
             self.bytes += tables * self.size;
-            let (queue, file) = (self.queue.clone(), self.file.clone());
+            let file = self.file.clone();
             let length = tables * self.size;
             let read = self
                 .queue
-                .spawn(async move { read_pooled(&*file, &queue, offset, length).await });
+                .begin(|queue| async move { read_pooled(&*file, &queue, offset, length).await });
             self.in_flight.push_back(Run { tables, read });
         }
     }

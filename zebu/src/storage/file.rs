@@ -509,7 +509,9 @@ unsafe impl Storage for File {
                 && overflow.takes(self.blocks.in_flight(), offset, length)
             {
                 // SAFETY: passed on.
-                return unsafe { copy_or_write(overflow.clone(), queue.clone(), fd, offset, iov) };
+                return unsafe {
+                    copy_or_write(overflow.clone(), queue.for_itself(), fd, offset, iov)
+                };
             }
             let align = self.alignment.offset.max(MAX_PAGE as usize);
             if self.is_scattered(kind, iov) {

@@ -78,15 +78,52 @@ const COPIED_ASIDE: usize = 512 << 10;
 
 /// A handle to one thread's queue. Clones mean the same queue.
 ///
-/// A request's future that was polled is polled until it is ready, or dropped.
-/// One that is kept and not polled holds others up, also of other queues: it may
-/// be the one that loads a table for them, commits what they flush, or receives
-/// from an NBD server what is theirs. [`Queue::spawn`] polls by itself. To drop
-/// one is always right, and another request goes on with what it led; the drop
-/// waits for the operations that the kernel has, and for the answer to a write
-/// that an NBD server has.
-#[derive(Clone)]
-pub struct Queue(Rc<Inner>);
+/// # Futures that are dropped, kept or forgotten
+/// To drop a request's future on its way is always right. The drop waits for the
+/// operations that the kernel has, and for the answer to a write that an NBD
+/// server has. What a write should have changed reads as before or as after. What
+/// others need too (a table that is loaded, a commit, a flush of the device) is
+/// done by a task of the queue, which goes on, and whose errors are not lost.
+///
+/// A future that is kept and not polled holds up only requests that overlap it:
+/// writes to the same clusters, or to the same blocks with direct I/O. (One to an
+/// NBD server may hold up any request of its connection.) One that was forgotten
+/// (`std::mem::forget`) does so for ever, and what it allocated leaks; nothing
+/// worse comes of it as long as the memory of its [`Iov`] stays.
+///
+/// Tasks go on while the queue is driven ([`Queue::block_on`]), and end with its
+/// last handle; requests of other queues that waited for them then do the work
+/// themselves. A queue that is neither driven nor dropped holds them up.
+pub struct Queue {
+    inner: Rc<Inner>,
+    /// Whether it keeps the queue's tasks going. Handles of what the queue itself
+    /// holds, its tasks and operations, do not.
+    keeps: bool,
+}
+
+impl Clone for Queue {
+    fn clone(&self) -> Self {
+        if self.keeps {
+            self.inner.keepers.set(self.inner.keepers.get() + 1);
+        }
+        Queue {
+            inner: self.inner.clone(),
+            keeps: self.keeps,
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.keeps {
+            let left = self.inner.keepers.get() - 1;
+            self.inner.keepers.set(left);
+            if left == 0 {
+                self.inner.end_tasks();
+            }
+        }
+    }
+}
 
 struct Inner {
     options: QueueOptions,
@@ -99,6 +136,10 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether `block_on` is running.
     running: Cell<bool>,
+    /// Handles that keep its tasks going.
+    keepers: Cell<usize>,
+    /// How many sections of tasks run that end by themselves only.
+    unbroken: Cell<usize>,
     write_here: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
@@ -124,12 +165,14 @@ enum Slot {
 struct Tasks {
     tasks: Vec<Task>,
     free: Vec<u32>,
-    live: usize,
+    /// Tasks until now.
+    serial: u64,
 }
 
 struct Task {
     /// None while it is being polled, and when the place is free.
     future: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    serial: u64,
     waker: Arc<TaskWaker>,
 }
 
@@ -188,14 +231,19 @@ impl Shared {
 impl Queue {
     /// A queue on this thread.
     pub fn new(options: QueueOptions) -> io::Result<Queue> {
-        static QUEUES: AtomicU64 = AtomicU64::new(0);
         let engine = options.engine.start()?;
+        Ok(Self::with_engine(options, engine))
+    }
+
+    /// A queue with this engine, whatever the options say.
+    fn with_engine(options: QueueOptions, engine: Box<dyn Engine>) -> Queue {
+        static QUEUES: AtomicU64 = AtomicU64::new(0);
         let shared = Arc::new(Shared {
             ready: Mutex::default(),
             sleeps: AtomicBool::new(false),
             notify: engine.notifier(),
         });
-        Ok(Queue(Rc::new(Inner {
+        let inner = Rc::new(Inner {
             write_here: Cell::new(options.copy_here),
             options,
             engine: RefCell::new(engine),
@@ -205,33 +253,44 @@ impl Queue {
             tasks: RefCell::default(),
             shared,
             running: Cell::new(false),
+            keepers: Cell::new(1),
+            unbroken: Cell::new(0),
             buffers: BufferPool::new(),
             thread: std::thread::current().id(),
             number: QUEUES.fetch_add(1, Ordering::Relaxed),
-        })))
+        });
+        Queue { inner, keeps: true }
+    }
+
+    /// A handle for what the queue itself holds.
+    pub(super) fn for_itself(&self) -> Queue {
+        Queue {
+            inner: self.inner.clone(),
+            keeps: false,
+        }
     }
 
     /// A number that no other queue of the process has; the next queue has the
     /// next one.
     pub(crate) fn number(&self) -> u64 {
-        self.0.number
+        self.inner.number
     }
 
     /// Whether writes through the page cache are made by this thread from now
     /// on, see [`QueueOptions::copy_here`]. Who does one thing at a time on
     /// the queue holds up nothing else by that.
     pub fn set_write_here(&self, here: bool) {
-        self.0.write_here.set(here);
+        self.inner.write_here.set(here);
     }
 
     /// Whether they are.
     pub(super) fn writes_here(&self) -> bool {
-        self.0.write_here.get()
+        self.inner.write_here.get()
     }
 
     /// What it was made with.
     pub fn options(&self) -> &QueueOptions {
-        &self.0.options
+        &self.inner.options
     }
 
     /// Runs `future`, and all spawned ones beside it, until it is ready.
@@ -241,26 +300,26 @@ impl Queue {
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         // The inner loop would take the wake-ups of what the outer one polls.
         assert!(
-            !self.0.running.replace(true),
+            !self.inner.running.replace(true),
             "block_on within a future of the same queue"
         );
-        let _running = Running(&self.0.running);
+        let _running = Running(&self.inner.running);
         let waker = Arc::new(TaskWaker {
-            shared: self.0.shared.clone(),
+            shared: self.inner.shared.clone(),
             task: ROOT,
             queued: AtomicBool::new(true),
         });
-        self.0.shared.ready().push(ROOT);
+        self.inner.shared.ready().push(ROOT);
         let mut future = pin!(future);
         let std_waker = Waker::from(waker.clone());
         let mut batch = Vec::new();
         loop {
-            std::mem::swap(&mut *self.0.shared.ready(), &mut batch);
+            std::mem::swap(&mut *self.inner.shared.ready(), &mut batch);
             let mut root_is_ready = false;
             for task in batch.drain(..) {
                 match task {
                     ROOT => root_is_ready = true,
-                    task => self.0.run_task(task),
+                    task => self.inner.run_task(task),
                 }
             }
             if root_is_ready {
@@ -270,7 +329,7 @@ impl Queue {
                     return output;
                 }
             }
-            self.0.drive(false);
+            self.inner.drive(false);
         }
     }
 
@@ -282,26 +341,61 @@ impl Queue {
     /// the queue alive: let it end before the last other handle goes, or
     /// neither ever does.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
-        let result = Rc::new(JoinState {
-            value: Cell::new(None),
-            waker: Cell::new(None),
-        });
-        let state = result.clone();
-        self.0.add_task(Box::pin(async move {
-            state.value.set(Some(future.await));
-            if let Some(waker) = state.waker.take() {
-                waker.wake();
-            }
-        }));
-        Handle { state: result }
+        let (task, handle) = joined(future);
+        let (id, _) = self.inner.add_task(task);
+        self.inner.wake_task(id);
+        handle
+    }
+
+    /// Runs what `work` makes of a handle as a task of this queue, which begins at
+    /// once and goes on whether or not the answer is polled. It ends with the
+    /// last handle that keeps the queue, wherever it is then; see
+    /// [`Queue::unbroken`].
+    pub(crate) fn detach<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Handle<T>
+    where
+        F: Future<Output = T> + 'static,
+    {
+        let (task, handle) = joined(work(self.for_itself()));
+        let (id, _) = self.inner.add_task(task);
+        self.inner.run_task(id);
+        handle
+    }
+
+    /// As [`Queue::detach`], but the task ends when the answer is dropped.
+    pub(crate) fn begin<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
+    where
+        F: Future<Output = T> + 'static,
+    {
+        let (task, handle) = joined(work(self.for_itself()));
+        let (id, serial) = self.inner.add_task(task);
+        self.inner.run_task(id);
+        Begun {
+            queue: self.for_itself(),
+            id,
+            serial,
+            handle,
+        }
+    }
+
+    /// While this lives in a task, the task is not dropped with its queue, but
+    /// polled to the end of the section. The section waits for nothing but its own
+    /// operations. Without effect in what is no task.
+    pub(crate) fn unbroken(&self) -> Unbroken {
+        let counts = !self.keeps;
+        let count = &self.inner.unbroken;
+        count.set(count.get() + usize::from(counts));
+        Unbroken {
+            inner: self.inner.clone(),
+            counts,
+        }
     }
 
     /// A buffer of at least `len` bytes from the queue's pool, content
     /// unspecified; it returns there when dropped.
     pub fn buffer(&self, len: usize) -> PoolBuffer {
         PoolBuffer {
-            buffer: Some(self.0.buffers.take(len)),
-            queue: self.clone(),
+            buffer: Some(self.inner.buffers.take(len)),
+            queue: self.for_itself(),
         }
     }
 
@@ -312,12 +406,12 @@ impl Queue {
     /// names valid and otherwise untouched, until the [`Io`] has ended or was
     /// dropped. The `Io` must not be forgotten while its memory goes away.
     pub(crate) unsafe fn submit(&self, op: Op) -> Io {
-        debug_assert_eq!(self.0.thread, std::thread::current().id());
-        let token = self.0.slots.borrow_mut().take();
+        debug_assert_eq!(self.inner.thread, std::thread::current().id());
+        let token = self.inner.slots.borrow_mut().take();
         // SAFETY: passed on; `Io` waits for the end when it is dropped.
-        unsafe { self.0.engine.borrow_mut().submit(token, op) };
+        unsafe { self.inner.engine.borrow_mut().submit(token, op) };
         Io {
-            queue: self.clone(),
+            queue: self.for_itself(),
             token,
             ended: false,
             _not_send: PhantomData,
@@ -327,11 +421,11 @@ impl Queue {
     /// Begins to wait for a descriptor, which stays open until the [`Io`] has
     /// ended or was dropped; see [`Io::cancel_watch`].
     pub(super) fn watch(&self, fd: std::os::fd::RawFd, interest: Interest) -> Io {
-        debug_assert_eq!(self.0.thread, std::thread::current().id());
-        let token = self.0.slots.borrow_mut().take();
-        self.0.engine.borrow_mut().watch(token, fd, interest);
+        debug_assert_eq!(self.inner.thread, std::thread::current().id());
+        let token = self.inner.slots.borrow_mut().take();
+        self.inner.engine.borrow_mut().watch(token, fd, interest);
         Io {
-            queue: self.clone(),
+            queue: self.for_itself(),
             token,
             ended: false,
             _not_send: PhantomData,
@@ -421,30 +515,83 @@ impl Slots {
 }
 
 impl Inner {
-    fn add_task(&self, future: Pin<Box<dyn Future<Output = ()>>>) {
+    /// Its place, and a number that tells it from others that had the place.
+    fn add_task(&self, future: Pin<Box<dyn Future<Output = ()>>>) -> (u32, u64) {
         let mut tasks = self.tasks.borrow_mut();
         let tasks = &mut *tasks;
-        tasks.live += 1;
-        let waker = match tasks.free.pop() {
+        tasks.serial += 1;
+        let id = match tasks.free.pop() {
             Some(id) => {
                 let task = &mut tasks.tasks[id as usize];
                 task.future = Some(future);
-                task.waker.clone()
+                task.serial = tasks.serial;
+                id
             }
             None => {
+                let id = tasks.tasks.len() as u32;
                 let waker = Arc::new(TaskWaker {
                     shared: self.shared.clone(),
-                    task: tasks.tasks.len() as u32,
+                    task: id,
                     queued: AtomicBool::new(false),
                 });
                 tasks.tasks.push(Task {
                     future: Some(future),
-                    waker: waker.clone(),
+                    serial: tasks.serial,
+                    waker,
                 });
-                waker
+                id
             }
         };
+        (id, tasks.serial)
+    }
+
+    fn wake_task(&self, id: u32) {
+        let waker = self.tasks.borrow().tasks[id as usize].waker.clone();
         waker.wake();
+    }
+
+    /// Drops a task, unless it has ended or is being polled.
+    fn cancel_task(&self, id: u32, serial: u64) {
+        let future = {
+            let mut tasks = self.tasks.borrow_mut();
+            let tasks = &mut *tasks;
+            let task = &mut tasks.tasks[id as usize];
+            let future = match task.serial == serial {
+                true => task.future.take(),
+                false => None,
+            };
+            if future.is_some() {
+                tasks.free.push(id);
+            }
+            future
+        };
+        // With nothing borrowed: it may drive the queue.
+        drop(future);
+    }
+
+    /// No handle is left that keeps the tasks going. What they hold that others
+    /// wait for is given up, which wakes these.
+    fn end_tasks(&self) {
+        while self.unbroken.get() > 0 {
+            let ready = std::mem::take(&mut *self.shared.ready());
+            for id in ready {
+                if id != ROOT {
+                    self.run_task(id);
+                }
+            }
+            if self.unbroken.get() > 0 {
+                self.drive(false);
+            }
+        }
+        let mut id = 0;
+        loop {
+            let serial = match self.tasks.borrow().tasks.get(id as usize) {
+                Some(task) => task.serial,
+                None => return,
+            };
+            self.cancel_task(id, serial);
+            id += 1;
+        }
     }
 
     fn run_task(&self, id: u32) {
@@ -469,7 +616,6 @@ impl Inner {
             tasks.tasks[id as usize].future = Some(future);
         } else {
             tasks.free.push(id);
-            tasks.live -= 1;
             drop(tasks);
             drop(future);
         }
@@ -480,10 +626,16 @@ impl Inner {
     fn drive(&self, must_wait: bool) {
         let mut done = self.done.take();
         let mut wakers = self.wakers.take();
-        let result = self.enter_engine(must_wait, &mut done);
+        self.enter_engine(must_wait, &mut done);
         {
             let mut slots = self.slots.borrow_mut();
             for (token, result) in done.drain(..) {
+                // The kernel could not do it now. As after a signal, it is begun
+                // again: a flush is not failed for that.
+                let result = match result == -libc::EAGAIN {
+                    true => -libc::EINTR,
+                    false => result,
+                };
                 let slot = &mut slots.slots[token as usize];
                 match std::mem::replace(slot, Slot::Ended(result)) {
                     Slot::Busy(waker) => wakers.extend(waker),
@@ -496,21 +648,50 @@ impl Inner {
         // foreign code, which may drop an `Io` and so come back here.
         wakers.drain(..).for_each(Waker::wake);
         self.wakers.replace(wakers);
-        if let Err(e) = result {
-            // The ring itself is broken; what is in flight can never be
-            // accounted for, and its memory not be given back.
-            panic!("the {} I/O engine failed: {e}", self.options.engine);
-        }
     }
 
-    fn enter_engine(&self, must_wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+    fn enter_engine(&self, must_wait: bool, done: &mut Vec<Completion>) {
         // SeqCst pairs with `wake_by_ref`.
         self.shared.sleeps.store(true, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         let wait = must_wait || self.shared.ready().is_empty();
+        let panicked = AbortOnPanic(self.options.engine);
         let result = self.engine.borrow_mut().poll(wait, done);
+        std::mem::forget(panicked);
+        if let Err(e) = result {
+            abort(self.options.engine, &e);
+        }
         self.shared.sleeps.store(false, Ordering::SeqCst);
-        result
+    }
+}
+
+/// Ends the process: the engine is broken, so what is in flight can never be
+/// accounted for, and the kernel uses its memory. To unwind would free that.
+#[cold]
+fn abort(engine: EngineKind, why: &dyn std::fmt::Display) -> ! {
+    eprintln!("The {engine} I/O engine failed: {why}");
+    std::process::abort()
+}
+
+/// The same if it is dropped.
+struct AbortOnPanic(EngineKind);
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        abort(self.0, &"it panicked");
+    }
+}
+
+/// Ends an unbroken section ([`Queue::unbroken`]).
+pub(crate) struct Unbroken {
+    inner: Rc<Inner>,
+    counts: bool,
+}
+
+impl Drop for Unbroken {
+    fn drop(&mut self) {
+        let count = &self.inner.unbroken;
+        count.set(count.get() - usize::from(self.counts));
     }
 }
 
@@ -528,12 +709,12 @@ impl Io {
     /// Makes this, which [`Queue::watch`] made, end soon if it has not ended.
     pub(super) fn cancel_watch(&mut self) {
         if !self.ended && self.take_result().is_none() {
-            self.queue.0.engine.borrow_mut().unwatch(self.token);
+            self.queue.inner.engine.borrow_mut().unwatch(self.token);
         }
     }
 
     fn take_result(&mut self) -> Option<i32> {
-        let mut slots = self.queue.0.slots.borrow_mut();
+        let mut slots = self.queue.inner.slots.borrow_mut();
         let slot = &mut slots.slots[self.token as usize];
         let Slot::Ended(result) = *slot else {
             return None;
@@ -557,7 +738,7 @@ impl Future for Io {
                 Ok(result as usize)
             });
         }
-        let slots = &self.queue.0.slots;
+        let slots = &self.queue.inner.slots;
         let token = self.token as usize;
         let known = match &slots.borrow().slots[token] {
             Slot::Busy(Some(waker)) => waker.will_wake(context.waker()),
@@ -578,7 +759,7 @@ impl Drop for Io {
     fn drop(&mut self) {
         while !self.ended && self.take_result().is_none() {
             // Even if futures are ready: they do not run now.
-            self.queue.0.drive(true);
+            self.queue.inner.drive(true);
         }
     }
 }
@@ -612,7 +793,7 @@ impl std::ops::DerefMut for PoolBuffer {
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.queue.0.buffers.give(buffer);
+            self.queue.inner.buffers.give(buffer);
         }
     }
 }
@@ -625,6 +806,48 @@ struct JoinState<T> {
 /// The result of a spawned future.
 pub struct Handle<T> {
     state: Rc<JoinState<T>>,
+}
+
+/// A future as a task, and the handle to its result.
+fn joined<T: 'static>(
+    future: impl Future<Output = T> + 'static,
+) -> (Pin<Box<dyn Future<Output = ()>>>, Handle<T>) {
+    let state = Rc::new(JoinState {
+        value: Cell::new(None),
+        waker: Cell::new(None),
+    });
+    let handle = Handle {
+        state: state.clone(),
+    };
+    let task = Box::pin(async move {
+        state.value.set(Some(future.await));
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    });
+    (task, handle)
+}
+
+/// The result of a task that ends when this is dropped ([`Queue::begin`]).
+pub(crate) struct Begun<T> {
+    queue: Queue,
+    id: u32,
+    serial: u64,
+    handle: Handle<T>,
+}
+
+impl<T> Future for Begun<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        Pin::new(&mut self.handle).poll(context)
+    }
+}
+
+impl<T> Drop for Begun<T> {
+    fn drop(&mut self) {
+        self.queue.inner.cancel_task(self.id, self.serial);
+    }
 }
 
 impl<T> Future for Handle<T> {

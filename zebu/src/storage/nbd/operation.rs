@@ -109,7 +109,7 @@ fn submit(
     let id = link.submit(queue.number(), request, memory)?;
     Ok(Waiting {
         link: link.clone(),
-        queue: queue.clone(),
+        queue: queue.for_itself(),
         id,
         ended: false,
     })
@@ -205,7 +205,7 @@ unsafe fn write(
     let flags = if fua { command::FUA } else { 0 };
     let request = request(Command::Write, flags, offset, length);
     let waiting = submit(client, queue, request, Some(memory))?;
-    let (client, queue) = (client.clone(), queue.clone());
+    let (client, queue) = (client.clone(), queue.for_itself());
     Ok(Started::later(async move {
         waiting.outcome().await?;
         if durable && !fua {
@@ -274,7 +274,7 @@ fn range(
     };
     let quick = kind == OpKind::ZeroQuickly;
     let end = offset.saturating_add(length).min(client.size());
-    let (client, queue) = (client.clone(), queue.clone());
+    let (client, queue) = (client.clone(), queue.for_itself());
     Ok(Started::later(async move {
         let mut at = offset;
         while at < end {
@@ -298,7 +298,7 @@ fn range(
 
 /// See [`Storage::ask_extent`](crate::storage::Storage::ask_extent).
 pub(super) fn ask_extent(client: &Arc<Client>, queue: &Queue, offset: u64) -> Option<Asking> {
-    let (client, queue) = (client.clone(), queue.clone());
+    let (client, queue) = (client.clone(), queue.for_itself());
     let link = client.link(queue.number());
     if offset >= client.size() || !link.has_context() {
         return None;

@@ -1,0 +1,42 @@
+//! A device that a caller has for itself, to change the image as a whole.
+
+use super::device::{Device, LayerImage};
+use crate::image::{Image, Whole};
+use crate::{Error, Result};
+
+impl Device {
+    /// The top image, of whoever has the device for itself and has waited
+    /// ([`Device::alone`]).
+    pub(super) fn own_image(&mut self) -> Result<&mut Image> {
+        match &mut self.layers_mut()[0].image {
+            LayerImage::Qcow2(image) => match image.get_mut() {
+                Some(image) => Ok(image),
+                None => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EBUSY))),
+            },
+            LayerImage::Raw(_) => Err(Error::Refused("The image is not a qcow2 image".into())),
+        }
+    }
+
+    /// Waits until nothing is left of requests that were dropped.
+    pub(super) async fn alone(&mut self) {
+        if let LayerImage::Qcow2(image) = &mut self.layers_mut()[0].image {
+            image.alone().await;
+        }
+    }
+
+    /// The same, and begins a change of a whole image; see [`Whole`].
+    pub(super) async fn begin_whole(&mut self) -> Option<Whole> {
+        self.alone().await;
+        match &self.top().image {
+            LayerImage::Qcow2(image) => image.writer().ok().map(|writer| writer.whole()),
+            LayerImage::Raw(_) => None,
+        }
+    }
+}
+
+/// A change of a whole image has ended, well or with an error.
+pub(super) fn end_whole(whole: Option<Whole>) {
+    if let Some(whole) = whole {
+        whole.end();
+    }
+}
