@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::halves::Halves;
@@ -111,6 +111,8 @@ pub struct OpenFile {
 #[derive(Debug)]
 pub struct File {
     fd: OwnedFd,
+    /// What the locks are on, once there are any.
+    locks: OnceLock<Option<OwnedFd>>,
     path: PathBuf,
     cache: CacheMode,
     alignment: Alignment,
@@ -183,6 +185,7 @@ impl File {
             // The node of a device is on a tmpfs, too.
             in_memory: !device && file_system(fd.as_raw_fd()) == TMPFS,
             fd,
+            locks: OnceLock::new(),
             path,
             cache,
             blocks: Blocks::new(page),
@@ -201,7 +204,23 @@ impl File {
     /// Takes the locks by which QEMU and zebu keep out of each other's way.
     /// They are held until the file is dropped.
     pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
-        lock::lock(self.as_raw_fd(), &self.path, request)
+        lock::lock(self.lock_fd(), &self.path, request)
+    }
+
+    /// The descriptor of the locks: an open file description of their own. They last as long as
+    /// that, and the kernel ends the operations of io_uring, each of which keeps the description
+    /// that it uses, some time after their process has gone.
+    fn lock_fd(&self) -> RawFd {
+        let own = self.locks.get_or_init(|| {
+            let again = format!("/proc/self/fd/{}", self.as_raw_fd());
+            let mut how = fs::OpenOptions::new();
+            how.read(true)
+                .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
+            // Where that may not be, as of a file that another user opened, the locks are on the
+            // description that there is.
+            how.open(again).ok().map(OwnedFd::from)
+        });
+        own.as_ref().unwrap_or(&self.fd).as_raw_fd()
     }
 
     /// Device and inode number, or the number of the device that it is: the
@@ -254,7 +273,9 @@ impl Drop for File {
     fn drop(&mut self) {
         // Closing does it too, but not while a child process that is just
         // being started holds a copy of the descriptor.
-        lock::unlock(self.as_raw_fd());
+        if self.locks.get().is_some() {
+            lock::unlock(self.lock_fd());
+        }
     }
 }
 
