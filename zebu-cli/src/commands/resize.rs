@@ -108,8 +108,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         )));
     }
     let resized = queue.block_on(async {
-        device.resize(&queue, new, preallocation).await?;
-        device.close(&queue).await
+        let resized = device.resize(&queue, new, preallocation).await;
+        // Also after a failure: what was taken for the new size is given back.
+        let closed = device.close(&queue).await;
+        resized.and(closed)
     });
     resized.map_err(|e| Failure::new(e.to_string()))?;
     match arguments.quiet {

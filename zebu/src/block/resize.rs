@@ -51,7 +51,9 @@ impl Device {
     /// a smaller one is lost; what a larger one adds reads as zeroes, and is
     /// preallocated as asked. Durable on return.
     ///
-    /// After an error the disk has the size that [`Device::size`] says.
+    /// It happens or not: after an error the disk has the size that it had, and
+    /// what a larger one would have added is not allocated. (After an error
+    /// that makes every further write fail, either size may be on the disk.)
     pub async fn resize(
         &mut self,
         queue: &Queue,
@@ -85,11 +87,13 @@ impl Device {
             ));
         }
         match &self.top().image {
-            LayerImage::Raw(_) => self.resize_raw(queue, size, preallocation).await?,
-            LayerImage::Qcow2(_) if size < old => self.shrink(queue, size).await?,
-            LayerImage::Qcow2(_) => self.grow(queue, size, preallocation).await?,
+            LayerImage::Raw(_) => {
+                self.resize_raw(queue, size, preallocation).await?;
+                self.flush(queue).await
+            }
+            LayerImage::Qcow2(_) if size < old => self.shrink(queue, size).await,
+            LayerImage::Qcow2(_) => self.grow(queue, size, preallocation).await,
         }
-        self.flush(queue).await
     }
 
     async fn resize_raw(
@@ -125,130 +129,206 @@ impl Device {
         Ok(())
     }
 
+    /// The size comes first, so that no crash shows a disk of the old size
+    /// without its tail. What is mapped behind the end is space until it is
+    /// dropped, and growing drops it before it can show ([`Device::grow`]).
     async fn shrink(&mut self, queue: &Queue, size: u64) -> Result<()> {
-        self.own_image()?.check_resize()?;
-        let cluster_size = self.own_image()?.geometry().cluster_size();
-        let kept = size.next_multiple_of(cluster_size);
-        // The rest of the last cluster must not come back when the disk grows.
-        let rest = kept.min(self.size());
-        if size < rest {
-            self.write_zeroes(queue, size, rest - size, Zeroing::Keep)
-                .await?;
-        }
-        // What is cut off must not show a longer backing file's data while the
-        // disk is as large as before. (Version 2 cannot say that it is zero.)
-        let below = self.layers().get(1).map_or(0, |layer| layer.size());
         let old = self.size();
-        let hides = kept < below.min(old) && self.own_image()?.geometry().version() >= 3;
-        if hides {
-            self.write_zeroes(queue, kept, old - kept, Zeroing::Keep)
-                .await?;
-        }
         let image = self.own_image()?;
+        image.check_resize()?;
+        // What cannot be dropped for damage is found while nothing has changed.
+        image.check_tables()?;
         image.announce(queue).await?;
-        if hides {
-            image.finish_writing(queue).await?;
-            image.set_size(queue, size).await?;
-            self.set_size(size);
-        }
-        let image = self.own_image()?;
-        image.unmap_from(queue, kept).await?;
-        if !hides {
-            image.set_size(queue, size).await?;
-        }
-        if image.header().has_data_file() && !image.data().is_device() {
-            image.data().set_len(size)?;
-        }
+        image.finish_writing(queue).await?;
+        image.set_size(queue, size).await?;
         self.set_size(size);
+        if let Err(error) = self.drop_tail(queue, old).await {
+            tracing::warn!("the space behind the new end of the disk is not freed: {error}");
+        }
         Ok(())
     }
 
+    /// Frees what is behind the end of the disk, which was at `old`.
+    async fn drop_tail(&mut self, queue: &Queue, old: u64) -> Result<()> {
+        let size = self.size();
+        let kept = self.last_cluster_end()?;
+        // Of its last cluster the rest is emptied for QEMU, which shows it
+        // again when it makes the disk larger.
+        let emptied = self.empty(queue, size, kept.min(old)).await;
+        let image = self.own_image()?;
+        image.unmap_from(queue, kept).await?;
+        if image.header().has_data_file() && !image.data().is_device() {
+            image.data().set_len(size)?;
+        }
+        emptied
+    }
+
+    /// The new part is made what it shall be behind the end of the disk, where
+    /// nothing shows it, and the size comes last.
     async fn grow(&mut self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
-        let old = self.size();
-        let below = self.layers().get(1).map_or(0, |layer| layer.size());
         let image = self.own_image()?;
         image.check_resize()?;
-        let cluster_size = image.geometry().cluster_size();
         let entries = image.geometry().l1_entries_for(size);
         if size > i64::MAX as u64 || entries * 8 > MAX_L1_BYTES {
             let error = Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG));
             return Err(error.during("Failed to grow the L1 table"));
         }
         image.announce(queue).await?;
-        image.finish_writing(queue).await?;
-        // VM state that nobody saved lies behind the end of the disk.
-        image
-            .unmap_from(queue, old.next_multiple_of(cluster_size))
-            .await?;
-        image.grow_l1(queue, entries).await?;
-        if image.header().has_data_file() && !image.data().is_device() {
-            let data = image.data().clone();
-            data.set_len(data.len()?.max(size))?;
-        }
-        // The new part must not show a longer backing file's data, at no time.
-        let hidden = below.min(size);
-        if old < hidden {
-            self.hide(queue, old, hidden).await?;
-        }
-        let image = self.own_image()?;
-        image.finish_writing(queue).await?;
-        image.set_size(queue, size).await?;
-        self.set_size(size);
-        self.preallocate_image(queue, old, size, preallocation)
-            .await
-    }
-
-    /// Makes what is behind the end of the disk read as zeroes.
-    async fn hide(&mut self, queue: &Queue, start: u64, end: u64) -> Result<()> {
-        let cluster_size = self.own_image()?.geometry().cluster_size();
-        let whole = start.next_multiple_of(cluster_size);
-        let to = end.next_multiple_of(cluster_size);
-        // With the size of then, so that all of it is inside.
-        let before = self.size();
-        self.set_size(to.max(before));
-        let result = self
-            .write_zeroes(queue, start, whole.min(end) - start, Zeroing::Keep)
-            .await;
-        let result = match result {
-            Ok(()) if whole < to => {
-                self.write_zeroes(queue, whole, to - whole, Zeroing::Keep)
-                    .await
-            }
-            other => other,
+        let data_len = match image.header().has_data_file() {
+            true => Some(image.data().len()?),
+            false => None,
         };
-        self.set_size(before);
+        let mut result = self.add_tail(queue, size, data_len, preallocation).await;
+        if result.is_ok() {
+            result = self.own_image()?.set_size(queue, size).await;
+        }
+        if result.is_ok() {
+            self.set_size(size);
+        } else {
+            // What cannot be freed is space lost; growing frees it, too.
+            let _ = self.drop_added(queue, data_len).await;
+        }
         result
     }
 
-    /// Allocates what is unallocated of a range.
+    /// Everything of a larger size but the size itself, durably. `data_len` is
+    /// the length of an external data file.
+    async fn add_tail(
+        &mut self,
+        queue: &Queue,
+        size: u64,
+        data_len: Option<u64>,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let old = self.size();
+        let below = self.layers().get(1).map_or(0, |layer| layer.size());
+        let kept = self.last_cluster_end()?;
+        let image = self.own_image()?;
+        // VM state that nobody saved lies there, and what a smaller disk left.
+        image.unmap_from(queue, kept).await?;
+        image
+            .grow_l1(queue, image.geometry().l1_entries_for(size))
+            .await?;
+        if let Some(length) = data_len {
+            let data = image.data().clone();
+            let stale = length.min(size).saturating_sub(old);
+            if stale > 0 {
+                storage::zero_range(&*data, queue, old, stale).await?;
+            }
+            if !data.is_device() && length < size {
+                data.set_len(size)?;
+            }
+        }
+        if preallocation == Preallocation::Off {
+            // A longer backing file must not show there.
+            let hidden = below.min(size);
+            self.empty(queue, old, kept.min(size)).await?;
+            self.empty(queue, kept, hidden).await?;
+        } else {
+            self.write_behind(queue, old, kept.min(size)).await?;
+            let zero = below > old
+                && preallocation == Preallocation::Metadata
+                && self.own_image()?.geometry().version() >= 3;
+            self.preallocate_image(queue, kept, size, preallocation, zero)
+                .await?;
+        }
+        self.own_image()?.finish_writing(queue).await
+    }
+
+    /// Frees what a larger size would have added.
+    async fn drop_added(&mut self, queue: &Queue, data_len: Option<u64>) -> Result<()> {
+        let kept = self.last_cluster_end()?;
+        let image = self.own_image()?;
+        // Fails if nobody knows which size is on the disk.
+        image.unmap_from(queue, kept).await?;
+        match data_len {
+            Some(length) if !image.data().is_device() => Ok(image.data().set_len(length)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the last cluster of the disk ends.
+    fn last_cluster_end(&mut self) -> Result<u64> {
+        let size = self.size();
+        let cluster_size = self.own_image()?.geometry().cluster_size();
+        Ok(size.next_multiple_of(cluster_size))
+    }
+
+    /// Makes a range behind the end of the disk read as zeroes: a part of the
+    /// last cluster, which stays as it is if it does already, or whole clusters.
+    async fn empty(&mut self, queue: &Queue, start: u64, end: u64) -> Result<()> {
+        if start >= end {
+            return Ok(());
+        }
+        let size = self.size();
+        let cluster_size = self.own_image()?.geometry().cluster_size();
+        let whole = start.is_multiple_of(cluster_size);
+        let end = match whole {
+            true => end.next_multiple_of(cluster_size),
+            false => end,
+        };
+        // With a size of then, so that all of it is inside.
+        self.set_size(end.next_multiple_of(cluster_size).max(size));
+        let result = match whole {
+            true => Ok(false),
+            false => self.reads_as_zero(queue, start..end).await,
+        };
+        let result = match result {
+            Ok(false) => {
+                self.write_zeroes(queue, start, end - start, Zeroing::Keep)
+                    .await
+            }
+            other => other.map(drop),
+        };
+        self.set_size(size);
+        self.alone().await;
+        result
+    }
+
+    /// Writes zeroes to a part of a cluster behind the end of the disk, so that
+    /// it is allocated.
+    async fn write_behind(&mut self, queue: &Queue, start: u64, end: u64) -> Result<()> {
+        if start >= end {
+            return Ok(());
+        }
+        let size = self.size();
+        let length = (end - start) as usize;
+        let mut buffer = queue.buffer(length);
+        buffer[..length].fill(0);
+        // SAFETY: the buffer lives until the write, awaited here, has ended.
+        #[allow(unsafe_code)]
+        let zeroes = unsafe { buffer.iov() }.slice(0, length);
+        self.set_size(end.max(size));
+        let result = match &self.top().image {
+            LayerImage::Qcow2(image) => self.write_image(queue, image, start, &zeroes).await,
+            LayerImage::Raw(_) => Ok(()),
+        };
+        self.set_size(size);
+        self.alone().await;
+        result
+    }
+
+    /// Allocates a range of whole clusters, in which nothing is. With `zero`
+    /// they say that they are zero, as QEMU has it over a longer backing file.
     async fn preallocate_image(
         &mut self,
         queue: &Queue,
         start: u64,
         end: u64,
         preallocation: Preallocation,
+        zero: bool,
     ) -> Result<()> {
-        if preallocation == Preallocation::Off {
-            return Ok(());
-        }
         let image = self.own_image()?;
-        let cluster_size = image.geometry().cluster_size();
-        let mut at = start.next_multiple_of(cluster_size);
-        let end = end.next_multiple_of(cluster_size);
+        let end = end.next_multiple_of(image.geometry().cluster_size());
+        let mut at = start;
         while at < end {
             image.relieve(queue).await?;
-            let extent = image.extent(queue, at, STEP.min(end - at)).await?;
-            let is_free = matches!(
-                extent.mapping,
-                crate::image::Mapping::Unallocated { host: None }
-            );
-            if is_free {
-                let data = &**image.data();
-                for (host, length) in image.map_ahead(queue, at, extent.length).await? {
-                    preallocate(data, queue, host, length, 0, preallocation).await?;
-                }
+            let length = STEP.min(end - at);
+            let data = &**image.data();
+            for (host, length) in image.map_ahead(queue, at, length, zero).await? {
+                preallocate(data, queue, host, length, 0, preallocation).await?;
             }
-            at += extent.length;
+            at += length;
         }
         Ok(())
     }

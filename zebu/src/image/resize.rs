@@ -61,34 +61,41 @@ impl Image {
     }
 
     /// Unmaps every cluster from guest offset `from` (at a cluster boundary)
-    /// on: afterwards they are as in a new image.
+    /// on: afterwards they are as in a new image. After an error some are not.
     pub(crate) async fn unmap_from(&mut self, queue: &Queue, from: u64) -> Result<()> {
         self.finish_writing(queue).await?;
         let coverage = self.geometry.l2_coverage();
-        for index in from / coverage..self.l1.len() as u64 {
-            let start = index * coverage;
-            if self.l1.get(index).raw_offset().0 == 0 {
-                continue;
+        let is_there = |l1: &super::table::L1Table, index| l1.get(index).raw_offset().0 != 0;
+        let entries = self.l1.len() as u64;
+        if !(from / coverage..entries).any(|index| is_there(&self.l1, index)) {
+            return Ok(());
+        }
+        self.check_tables()?;
+        // Whole tables first: no slice may be dirty when one is dropped, also
+        // if that fails.
+        for index in from.div_ceil(coverage)..entries {
+            if is_there(&self.l1, index) {
+                self.drop_table(queue, index).await?;
+                self.relieve(queue).await?;
             }
-            match from <= start {
-                true => self.drop_table(queue, index).await?,
-                false => {
-                    let end = start + coverage;
-                    let mut at = from;
-                    while at < end {
-                        let slice = self.own_slice(queue, at).await?;
-                        let stop = at + self.to_slice_end(at);
-                        while at < stop {
-                            self.set_entry(&slice, at, L2Entry::UNALLOCATED, true)?;
-                            at += self.geometry.cluster_size();
-                        }
-                        self.relieve(queue).await?;
-                    }
-                }
+        }
+        let end = from.next_multiple_of(coverage);
+        let mut at = from;
+        while at < end && is_there(&self.l1, from / coverage) {
+            let slice = self.own_slice(queue, at).await?;
+            let stop = at + self.to_slice_end(at);
+            while at < stop {
+                self.set_entry(&slice, at, L2Entry::UNALLOCATED, true)?;
+                at += self.geometry.cluster_size();
             }
             self.relieve(queue).await?;
         }
         self.finish_writing(queue).await
+    }
+
+    /// Refuses an image whose active L1 table is damaged.
+    pub(crate) fn check_tables(&self) -> Result<()> {
+        self.check_l1(&self.l1)
     }
 
     /// Drops an L2 table and everything that it refers to. No slice is dirty.
@@ -118,12 +125,14 @@ impl Image {
     }
 
     /// Maps whole clusters that are unallocated to host clusters that read as
-    /// zeroes, without writing data; the host ranges.
+    /// zeroes, without writing data; the host ranges. With `zero` the mapping
+    /// says that they are zero.
     pub(crate) async fn map_ahead(
         &self,
         queue: &Queue,
         guest: u64,
         length: u64,
+        zero: bool,
     ) -> Result<Vec<(u64, u64)>> {
         let size = self.geometry.cluster_size();
         let mut places: Vec<(u64, u64)> = Vec::new();
@@ -145,7 +154,10 @@ impl Image {
             };
             for nth in 0..clusters {
                 let host = HostOffset(host.0 + nth * size);
-                let entry = L2Entry::data(host, true, &self.geometry)?;
+                let entry = match zero {
+                    true => L2Entry::zero_allocated(host, true, &self.geometry)?,
+                    false => L2Entry::data(host, true, &self.geometry)?,
+                };
                 self.set_entry(&slice, at + nth * size, entry, false)?;
             }
             at += clusters * size;

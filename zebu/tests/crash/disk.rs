@@ -72,9 +72,13 @@ pub struct Disk {
     fault: Option<Fault>,
     /// Operations until now.
     operations: AtomicU64,
-    failed: AtomicBool,
+    /// What failed: the operation, its offset and its file.
+    failed: Mutex<Option<(OpKind, u64, usize)>>,
     flush_failed: AtomicBool,
 }
+
+/// Below it lies an image's header, and no data.
+const HEADER: u64 = 512;
 
 impl Disk {
     pub fn new(delays: Option<Rng>, fault: Option<Fault>) -> Arc<Disk> {
@@ -84,7 +88,7 @@ impl Disk {
             delays: delays.map(Mutex::new),
             fault,
             operations: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
+            failed: Mutex::default(),
             flush_failed: AtomicBool::new(false),
         })
     }
@@ -96,7 +100,31 @@ impl Disk {
 
     /// Whether one of them failed.
     pub fn failed(&self) -> bool {
-        self.failed.load(Ordering::SeqCst)
+        self.failure_of().is_some()
+    }
+
+    fn failure_of(&self) -> Option<(OpKind, u64, usize)> {
+        *self.failed.lock().unwrap()
+    }
+
+    /// Whether one failed of which no flush may hear: one that frees space, or
+    /// only looks.
+    pub fn free_failed(&self) -> bool {
+        matches!(
+            self.failure_of(),
+            Some((OpKind::Read | OpKind::PunchHole, ..))
+        )
+    }
+
+    /// Whether what failed may have made the image refuse every write from then
+    /// on: nobody knows what is on the disk after a flush that failed, or
+    /// which header.
+    pub fn is_final(&self) -> bool {
+        match self.failure_of() {
+            Some((OpKind::Flush, ..)) => true,
+            Some((OpKind::Write, offset, _)) => offset < 4 * HEADER,
+            _ => false,
+        }
     }
 
     /// Whether that was a flush.
@@ -105,14 +133,14 @@ impl Disk {
     }
 
     /// Counts an operation; how it fails, if it does.
-    fn failure(&self, kind: OpKind) -> Option<Failure> {
+    fn failure(&self, kind: OpKind, offset: u64, file: usize) -> Option<Failure> {
         let nth = self.operations.fetch_add(1, Ordering::SeqCst) + 1;
         let how = self.fault.filter(|fault| fault.nth == nth)?.how;
         let moves = matches!(kind, OpKind::Read | OpKind::Write);
         if how == Failure::Short && moves {
             return Some(how);
         }
-        self.failed.store(true, Ordering::SeqCst);
+        *self.failed.lock().unwrap() = Some((kind, offset, file));
         if kind == OpKind::Flush {
             self.flush_failed.store(true, Ordering::SeqCst);
         }
@@ -284,7 +312,7 @@ unsafe impl Storage for File {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let failure = self.disk.failure(kind);
+        let failure = self.disk.failure(kind, offset, self.number);
         if let Some(Failure::Error(errno)) = failure {
             return Started::done(Err(io::Error::from_raw_os_error(errno)));
         }
@@ -333,7 +361,9 @@ unsafe impl Storage for File {
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        if let Some(Failure::Error(errno)) = self.disk.failure(OpKind::Allocate) {
+        if let Some(Failure::Error(errno)) =
+            self.disk.failure(OpKind::Allocate, length, self.number)
+        {
             return Err(io::Error::from_raw_os_error(errno));
         }
         let what = What::SetLen(length);

@@ -3,9 +3,13 @@
 //!
 //! Each workload is done again and again, and each time another operation on
 //! the disk fails: with an error, or by moving less than it was asked. Then:
-//! whoever is told of success has what was asked; what failed reads as before
-//! or as after; after a flush that failed nothing succeeds any more; and the
-//! image is consistent, also if the machine stops then.
+//! - a request that is told of success has what was asked; a write that failed
+//!   reads as before or as after, a change of the whole image has not happened;
+//! - the same session goes on, and what failed is done once more: nothing
+//!   fails any more, unless it was a flush or the header, after which no
+//!   write succeeds;
+//! - a flush fails only if something may be lost;
+//! - the image is consistent, also if the machine stops then.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,7 +33,8 @@ fn do_workload(workload: Workload, seed: u64, fault: Option<Fault>) -> History {
 
 /// Does a workload with a fault, and looks at what is left.
 fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
-    let history = do_workload(workload, seed, Some(fault));
+    let mut history = do_workload(workload, seed, Some(fault));
+    history.layout.flags_stay = history.disk.failed();
     let mut rng = Rng::new(seed);
     let queue = queue();
     let log = history.disk.log().clone();

@@ -78,6 +78,8 @@ pub struct Layout {
     pub backings: Vec<(&'static str, Under)>,
     /// Snapshots are changed: the exception above holds.
     pub has_snapshots: bool,
+    /// One of these changes met an error: it holds from then on.
+    pub flags_stay: bool,
     /// The image is damaged, and being repaired.
     pub damaged: bool,
     /// The image is made in the log: before this moment it may be none.
@@ -375,7 +377,8 @@ impl Judge<'_> {
             if let LayerImage::Qcow2(image) = &layer.image
                 && !layout.damaged
             {
-                flags += check(queue, image, layout.has_snapshots && changing)?;
+                let allowed = layout.has_snapshots && (changing || layout.flags_stay);
+                flags += check(queue, image, allowed)?;
             }
         }
         if let Some((_, Under::Image(_))) = layout.backings.first()

@@ -1,5 +1,6 @@
 //! Going back to a snapshot.
 
+use super::super::frees::Freed;
 use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
 use super::errno;
@@ -9,8 +10,8 @@ use crate::{Error, Result};
 
 impl Image {
     /// Makes the active disk what it was when a snapshot was taken, its size
-    /// too; the snapshot stays. Durable on return; after an error that is found
-    /// before the header is written, the disk is as before.
+    /// too; the snapshot stays. Durable on return; after an error the disk is as
+    /// before.
     pub(crate) async fn snapshot_apply(
         &mut self,
         queue: &Queue,
@@ -39,15 +40,15 @@ impl Image {
         self.raise(queue, &l1).await?;
         l1.resize(l1.len().max(self.geometry.l1_entries_for(size) as usize));
         l1.share();
-        let place = match self.prepare_l1(queue, &l1).await {
-            Ok(place) => place,
-            Err(error) => {
-                // What cannot be undone is space lost, not data.
-                let _ = self.undo_apply(queue, &l1).await;
-                return Err(error);
-            }
+        let result = match self.prepare_l1(queue, &l1).await {
+            Ok(place) => self.switch_l1(queue, &mut l1, place, size).await,
+            Err(error) => Err(error),
         };
-        self.switch_l1(queue, l1, place, size).await
+        if result.is_err() {
+            // What cannot be undone is space lost, not data.
+            let _ = self.undo_apply(queue, &l1).await;
+        }
+        result
     }
 
     /// The size of the disk at a snapshot, in bytes.
@@ -94,11 +95,17 @@ impl Image {
 
     /// Makes an L1 table on the disk the active one, and frees what only the
     /// one before had.
-    async fn switch_l1(&mut self, queue: &Queue, new: L1Table, host: u64, size: u64) -> Result<()> {
+    async fn switch_l1(
+        &mut self,
+        queue: &Queue,
+        l1: &mut L1Table,
+        host: u64,
+        size: u64,
+    ) -> Result<()> {
         let punch = self.writer()?.options.punch_snapshot;
         let old_place = self.reference(self.l1_offset(), self.l1.len() as u64 * 8, punch);
         let resized = size != self.size();
-        let entries = new.len() as u32;
+        let entries = l1.len() as u32;
         self.rewrite_header(queue, |header| {
             header.l1_offset = host;
             header.l1_size = entries;
@@ -107,12 +114,26 @@ impl Image {
             }
         })
         .await?;
-        let old = std::mem::replace(&mut self.l1, new);
+        std::mem::swap(&mut self.l1, l1);
         self.geometry = self.geometry.with_virtual_size(size);
         self.slices.clear();
+        let freed = self.free_replaced(queue, l1, old_place, punch).await;
+        self.changed_anyway(freed);
+        Ok(())
+    }
+
+    /// Frees what only the disk before had: its L1 table, in `place`, and what
+    /// that leads to.
+    async fn free_replaced(
+        &self,
+        queue: &Queue,
+        l1: &L1Table,
+        place: Freed,
+        punch: bool,
+    ) -> Result<()> {
         self.protect_tables()?;
-        self.release(queue, &old, punch).await?;
-        self.release_one(queue, old_place).await?;
+        self.release(queue, l1, punch).await?;
+        self.release_one(queue, place).await?;
         self.finish_writing(queue).await
     }
 }

@@ -22,15 +22,18 @@ impl Image {
         self.check_l1(&self.l1)?;
         self.raise(queue, &self.l1).await?;
         let mut l1 = None;
-        match self.prepare_snapshot(queue, new, &mut l1).await {
-            Ok((table, all)) => self.switch_snapshots(queue, table, all).await?,
-            Err(error) => {
-                // What cannot be undone is space lost, not data.
-                let _ = self.undo_create(queue, l1).await;
-                return Err(error);
-            }
+        let result = match self.prepare_snapshot(queue, new, &mut l1).await {
+            Ok((table, all)) => self.switch_snapshots(queue, table, all).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            // What cannot be undone is space lost, not data.
+            let _ = self.undo_create(queue, l1).await;
+            return Err(error);
         }
-        self.finish_writing(queue).await
+        let finished = self.finish_writing(queue).await;
+        self.changed_anyway(finished);
+        Ok(())
     }
 
     /// The entry of a new snapshot, without its L1 table.

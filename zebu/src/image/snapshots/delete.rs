@@ -1,5 +1,7 @@
 //! Deleting a snapshot.
 
+use super::super::frees::Freed;
+use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
 use super::errno;
 use crate::Result;
@@ -7,9 +9,8 @@ use crate::broken::{Rule, is_broken};
 use crate::storage::Queue;
 
 impl Image {
-    /// Deletes a snapshot and frees what only it had. Durable on return. If the
-    /// error is not found before anything has changed, the snapshot may be
-    /// gone and some of its space lost.
+    /// Deletes a snapshot and frees what only it had. Durable on return; after
+    /// an error it is there.
     pub(crate) async fn snapshot_delete(
         &mut self,
         queue: &Queue,
@@ -34,13 +35,32 @@ impl Image {
         }
         let new = self.write_snapshots(queue, &mut rest).await?;
         self.switch_snapshots(queue, new, rest).await?;
-        if !early {
-            self.release(queue, &l1, punch).await?;
+        let l1 = (!early).then_some(&l1);
+        let freed = self.free_deleted(queue, l1, table, punch).await;
+        self.changed_anyway(freed);
+        Ok(())
+    }
+
+    /// Frees what only a deleted snapshot had: its L1 table, in `table`, and
+    /// what that leads to.
+    async fn free_deleted(
+        &self,
+        queue: &Queue,
+        l1: Option<&L1Table>,
+        table: Freed,
+        punch: bool,
+    ) -> Result<()> {
+        let mut released = match l1 {
+            Some(l1) => self.release(queue, l1, punch).await,
+            None => Ok(()),
+        };
+        if released.is_ok() {
+            released = self.release_one(queue, table).await;
         }
-        self.release_one(queue, table).await?;
         // Flags say that a refcount is 1, so that must be durable first.
         self.commit(queue, true).await?;
         self.set_copied(queue).await?;
-        self.finish_writing(queue).await
+        self.finish_writing(queue).await?;
+        released
     }
 }

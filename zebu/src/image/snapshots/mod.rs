@@ -13,7 +13,8 @@
 //!   and set only after the refcount of 1 is durable: between the two a write
 //!   copies for nothing;
 //! - a new table is written where nothing is, and durable before the one header
-//!   write that makes it valid.
+//!   write that makes it valid. What fails before it fails the change; what
+//!   fails after it costs space.
 
 mod apply;
 mod copied;
@@ -53,6 +54,15 @@ impl Image {
             ));
         }
         Ok(())
+    }
+
+    /// The header has made a change valid, durably, and what came after it, to
+    /// free what is not needed any more, had this result. An error would say
+    /// that nothing has changed.
+    fn changed_anyway(&self, freed: Result<()>) {
+        if let Err(error) = freed {
+            tracing::warn!("space that is not needed any more is not freed: {error}");
+        }
     }
 
     /// The L1 table of a snapshot, which can be followed everywhere.

@@ -62,7 +62,7 @@ impl References<'_> {
 impl Image {
     /// Refuses an L1 table with an entry that leads to no L2 table, or where
     /// something else is, or where another entry leads.
-    pub(super) fn check_l1(&self, l1: &L1Table) -> Result<()> {
+    pub(in crate::image) fn check_l1(&self, l1: &L1Table) -> Result<()> {
         let protected = &self.writer()?.protected;
         let wrong = |index: u64, what: String| Error::Corrupt {
             guest: index.saturating_mul(self.geometry.l2_coverage()),

@@ -7,13 +7,13 @@ use zebu::format::Header;
 use zebu::image::SnapshotName;
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
-    RebaseOptions, RepairMode, Target, create_qcow2,
+    NewDataFile, RebaseOptions, RepairMode, Target, create_qcow2,
 };
 use zebu::storage::{EngineKind, Memory, Queue};
 
 use super::requests::{Kind, Mix, Use, begin};
 use super::{Dice, History, noise, options, raw, writable};
-use crate::judge::{Change, Layout, Model, Under};
+use crate::judge::{Change, DATA_FILE, Layout, Model, Under, content};
 
 const ENGINE: EngineKind = EngineKind::Threads;
 
@@ -83,87 +83,145 @@ pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
         for _ in 0..1 + rng.below(6) {
             used.step(&device, rng, &mix);
         }
-        if rng.one_in(3) {
-            resize_once(&mut used, &mut device, rng, &mut model);
-            if used.history.disk.failed() {
-                return used.abandon(device);
-            }
+        if rng.one_in(3) && !resize_once(&mut used, &mut device, rng, &mut model) {
+            return used.abandon(device);
         }
-        model.active.clone_from(&used.active);
-        let before = model.clone();
-        let began = used.history.disk.now();
         let count = model.snapshots.len() as u64;
         let pick = rng.below(count.max(1)) as usize;
-        let name = |index: usize| SnapshotName::from(before.snapshots[index].0.as_str());
-        let result = match rng.below(4) {
-            0 if count > 0 => {
-                model.snapshots.remove(pick);
-                queue.block_on(device.snapshot_delete(queue, &name(pick)))
-            }
-            1 if count > 0 => {
-                model.active = before.snapshots[pick].1.clone();
-                queue.block_on(device.snapshot_apply(queue, &name(pick)))
-            }
-            _ => {
-                let name = format!("s{taken}");
-                model.snapshots.push((name.clone(), model.active.clone()));
-                queue.block_on(device.snapshot_create(queue, &name))
-            }
+        let what = match rng.below(4) {
+            0 if count > 0 => OfSnapshots::Delete(pick),
+            1 if count > 0 => OfSnapshots::Apply(pick),
+            _ => OfSnapshots::Create(format!("s{taken}")),
         };
-        if let Err(error) = result {
-            if used.history.disk.failed() {
-                let what = Change::Becomes(model);
-                used.history.note_failure(began, what);
-                return used.abandon(device);
+        // What failed is done once more, sometimes after other things.
+        for _ in 0..2 {
+            match change_snapshots(&mut used, &mut device, &what, &mut model) {
+                Outcome::Done => break,
+                Outcome::Final => return used.abandon(device),
+                Outcome::Failed => {}
             }
-            // Refcounts of few bits cannot count them, and version 2 cannot go
-            // back to another size.
-            let known = matches!(
-                error,
-                zebu::Error::RefcountOverflow { .. } | zebu::Error::Refused(_)
-            );
-            assert!(known, "{error}");
-            model = before;
+            for _ in 0..rng.below(6) {
+                used.step(&device, rng, &mix);
+            }
         }
-        used.active.clone_from(&model.active);
-        used.history.note(began, Change::Becomes(model.clone()));
     }
     used.close(device)
 }
 
-/// Gives the disk another size, if it can have one.
-fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &mut Model) {
+/// A change of the snapshots; by their place in the list.
+enum OfSnapshots {
+    Create(String),
+    Apply(usize),
+    Delete(usize),
+}
+
+/// What a change of the whole image came to.
+enum Outcome {
+    /// It is done, or cannot be.
+    Done,
+    /// It failed, and the image is as before.
+    Failed,
+    /// It failed, and so does every write from now on.
+    Final,
+}
+
+/// Changes the snapshots.
+fn change_snapshots(
+    used: &mut Use<'_>,
+    device: &mut Device,
+    what: &OfSnapshots,
+    model: &mut Model,
+) -> Outcome {
+    let queue = used.queue;
+    model.active.clone_from(&used.active);
+    let before = model.clone();
+    let name = |index: &usize| SnapshotName::from(before.snapshots[*index].0.as_str());
+    let failed_before = used.history.disk.failed();
+    let began = used.history.disk.now();
+    let result = match what {
+        OfSnapshots::Delete(pick) => {
+            model.snapshots.remove(*pick);
+            queue.block_on(device.snapshot_delete(queue, &name(pick)))
+        }
+        OfSnapshots::Apply(pick) => {
+            model.active = before.snapshots[*pick].1.clone();
+            queue.block_on(device.snapshot_apply(queue, &name(pick)))
+        }
+        OfSnapshots::Create(name) => {
+            model.snapshots.push((name.clone(), model.active.clone()));
+            queue.block_on(device.snapshot_create(queue, name))
+        }
+    };
+    if let Err(error) = result {
+        let disk = &used.history.disk;
+        if disk.failed() && (!failed_before || disk.is_final()) {
+            let goes_on = used.go_on(device, began, &before, model);
+            *model = before;
+            return match goes_on {
+                true => Outcome::Failed,
+                false => Outcome::Final,
+            };
+        }
+        // Refcounts of few bits cannot count them, and version 2 cannot go
+        // back to another size.
+        let known = matches!(
+            error,
+            zebu::Error::RefcountOverflow { .. } | zebu::Error::Refused(_)
+        );
+        assert!(known, "{error}");
+        *model = before;
+    }
+    used.active.clone_from(&model.active);
+    used.history.note(began, Change::Becomes(model.clone()));
+    Outcome::Done
+}
+
+/// Gives the disk another size, if it can have one; once more if that failed.
+/// Whether the session can go on.
+fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &mut Model) -> bool {
     let old = used.active.len();
     let new = 512 * (16 + rng.below(2 * old as u64 / 512) as usize);
-    let preallocation = match new > old && rng.one_in(4) {
-        true => Preallocation::Metadata,
+    let preallocation = match new > old && rng.one_in(2) {
+        true => {
+            let modes = [
+                Preallocation::Metadata,
+                Preallocation::Falloc,
+                Preallocation::Full,
+            ];
+            modes[rng.below(3) as usize]
+        }
         false => Preallocation::Off,
     };
-    let began = used.history.disk.now();
-    let resize = device.resize(used.queue, new as u64, preallocation);
-    let result = used.queue.block_on(resize);
-    let failed = result.is_err() && used.history.disk.failed();
-    if result.is_err() && !failed {
-        // Version 2, with snapshots.
-        assert!(!model.snapshots.is_empty());
-        return;
-    }
-    model.active.clone_from(&used.active);
-    model.active.resize(new, 0);
-    if new < old {
-        // What is cut off goes before the size does.
-        let zeroes = Change::Write(new, vec![0; old - new]);
-        match failed {
-            true => used.history.note_failure(began, zeroes),
-            false => used.history.note(began, zeroes),
+    let mix = mix(used.cluster, 0);
+    for _ in 0..2 {
+        let began = used.history.disk.now();
+        let failed_before = used.history.disk.failed();
+        let resize = device.resize(used.queue, new as u64, preallocation);
+        let result = used.queue.block_on(resize);
+        model.active.clone_from(&used.active);
+        let before = model.clone();
+        model.active.resize(new, 0);
+        let Err(e) = result else {
+            used.active.resize(new, 0);
+            used.history.note(began, Change::Becomes(model.clone()));
+            return true;
+        };
+        let disk = &used.history.disk;
+        if !disk.failed() || failed_before && !disk.is_final() {
+            // Version 2, with snapshots.
+            assert!(!model.snapshots.is_empty(), "{e}");
+            *model = before;
+            return true;
+        }
+        if !used.go_on(device, began, &before, model) {
+            return false;
+        }
+        *model = before;
+        for _ in 0..rng.below(4) {
+            used.step(device, rng, &mix);
         }
     }
-    if failed {
-        let what = Change::Becomes(model.clone());
-        return used.history.note_failure(began, what);
-    }
-    used.active.resize(new, 0);
-    used.history.note(began, Change::Becomes(model.clone()));
+    true
 }
 
 pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
@@ -171,11 +229,28 @@ pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
     let mut layout = Layout::default();
     let mut active = vec![0; options.size as usize];
     if options.version == 3 && rng.one_in(3) {
-        // Longer than the disk: what it has there must never show.
-        let base = noise(rng, 300 << 10);
-        active = base[..active.len()].to_vec();
-        layout.backings.push(raw("base.raw", &base));
-        options.backing = Some(backing("base.raw", "raw"));
+        options.cluster_bits = 14;
+        options.extended_l2 = true;
+    }
+    match rng.below(4) {
+        0 | 1 => {
+            // Longer or shorter than the disk: what it has behind that must
+            // never show.
+            let length = [300 << 10, active.len() / 2 + 100][rng.below(2) as usize];
+            let base = noise(rng, length);
+            let both = length.min(active.len());
+            active[..both].copy_from_slice(&base[..both]);
+            layout.backings.push(raw("base.raw", &base));
+            options.backing = Some(backing("base.raw", "raw"));
+        }
+        2 if options.version == 3 => {
+            layout.data = Some(1);
+            options.data_file = Some(NewDataFile {
+                name: DATA_FILE.into(),
+                raw: rng.one_in(2),
+            });
+        }
+        _ => {}
     }
     let mut used = begin(queue, rng, &options, layout, active);
     let mut device = used.history.open(queue, &writable(rng));
@@ -185,8 +260,7 @@ pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
         for _ in 0..rng.below(8) {
             used.step(&device, rng, &mix);
         }
-        resize_once(&mut used, &mut device, rng, &mut model);
-        if used.history.disk.failed() {
+        if !resize_once(&mut used, &mut device, rng, &mut model) {
             return used.abandon(device);
         }
     }
@@ -232,19 +306,31 @@ pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
         no_backing: true,
         ..writable(rng)
     };
-    let top = || Device::from_storage(queue, history.files[0].clone(), &alone);
-    let base = || Under::Image(1).open(queue, &history.files, true);
-    // What fails once works the next time.
-    let top = top().or_else(|_| top()).unwrap();
-    let base = base().or_else(|_| base()).unwrap();
     let options = CommitOptions {
         empty: !rng.one_in(4),
         rate: None,
         engine: ENGINE,
     };
-    if let Err(e) = jobs::commit(queue, top, base, &options, |_| {}) {
+    let commit = || {
+        let top = || Device::from_storage(queue, history.files[0].clone(), &alone);
+        let base = || Under::Image(1).open(queue, &history.files, true);
+        // What fails once works the next time.
+        let top = top().or_else(|_| top()).unwrap();
+        let base = base().or_else(|_| base()).unwrap();
+        jobs::commit(queue, top, base, &options, |_| {})
+    };
+    if let Err(e) = commit() {
         history.allow(&e);
+        commit().unwrap_or_else(|e| panic!("once more: {e}"));
     }
+    let base = Under::Image(1).open(queue, &history.files, false);
+    let base = base.or_else(|_| Under::Image(1).open(queue, &history.files, false));
+    let mut found = content(queue, &base.unwrap());
+    if found.is_err() {
+        let base = Under::Image(1).open(queue, &history.files, false);
+        found = content(queue, &base.unwrap());
+    }
+    assert!(found.unwrap() == history.layout.base[1], "not committed");
     history
 }
 
@@ -295,16 +381,23 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
         snapshots: Vec::new(),
     };
     let history = History::new(rng, layout, vec![image], before);
-    let overlay = history.open(queue, &writable(rng));
+    let how = writable(rng);
     let under = history.layout.backings[1].1.clone();
-    let new = (!rng.one_in(4)).then(|| under.open(queue, &history.files, false).unwrap());
-    let name = new.is_some().then(|| backing(new_name, "raw"));
+    let name = (!rng.one_in(4)).then(|| backing(new_name, "raw"));
     let options = RebaseOptions {
         compress: rng.one_in(4),
         engine: ENGINE,
     };
-    if let Err(e) = jobs::rebase(queue, overlay, new, name.as_ref(), &options, |_| {}) {
+    let rebase = || {
+        let overlay = history.open(queue, &how);
+        let new = name
+            .as_ref()
+            .map(|_| under.open(queue, &history.files, false).unwrap());
+        jobs::rebase(queue, overlay, new, name.as_ref(), &options, |_| {})
+    };
+    if let Err(e) = rebase() {
         history.allow(&e);
+        rebase().unwrap_or_else(|e| panic!("once more: {e}"));
     }
     history
 }
@@ -329,31 +422,29 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
             ..AmendOptions::default()
         };
         let began = history.disk.now();
-        let result = jobs::amend(queue, device, &options);
-        let failed = history.disk.failed();
+        let failed_before = history.disk.failed();
+        let mut result = jobs::amend(queue, device, &options);
         let (old, new) = (model.active.len(), (sectors * 512) as usize);
-        let mut cut = None;
-        let refused = result.as_ref().err().filter(|_| !failed);
-        if let Some(e) = refused {
+        let failed = history.disk.failed() && !failed_before;
+        if failed && result.is_err() {
+            // A part of it may be done; all of it is if it is done once more.
+            let device = history.open(queue, &writable(rng));
+            let size = device.size() as usize;
+            assert!(size == old || options.size.is_some() && size == new);
+            result = jobs::amend(queue, device, &options);
+            let refused = matches!(result, Err(zebu::Error::Refused(_)));
+            assert!(result.is_ok() || refused, "done once more: {result:?}");
+        }
+        if let Err(e) = result {
             // Not every image can be everything.
             let device = history.open(queue, &OpenOptions::default());
             assert_eq!(device.size() as usize, old, "refused half way: {e}");
             continue;
         }
         if options.size.is_some() {
-            cut = (new < old).then(|| Change::Write(new, vec![0; old - new]));
             model.active.resize(new, 0);
         }
-        let changes = cut.into_iter().chain([Change::Becomes(model.clone())]);
-        for change in changes {
-            match failed && result.is_err() {
-                true => history.note_failure(began, change),
-                false => history.note(began, change),
-            }
-        }
-        if failed {
-            break;
-        }
+        history.note(began, Change::Becomes(model.clone()));
     }
     history
 }
@@ -377,8 +468,9 @@ pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
     };
     let history = History::new(rng, layout, vec![image], before);
     let file = history.files[0].clone();
-    if let Err(e) = jobs::repair(queue, file, RepairMode::All, &mut |_| {}) {
+    if let Err(e) = jobs::repair(queue, file.clone(), RepairMode::All, &mut |_| {}) {
         history.allow(&e);
+        jobs::repair(queue, file, RepairMode::All, &mut |_| {}).unwrap();
     }
     history
 }

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-use zebu::block::{Device, Zeroing};
+use zebu::block::{Device, LayerImage, OpenOptions, Zeroing};
+use zebu::image::SnapshotName;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::storage::{Buffer, Queue};
 
 use super::{Dice, History, made, noise, options, raw, writable};
-use crate::judge::{Change, DATA_FILE, Layout, Model};
+use crate::disk::Time;
+use crate::judge::{Change, DATA_FILE, Layout, Model, content};
 
 /// What is asked of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,6 +95,7 @@ impl Use<'_> {
         // It may do less than it was asked.
         let mut partly = false;
         let flush_failed = self.history.disk.flush_failed();
+        let failed_before = self.history.disk.failed();
         let result = match kind {
             Kind::Write => {
                 rng.fill(&mut bytes);
@@ -117,10 +120,9 @@ impl Use<'_> {
                 let write = device.write_compressed(queue, offset, &iov);
                 // Refused where something is, cluster by cluster.
                 let result = queue.block_on(write);
-                result.or_else(|e| match flush_failed || self.history.disk.failed() {
-                    true => Err(e),
-                    false => Ok(()),
-                })
+                let disk = &self.history.disk;
+                let by_fault = disk.failed() && (!failed_before || disk.is_final());
+                result.or_else(|e| if by_fault { Err(e) } else { Ok(()) })
             }
             Kind::Flush => queue.block_on(device.flush(queue)),
         };
@@ -129,6 +131,11 @@ impl Use<'_> {
         assert!(may_work || result.is_err(), "after a failed flush");
         if let Err(e) = &result {
             self.history.allow(e);
+            let disk = &self.history.disk;
+            // An error is told to the request that met it, and to no other.
+            assert!(!failed_before || disk.is_final(), "of an earlier one: {e}");
+            let by_reclaim = kind == Kind::Flush && disk.free_failed();
+            assert!(!by_reclaim, "a flush lost nothing, and fails: {e}");
         }
         if kind == Kind::Flush {
             if result.is_ok() {
@@ -159,6 +166,46 @@ impl Use<'_> {
         }
     }
 
+    /// After a change of the whole image that failed: whether the same session
+    /// can go on. The image is as before then.
+    pub fn go_on(&mut self, device: &Device, began: Time, before: &Model, after: &Model) -> bool {
+        if let Err(e) = self.queue.block_on(device.flush(self.queue)) {
+            assert!(self.history.disk.is_final(), "of an earlier one: {e}");
+            let what = Change::Becomes(after.clone());
+            self.history.note_failure(began, what);
+            return false;
+        }
+        let found = self.look(device);
+        let sizes = [&found, before].map(|m| (m.active.len(), m.snapshots.len()));
+        let mut pairs = found.active.iter().zip(&before.active);
+        let differ = pairs.position(|(a, b)| a != b);
+        assert!(
+            found == *before,
+            "after an error, is, was: {sizes:x?}; differs at {differ:x?}"
+        );
+        self.history.note(began, Change::Becomes(found));
+        true
+    }
+
+    /// What the disk and its snapshots read as, which is all on the disk.
+    fn look(&self, device: &Device) -> Model {
+        let active = content(self.queue, device).unwrap();
+        let mut snapshots = Vec::new();
+        if let LayerImage::Qcow2(image) = &device.top().image {
+            for snapshot in image.snapshots() {
+                let name = String::from_utf8_lossy(&snapshot.name).into_owned();
+                let options = OpenOptions {
+                    snapshot: Some(SnapshotName::from(name.as_str())),
+                    ..OpenOptions::default()
+                };
+                let device = self.history.open(self.queue, &options);
+                let bytes = content(self.queue, &device).unwrap();
+                snapshots.push((name, bytes));
+            }
+        }
+        Model { active, snapshots }
+    }
+
     /// Ends the use of a device after a failure.
     pub fn abandon(self, device: Device) -> History {
         let _ = self.queue.block_on(device.close(self.queue));
@@ -167,12 +214,18 @@ impl Use<'_> {
 
     pub fn close(mut self, device: Device) -> History {
         let began = self.history.disk.now();
+        let failed_before = self.history.disk.failed();
         match self.queue.block_on(device.close(self.queue)) {
             Ok(()) => {
                 assert!(!self.history.disk.flush_failed(), "after a failed flush");
                 self.history.note(began, Change::Flush);
             }
-            Err(e) => self.history.allow(&e),
+            Err(e) => {
+                let disk = &self.history.disk;
+                assert!(!failed_before || disk.is_final(), "of an earlier one: {e}");
+                self.history.allow(&e);
+                assert!(!disk.free_failed(), "nothing was lost, and it fails: {e}");
+            }
         }
         self.history
     }
