@@ -6,6 +6,7 @@
 mod commands;
 mod create_options;
 mod failure;
+mod file_limit;
 mod file_name;
 mod json;
 mod known_options;

@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
-use crate::{output, untrusted};
+use crate::{file_limit, output, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -67,6 +67,7 @@ impl Invocation {
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
+    file_limit::make_an_error();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);
     let outcome = match invocation.name.as_str() {

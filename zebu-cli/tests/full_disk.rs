@@ -1,7 +1,9 @@
-//! Guards against a file system that is full, of a real kernel: an error that
-//! nobody is told of, an image with errors, what was written before gone.
+//! Guards against a file system that is full, of a real kernel, and a process
+//! that may write no larger file (`ulimit -f`): an error that nobody is told
+//! of, an image with errors, what was written before gone, a program that dies.
 //!
-//! Needs a loop device and mount namespaces; says so where they are missing.
+//! A full file system needs a loop device and mount namespaces; the test says
+//! so where they are missing.
 
 mod common;
 
@@ -84,4 +86,70 @@ fn writes_to_a_full_file_system() {
         );
         println!("cases: {} writes, {} of them refused", 80, failed.len());
     }
+}
+
+/// Runs the program where no file may be longer than some KiB.
+fn limited(lab: &Lab, kib: u64, args: &[&str]) -> common::Answer {
+    // POSIX counts in blocks of 512 bytes, bash in KiB.
+    let script = format!("ulimit -f {kib} && exec \"$0\" \"$@\"");
+    let program = common::program().to_str().expect("UTF-8");
+    let mut all = vec!["-c", &script, program];
+    all.extend(args);
+    lab.run("bash".as_ref(), &all, b"", &Limits::default())
+}
+
+#[test]
+fn a_file_may_not_be_longer() {
+    for cache in ["none", "writeback"] {
+        let lab = Lab::new();
+        lab.zebu(&["create", "-q", "-f", "qcow2", "disk", "64M"])
+            .ok("create");
+        let writes: Vec<String> = (0..16)
+            .map(|nth| format!("write -P {} {}M 1M", nth + 1, nth * 3))
+            .collect();
+        let mut args = vec!["io", "-t", cache];
+        for command in &writes {
+            args.extend(["-c", command]);
+        }
+        args.extend(["-c", "flush", "-c", "write -P 99 0 64k", "disk"]);
+        let answer = limited(&lab, 8 << 10, &args);
+        answer.orderly(cache);
+        let ended = |nth: u64| {
+            let line = format!(
+                "wrote 1048576/1048576 bytes at offset {}\n",
+                (nth * 3) << 20
+            );
+            answer.out.contains(&line)
+        };
+        let done = (0..16).filter(|nth| ended(*nth)).count();
+        let all = format!("{}{}", answer.out, answer.err);
+        let failed = all.matches("File too large").count();
+        assert!(failed > 0 && done > 0 && failed + done == 16, "{answer:#?}");
+        let check = lab.qemu_img(&["check", "-q", "-f", "qcow2", "disk"]);
+        assert!(matches!(check.status, 0 | 3), "{cache}: {check:#?}");
+        for nth in (1..16).filter(|nth| ended(*nth)) {
+            let read = format!("read -P {} {}M 1M", nth + 1, nth * 3);
+            let read = lab.qemu_io(&["-f", "qcow2", "-c", &read, "disk"]).ok(cache);
+            assert!(!read.out.contains("verification failed"), "{read:#?}");
+        }
+    }
+}
+
+/// A change of size that fails has not happened, so that one that is asked for
+/// again adds no more.
+#[test]
+fn a_larger_disk_that_does_not_fit() {
+    let lab = Lab::new();
+    lab.make("create disk 1M; random disk 2 20 wz");
+    let full = ["resize", "--preallocation=full", "disk", "+8M"];
+    for _ in 0..2 {
+        let answer = limited(&lab, 4 << 10, &full);
+        answer.failed_with_one_line(1, "no room");
+        let info = lab.qemu_img(&["info", "disk"]).ok("info");
+        assert!(info.out.contains("1 MiB (1048576 bytes)"), "{info:#?}");
+        lab.qemu_img(&["check", "-q", "disk"]).ok("check");
+    }
+    lab.zebu(&full).ok("with room");
+    let info = lab.qemu_img(&["info", "disk"]).ok("info");
+    assert!(info.out.contains("9 MiB (9437184 bytes)"), "{info:#?}");
 }

@@ -8,11 +8,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::Child;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Lab, PATIENCE};
+use zebu::storage::{File, LockRequest, OpenFile};
 
-/// How often each is killed.
+/// How often each is killed, unless `ZEBU_KILLS` says more.
 const KILLS: u64 = 15;
 const BLOCK: usize = 4096;
 
@@ -28,27 +29,30 @@ impl Random {
     }
 }
 
-/// Kills a program after a while; whether it was still running.
-fn kill_later(child: &mut Child, micros: u64) -> bool {
+fn kills() -> u64 {
+    let more = std::env::var("ZEBU_KILLS").ok();
+    more.map_or(KILLS, |text| text.parse().expect("ZEBU_KILLS"))
+}
+
+/// Kills a program after a while; whether it was still running. Nothing keeps
+/// these images locked then.
+fn kill_later(lab: &Lab, child: &mut Child, micros: u64, images: &[&str]) -> bool {
     thread::sleep(Duration::from_micros(micros));
     let was_running = child.try_wait().expect("wait").is_none();
     let _ = child.kill();
     child.wait().expect("wait");
+    for image in images {
+        if let Ok(file) = File::open(lab.path(image), OpenFile::default()) {
+            let locked = file.lock(LockRequest::QCOW2_WRITE);
+            locked.unwrap_or_else(|e| panic!("{image}: {e}"));
+        }
+    }
     was_running
 }
 
 /// Fails unless QEMU and zebu find leaks at worst.
 fn assert_consistent(lab: &Lab, image: &str, what: &str) {
-    // The kernel ends the requests of a killed program's ring, and gives up its
-    // locks, a moment after the program has gone.
-    let mut ours = lab.zebu(&["check", "-q", image]);
-    for _ in 0..100 {
-        if !ours.err.contains(" lock\n") {
-            break;
-        }
-        thread::sleep(Duration::from_millis(100));
-        ours = lab.zebu(&["check", "-q", image]);
-    }
+    let ours = lab.zebu(&["check", "-q", image]);
     assert!(matches!(ours.status, 0 | 3), "{what}: {ours:#?}");
     let theirs = lab.qemu_img(&["check", "-q", "-f", "qcow2", image]);
     assert!(matches!(theirs.status, 0 | 3), "{what}: {theirs:#?}");
@@ -112,7 +116,7 @@ fn run_and_kill(lab: &Lab, args: &[&str], script: String, micros: u64) -> usize 
         let count = lines.filter(|line| line.contains("wrote ")).count();
         let _ = sender.send(count);
     });
-    kill_later(&mut child, micros);
+    kill_later(lab, &mut child, micros, &["disk"]);
     ended.recv_timeout(PATIENCE).expect("its output ends")
 }
 
@@ -166,7 +170,7 @@ fn while_it_writes() {
         "cluster_size=512,lazy_refcounts=on",
     ];
     let mut before_end = 0;
-    for round in 0..KILLS {
+    for round in 0..kills() {
         let mut random = Random(round + 1);
         let options = kinds[round as usize % kinds.len()];
         let cache = ["none", "writeback"][random.below(2) as usize];
@@ -188,14 +192,14 @@ fn while_it_writes() {
             .ok(&what);
         assert_consistent(&lab, "disk", &what);
     }
-    println!("{before_end} of {KILLS} were killed in the middle");
-    println!("cases: {KILLS} kills");
+    println!("{before_end} were killed in the middle");
+    println!("cases: {} kills", kills());
     assert!(before_end > 0);
 }
 
 #[test]
 fn while_it_is_measured() {
-    for round in 0..KILLS {
+    for round in 0..kills() {
         let mut random = Random(100 + round);
         let what = format!("round {round}");
         let lab = Lab::new();
@@ -223,13 +227,13 @@ fn while_it_is_measured() {
             "disk",
         ];
         let mut child = lab.start_zebu(&args);
-        kill_later(&mut child, 20_000 + random.below(300_000));
+        kill_later(&lab, &mut child, 20_000 + random.below(300_000), &["disk"]);
         assert_consistent(&lab, "disk", &what);
         let found = content(&lab, "disk");
         let is_known = |sector: &[u8]| sector == [0; 512] || sector == [7; 512];
         assert!(found.chunks(512).all(is_known), "{what}: other data");
     }
-    println!("cases: {KILLS} kills");
+    println!("cases: {} kills", kills());
 }
 
 #[test]
@@ -242,7 +246,7 @@ fn while_it_converts() {
         lab.patch("source", nth * (6 << 20), &bytes);
     }
     let before = std::fs::read(lab.path("source")).expect("source");
-    for round in 0..KILLS {
+    for round in 0..kills() {
         let what = format!("round {round}");
         let mut args = vec!["convert", "-f", "raw", "-O", "qcow2"];
         if round % 3 == 0 {
@@ -251,7 +255,7 @@ fn while_it_converts() {
         args.extend(["source", "target"]);
         let _ = std::fs::remove_file(lab.path("target"));
         let mut child = lab.start_zebu(&args);
-        let was_running = kill_later(&mut child, 1_000 + random.below(150_000));
+        let was_running = kill_later(&lab, &mut child, 1_000 + random.below(150_000), &["target"]);
         let target = std::fs::read(lab.path("target")).unwrap_or_default();
         // Until its header is written it is no image at all.
         if target.starts_with(b"QFI\xfb") {
@@ -265,5 +269,89 @@ fn while_it_converts() {
         let source = std::fs::read(lab.path("source")).expect("source");
         assert!(source == before, "{what}: the source has changed");
     }
-    println!("cases: {KILLS} kills");
+    println!("cases: {} kills", kills());
+}
+
+/// What changes a whole image: how the files are made, and the command.
+const CHANGES: [(&str, &str, &[&str]); 12] = [
+    ("shrink", "", &["resize", "--shrink", "disk", "5000k"]),
+    (
+        "shrink to half a cluster",
+        "",
+        &["resize", "--shrink", "disk", "5009k"],
+    ),
+    (
+        "shrink an overlay",
+        OVERLAY,
+        &["resize", "--shrink", "disk", "7001k"],
+    ),
+    ("grow", "", &["resize", "disk", "300M"]),
+    ("grow an overlay", OVERLAY, &["resize", "disk", "40M"]),
+    (
+        "preallocate",
+        "",
+        &["resize", "--preallocation=metadata", "disk", "80M"],
+    ),
+    (
+        "fill",
+        OVERLAY,
+        &["resize", "--preallocation=full", "disk", "50M"],
+    ),
+    ("take", "", &["snapshot", "-c", "new", "disk"]),
+    ("apply", TAKEN, &["snapshot", "-a", "one", "disk"]),
+    ("delete", TAKEN, &["snapshot", "-d", "one", "disk"]),
+    ("commit", OVERLAY, &["commit", "disk"]),
+    ("rebase", OVERLAY, &["rebase", "-b", "", "disk"]),
+];
+/// Over a longer and a shorter base.
+const OVERLAY: &str = "create -o cluster_size=4k base 60M; random base 5 60 wz; \
+    create -o cluster_size=4k -b base -F qcow2 disk 24M; random disk 7 150 wz";
+const TAKEN: &str = "create -o cluster_size=4k disk 24M; random disk 7 150 wz; \
+    img snapshot -c one disk; random disk 9 150 wz";
+const PLAIN: &str = "create -o cluster_size=4k disk 24M; random disk 7 300 wz";
+
+/// A change has happened or not: what the disk reads as, and how large it is.
+#[test]
+fn while_everything_changes() {
+    let mut in_the_middle = 0;
+    for (name, recipe, args) in CHANGES {
+        let original = Lab::new();
+        original.make(if recipe.is_empty() { PLAIN } else { recipe });
+        let files = ["disk", "base"].map(|file| std::fs::read(original.path(file)).ok());
+        let before = content(&original, "disk");
+        // Once to its end, to know how long it takes, and what it does.
+        let begun = Instant::now();
+        original.zebu(args).ok(name);
+        let whole = begun.elapsed().as_micros() as u64;
+        let after = content(&original, "disk");
+        let all = [&before, &after].map(Vec::len).into_iter().max();
+        let lab = Lab::new();
+        for round in 0..kills() / 3 {
+            for (file, bytes) in ["disk", "base"].iter().zip(&files) {
+                if let Some(bytes) = bytes {
+                    std::fs::write(lab.path(file), bytes).expect("write");
+                }
+            }
+            let mut random = Random(1000 * round + whole + 1);
+            let mut child = lab.start_zebu(args);
+            let micros = random.below(whole);
+            let running = kill_later(&lab, &mut child, micros, &["disk", "base"]);
+            in_the_middle += u64::from(running);
+            let what = format!("{name}, killed after {micros} of {whole} microseconds");
+            assert_consistent(&lab, "disk", &what);
+            let found = content(&lab, "disk");
+            assert!(found == before || found == after, "{what}: neither");
+            assert!(running || found == after, "{what}: it had ended");
+            // What a disk that was made smaller had must not come back.
+            let mut larger = found;
+            larger.resize(all.unwrap_or(0), 0);
+            let size = larger.len().to_string();
+            lab.zebu(&["resize", "-q", "disk", &size]).ok(&what);
+            assert!(content(&lab, "disk") == larger, "{what}: made larger");
+            assert_consistent(&lab, "disk", &what);
+        }
+    }
+    println!("{in_the_middle} were killed in the middle");
+    println!("cases: {} kills", kills() / 3 * CHANGES.len() as u64);
+    assert!(in_the_middle > 0);
 }
