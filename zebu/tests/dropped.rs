@@ -24,6 +24,7 @@ mod disk;
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,11 +33,12 @@ use std::time::{Duration, Instant};
 
 use common::{Rng, Sayer, Watchdog, cases, engines, progress};
 use disk::Disk;
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Storages, Zeroing};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation, Storages, Zeroing};
 use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
 use zebu::storage::{
-    Buffer, CacheMode, EngineKind, File, Memory, OpenFile, Queue, QueueOptions, Storage,
+    Alignment, Buffer, CacheMode, EngineKind, File, Iov, Memory, OpKind, OpenFile, Queue,
+    QueueOptions, Started, Storage, StorageExtent,
 };
 
 const SECTOR: usize = 512;
@@ -891,6 +893,209 @@ fn images(place: &dyn Place, most: u64, requests: usize, step: usize) -> u64 {
 fn given_up_at_every_await_point() {
     let _watchdog = Watchdog::new("requests that are given up");
     cases(images(&Delayed, 40, 4, 1), "requests given up");
+}
+
+/// Whole changes of an image that are dropped: it takes no more writes, or goes on,
+/// and when it is opened again the change has happened or not.
+#[test]
+fn changes_of_the_whole_image() {
+    let _watchdog = Watchdog::new("changes of the whole image that are dropped");
+    let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
+    let mut count = 0;
+    for seed in first..first + 24 {
+        let origin = Origin::new(seed);
+        if origin.format == Format::Raw {
+            continue;
+        }
+        for kind in 0..6 {
+            for left in 0.. {
+                let _sayer = Sayer(format!("seed {seed}: change {kind} after {left} polls"));
+                count += 1;
+                if whole(&origin, seed, kind, left) {
+                    break;
+                }
+            }
+        }
+    }
+    cases(count, "changes of the whole image dropped");
+}
+
+/// Whether the change ended by itself.
+fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
+    let mut rng = Rng::new(seed ^ (left as u64) << 32);
+    let image = Delayed.storage("image", &origin.bytes, &mut rng);
+    let queue = Delayed.queue();
+    let mut device = origin.open(&queue, image.clone()).unwrap();
+    let size = device.size();
+    let unit = (origin.cluster * SECTOR) as u64;
+    let mut model = origin.model.clone();
+    // Requests before, one of which is dropped: its task may be there still.
+    for _ in 0..3 {
+        let what = origin.request(&mut rng, &[]);
+        model.begin(&what);
+        let result = drive(&Delayed, &[&queue], start(&device, &queue, &what));
+        match result {
+            Ok(_) => model.end(&what, true),
+            Err(e) => assert!(allowed(&what, &e), "{what:?}: {e}"),
+        }
+    }
+    let flush = Task::all(&device, &queue, vec![What::Flush]);
+    let mut flush = flush;
+    flush[0].poll();
+    drop(flush);
+    let ended = {
+        let name = zebu::image::SnapshotName::IdOrName("new".into());
+        let mut change: Pin<Box<dyn Future<Output = zebu::Result<()>>>> = match kind {
+            0 => Box::pin(device.resize(&queue, size + 5 * unit, Preallocation::Off)),
+            1 => Box::pin(device.resize(&queue, size / 2 / 512 * 512, Preallocation::Off)),
+            2 => Box::pin(device.resize(&queue, size + 5 * unit, Preallocation::Metadata)),
+            3 => Box::pin(device.snapshot_create(&queue, "new")),
+            4 => Box::pin(device.make_empty(&queue)),
+            _ => Box::pin(async {
+                device.snapshot_create(&queue, "new").await?;
+                device.snapshot_apply(&queue, &name).await?;
+                device.snapshot_delete(&queue, &name).await
+            }),
+        };
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(woken.clone());
+        let mut polls = 0;
+        let mut turns = Turns::new(&Delayed);
+        loop {
+            if woken.0.swap(false, Ordering::SeqCst) {
+                if polls == left {
+                    break false;
+                }
+                polls += 1;
+                let mut context = Context::from_waker(&waker);
+                if let Poll::Ready(result) = change.as_mut().poll(&mut context) {
+                    // (A snapshot of version 2 may be impossible to resize.)
+                    drop(result);
+                    break true;
+                }
+            }
+            turn(&queue, &mut [], &mut |_, _| ());
+            turns.next(&[], &[]);
+        }
+    };
+    progress();
+    // It reads, and a write and the close have an answer.
+    let most = device.size().min(size) as usize / SECTOR;
+    let read = What::Read(0..most.min(origin.sectors() / 2));
+    let bytes = drive(&Delayed, &[&queue], start(&device, &queue, &read)).unwrap();
+    if kind != 4 {
+        Model::check(&model.now, &bytes, "after a change");
+    }
+    let what = What::Write(0..1, 77);
+    let written = drive(&Delayed, &[&queue], start(&device, &queue, &what));
+    model.end(&what, written.is_ok());
+    let _ = drive(&Delayed, &[&queue], device.close(&queue));
+    // The next session.
+    let device = origin.open(&queue, image.clone()).unwrap();
+    let found = device.size();
+    assert!(
+        [size, size + 5 * unit, size / 2 / 512 * 512].contains(&found),
+        "{found} bytes"
+    );
+    let read = What::Read(0..origin.sectors() / 2);
+    let bytes = drive(&Delayed, &[&queue], start(&device, &queue, &read)).unwrap();
+    if kind != 4 {
+        Model::check(&model.now, &bytes, "reopened after a change");
+    }
+    drive(&Delayed, &[&queue], device.close(&queue)).unwrap();
+    if kind < 3 || kind == 4 {
+        checked(origin, &queue, image, true);
+    }
+    ended
+}
+
+/// Passes everything on, but its flushes take a turn and fail.
+#[derive(Debug)]
+struct FailingFlushes(Memory, AtomicBool);
+
+// SAFETY: all is passed on to a storage that keeps the promise.
+unsafe impl Storage for FailingFlushes {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        if kind == OpKind::Flush && self.1.load(Ordering::SeqCst) {
+            let mut waited = false;
+            return Started::later(poll_fn(move |context| {
+                if std::mem::replace(&mut waited, true) {
+                    return Poll::Ready(Err(std::io::Error::from_raw_os_error(5)));
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }));
+        }
+        // SAFETY: passed on.
+        unsafe { self.0.start(queue, kind, offset, length, memory) }
+    }
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+    fn set_len(&self, length: u64) -> std::io::Result<()> {
+        self.0.set_len(length)
+    }
+    fn allocated(&self) -> std::io::Result<u64> {
+        self.0.allocated()
+    }
+    fn alignment(&self) -> Alignment {
+        self.0.alignment()
+    }
+    fn extent(&self, offset: u64) -> std::io::Result<StorageExtent> {
+        self.0.extent(offset)
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+    fn is_device(&self) -> bool {
+        false
+    }
+}
+
+/// The kernel tells of a failed flush once. If the request that it was for is gone,
+/// the next one is told.
+#[test]
+fn the_error_of_a_dropped_flush_is_not_lost() {
+    let _watchdog = Watchdog::new("a dropped flush that fails");
+    let mut images = 0;
+    for seed in 1..60 {
+        let origin = Origin::new(seed);
+        for ends in [false, true] {
+            let _sayer = Sayer(format!("seed {seed}, the queue ends: {ends}"));
+            let queues = [Delayed.queue(), Delayed.queue()];
+            let storage = FailingFlushes(Memory::new(origin.bytes.clone()), false.into());
+            let storage = Arc::new(storage);
+            let device = origin.open(&queues[0], storage.clone()).unwrap();
+            let write = What::Write(0..1, 5);
+            drive(&Delayed, &[&queues[0]], start(&device, &queues[0], &write)).unwrap();
+            storage.1.store(true, Ordering::SeqCst);
+            let mut flush = Task::new(&device, &queues[0], What::Flush);
+            assert!(flush.poll().is_none(), "it takes a turn");
+            drop(flush);
+            storage.1.store(false, Ordering::SeqCst);
+            let [first, second] = queues;
+            let result = match ends {
+                true => {
+                    drop(first);
+                    drive(&Delayed, &[&second], device.flush(&second))
+                }
+                false => drive(&Delayed, &[&first, &second], device.flush(&second)),
+            };
+            assert!(result.is_err(), "nobody was told");
+            images += 1;
+        }
+    }
+    cases(images, "dropped flushes that failed");
 }
 
 #[test]

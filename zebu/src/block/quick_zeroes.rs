@@ -4,7 +4,7 @@ use std::io;
 
 use super::{Device, LayerImage, Raw, Zeroing};
 use crate::image::Image;
-use crate::storage::{OpKind, Queue};
+use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 impl Device {
@@ -74,14 +74,6 @@ fn unsupported() -> Error {
 
 /// Has the file system do it.
 async fn zero_file(queue: &Queue, raw: &Raw, offset: u64, length: u64) -> Result<()> {
-    let storage = raw.storage();
-    let (host, unit) = (raw.offset() + offset, storage.alignment().offset as u64);
-    if !host.is_multiple_of(unit) || !length.is_multiple_of(unit) {
-        return Err(unsupported());
-    }
-    // SAFETY: `storage` is borrowed until the operation, awaited here, has
-    // ended; no memory takes part.
-    #[allow(unsafe_code)]
-    let started = unsafe { storage.start(queue, OpKind::ZeroQuickly, host, length, None) };
-    started.wait().await.map(drop).map_err(Error::from)
+    let host = raw.offset() + offset;
+    Ok(storage::zero_quickly(&**raw.storage(), queue, host, length).await?)
 }

@@ -1,10 +1,11 @@
 //! A raw image: the storage's bytes, or a part of them, are the disk's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::guess::Guard;
-use crate::storage::Storage;
+use crate::image::Gate;
+use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
 /// A raw image.
@@ -16,6 +17,16 @@ pub struct Raw {
     /// The disk ends where the storage does.
     to_end: bool,
     pub(super) guard: Option<Guard>,
+    flushes: Arc<Flushes>,
+}
+
+/// Flushes of a storage, one at a time. Their requests may be gone before they end,
+/// and the kernel tells of an error once.
+#[derive(Debug, Default)]
+struct Flushes {
+    gate: Gate,
+    /// The error number of one that failed, until a request was told; 0: none did.
+    untold: AtomicI32,
 }
 
 impl Raw {
@@ -47,6 +58,7 @@ impl Raw {
             size: size.unwrap_or(rest).next_multiple_of(512).into(),
             to_end: size.is_none(),
             guard: None,
+            flushes: Arc::default(),
         })
     }
 
@@ -69,6 +81,27 @@ impl Raw {
     /// would make it look like an image of another format fail with `EPERM`.
     pub fn is_guessed(&self) -> bool {
         self.guard.is_some()
+    }
+
+    /// Makes durable what was written, or says that what one of the requests before
+    /// should have made durable is lost.
+    pub(super) async fn flush(&self, queue: &Queue) -> Result<()> {
+        let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
+        let flush = queue.detach(|queue| async move {
+            let _pass = flushes.gate.enter().await;
+            let _unbroken = queue.unbroken();
+            let result = storage::flush(&*storage, &queue).await;
+            if let Err(e) = &result {
+                let errno = e.raw_os_error().unwrap_or(libc::EIO);
+                flushes.untold.store(errno, Ordering::SeqCst);
+            }
+            result
+        });
+        let result = flush.await;
+        match self.flushes.untold.swap(0, Ordering::SeqCst) {
+            0 => Ok(result?),
+            errno => Err(std::io::Error::from_raw_os_error(errno).into()),
+        }
     }
 
     /// Another size of the disk, which the storage has room for.

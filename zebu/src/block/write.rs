@@ -324,7 +324,7 @@ impl Device {
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         match &self.top().image {
             _ if self.write.is_none() => Ok(()),
-            LayerImage::Raw(raw) => Ok(storage::flush(&**raw.storage(), queue).await?),
+            LayerImage::Raw(raw) => raw.flush(queue).await,
             LayerImage::Qcow2(image) => image.flush(queue).await,
         }
     }

@@ -248,17 +248,18 @@ pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov)
         .await
 }
 
-/// Writes `bytes` at `offset`, as [`write()`] does.
-#[allow(unsafe_code)]
+/// Writes a copy of `bytes` at `offset`, as [`write()`] does.
 pub async fn write_slice(
     storage: &dyn Storage,
     queue: &Queue,
     offset: u64,
     bytes: &[u8],
 ) -> io::Result<()> {
-    // SAFETY: `bytes` is borrowed until the write, awaited here, has ended; a
-    // write only reads the memory.
-    let iov = unsafe { Iov::from_raw(bytes.as_ptr().cast_mut(), bytes.len()) };
+    let mut buffer = queue.buffer(bytes.len());
+    buffer[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: the buffer is this future's own: it lives until the write, awaited
+    // here, has ended, and for ever if the future is forgotten.
+    let iov = unsafe { buffer.iov() }.slice(0, bytes.len());
     write(storage, queue, offset, &iov).await
 }
 
@@ -499,6 +500,21 @@ pub async fn punch_hole(
         Err(e) => Err(e),
         Ok(()) => flush_zeroes(storage, queue).await,
     }
+}
+
+/// Zeroes a range if that is faster than writing zeroes, else fails with
+/// `EOPNOTSUPP`: also where it is not whole pages, with direct I/O.
+pub(crate) async fn zero_quickly(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
+    let unit = storage.blocks().map_or(1, |blocks| blocks.page());
+    if !offset.is_multiple_of(unit) || !length.is_multiple_of(unit) {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    }
+    range(storage, queue, OpKind::ZeroQuickly, offset, length).await
 }
 
 /// Gives the blocks of a range back to the file system, those of whole pages:

@@ -110,7 +110,8 @@ pub struct OpenFile {
 /// An open regular file or block device.
 #[derive(Debug)]
 pub struct File {
-    fd: OwnedFd,
+    /// Operations in flight have it, too.
+    fd: Arc<OwnedFd>,
     /// What the locks are on, once there are any.
     locks: OnceLock<Option<OwnedFd>>,
     path: PathBuf,
@@ -165,7 +166,7 @@ impl File {
             ));
         }
         let device = kind.is_block_device();
-        let fd = OwnedFd::from(file);
+        let fd = Arc::new(OwnedFd::from(file));
         clear_nonblock(fd.as_raw_fd())?;
         let alignment = if how.cache.is_direct() {
             direct_alignment(fd.as_raw_fd(), device)
@@ -346,11 +347,11 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
 ///
 /// # Safety
 /// As [`Storage::start`].
-unsafe fn copy_later(fd: RawFd, offset: u64, iov: &Iov) -> Started {
+unsafe fn copy_later(fd: Arc<OwnedFd>, offset: u64, iov: &Iov) -> Started {
     let iov = iov.clone();
     Started::later(async move {
         yield_once().await;
-        write_now(fd, offset, &iov)
+        write_now(fd.as_raw_fd(), offset, &iov)
     })
 }
 
@@ -362,7 +363,7 @@ unsafe fn copy_later(fd: RawFd, offset: u64, iov: &Iov) -> Started {
 unsafe fn copy_or_write(
     overflow: Arc<Overflow>,
     queue: Queue,
-    fd: RawFd,
+    fd: Arc<OwnedFd>,
     offset: u64,
     iov: &Iov,
 ) -> Started {
@@ -375,7 +376,7 @@ unsafe fn copy_or_write(
         }
         // SAFETY: the file and the memory stay, as the caller promises, until
         // the `Started` that this future is in has ended.
-        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, fd, offset, &iov, false) };
+        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, &fd, offset, &iov, false) };
         Started::in_flight(io, segments).wait().await
     })
 }
@@ -434,7 +435,7 @@ unsafe fn start_scattered(
     align: usize,
     queue: &Queue,
     kind: OpKind,
-    fd: RawFd,
+    fd: &Arc<OwnedFd>,
     offset: u64,
     iov: &Iov,
 ) -> Started {
@@ -466,7 +467,7 @@ unsafe fn start_halves(
     align: usize,
     queue: &Queue,
     kind: OpKind,
-    fd: RawFd,
+    fd: &Arc<OwnedFd>,
     offset: u64,
     iov: &Iov,
 ) -> Started {
@@ -502,20 +503,20 @@ unsafe impl Storage for File {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let fd = self.fd.as_raw_fd();
+        let fd = &self.fd;
         if let Some(iov) = memory {
             let cached = !self.cache.is_direct();
             if cached && kind == OpKind::Write && queue.writes_here() {
                 if queue.options().copy_here {
                     // SAFETY: passed on.
-                    return unsafe { copy_later(fd, offset, iov) };
+                    return unsafe { copy_later(fd.clone(), offset, iov) };
                 }
-                return Started::done(write_now(fd, offset, iov));
+                return Started::done(write_now(fd.as_raw_fd(), offset, iov));
             }
             if cached
                 && kind == OpKind::Read
                 && queue.options().copy_here
-                && let Some(count) = read_cached(fd, offset, iov)
+                && let Some(count) = read_cached(fd.as_raw_fd(), offset, iov)
             {
                 return Started::done(Ok(count));
             }
@@ -529,10 +530,9 @@ unsafe impl Storage for File {
                 && let Some(overflow) = &self.overflow
                 && overflow.takes(self.blocks.in_flight(), offset, length)
             {
+                let (overflow, queue) = (overflow.clone(), queue.for_itself());
                 // SAFETY: passed on.
-                return unsafe {
-                    copy_or_write(overflow.clone(), queue.for_itself(), fd, offset, iov)
-                };
+                return unsafe { copy_or_write(overflow, queue, fd.clone(), offset, iov) };
             }
             let align = self.alignment.offset.max(MAX_PAGE as usize);
             if self.is_scattered(kind, iov) {
@@ -544,13 +544,16 @@ unsafe impl Storage for File {
                 // SAFETY: passed on.
                 return unsafe { start_halves(align, queue, kind, fd, offset, iov) };
             }
-            // SAFETY: the file stays open, as callers of `start` promise.
+            // SAFETY: passed on.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, cached) };
             return Started::in_flight(io, segments);
         }
+        if kind == OpKind::ZeroQuickly && self.device {
+            return Started::done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        }
         let op = Op {
             kind,
-            fd,
+            fd: fd.as_raw_fd(),
             offset,
             length,
             memory: std::ptr::null_mut(),
@@ -558,7 +561,7 @@ unsafe impl Storage for File {
             aside: false,
         };
         // SAFETY: as above, and there is no memory.
-        Started::in_flight(unsafe { queue.submit(op) }, None)
+        Started::in_flight(unsafe { queue.submit(op, fd) }, None)
     }
 
     fn len(&self) -> io::Result<u64> {

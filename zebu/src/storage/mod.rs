@@ -36,7 +36,7 @@ use std::io;
 use std::path::Path;
 use std::pin::Pin;
 
-pub(crate) use access::{Reading, begin_read, give_back, read_pooled};
+pub(crate) use access::{Reading, begin_read, give_back, read_pooled, zero_quickly};
 pub use access::{
     allocate, discard, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes,
     zero_range,
@@ -113,8 +113,9 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// [`Storage::alignment`].
     ///
     /// # Safety
-    /// `self` outlives the [`Started`]: whoever calls this keeps a reference
-    /// until that was awaited or dropped, and does not forget it.
+    /// The memory stays valid, and is used by nobody else, until the [`Started`] was
+    /// awaited or dropped, and for ever if it is forgotten. (The storage need not
+    /// stay that long: what an operation needs of it, the operation keeps.)
     unsafe fn start(
         &self,
         queue: &Queue,

@@ -14,6 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -155,8 +156,12 @@ struct Slots {
 
 enum Slot {
     Free,
-    /// In the engine; who to wake when it ends.
-    Busy(Option<Waker>),
+    /// In the engine; who to wake when it ends, and the file that it is on, which is
+    /// not closed before.
+    Busy(
+        Option<Waker>,
+        #[allow(dead_code, reason = "kept, not read")] Option<Arc<OwnedFd>>,
+    ),
     /// Ended with this result, not yet looked at.
     Ended(i32),
 }
@@ -402,12 +407,13 @@ impl Queue {
     /// Starts one operation.
     ///
     /// # Safety
-    /// The descriptor stays open, and the memory (and `iovec` array) that `op`
-    /// names valid and otherwise untouched, until the [`Io`] has ended or was
-    /// dropped. The `Io` must not be forgotten while its memory goes away.
-    pub(crate) unsafe fn submit(&self, op: Op) -> Io {
+    /// The memory (and `iovec` array) that `op` names stays valid and otherwise
+    /// untouched until the [`Io`] has ended or was dropped, and for ever if it is
+    /// forgotten. `fd` is the descriptor that `op` names.
+    pub(crate) unsafe fn submit(&self, op: Op, fd: &Arc<OwnedFd>) -> Io {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
-        let token = self.inner.slots.borrow_mut().take();
+        debug_assert_eq!(op.fd, fd.as_raw_fd());
+        let token = self.inner.slots.borrow_mut().take(Some(fd.clone()));
         // SAFETY: passed on; `Io` waits for the end when it is dropped.
         unsafe { self.inner.engine.borrow_mut().submit(token, op) };
         Io {
@@ -422,7 +428,7 @@ impl Queue {
     /// ended or was dropped; see [`Io::cancel_watch`].
     pub(super) fn watch(&self, fd: std::os::fd::RawFd, interest: Interest) -> Io {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
-        let token = self.inner.slots.borrow_mut().take();
+        let token = self.inner.slots.borrow_mut().take(None);
         self.inner.engine.borrow_mut().watch(token, fd, interest);
         Io {
             queue: self.for_itself(),
@@ -436,18 +442,19 @@ impl Queue {
     /// the promise that made the `Iov`. `cached`: through the page cache.
     ///
     /// # Safety
-    /// The descriptor stays open until the result has ended or was dropped.
+    /// That promise holds, and the array that is returned is kept as long as the
+    /// [`Io`].
     pub(crate) unsafe fn submit_iov(
         &self,
         kind: OpKind,
-        fd: std::os::fd::RawFd,
+        fd: &Arc<OwnedFd>,
         offset: u64,
         iov: &Iov,
         cached: bool,
     ) -> (Io, Option<Box<[libc::iovec]>>) {
         let mut op = Op {
             kind,
-            fd,
+            fd: fd.as_raw_fd(),
             offset,
             length: iov.len() as u64,
             memory: std::ptr::null_mut(),
@@ -460,7 +467,7 @@ impl Queue {
         if let Some((ptr, _)) = iov.single() {
             op.memory = ptr.cast();
             // SAFETY: on the promise of the Iov.
-            return (unsafe { self.submit(op) }, None);
+            return (unsafe { self.submit(op, fd) }, None);
         }
         let mut array = Vec::new();
         iov.for_each(|ptr, len| {
@@ -479,14 +486,14 @@ impl Queue {
         if array.len() <= 1 {
             op.memory = array.first().map_or(std::ptr::null_mut(), |s| s.iov_base);
             // SAFETY: as above.
-            return (unsafe { self.submit(op) }, None);
+            return (unsafe { self.submit(op, fd) }, None);
         }
         let mut array = array.into_boxed_slice();
         op.segments = array.len() as u32;
         op.memory = array.as_mut_ptr().cast();
         // SAFETY: as above; the array lives as long as the Io (the caller
         // keeps both in one place, the Io first).
-        (unsafe { self.submit(op) }, Some(array))
+        (unsafe { self.submit(op, fd) }, Some(array))
     }
 }
 
@@ -500,14 +507,14 @@ impl Drop for Running<'_> {
 }
 
 impl Slots {
-    fn take(&mut self) -> Token {
+    fn take(&mut self, fd: Option<Arc<OwnedFd>>) -> Token {
         match self.free.pop() {
             Some(token) => {
-                self.slots[token as usize] = Slot::Busy(None);
+                self.slots[token as usize] = Slot::Busy(None, fd);
                 token
             }
             None => {
-                self.slots.push(Slot::Busy(None));
+                self.slots.push(Slot::Busy(None, fd));
                 (self.slots.len() - 1) as Token
             }
         }
@@ -638,7 +645,7 @@ impl Inner {
                 };
                 let slot = &mut slots.slots[token as usize];
                 match std::mem::replace(slot, Slot::Ended(result)) {
-                    Slot::Busy(waker) => wakers.extend(waker),
+                    Slot::Busy(waker, _) => wakers.extend(waker),
                     _ => unreachable!("an operation ends once"),
                 }
             }
@@ -741,14 +748,17 @@ impl Future for Io {
         let slots = &self.queue.inner.slots;
         let token = self.token as usize;
         let known = match &slots.borrow().slots[token] {
-            Slot::Busy(Some(waker)) => waker.will_wake(context.waker()),
+            Slot::Busy(Some(waker), _) => waker.will_wake(context.waker()),
             _ => false,
         };
         if !known {
             // Cloned, and the old one dropped, with nothing borrowed: both
             // are foreign code.
-            let new = Slot::Busy(Some(context.waker().clone()));
-            let old = std::mem::replace(&mut slots.borrow_mut().slots[token], new);
+            let new = context.waker().clone();
+            let old = match &mut slots.borrow_mut().slots[token] {
+                Slot::Busy(waker, _) => waker.replace(new),
+                _ => unreachable!("it has not ended"),
+            };
             drop(old);
         }
         Poll::Pending
@@ -875,4 +885,160 @@ pub(crate) async fn yield_once() {
         Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a flush that fails because the kernel could not begin it, an
+    //! engine's failure that frees memory which the kernel uses, a file that is
+    //! closed under an operation that was forgotten, and tasks that outlive their
+    //! queue.
+    use super::super::{OpenFile, Storage, flush};
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    /// An engine that ends operations as it is told, and then fails.
+    struct Told {
+        results: Vec<i32>,
+        taken: Vec<(Token, Op)>,
+        panics: bool,
+    }
+
+    struct Nobody;
+    impl Notify for Nobody {
+        fn notify(&self) {}
+    }
+
+    impl Engine for Told {
+        unsafe fn submit(&mut self, token: Token, op: Op) {
+            self.taken.push((token, op));
+        }
+        fn watch(&mut self, _: Token, _: std::os::fd::RawFd, _: Interest) {}
+        fn unwatch(&mut self, _: Token) {}
+        fn poll(&mut self, _: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+            let Some((token, _)) = self.taken.pop() else {
+                return Ok(());
+            };
+            match self.results.pop() {
+                Some(result) => done.push((token, result)),
+                None if self.panics => panic!("as it was told"),
+                None => return Err(io::Error::from_raw_os_error(libc::EBADF)),
+            }
+            Ok(())
+        }
+        fn notifier(&self) -> Arc<dyn Notify> {
+            Arc::new(Nobody)
+        }
+    }
+
+    fn told(results: &[i32], panics: bool) -> Queue {
+        let engine = Told {
+            results: results.to_vec(),
+            taken: Vec::new(),
+            panics,
+        };
+        Queue::with_engine(QueueOptions::default(), Box::new(engine))
+    }
+
+    fn file() -> super::super::File {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [1; 4096]).unwrap();
+        let how = OpenFile {
+            write: true,
+            ..OpenFile::default()
+        };
+        super::super::File::open(file.path(), how).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_begun_now_is_begun_again() {
+        let file = file();
+        let queue = told(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
+        queue.block_on(flush(&file, &queue)).unwrap();
+        let queue = told(&[4096, -libc::EAGAIN], false);
+        let write = super::super::write_slice(&file, &queue, 0, &[2; 4096]);
+        queue.block_on(write).unwrap();
+        let queue = told(&[-libc::EIO, -libc::EAGAIN], false);
+        let error = queue.block_on(flush(&file, &queue)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn a_failed_engine_ends_the_process() {
+        const NAME: &str = "ZEBU_TEST_ENGINE_FAILS";
+        if let Ok(how) = std::env::var(NAME) {
+            let queue = told(&[], how == "panic");
+            let _ = queue.block_on(flush(&file(), &queue));
+            return;
+        }
+        for how in ["panic", "error"] {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["a_failed_engine_ends_the_process", "--nocapture"])
+                .env(NAME, how)
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{text}");
+            assert!(text.contains("I/O engine failed"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_open_as_long_as_operations_are_in_flight() {
+        for engine in EngineKind::ALL {
+            let options = QueueOptions {
+                engine,
+                ..QueueOptions::default()
+            };
+            let Ok(queue) = Queue::new(options) else {
+                continue;
+            };
+            let file = file();
+            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let name = std::fs::read_link(&link).unwrap();
+            // SAFETY: there is no memory.
+            let started = unsafe { file.start(&queue, OpKind::Flush, 0, 0, None) };
+            std::mem::forget(started);
+            drop(file);
+            let is_open = || std::fs::read_link(&link).is_ok_and(|now| now == name);
+            assert!(is_open());
+            while is_open() {
+                queue.inner.drive(true);
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_end_with_their_queue_and_unbroken_sections_before() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let (other, alive) = (Rc::new(()), Rc::new(Cell::new(0)));
+        let (held, count) = (other.clone(), alive.clone());
+        // Its answer is dropped at once.
+        drop(queue.detach(|queue| async move {
+            let _held = held;
+            {
+                let _unbroken = queue.unbroken();
+                for _ in 0..3 {
+                    yield_once().await;
+                    count.set(count.get() + 1);
+                }
+            }
+            std::future::pending::<()>().await;
+        }));
+        let begun = queue.begin({
+            let held = other.clone();
+            |_| async move {
+                let _held = held;
+                std::future::pending::<()>().await;
+            }
+        });
+        assert_eq!(Rc::strong_count(&other), 3);
+        drop(begun);
+        assert_eq!(Rc::strong_count(&other), 2);
+        assert_eq!(alive.get(), 0);
+        drop(queue);
+        assert_eq!(alive.get(), 3);
+        assert_eq!(Rc::strong_count(&other), 1);
+    }
 }

@@ -237,10 +237,11 @@ impl Engine for Threads {
         self.watches.take_cancelled(done);
         let wait = wait && done.len() == before;
         let sleeps = wait && !self.shared.notified.load(Ordering::Acquire);
-        // A flush may take seconds, in which a read beside it ends.
+        // A flush may take seconds, in which a read beside it ends, and a socket has
+        // something to say.
         let own = match self.in_flight {
             1..=FEW if sleeps => {
-                let alone = self.in_flight == 1;
+                let alone = self.in_flight == 1 && self.watches.is_empty();
                 let is_short = |op: &Op| matches!(op.kind, OpKind::Read | OpKind::Write);
                 self.batch.pop_if(|(_, op)| alone || is_short(op))
             }
