@@ -226,10 +226,15 @@ impl Device {
         let mut depth = 0;
         loop {
             let extent = self.layers[depth].extent(queue, offset, limit).await?;
+            if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
+                return Ok((depth, extent));
+            }
+            // A shorter backing file says nothing of what is past its end, and what
+            // a longer one has past the end of this disk is not part of it: a write
+            // to the last cluster must not copy that.
             let below = self.layers.get(depth + 1).map_or(0, Layer::size);
-            // A shorter backing file says nothing of what is past its end.
-            let here = !matches!(extent.mapping, Mapping::Unallocated { .. });
-            if here || below <= offset {
+            let below = below.min(self.size());
+            if below <= offset {
                 return Ok((depth, extent));
             }
             limit = extent.length.min(below - offset);

@@ -57,19 +57,40 @@ impl Device {
             false => end & !(unit - 1),
         };
         let whole = offset.next_multiple_of(unit)..whole_end;
-        if whole.is_empty() {
-            return self.write_zero_data(queue, image, offset, end).await;
+        if whole.start >= end {
+            return self.zero_part(queue, image, offset, end).await;
         }
         if offset < whole.start {
-            self.write_zero_data(queue, image, offset, whole.start)
+            self.zero_part(queue, image, offset, whole.start).await?;
+        }
+        if whole.start < whole.end {
+            self.zero_whole(queue, image, whole.start, whole.end, unmap)
                 .await?;
         }
-        self.zero_whole(queue, image, whole.start, whole.end, unmap)
-            .await?;
         if whole.end < end {
-            self.write_zero_data(queue, image, whole.end, end).await?;
+            self.zero_part(queue, image, whole.end, end).await?;
         }
         Ok(())
+    }
+
+    /// Zeroes a part of one subcluster. Where all of that reads as zeroes, the
+    /// image says so from now on, whatever is behind it.
+    async fn zero_part(&self, queue: &Queue, image: &Image, start: u64, end: u64) -> Result<()> {
+        let unit = image.geometry().subcluster_size();
+        let whole = start & !(unit - 1);
+        image.announce(queue).await?;
+        if !image.header().is_data_file_raw() {
+            image.relieve(queue).await?;
+            let _stay = image.enter();
+            let _held = image.hold(whole, unit).await?;
+            let to = (whole + unit).min(self.size());
+            if self.reads_as_zero(queue, whole..to).await?
+                && image.zero(queue, whole, unit, false).await? == unit
+            {
+                return Ok(());
+            }
+        }
+        self.write_zero_data(queue, image, start, end).await
     }
 
     /// Zeroes whole subclusters.
@@ -131,7 +152,8 @@ impl Device {
         Ok(())
     }
 
-    /// Writes zeroes as data, unless the range reads as such already.
+    /// Writes zeroes as data. Not where the range reads as such already and nothing
+    /// is behind the image that could show there later.
     async fn write_zero_data(
         &self,
         queue: &Queue,
@@ -140,6 +162,11 @@ impl Device {
         end: u64,
     ) -> Result<()> {
         let end = end.min(self.size());
+        let may_stay = match image.geometry().version() {
+            2 => !self.has_backing(image),
+            // Elsewhere what can stay says that it is zero.
+            _ => image.header().is_data_file_raw(),
+        };
         let mut buffer = queue.buffer(PIECE.min(end - start) as usize);
         buffer.fill(0);
         // SAFETY: the buffer lives until the last write, awaited here, has
@@ -149,7 +176,7 @@ impl Device {
         let mut at = start;
         while at < end {
             let length = PIECE.min(end - at);
-            let is_zero = {
+            let is_zero = may_stay && {
                 let _stay = image.enter();
                 // A write that is filling a cluster may make older data visible
                 // that are on their way to the same host cluster.
@@ -163,6 +190,11 @@ impl Device {
             at += length;
         }
         Ok(())
+    }
+
+    /// Whether something is behind the top image, opened or not.
+    fn has_backing(&self, image: &Image) -> bool {
+        self.layers().len() > 1 || image.header().backing_file().is_some()
     }
 
     /// Tells that the content of a range is not needed any more. Whole
@@ -196,7 +228,7 @@ impl Device {
         length: u64,
     ) -> Result<()> {
         let cluster_size = image.geometry().cluster_size();
-        let has_backing = self.layers().len() > 1 || image.header().backing_file().is_some();
+        let has_backing = self.has_backing(image);
         if image.geometry().version() < 3 && has_backing {
             // It could not say that the backing file's data are not meant.
             return Ok(());
