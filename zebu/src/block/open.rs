@@ -451,7 +451,8 @@ impl Opening<'_> {
                 "The image names a data file ('{name}'), which it may not open"
             )));
         }
-        match FileSpec::resolve(&name, Some(&spec.file.name())) {
+        // As QEMU has it: of the current directory, not of the image's.
+        match FileSpec::resolve(&name, None) {
             // Any name can be shown.
             Err(_) if self.options.policy != Policy::Follow => Ok(None),
             resolved => resolved.map(Some),
