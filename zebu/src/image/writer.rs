@@ -358,19 +358,44 @@ impl Image {
         .await
     }
 
-    /// Makes everything durable, and the file no longer than it must be. Only
+    /// Makes everything durable, and takes back what the file was made longer ahead
+    /// of its use. Only
     /// when no request is in flight and none will come.
     pub(crate) async fn close(&mut self, queue: &Queue) -> Result<()> {
         self.finish_writing(queue).await?;
-        let Some(writer) = self.writer.take() else {
+        let Some(writer) = &self.writer else {
             return Ok(());
         };
-        let used = writer.refcounts.high() * self.geometry.cluster_size();
-        let end = used.max(writer.opened_len);
-        if !self.file.is_device() && end < self.file_len() {
+        let size = self.geometry.cluster_size();
+        // The cluster that the file ended in may have been written in place.
+        let end = (writer.refcounts.high() * size).max(writer.opened_len.next_multiple_of(size));
+        if !self.file.is_device()
+            && end < self.file_len()
+            && let Ok(end) = self.end_in_use(queue, end).await
+            && end < self.file_len()
+        {
             self.file.set_len(end)?;
         }
+        self.writer = None;
         Ok(())
+    }
+
+    /// Where the last cluster in use ends, or `from` if that is more. A file may be
+    /// shorter than what its clusters take (another program cut it), so one that
+    /// nobody took in this session may have been written behind its old end.
+    async fn end_in_use(&self, queue: &Queue, from: u64) -> Result<u64> {
+        let size = self.geometry.cluster_size();
+        let mut cluster = from / size;
+        let last = self.file_len().div_ceil(size);
+        let mut end = cluster;
+        while cluster < last {
+            let (refcount, count) = self.refcounts_alike(queue, cluster, last - cluster).await?;
+            cluster += count;
+            if refcount > 0 {
+                end = cluster;
+            }
+        }
+        Ok(end * size)
     }
 
     /// Commits until nothing is left to be written or freed. Only when no
