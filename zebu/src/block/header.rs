@@ -63,6 +63,12 @@ impl Device {
         self.top_qcow2()?.change_header(queue, change).await
     }
 
+    /// Makes the top image one of version 3, durably.
+    pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
+        self.flush(queue).await?;
+        self.own_image()?.upgrade(queue).await
+    }
+
     /// Replaces the zero clusters of the top image and of its snapshots by what
     /// version 2 can say, the content unchanged; durable on return.
     pub(crate) async fn expand_zeroes(&mut self, queue: &Queue) -> Result<()> {

@@ -63,6 +63,12 @@ impl Geometry {
         self.version
     }
 
+    /// The same of another version.
+    #[must_use]
+    pub(crate) const fn with_version(self, version: u32) -> Self {
+        Geometry { version, ..self }
+    }
+
     /// Cluster size as a power of two: 9 to 21.
     #[must_use]
     pub const fn cluster_bits(&self) -> u32 {

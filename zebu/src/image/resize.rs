@@ -16,6 +16,7 @@ impl Image {
     ) -> Result<()> {
         self.change_header(queue, change).await?;
         let header = self.writer()?.header().clone();
+        self.geometry = self.geometry.with_version(header.version);
         self.header = header;
         self.protect_tables()
     }

@@ -75,6 +75,21 @@ impl Image {
         }
     }
 
+    /// Makes it a version 3 image: the snapshots get the fields that they must
+    /// have there first. Durable on return.
+    pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
+        self.announce(queue).await?;
+        if self.snapshots.iter().any(|s| s.disk_size().is_none()) {
+            self.begin_snapshots(queue).await?;
+            let mut snapshots = self.snapshots.clone();
+            let table = self.write_snapshots(queue, &mut snapshots).await?;
+            self.switch_snapshots(queue, table, snapshots).await?;
+        }
+        self.finish_writing(queue).await?;
+        self.rewrite_header(queue, |header| header.set_version(3))
+            .await
+    }
+
     /// Makes a snapshot table valid that [`Image::write_snapshots`] wrote, and
     /// frees the one before.
     pub(super) async fn switch_snapshots(

@@ -10,7 +10,7 @@ use header::{read_header, write_header};
 
 use crate::block::{Device, LayerImage, Preallocation};
 use crate::format::{
-    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY,
+    AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY, MAX_L1_BYTES,
     MAX_REFCOUNT_ORDER,
 };
 use crate::image::Image;
@@ -82,8 +82,18 @@ impl AmendOptions {
         if order > MAX_REFCOUNT_ORDER {
             return refuse("Refcount width must be a power of two and may not exceed 64 bits");
         }
-        if self.size.is_some_and(|size| !size.is_multiple_of(512)) {
-            return refuse("The new size must be a multiple of 512");
+        if let Some(size) = self.size.filter(|size| *size != image.size()) {
+            if !size.is_multiple_of(512) {
+                return refuse("The new size must be a multiple of 512");
+            }
+            if header.version.max(version) < 3 && !image.snapshots().is_empty() {
+                return refuse("Can't resize a v2 image which has snapshots");
+            }
+            let l1_bytes = image.geometry().l1_entries_for(size) * 8;
+            if size > i64::MAX as u64 || l1_bytes > MAX_L1_BYTES {
+                let error = Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG));
+                return Err(error.during("Failed to grow the L1 table"));
+            }
         }
         if self.refcount_order.is_some() && order != 4 && version < 3 {
             return refuse(
@@ -141,6 +151,10 @@ impl AmendOptions {
         device: &mut Device,
         downgrade: bool,
     ) -> Result<()> {
+        let version = device.top_qcow2()?.header().version;
+        if self.version.is_some_and(|new| new > version) {
+            device.upgrade(queue).await?;
+        }
         device
             .change_header(queue, |header| self.change_header(header))
             .await?;
@@ -155,9 +169,6 @@ impl AmendOptions {
 
     /// What only the header says. A lower version comes last of all.
     fn change_header(&self, header: &mut Header) {
-        if self.version.is_some_and(|version| version > header.version) {
-            header.set_version(3);
-        }
         if let Some(name) = &self.data_file {
             header.set_data_file_name(Some(name.as_bytes()).filter(|name| !name.is_empty()));
         }
