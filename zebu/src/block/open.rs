@@ -415,6 +415,7 @@ impl Opening<'_> {
                 punch_request: discards && given.pass_discard_request.unwrap_or(true),
                 punch_snapshot: discards && given.pass_discard_snapshot.unwrap_or(true),
                 punch_other: discards && given.pass_discard_other.unwrap_or(false),
+                overlap_checks: given.overlap_check.unwrap_or_default(),
             };
             image.begin_writing(self.queue, how).await?;
         }

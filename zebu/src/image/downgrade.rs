@@ -84,7 +84,7 @@ impl Image {
     }
 
     /// The L2 tables of the snapshots, and how many snapshots have each.
-    async fn snapshot_tables(&self, queue: &Queue) -> Result<HashMap<u64, u64>> {
+    pub(super) async fn snapshot_tables(&self, queue: &Queue) -> Result<HashMap<u64, u64>> {
         let mut tables = HashMap::new();
         for snapshot in &self.snapshots {
             snapshot.check_l1(self.geometry.cluster_size())?;

@@ -45,6 +45,7 @@ pub(crate) use epoch::Stay;
 pub use limits::Limits;
 pub use map::{Extent, Mapping};
 pub use open::OpenImage;
+pub use protect::OverlapChecks;
 pub use shared::SharedImage;
 pub use snapshot::SnapshotName;
 pub(crate) use target::{Fill, Step, Target};

@@ -1,8 +1,11 @@
 //! Where the image's own tables are, so that nothing else is written there,
-//! whatever refcounts and mappings say. The same structures as QEMU's default,
-//! `overlap-check=cached`, but for those not cached: they are all known here.
+//! whatever refcounts and mappings say.
+//!
+//! Which structures the guest's data are kept away from is an option
+//! (`overlap-check`). No cluster that is known to have a table becomes free or is
+//! taken for something else, whatever the option says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -11,10 +14,83 @@ use crate::{Error, Result};
 /// What L2 tables of the active disk are noted as.
 pub(crate) const L2_TABLE: &str = "active L2 table";
 
+/// The structures, in the order of the bits of [`OverlapChecks`].
+const STRUCTURES: [&str; 9] = [
+    "qcow2_header",
+    "active L1 table",
+    L2_TABLE,
+    "refcount table",
+    "refcount block",
+    "snapshot table",
+    "inactive L1 table",
+    INACTIVE_L2_TABLE,
+    "bitmap directory",
+];
+
+const INACTIVE_L2_TABLE: &str = "inactive L2 table";
+
+/// The structures of an image that writes of data are kept away from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OverlapChecks(u16);
+
+impl OverlapChecks {
+    /// By their names in options, in the order of their bits.
+    pub(crate) const NAMES: [&'static str; 9] = [
+        "main-header",
+        "active-l1",
+        "active-l2",
+        "refcount-table",
+        "refcount-block",
+        "snapshot-table",
+        "inactive-l1",
+        "inactive-l2",
+        "bitmap-directory",
+    ];
+    /// Nothing.
+    pub const NONE: OverlapChecks = OverlapChecks(0);
+    /// What is at the same place as long as the image is open.
+    pub const CONSTANT: OverlapChecks = OverlapChecks(0b1_0010_1011);
+    /// What is known without reading: the default.
+    pub const CACHED: OverlapChecks = OverlapChecks(0b1_0111_1111);
+    /// Everything.
+    pub const ALL: OverlapChecks = OverlapChecks(0b1_1111_1111);
+
+    /// Whether the structure of this name (`main-header`, `active-l2`, …) is
+    /// checked.
+    #[must_use]
+    pub fn has(self, name: &str) -> bool {
+        let bit = Self::NAMES.iter().position(|n| *n == name);
+        bit.is_some_and(|bit| self.0 & 1 << bit != 0)
+    }
+
+    /// The same with or without the structure of a bit.
+    pub(crate) fn with(self, bit: usize, on: bool) -> Self {
+        OverlapChecks(self.0 & !(1 << bit) | u16::from(on) << bit)
+    }
+
+    /// Whether the L2 tables of snapshots are checked, which must be read to be
+    /// known.
+    pub(crate) fn has_inactive_l2(self) -> bool {
+        self.has_structure(INACTIVE_L2_TABLE)
+    }
+
+    fn has_structure(self, what: &str) -> bool {
+        let bit = STRUCTURES.iter().position(|s| *s == what);
+        bit.is_some_and(|bit| self.0 & 1 << bit != 0)
+    }
+}
+
+impl Default for OverlapChecks {
+    fn default() -> Self {
+        Self::CACHED
+    }
+}
+
 /// The places of an image's tables, by host offset.
 #[derive(Debug)]
 pub(crate) struct Protected {
     cluster_size: u64,
+    checks: OverlapChecks,
     places: RwLock<Places>,
 }
 
@@ -24,6 +100,8 @@ struct Places {
     fixed: Vec<(Range<u64>, &'static str)>,
     /// L2 tables and refcount blocks, a cluster each.
     tables: BTreeMap<u64, &'static str>,
+    /// L2 tables of snapshots, if they are checked.
+    inactive: BTreeSet<u64>,
     /// A structure that lies on another one: where, and what is there already.
     flaw: Option<(u64, &'static str)>,
 }
@@ -31,17 +109,22 @@ struct Places {
 impl Places {
     /// The structure that is in a range, if it is not a table.
     fn fixed_at(&self, range: Range<u64>) -> Option<&'static str> {
-        let mut fixed = self.fixed.iter();
-        let hit = fixed.find(|(r, _)| r.start < range.end && range.start < r.end);
-        hit.map(|(_, what)| *what)
+        self.fixed_in(range).next()
+    }
+
+    fn fixed_in(&self, range: Range<u64>) -> impl Iterator<Item = &'static str> {
+        let fixed = self.fixed.iter();
+        let hits = fixed.filter(move |(r, _)| r.start < range.end && range.start < r.end);
+        hits.map(|(_, what)| *what)
     }
 }
 
 impl Protected {
     /// Nothing yet.
-    pub(crate) fn new(cluster_size: u64) -> Self {
+    pub(crate) fn new(cluster_size: u64, checks: OverlapChecks) -> Self {
         Protected {
             cluster_size,
+            checks,
             places: RwLock::default(),
         }
     }
@@ -77,9 +160,24 @@ impl Protected {
         }
     }
 
-    /// Forgets everything.
+    /// Forgets everything but the L2 tables of snapshots.
     pub(crate) fn clear(&self) {
-        *self.write() = Places::default();
+        let mut places = self.write();
+        let inactive = std::mem::take(&mut places.inactive);
+        *places = Places {
+            inactive,
+            ..Places::default()
+        };
+    }
+
+    /// What is checked.
+    pub(crate) fn checks(&self) -> OverlapChecks {
+        self.checks
+    }
+
+    /// Sets where the L2 tables of snapshots are.
+    pub(crate) fn set_inactive(&self, tables: BTreeSet<u64>) {
+        self.write().inactive = tables;
     }
 
     /// The error of an image of which one structure lies on another, so that
@@ -130,17 +228,36 @@ impl Protected {
         places.fixed_at(range.clone()).is_none() && places.tables.range(range).next().is_none()
     }
 
-    /// Refuses a range that touches a cluster that a table is in.
+    /// Refuses a range, which is to get another use, that touches a cluster that a
+    /// table is in.
     #[inline]
     pub(crate) fn check(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_for(offset, length, OverlapChecks::ALL)
+    }
+
+    /// Refuses a write of data that touches a cluster of what is checked.
+    #[inline]
+    pub(crate) fn check_data(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_for(offset, length, self.checks)
+    }
+
+    fn check_for(&self, offset: u64, length: u64, checks: OverlapChecks) -> Result<()> {
         let mask = self.cluster_size - 1;
         let start = offset & !mask;
         let end = offset.saturating_add(length).saturating_add(mask) & !mask;
         let places = self.read();
-        let table = places.tables.range(start..end).next();
-        let hit = table
-            .map(|(_, what)| *what)
-            .or_else(|| places.fixed_at(start..end));
+        let mut tables = places.tables.range(start..end).map(|(_, what)| *what);
+        let hit = tables
+            .find(|what| checks.has_structure(what))
+            .or_else(|| {
+                let mut fixed = places.fixed_in(start..end);
+                fixed.find(|what| checks.has_structure(what))
+            })
+            .or_else(|| {
+                let mut inactive = places.inactive.range(start..end);
+                let what = inactive.next().map(|_| INACTIVE_L2_TABLE);
+                what.filter(|what| checks.has_structure(what))
+            });
         match hit {
             None => Ok(()),
             Some(what) => Err(Error::Overlap {

@@ -768,7 +768,7 @@ mod tests {
         let mut table = vec![0; 8];
         table[0] = 1 << 16;
         let refcounts = Refcounts::new(geometry, table, 2 << 16, None);
-        let protected = Protected::new(geometry.cluster_size());
+        let protected = Protected::new(geometry.cluster_size(), Default::default());
         let needed = || match refcounts.take_area(1, &protected).unwrap() {
             Err(Missing::Room(blocks)) => Some(blocks),
             Err(other) => panic!("{other:?}"),

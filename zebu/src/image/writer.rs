@@ -7,7 +7,7 @@ use super::Image;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::Frees;
-use super::protect::{L2_TABLE, Protected};
+use super::protect::{L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use super::wait::{Gate, Ranges};
@@ -33,6 +33,8 @@ pub struct WriteOptions {
     pub punch_snapshot: bool,
     /// See there.
     pub punch_other: bool,
+    /// What writes of data are kept away from.
+    pub overlap_checks: OverlapChecks,
 }
 
 /// The shared state of those who change an image.
@@ -180,7 +182,7 @@ impl Image {
             tables: Ranges::default(),
             gate: Gate::default(),
             refcounts,
-            protected: Protected::new(self.geometry.cluster_size()),
+            protected: Protected::new(self.geometry.cluster_size(), options.overlap_checks),
             epochs: Epochs::default(),
             frees: Frees::default(),
             dirty: Dirty::default(),
@@ -198,6 +200,7 @@ impl Image {
             announced: AtomicBool::new(announced),
         }));
         self.protect_tables()?;
+        self.protect_inactive(queue).await?;
         let writer = self.writer()?;
         if writer.protected.flaw().is_some() {
             // The first change is refused.
@@ -243,6 +246,17 @@ impl Image {
         for offset in self.writer()?.refcounts.block_offsets() {
             protected.add_table(offset, "refcount block");
         }
+        Ok(())
+    }
+
+    /// Notes where the L2 tables of the snapshots are now, if they are checked.
+    pub(crate) async fn protect_inactive(&self, queue: &Queue) -> Result<()> {
+        let protected = &self.writer()?.protected;
+        if !protected.checks().has_inactive_l2() {
+            return Ok(());
+        }
+        let tables = self.snapshot_tables(queue).await?;
+        protected.set_inactive(tables.into_keys().collect());
         Ok(())
     }
 

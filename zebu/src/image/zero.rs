@@ -118,7 +118,7 @@ impl Image {
     pub(crate) fn check_data_write(&self, host: HostOffset, length: u64) -> Result<(), Error> {
         match self.geometry.has_data_file() {
             true => Ok(()),
-            false => self.writer()?.protected.check(host.0, length),
+            false => self.writer()?.protected.check_data(host.0, length),
         }
     }
 }

@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use super::Format;
+pub use crate::image::OverlapChecks;
 use crate::storage::EngineKind;
 use crate::{Error, Result};
 pub use nbd::{NbdSpec, NbdTls};
@@ -191,39 +192,7 @@ pub struct Qcow2Options {
     pub cache_clean_interval: Option<u64>,
 }
 
-/// The structures of a qcow2 image that writes are kept away from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct OverlapChecks(u16);
-
 impl OverlapChecks {
-    /// By their names, in the order of their bits.
-    const NAMES: [&'static str; 9] = [
-        "main-header",
-        "active-l1",
-        "active-l2",
-        "refcount-table",
-        "refcount-block",
-        "snapshot-table",
-        "inactive-l1",
-        "inactive-l2",
-        "bitmap-directory",
-    ];
-    /// Nothing.
-    pub const NONE: OverlapChecks = OverlapChecks(0);
-    /// What is at the same place as long as the image is open.
-    pub const CONSTANT: OverlapChecks = OverlapChecks(0b1_0010_1011);
-    /// What is known without reading: the default.
-    pub const CACHED: OverlapChecks = OverlapChecks(0b1_0111_1111);
-    /// Everything.
-    pub const ALL: OverlapChecks = OverlapChecks(0b1_1111_1111);
-
-    /// Whether the structure of this name (`main-header`, `active-l2`, …) is
-    /// checked.
-    pub fn has(self, name: &str) -> bool {
-        let bit = Self::NAMES.iter().position(|n| *n == name);
-        bit.is_some_and(|bit| self.0 & 1 << bit != 0)
-    }
-
     fn take(options: &mut Options) -> Result<Option<OverlapChecks>, String> {
         const KEY: &str = "overlap-check";
         const TEMPLATE: &str = "overlap-check.template";
@@ -251,8 +220,7 @@ impl OverlapChecks {
         };
         for (bit, name) in Self::NAMES.iter().enumerate() {
             if let Some(on) = options.take_bool(&format!("{KEY}.{name}"))? {
-                let bits = checks.get_or_insert(Self::CACHED);
-                bits.0 = bits.0 & !(1 << bit) | u16::from(on) << bit;
+                checks = Some(checks.unwrap_or_default().with(bit, on));
             }
         }
         Ok(checks)

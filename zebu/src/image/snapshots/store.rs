@@ -109,6 +109,7 @@ impl Image {
         .await?;
         self.snapshots = snapshots;
         self.protect_tables()?;
+        self.protect_inactive(queue).await?;
         self.give_back(old)
     }
 }
