@@ -173,6 +173,13 @@ if begin locks; then
     program --test lock -- --nocapture
     end "pairs of uses, zebu's and QEMU's"
 fi
+if begin sessions; then
+    ZEBU_SESSIONS_STEPS=${ZEBU_SESSIONS_STEPS:-$(of 120 2000 100000)}
+    export ZEBU_SESSIONS_STEPS
+    program --test sessions -- --nocapture --exact sessions
+    unset ZEBU_SESSIONS_STEPS
+    end "steps of zebu and QEMU in turn"
+fi
 if begin one-thread; then
     ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 3000 100000 2000000)}
     export ZEBU_MODEL_STEPS

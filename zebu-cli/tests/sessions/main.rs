@@ -1,0 +1,142 @@
+//! Guards against data lost, misread or made up by sessions of zebu and QEMU
+//! in turn on one image, whatever the image is and however it was left: each
+//! run makes a random image over random backing files and does random things
+//! to it (`steps.rs`), through the programs and real files. After each step
+//! both programs read everything, compared with plain memory (`world.rs`), and
+//! both check it.
+//!
+//! | variable                | meaning                                          |
+//! |-------------------------|--------------------------------------------------|
+//! | `ZEBU_SESSIONS_STEPS`   | steps to do at least; the last run is finished   |
+//! | `ZEBU_SESSIONS_SECONDS` | instead: so long                                 |
+//! | `ZEBU_SESSIONS_SEED`    | the first run's seed; the next ones count up     |
+//! | `ZEBU_SESSIONS_TRACE`   | print each command                               |
+//! | `ZEBU_SESSIONS_WHOLE`   | do not look for fewer steps that fail, too       |
+//!
+//! A run that fails says its seed, and the commands of the shortest list of its
+//! steps that was found to fail.
+
+mod found;
+mod make;
+mod program;
+mod rng;
+mod steps;
+mod world;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use program::Shell;
+use rng::Rng;
+use world::World;
+
+/// Steps that a run fails with: how many were done, why, and the commands.
+struct Failure {
+    done: usize,
+    why: String,
+    log: Vec<String>,
+}
+
+/// Does the steps, each with its own seed, on a new world.
+fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
+    let place = match seed % 4 {
+        0 => Path::new("/dev/shm"),
+        _ => Path::new(env!("CARGO_TARGET_TMPDIR")),
+    };
+    let folder = tempfile::tempdir_in(place).expect("a temporary folder");
+    let mut shell = Shell::new(folder.path());
+    let mut done = 0;
+    let mut all = || {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(&mut shell, &mut rng)?;
+        world.verify(&mut shell, &mut rng)?;
+        for step in steps {
+            done += 1;
+            let mut rng = Rng::new(*step);
+            world.step(&mut shell, &mut rng)?;
+            world.verify(&mut shell, &mut rng)?;
+        }
+        world.verify_bases(&mut shell)
+    };
+    match all() {
+        Ok(()) => Ok(done),
+        Err(why) => {
+            if std::env::var_os("ZEBU_SESSIONS_KEEP").is_some() {
+                eprintln!("kept: {}", folder.keep().display());
+            }
+            Err(Failure {
+                done,
+                why,
+                log: shell.log,
+            })
+        }
+    }
+}
+
+/// The shortest list of steps that was found to fail, within some time.
+fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
+    let end = Instant::now() + Duration::from_secs(90);
+    steps.truncate(failure.done);
+    let mut size = steps.len();
+    while size > 0 {
+        let mut at = 0;
+        while at < steps.len() && Instant::now() < end {
+            let mut fewer = steps.clone();
+            fewer.drain(at..(at + size).min(steps.len()));
+            match run(seed, &fewer) {
+                Ok(_) => at += size,
+                Err(f) => {
+                    fewer.truncate(f.done);
+                    steps = fewer;
+                    failure = f;
+                }
+            }
+        }
+        size /= 2;
+    }
+    failure
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().expect(variable))
+}
+
+#[test]
+fn sessions() {
+    let wanted = number("ZEBU_SESSIONS_STEPS").unwrap_or(120) as usize;
+    let seconds = number("ZEBU_SESSIONS_SECONDS");
+    let first = number("ZEBU_SESSIONS_SEED").unwrap_or(1);
+    let begun = Instant::now();
+    let (mut done, mut seed) = (0, first);
+    while match seconds {
+        Some(seconds) => begun.elapsed().as_secs() < seconds,
+        None => done < wanted,
+    } {
+        let mut rng = Rng::new(seed ^ 0x5e55_1045);
+        let steps: Vec<u64> = (0..4 + rng.below(14)).map(|_| rng.next()).collect();
+        match run(seed, &steps) {
+            Ok(count) => done += count,
+            Err(failure) => {
+                let total = done + failure.done;
+                eprintln!(
+                    "seed {seed} failed after {total} steps, {} s in all: {}",
+                    begun.elapsed().as_secs(),
+                    failure.why
+                );
+                let failure = match std::env::var_os("ZEBU_SESSIONS_WHOLE") {
+                    Some(_) => failure,
+                    None => shrink(seed, steps, failure),
+                };
+                panic!(
+                    "ZEBU_SESSIONS_SEED={seed} ZEBU_SESSIONS_STEPS=1\n{}\n{}",
+                    failure.log.join("\n"),
+                    failure.why
+                );
+            }
+        }
+        seed += 1;
+    }
+    println!("seeds {first} to {}", seed - 1);
+    println!("cases: {done} steps");
+}

@@ -1,0 +1,175 @@
+//! Running zebu and QEMU, and what was run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// Which of the two programs does something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Zebu,
+    Qemu,
+}
+
+/// Where the programs are.
+struct Programs {
+    zebu: PathBuf,
+    qemu_img: PathBuf,
+    qemu_io: PathBuf,
+}
+
+fn programs() -> &'static Programs {
+    static PROGRAMS: OnceLock<Programs> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let named = |variable: &str, default: &str| {
+            let path = PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| default.into()));
+            // Programs run in other folders than the test.
+            match path.components().count() {
+                1 => path,
+                _ => std::path::absolute(&path).expect("a current folder"),
+            }
+        };
+        Programs {
+            zebu: named("ZEBU_TEST_BIN", env!("CARGO_BIN_EXE_zebu")),
+            qemu_img: named("ZEBU_QEMU_IMG", "qemu-img"),
+            qemu_io: named("ZEBU_QEMU_IO", "qemu-io"),
+        }
+    })
+}
+
+/// What a program answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The exit status; 128 + signal when one ended it.
+    pub status: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Answer {
+    /// The status and what was said, but for what succeeded.
+    pub fn text(&self) -> String {
+        let all = self.out.lines().chain(self.err.lines());
+        let told = |line: &&str| {
+            let done = ["wrote ", "read ", "discard ", "No errors"];
+            !done.iter().any(|d| line.starts_with(d)) && !line.contains(" ops; ")
+        };
+        let lines: Vec<&str> = all.filter(told).collect();
+        format!("status {}: {}", self.status, lines.join("\n"))
+    }
+}
+
+/// Runs commands in folders under `root` and keeps them as lines of a shell
+/// script.
+pub struct Shell {
+    pub root: PathBuf,
+    pub log: Vec<String>,
+    /// Print each line as it is run.
+    pub trace: bool,
+}
+
+impl Shell {
+    pub fn new(root: &Path) -> Self {
+        Shell {
+            root: root.into(),
+            log: Vec::new(),
+            trace: std::env::var_os("ZEBU_SESSIONS_TRACE").is_some(),
+        }
+    }
+
+    /// Notes a line.
+    pub fn note(&mut self, line: String) {
+        if self.trace {
+            eprintln!("{line}");
+        }
+        self.log.push(line);
+    }
+
+    /// `qemu-img` or `zebu` in the folder `cwd`.
+    pub fn img(&mut self, by: By, cwd: &str, args: &[String]) -> Result<Answer, String> {
+        let (program, name) = match by {
+            By::Zebu => (&programs().zebu, "zebu"),
+            By::Qemu => (&programs().qemu_img, "qemu-img"),
+        };
+        self.run(program, name, cwd, args)
+    }
+
+    /// `qemu-io` or `zebu io` with one `-c` a command.
+    pub fn io(
+        &mut self,
+        by: By,
+        cwd: &str,
+        args: &[String],
+        commands: &[String],
+    ) -> Result<Answer, String> {
+        let (program, name, first) = match by {
+            By::Zebu => (&programs().zebu, "zebu", Some("io".to_string())),
+            By::Qemu => (&programs().qemu_io, "qemu-io", None),
+        };
+        let mut all: Vec<String> = first.into_iter().collect();
+        for command in commands {
+            all.push("-c".into());
+            all.push(command.clone());
+        }
+        all.extend(args.iter().cloned());
+        self.run(program, name, cwd, &all)
+    }
+
+    fn run(
+        &mut self,
+        program: &Path,
+        name: &str,
+        cwd: &str,
+        args: &[String],
+    ) -> Result<Answer, String> {
+        let words: Vec<String> = args.iter().map(|a| quoted(a)).collect();
+        self.note(format!("(cd {cwd}; {name} {})", words.join(" ")));
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "60"]).arg(program).args(args);
+        let output = command
+            .current_dir(self.root.join(cwd))
+            .env("LC_ALL", "C")
+            .env("TZ", "UTC")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| format!("{}: {e}", program.display()))?;
+        let answer = Answer {
+            status: output.status.code().unwrap_or(255),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        if answer.err.contains("panicked") || answer.status == 124 || answer.status == 137 {
+            return Err(format!("{name} {}: {}", words.join(" "), answer.text()));
+        }
+        Ok(answer)
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.into(),
+        false => format!("'{word}'"),
+    }
+}
+
+/// The ways of doing I/O that both programs have here, besides the default.
+pub fn engines(root: &Path) -> &'static [&'static str] {
+    static ENGINES: OnceLock<Vec<&'static str>> = OnceLock::new();
+    ENGINES.get_or_init(|| {
+        let name = root.join("engines.raw");
+        std::fs::write(&name, [0; 4096]).expect("a file");
+        let mut shell = Shell::new(root);
+        let works = |engine: &&&str| {
+            [By::Zebu, By::Qemu].into_iter().all(|by| {
+                let args = ["-f", "raw", "-t", "none", "-i", engine, "engines.raw"];
+                let args = args.map(String::from);
+                let answer = shell.io(by, ".", &args, &["read 0 4k".into()]);
+                answer.is_ok_and(|a| a.status == 0)
+            })
+        };
+        let mut engines = vec!["threads"];
+        engines.extend(["native", "io_uring"].iter().filter(works));
+        engines
+    })
+}

@@ -1,0 +1,517 @@
+//! What is done to the image: sessions of reads and writes, and all that is
+//! done between them.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::make::either;
+use crate::program::{By, Shell};
+use crate::rng::Rng;
+use crate::world::{Disk, SECTOR, Snap, World, done, words};
+
+type Result<T> = std::result::Result<T, String>;
+
+impl World {
+    /// One random step.
+    pub fn step(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        if self.killed && rng.one_in(2) {
+            return self.repair(shell, rng);
+        }
+        match rng.below(24) {
+            0..=7 => self.session(shell, rng, false),
+            8 => self.session(shell, rng, true),
+            9..=11 => self.resize(shell, rng),
+            12..=14 => self.snapshot(shell, rng),
+            15 | 16 => self.change_base(shell, rng),
+            17 => self.rebase(shell, rng),
+            18 => self.commit(shell, rng),
+            19 | 20 => self.amend(shell, rng),
+            21 => self.change_length(shell, rng),
+            22 => self.remake(shell, rng),
+            _ => self.repair(shell, rng),
+        }
+    }
+
+    /// A program opens the image, writes to it, and closes it or is killed.
+    fn session(&mut self, shell: &mut Shell, rng: &mut Rng, killed: bool) -> Result<()> {
+        let by = either(rng);
+        let count = 1 + rng.below(10);
+        let mut commands = Vec::new();
+        let mut packed = 0;
+        for _ in 0..count {
+            match rng.below(12) {
+                0..=5 => commands.push(self.write(rng)),
+                6..=8 => commands.push(self.zero(rng)),
+                9 => commands.push(self.discard(rng)),
+                10 => commands.push("flush".into()),
+                // Last: QEMU 10 goes on to pack into a host cluster that it has
+                // freed and taken for something else since.
+                _ => packed += 1,
+            }
+        }
+        commands.extend((0..packed).filter_map(|_| self.packed(rng)));
+        let (cwd, name) = self.place(shell, rng);
+        let mut args = words(&["-f", "qcow2", "-d", "unmap"]);
+        args.extend(self.opening(shell, rng));
+        args.push(name);
+        if killed {
+            commands.push("flush".into());
+            commands.push("abort".into());
+        }
+        let answer = shell.io(by, cwd, &args, &commands)?;
+        let right = match killed {
+            true => answer.status >= 128,
+            false => answer.status == 0,
+        };
+        if !right {
+            return Err(format!("{by:?} session: {}", answer.text()));
+        }
+        // A dirty image was repaired on opening, which need not find leaks.
+        self.killed |= killed;
+        Ok(())
+    }
+
+    /// Some sectors: any, or at the edges of clusters, or whole clusters.
+    fn range(&self, rng: &mut Rng) -> (usize, usize) {
+        let cluster = self.kind.cluster;
+        let sectors = self.size() / SECTOR;
+        let (mut at, mut length) = (
+            rng.below(sectors as u64) as usize * SECTOR,
+            SECTOR * (1 + rng.below((2 * cluster / SECTOR) as u64) as usize),
+        );
+        match rng.below(4) {
+            0 => {
+                at = at / cluster * cluster;
+                length = cluster * (1 + rng.below(3) as usize);
+            }
+            1 => length = SECTOR * (1 + rng.below(8) as usize),
+            // The end of the disk.
+            2 if rng.one_in(3) => {
+                at = self.size() - length.min(self.size());
+            }
+            _ => {}
+        }
+        (at, length.min(self.size() - at))
+    }
+
+    fn touch(&mut self, at: usize, length: usize) {
+        let cluster = self.kind.cluster;
+        self.touched[at / cluster..(at + length).div_ceil(cluster)].fill(true);
+    }
+
+    fn write(&mut self, rng: &mut Rng) -> String {
+        let (at, length) = self.range(rng);
+        let byte = 1 + rng.below(255) as u8;
+        self.disk.put(at, length, byte, true);
+        self.touch(at, length);
+        format!("write -P {byte} {at} {length}")
+    }
+
+    fn zero(&mut self, rng: &mut Rng) -> String {
+        let (at, length) = self.range(rng);
+        let unmap = if rng.one_in(2) { " -u" } else { "" };
+        // Version 2 has no zero clusters: with nothing behind it, it need not
+        // say anything. A raw data file says nothing of its own.
+        let own = (self.kind.version == 3 || self.base.is_some()) && !self.is_data_raw();
+        self.disk.put(at, length, 0, own);
+        self.touch(at, length);
+        format!("write -z{unmap} {at} {length}")
+    }
+
+    fn discard(&mut self, rng: &mut Rng) -> String {
+        let (at, length) = self.range(rng);
+        let cluster = self.kind.cluster;
+        let end = match at + length == self.size() {
+            true => at + length,
+            false => (at + length) / cluster * cluster,
+        };
+        let start = at.next_multiple_of(cluster);
+        let does_nothing = self.kind.version == 2 && self.base.is_some();
+        if start < end && !does_nothing {
+            self.disk.put(start, end - start, 0, false);
+        }
+        self.touch(at, length);
+        format!("discard {at} {length}")
+    }
+
+    /// A compressed write to a cluster that nobody has written to.
+    fn packed(&mut self, rng: &mut Rng) -> Option<String> {
+        let cluster = self.kind.cluster;
+        let nth = rng.below(self.clusters() as u64) as usize;
+        if self.kind.data_file.is_some() || self.touched[nth] {
+            return None;
+        }
+        let at = nth * cluster;
+        let length = cluster.min(self.size() - at);
+        let byte = 1 + rng.below(255) as u8;
+        self.disk.put(at, length, byte, true);
+        self.touch(at, length);
+        Some(format!("write -c -P {byte} {at} {length}"))
+    }
+
+    /// The disk is made larger or smaller.
+    fn resize(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let by = either(rng);
+        let cluster = self.kind.cluster;
+        let old = self.size();
+        let most = (300 * cluster).clamp(3 * cluster, 6 << 20);
+        let new = match rng.below(4) {
+            0 => old + SECTOR * (1 + rng.below(2 * cluster as u64 / 512) as usize),
+            1 => old - SECTOR * rng.below((old / SECTOR) as u64) as usize,
+            2 => (1 + rng.below((most / cluster) as u64) as usize) * cluster,
+            _ => (1 + rng.below((most / SECTOR) as u64) as usize) * SECTOR,
+        };
+        if new > 2 * most {
+            return Ok(());
+        }
+        let (cwd, name) = self.place(shell, rng);
+        let answer = if rng.one_in(4) {
+            // Within a session that goes on: QEMU's growth may show old content.
+            let mut args = words(&["-f", "qcow2"]);
+            args.extend(self.opening(shell, rng));
+            args.push(name);
+            let commands = vec![self.write(rng), format!("truncate {new}")];
+            shell.io(by, cwd, &args, &commands)?
+        } else {
+            let mut args = words(&["resize", "-q", "-f", "qcow2"]);
+            if new < old {
+                args.push("--shrink".into());
+            } else if rng.one_in(3) {
+                let mode = rng.pick(&["metadata", "falloc", "full"]);
+                args.push(format!("--preallocation={mode}"));
+            }
+            args.extend([name, new.to_string()]);
+            shell.img(by, cwd, &args)?
+        };
+        let refused = self.kind.version == 2 && !self.snaps.is_empty();
+        match answer.status {
+            0 => {}
+            _ if refused => return Ok(()),
+            // A longer base would show there, and version 2 has no zero clusters.
+            _ if by == By::Qemu && self.kind.version == 2 && self.base.is_some() => {
+                return self.adopt(shell, rng);
+            }
+            _ => return Err(format!("{by:?} resize: {}", answer.text())),
+        }
+        self.disk.resize(new);
+        self.touched.resize(new.div_ceil(cluster), true);
+        if by == By::Qemu && new > old {
+            // It shows what happens to lie behind the old end.
+            let end = old.next_multiple_of(cluster).min(new);
+            let bytes = self.content(shell, rng, By::Qemu, &[])?;
+            if bytes.len() == new {
+                self.disk.bytes[old..end].copy_from_slice(&bytes[old..end]);
+            }
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let mut run = |args: &[&str]| {
+            let mut all = words(&["snapshot", "-q"]);
+            all.extend(words(args));
+            all.push(name.clone());
+            shell.img(by, cwd, &all)
+        };
+        if self.snaps.is_empty() || (self.snaps.len() < 4 && rng.one_in(2)) {
+            self.count += 1;
+            let tag = format!("s{}", self.count);
+            let answer = run(&["-c", &tag])?;
+            if self.kind.data_file.is_some() && answer.status == 1 {
+                return Ok(());
+            }
+            if answer.status == 1 && self.has_narrow_refcounts(shell)? {
+                // QEMU leaks what it has counted up to there.
+                self.killed |= by == By::Qemu;
+                return Ok(());
+            }
+            done(answer).map_err(|e| format!("{by:?} snapshot -c: {e}"))?;
+            self.snaps.push(Snap {
+                name: tag,
+                disk: self.disk.clone(),
+            });
+            self.touched.fill(true);
+            if self.kind.version == 2 && rng.one_in(2) {
+                shell.note("# the extra data of the snapshots is taken away".into());
+                return make_snapshots_old(&self.path(shell));
+            }
+            return Ok(());
+        }
+        let nth = rng.below(self.snaps.len() as u64) as usize;
+        let tag = self.snaps[nth].name.clone();
+        if rng.one_in(2) {
+            done(run(&["-d", &tag])?).map_err(|e| format!("{by:?} snapshot -d: {e}"))?;
+            self.snaps.remove(nth);
+            return Ok(());
+        }
+        done(run(&["-a", &tag])?).map_err(|e| format!("{by:?} snapshot -a: {e}"))?;
+        self.disk = self.snaps[nth].disk.clone();
+        self.touched = vec![true; self.clusters()];
+        Ok(())
+    }
+
+    /// Whether refcounts are too narrow for a few snapshots.
+    fn has_narrow_refcounts(&self, shell: &Shell) -> Result<bool> {
+        let bytes = fs::read(self.path(shell)).map_err(|e| e.to_string())?;
+        Ok(bytes[7] == 3 && bytes[99] < 3)
+    }
+
+    /// Another base, or none, as `rebase` has it.
+    fn other_base(
+        &mut self,
+        shell: &mut Shell,
+        rng: &mut Rng,
+    ) -> Result<(Option<usize>, [String; 4])> {
+        if self.bases.len() < 5 && rng.one_in(3) {
+            self.new_base(shell, rng, self.size())?;
+        }
+        let count = self.bases.len() as u64;
+        let base = (count > 0 && !rng.one_in(4)).then(|| rng.below(count) as usize);
+        let (name, format) = match base {
+            None => ("", "qcow2"),
+            Some(base) => (self.bases[base].name.as_str(), self.bases[base].format),
+        };
+        Ok((base, ["-b".into(), name.into(), "-F".into(), format.into()]))
+    }
+
+    /// `rebase -u`: what the image says nothing of changes.
+    fn change_base(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        if self.is_data_raw() || self.has_larger_snapshots() {
+            return Ok(());
+        }
+        let own = self.mapped(shell, rng)?;
+        if let Some(lost) = (0..own.len()).find(|s| self.disk.own[*s] && !own[*s]) {
+            return Err(format!(
+                "the image says nothing of sector {lost:#x}, which was written"
+            ));
+        }
+        let (base, args) = self.other_base(shell, rng)?;
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let mut all = words(&["rebase", "-q", "-u", "-f", "qcow2"]);
+        all.extend(args);
+        all.push(name);
+        done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase -u: {e}"))?;
+        let below = self.below(base, self.size());
+        for (sector, own) in own.iter().enumerate() {
+            if !own {
+                let range = sector * SECTOR..(sector + 1) * SECTOR;
+                self.disk.bytes[range.clone()].copy_from_slice(&below[range]);
+            }
+        }
+        self.base = base;
+        self.adopt_snapshots(shell, rng)
+    }
+
+    /// A safe `rebase`: nothing changes for the active disk.
+    fn rebase(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        if self.is_data_raw() || self.has_larger_snapshots() {
+            return Ok(());
+        }
+        let (base, args) = self.other_base(shell, rng)?;
+        let by = match self.kind.version == 2 && self.base.is_none() {
+            // QEMU writes zeroes then, which are nothing in version 2.
+            true => By::Zebu,
+            false => either(rng),
+        };
+        let (cwd, name) = self.place(shell, rng);
+        let mut all = words(&["rebase", "-q", "-f", "qcow2"]);
+        all.extend(args);
+        all.push(name);
+        done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase: {e}"))?;
+        self.base = base;
+        self.touched.fill(true);
+        self.adopt_snapshots(shell, rng)
+    }
+
+    fn commit(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let Some(base) = self.base else {
+            return Ok(());
+        };
+        // What is over the base besides would show something else.
+        if self.bases.iter().any(|b| b.backing == Some(base)) || self.has_larger_snapshots() {
+            return Ok(());
+        }
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let keeps = rng.one_in(3);
+        let mut args = words(&["commit", "-q", "-f", "qcow2"]);
+        args.extend(keeps.then(|| "-d".into()));
+        args.push(name);
+        done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} commit: {e}"))?;
+        let bytes = &mut self.bases[base].bytes;
+        if bytes.len() < self.disk.bytes.len() {
+            bytes.resize(self.disk.bytes.len(), 0);
+        }
+        bytes[..self.disk.bytes.len()].copy_from_slice(&self.disk.bytes);
+        if !keeps {
+            self.disk.disown();
+        }
+        self.verify_bases(shell)?;
+        self.adopt_snapshots(shell, rng)
+    }
+
+    /// Other options. Where that is refused nothing has changed.
+    fn amend(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let mut options = Vec::new();
+        let mut version = self.kind.version;
+        if rng.one_in(2) {
+            version = 2 + rng.below(2) as u32;
+            options.push(format!("compat={}", ["0.10", "1.1"][version as usize - 2]));
+        }
+        if rng.one_in(3) {
+            options.push(format!("lazy_refcounts={}", rng.pick(&["on", "off"])));
+        }
+        if rng.one_in(3) {
+            options.push(format!("refcount_bits={}", 1 << rng.below(7)));
+        }
+        let old = self.size();
+        let mut size = old;
+        if options.is_empty() || rng.one_in(3) {
+            size = old + SECTOR * rng.below(300) as usize;
+            options.push(format!("size={size}"));
+        }
+        let width = options.iter().any(|o| o.starts_with("refcount_bits"));
+        let by = match width && self.kind.cluster > 65536 {
+            // There QEMU may not come to an end.
+            true => By::Zebu,
+            false => either(rng),
+        };
+        let before = self.header(shell)?;
+        let (cwd, name) = self.place(shell, rng);
+        let args = words(&[
+            "amend",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            &options.join(","),
+            &name,
+        ]);
+        let answer = shell.img(by, cwd, &args)?;
+        if answer.status != 0 {
+            // QEMU changes one thing after the other.
+            if by == By::Zebu && self.header(shell)? != before {
+                return Err(format!("amend failed in the middle: {}", answer.text()));
+            }
+            if by == By::Qemu {
+                self.adopt(shell, rng)?;
+            }
+            return Ok(());
+        }
+        self.kind.version = version;
+        self.disk.resize(size);
+        self.touched = vec![true; self.clusters()];
+        if version == 2 && self.base.is_none() {
+            // Zero clusters are nothing there.
+            self.disk.disown();
+        }
+        if by == By::Qemu && size > old {
+            let end = old.next_multiple_of(self.kind.cluster).min(size);
+            let bytes = self.content(shell, rng, By::Qemu, &[])?;
+            if bytes.len() == size {
+                self.disk.bytes[old..end].copy_from_slice(&bytes[old..end]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The fields of the header that `amend` changes.
+    fn header(&self, shell: &Shell) -> Result<(Vec<u8>, Vec<u8>)> {
+        let bytes = fs::read(self.path(shell)).map_err(|e| e.to_string())?;
+        let field = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default().to_vec();
+        // Version, size, compatible features (of version 3), refcount order.
+        let mut fixed = field(4, 8);
+        fixed.extend(field(24, 32));
+        let more = match bytes[7] {
+            3 => [field(80, 88), field(96, 100)].concat(),
+            _ => Vec::new(),
+        };
+        Ok((fixed, more))
+    }
+
+    /// Takes over version and size as QEMU's failed `amend` left them.
+    fn adopt(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let (fixed, _) = self.header(shell)?;
+        self.kind.version = u32::from(fixed[3]);
+        let size = u64::from_be_bytes(fixed[4..12].try_into().expect("8 bytes"));
+        let bytes = self.content(shell, rng, By::Qemu, &[])?;
+        let kept = self.size().min(bytes.len());
+        crate::world::compare(&bytes[..kept], &self.disk.bytes[..kept])?;
+        self.disk.resize(size as usize);
+        self.disk.bytes = bytes;
+        self.touched = vec![true; self.clusters()];
+        Ok(())
+    }
+
+    /// A copy takes the place of the image: snapshots and backing file are gone.
+    fn remake(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        if self.kind.data_file.is_some() {
+            return Ok(());
+        }
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let copy = shell.root.join("img/copy.qcow2");
+        let cluster = [512usize, 4096, 65536, self.kind.cluster][rng.below(4) as usize];
+        let mut args = words(&["convert", "-f", "qcow2", "-O", "qcow2"]);
+        args.extend(words(&["-o", &format!("cluster_size={cluster}")]));
+        args.extend(rng.one_in(3).then(|| "-c".into()));
+        if rng.one_in(3) {
+            args.extend(words(&["-S", "0"]));
+        }
+        args.extend([name, copy.display().to_string()]);
+        done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} convert: {e}"))?;
+        shell.note("mv img/copy.qcow2 img/i.qcow2".into());
+        fs::rename(copy, self.path(shell)).map_err(|e| e.to_string())?;
+        self.kind.cluster = cluster;
+        self.kind.version = 3;
+        self.kind.extended = false;
+        self.base = None;
+        self.snaps.clear();
+        self.killed = false;
+        self.disk = Disk::new(std::mem::take(&mut self.disk.bytes));
+        self.touched = vec![true; self.clusters()];
+        Ok(())
+    }
+
+    fn repair(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let args = words(&["check", "-q", "-f", "qcow2", "-r", "all", &name]);
+        done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} check -r: {e}"))?;
+        self.killed = false;
+        Ok(())
+    }
+}
+
+/// Takes from the snapshots' entries what QEMU before 1.1 did not write: all
+/// extra data.
+pub fn make_snapshots_old(image: &Path) -> Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let file = options.read(true).write(true).open(image);
+    let file = file.map_err(|e| e.to_string())?;
+    let read = |at: u64, length: usize| -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let result = file.read_exact_at(&mut bytes, at);
+        result.map(|()| bytes).map_err(|e| e.to_string())
+    };
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+    let header = read(0, 72)?;
+    let start = number(&header[64..72]);
+    let (mut at, mut table) = (start, Vec::new());
+    for _ in 0..number(&header[60..64]) {
+        let mut fixed = read(at, 40)?;
+        let extra = number(&fixed[36..40]);
+        let names = number(&fixed[12..14]) + number(&fixed[14..16]);
+        fixed[36..40].fill(0);
+        table.extend(fixed);
+        table.extend(read(at + 40 + extra, names as usize)?);
+        table.resize(table.len().next_multiple_of(8), 0);
+        at = (at + 40 + extra + names).next_multiple_of(8);
+    }
+    table.resize((at - start) as usize, 0);
+    file.write_all_at(&table, start).map_err(|e| e.to_string())
+}
