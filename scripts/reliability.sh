@@ -164,6 +164,13 @@ if begin hostile-generated; then
     unset ZEBU_HOSTILE_RUNS
     end "images, names, scripts and guests"
 fi
+if begin damage; then
+    ZEBU_DAMAGE_RUNS=${ZEBU_DAMAGE_RUNS:-$(of 1500 10000 200000)}
+    export ZEBU_DAMAGE_RUNS
+    library --test damage -- --nocapture
+    unset ZEBU_DAMAGE_RUNS
+    end "images damaged, and worked with"
+fi
 if begin strict-mode; then
     program --test untrusted -- --nocapture
     end "commands on images that name others"

@@ -59,6 +59,14 @@ pub enum Error {
         /// What is there.
         what: &'static str,
     },
+    /// An entry of the refcount table names a place where no block can be.
+    #[error("Refblock offset {offset:#x} unaligned (reftable index: {})", c_hex(*.index))]
+    RefcountBlockUnaligned {
+        /// The place in bytes.
+        offset: u64,
+        /// Number of the entry.
+        index: u64,
+    },
     /// A cluster has as many references as the image's refcounts can count.
     #[error("The cluster at {offset:#x} cannot be referred to once more: refcounts are too narrow")]
     RefcountOverflow {
@@ -141,6 +149,15 @@ impl Error {
         }
     }
 
+    /// Whether it shows, when an image is about to change, that a change could
+    /// destroy what is in it: the image is marked corrupt then.
+    pub(crate) fn shows_corruption(&self) -> bool {
+        matches!(
+            self,
+            Error::Overlap { .. } | Error::RefcountBlockUnaligned { .. }
+        )
+    }
+
     /// Whether it is [`Error::Dirty`], whatever was being done.
     pub fn is_dirty(&self) -> bool {
         match self {
@@ -157,7 +174,10 @@ impl Error {
             Error::OutOfRange { .. } | Error::Format(_) | Error::RefcountOverflow { .. } => {
                 libc::EINVAL
             }
-            Error::Corrupt { .. } | Error::Compressed { .. } | Error::Overlap { .. } => libc::EIO,
+            Error::Corrupt { .. }
+            | Error::Compressed { .. }
+            | Error::Overlap { .. }
+            | Error::RefcountBlockUnaligned { .. } => libc::EIO,
             Error::Locked { .. } => libc::EAGAIN,
             Error::Limit(_) => libc::EFBIG,
             Error::Refused(_) | Error::Dirty => libc::ENOTSUP,
@@ -170,6 +190,14 @@ fn io_errno(error: &io::Error) -> i32 {
     let answer = error.get_ref().and_then(|e| e.downcast_ref::<NbdError>());
     let errno = answer.map(|answer| answer.errno);
     errno.or(error.raw_os_error()).unwrap_or(libc::EIO)
+}
+
+/// A number as C prints it with `%#x`: no prefix before a 0.
+pub(crate) fn c_hex(number: u64) -> String {
+    match number {
+        0 => "0".into(),
+        n => format!("{n:#x}"),
+    }
 }
 
 /// The text of an operating-system error without Rust's "(os error N)".

@@ -132,6 +132,7 @@ impl Device {
                     });
                 }
                 Mapping::Compressed { cluster, skip } => {
+                    self.image(layer).check_compressed(guest, cluster)?;
                     let size = self.image(layer).geometry().cluster_size();
                     if skip == 0 && extent.length == size {
                         plan.packed.push(Packed {
@@ -196,17 +197,13 @@ impl Device {
     /// Refuses clusters that the file does not have: it was cut off, or the
     /// table is wrong. QEMU reads zeroes there, silently.
     fn check_data(&self, layer: usize, guest: u64, host: u64, length: u64) -> Result<()> {
-        if let LayerImage::Qcow2(image) = &self.layers()[layer].image
-            && !image.header().has_data_file()
-        {
-            let mask = image.geometry().cluster_size() - 1;
-            let last = (host + length - 1) & !mask;
-            if image.is_past_end(&**image.data(), last)? {
+        if let LayerImage::Qcow2(image) = &self.layers()[layer].image {
+            let there = image.data_before_end(host, length)?;
+            if there < length {
                 // The first such cluster, or the extent's first if that is one.
-                let end = image.data().len()?.saturating_add(mask) & !mask;
-                let cluster = end.max(host & !mask);
+                let cluster = (host + there) & !(image.geometry().cluster_size() - 1);
                 return Err(Error::Corrupt {
-                    guest: guest + cluster.saturating_sub(host),
+                    guest: guest + there,
                     what: format!("Cluster offset {cluster:#x} is past the end of the file"),
                 });
             }

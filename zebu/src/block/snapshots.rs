@@ -59,7 +59,7 @@ impl Device {
 
 /// Marks an image that turned out to be corrupt.
 async fn told(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
-    if let Err(Error::Overlap { .. }) = &result {
+    if result.as_ref().is_err_and(Error::shows_corruption) {
         image.mark_corrupt(queue).await?;
     }
     result

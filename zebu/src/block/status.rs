@@ -124,7 +124,14 @@ impl Device {
         let layer = &self.layers()[depth];
         let is_raw = match &layer.image {
             LayerImage::Raw(_) => true,
-            LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => false,
+            LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => {
+                // What was cut off is no hole: it must be read, which fails.
+                match image.data_before_end(host, status.length)? {
+                    0 => return Ok(()),
+                    length => status.length = length,
+                }
+                false
+            }
             LayerImage::Qcow2(_) => return Ok(()),
         };
         let mut known_allocated = false;

@@ -350,7 +350,7 @@ impl Device {
         image: &Image,
         result: Result<()>,
     ) -> Result<()> {
-        if let Err(Error::Overlap { .. }) = &result {
+        if result.as_ref().is_err_and(Error::shows_corruption) {
             image.mark_corrupt(queue).await?;
         }
         result?;

@@ -36,9 +36,9 @@ mod zero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Result;
-use crate::format::{Geometry, Header, Snapshot};
+use crate::format::{CompressedCluster, Geometry, Header, Snapshot};
 use crate::storage::{Storage, Work};
+use crate::{Error, Result};
 
 pub(crate) use allocate::Allocation;
 pub(crate) use epoch::Stay;
@@ -140,6 +140,35 @@ impl Image {
             return Ok(false);
         }
         Ok(offset >= storage.len()?)
+    }
+
+    /// How many of the first `length` bytes of data clusters from `host` on
+    /// are in clusters that the file has, at least in part: what its last
+    /// cluster lacks reads as zeroes. An external data file may be shorter.
+    pub(crate) fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+        let mask = self.geometry.cluster_size() - 1;
+        let last = (host + length - 1) & !mask;
+        if self.header.has_data_file() || !self.is_past_end(&*self.data, last)? {
+            return Ok(length);
+        }
+        let end = self.data.len()?.saturating_add(mask) & !mask;
+        Ok(end.saturating_sub(host).min(length))
+    }
+
+    /// Refuses compressed data that were cut off. Their length is known in
+    /// sectors, and the file may end where they do.
+    pub(crate) fn check_compressed(&self, guest: u64, cluster: CompressedCluster) -> Result<()> {
+        let last = cluster.end().0.saturating_sub(512).max(cluster.offset.0);
+        if self.is_past_end(&*self.file, last)? {
+            return Err(Error::Corrupt {
+                guest: self.cluster_start(guest),
+                what: format!(
+                    "Compressed data at {:#x} are past the end of the file",
+                    cluster.offset.0
+                ),
+            });
+        }
+        Ok(())
     }
 
     /// Bytes that the file has at least.

@@ -123,13 +123,17 @@ pub(crate) struct Writing {
 
 impl Refcounts {
     /// Refcounts of an image whose refcount table has these entries. What is
-    /// behind `fresh` bytes of the file was never written.
+    /// behind `fresh` bytes of the file was never written. Reserved bits of
+    /// entries are left out, as QEMU does: they are no part of a block's offset.
     pub(crate) fn new(
         geometry: Geometry,
-        table: Vec<u64>,
+        mut table: Vec<u64>,
         table_offset: u64,
         fresh: Option<u64>,
     ) -> Self {
+        for entry in &mut table {
+            *entry = RefcountTableEntry(*entry).without_reserved().0;
+        }
         Refcounts {
             state: Mutex::new(State {
                 geometry,
@@ -348,6 +352,17 @@ impl Refcounts {
         let entries = 0..state.table.len() as u64;
         let entries = entries.map(|i| state.durable_entry(i, &[])).collect();
         (state.table_offset, entries)
+    }
+
+    /// The first entry of the table that names no place where a block can be.
+    pub(crate) fn unaligned(&self) -> Option<Error> {
+        let state = self.state();
+        let mask = state.geometry.cluster_size() - 1;
+        let index = state.table.iter().position(|entry| entry & mask != 0)?;
+        Some(Error::RefcountBlockUnaligned {
+            offset: state.table[index],
+            index: index as u64,
+        })
     }
 
     /// Where the blocks of the table are.

@@ -1,5 +1,6 @@
 //! What an image has besides when it is open for writing.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -88,6 +89,11 @@ impl Writer {
             0 => Ok(()),
             errno => Err(Error::Io(std::io::Error::from_raw_os_error(errno))),
         }
+    }
+
+    /// What is wrong with the tables so that no change is safe.
+    pub(crate) fn flaw(&self) -> Option<Error> {
+        self.refcounts.unaligned().or_else(|| self.protected.flaw())
     }
 
     /// A flush failed.
@@ -202,7 +208,7 @@ impl Image {
         self.protect_tables()?;
         self.protect_inactive(queue).await?;
         let writer = self.writer()?;
-        if writer.protected.flaw().is_some() {
+        if writer.flaw().is_some() {
             // The first change is refused.
             writer.announced.store(false, Ordering::Release);
         }
@@ -237,10 +243,19 @@ impl Image {
             protected.set("bitmap directory", start..end);
         }
         protected.compare();
-        for index in 0..self.l1.len() as u64 {
-            let entry: L1Entry = self.l1.get(index);
-            if entry.raw_offset().0 != 0 {
-                protected.add_table(entry.raw_offset().0, L2_TABLE);
+        // A table of several entries is copied before it is written, if all of
+        // them say so: a repair leaves such tables.
+        let mut shared = BTreeSet::new();
+        for copied in [true, false] {
+            for index in 0..self.l1.len() as u64 {
+                let entry: L1Entry = self.l1.get(index);
+                let offset = entry.raw_offset().0;
+                if offset == 0 || entry.copied() != copied {
+                    continue;
+                }
+                if copied || shared.insert(offset) {
+                    protected.add_table(offset, L2_TABLE);
+                }
             }
         }
         for offset in self.writer()?.refcounts.block_offsets() {
@@ -294,8 +309,8 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        if let Some(overlap) = writer.protected.flaw() {
-            return Err(overlap);
+        if let Some(flaw) = writer.flaw() {
+            return Err(flaw);
         }
         self.round_length()?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {

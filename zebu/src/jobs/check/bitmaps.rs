@@ -1,6 +1,6 @@
 //! The bitmaps that the image stores.
 
-use super::{Check, CheckMessage};
+use super::{Check, CheckMessage, Use};
 use crate::Result;
 use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, MAX_BITMAP_DIRECTORY_BYTES};
 
@@ -16,7 +16,12 @@ impl Check<'_> {
             self.incomplete = true;
             return Ok(());
         }
-        self.count(bitmaps.directory_offset, bitmaps.directory_size, 1);
+        self.count(
+            Use::Bitmaps,
+            bitmaps.directory_offset,
+            bitmaps.directory_size,
+            1,
+        );
         let bytes = self
             .reader
             .read(bitmaps.directory_offset, bitmaps.directory_size)
@@ -42,7 +47,8 @@ impl Check<'_> {
             // Tables that overlap may be many and each as long as the file.
             counted = counted.saturating_add(inside(bitmap));
             if counted <= self.file_len {
-                self.count(bitmap.table_offset, u64::from(bitmap.table_size) * 8, 1);
+                let bytes = u64::from(bitmap.table_size) * 8;
+                self.count(Use::Bitmaps, bitmap.table_offset, bytes, 1);
             }
             if !overlap {
                 self.count_bitmap(bitmap).await?;
@@ -67,7 +73,7 @@ impl Check<'_> {
             for entry in entries {
                 match BitmapTableEntry(entry).kind(&geometry) {
                     Ok(BitmapCluster::Stored { host }) => {
-                        self.count(host.get(), geometry.cluster_size(), 1);
+                        self.count(Use::Bitmaps, host.get(), geometry.cluster_size(), 1);
                     }
                     Ok(_) => {}
                     Err(_) => {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::uses::Use;
+use crate::error::c_hex;
 use crate::format::MAX_SNAPSHOT_EXTRA;
 
 /// One thing that a check found.
@@ -48,6 +50,15 @@ pub enum CheckMessage {
         name: String,
         entries: u32,
     },
+    /// A snapshot whose L1 table is too short for its disk.
+    SnapshotL1TooSmall {
+        id: String,
+        name: String,
+        entries: u32,
+    },
+    /// A cluster is two things of which one must be wrong, and to repair what
+    /// follows from either could destroy the other: nothing is repaired.
+    Conflict { offset: u64, uses: [Use; 2] },
     /// The L1 tables of the snapshots overlap so much that they were not
     /// followed.
     SnapshotL1Overlap,
@@ -199,6 +210,21 @@ impl fmt::Display for CheckMessage {
                 "ERROR snapshot {id} ({name}) l1_size={entries:#x}: L1 table is too large; \
                  snapshot table entry corrupted"
             ),
+            M::SnapshotL1TooSmall { id, name, entries } => write!(
+                f,
+                "ERROR snapshot {id} ({name}) l1_size={entries:#x}: L1 table is too small; \
+                 snapshot table entry corrupted"
+            ),
+            M::Conflict {
+                offset,
+                uses: [one, other],
+            } => write!(
+                f,
+                "ERROR cluster at offset {offset:#x} is named as {} and as {}: nothing is \
+                 repaired, since that could destroy what is right",
+                one.name(),
+                other.name()
+            ),
             M::SnapshotL1Overlap => {
                 write!(
                     f,
@@ -235,12 +261,7 @@ impl fmt::Display for CheckMessage {
                 f,
                 "qcow2: Image is corrupt: Refblock offset {offset:#x} unaligned (reftable index: {}); \
                  further non-fatal corruption events will be suppressed",
-                // As C prints it: no 0x before a 0.
-                if *index == 0 {
-                    "0".to_string()
-                } else {
-                    format!("{index:#x}")
-                }
+                c_hex(*index)
             ),
             M::NoRefcount { cluster } => write!(
                 f,

@@ -13,6 +13,7 @@
 //! - `bitmaps`: the stored bitmaps;
 //! - `refcounts`: what the image stores, and the comparison;
 //! - `snapshots`: the snapshot table, even if opening would refuse it;
+//! - `uses`: what each cluster is read as;
 //! - `message`: what is found, in QEMU's words;
 //! - `repair`: what is written, and in which order;
 //! - `writer`: how.
@@ -28,6 +29,7 @@ mod snapshots;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod uses;
 mod writer;
 
 use std::sync::Arc;
@@ -45,6 +47,8 @@ use repair::Writable;
 pub use repair::{RepairMode, repair, repair_file};
 use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
+pub use uses::Use;
+use uses::Uses;
 use writer::Writer;
 
 /// What a check found.
@@ -154,6 +158,8 @@ struct Check<'a> {
     rebuild: bool,
     /// What a repair may change while it looks at the tables.
     writable: Option<Writable>,
+    /// What the clusters are, where a repair has to know.
+    uses: Option<Uses>,
 }
 
 impl<'a> Check<'a> {
@@ -184,6 +190,7 @@ impl<'a> Check<'a> {
             incomplete: false,
             rebuild: false,
             writable: None,
+            uses: None,
         })
     }
 }
@@ -197,7 +204,8 @@ impl Check<'_> {
     }
 
     async fn count_references(&mut self, stored: &StoredRefcounts) -> Result<()> {
-        self.count(0, self.metadata.geometry.cluster_size(), 1);
+        let cluster_size = self.metadata.geometry.cluster_size();
+        self.count(Use::Header, 0, cluster_size, 1);
         let active = self.active_table();
         let others = self.snapshot_tables();
         let mut visits = Visits::plan(&self.reader, self.metadata, &active, &others).await?;
@@ -236,6 +244,13 @@ impl Check<'_> {
                     entries: snapshot.l1_size,
                 });
             }
+            if u64::from(snapshot.l1_size) < self.l1_entries_of(snapshot) {
+                return Err(CheckMessage::SnapshotL1TooSmall {
+                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
+                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    entries: snapshot.l1_size,
+                });
+            }
             Ok(L1Table {
                 offset: snapshot.l1_offset,
                 entries: u64::from(snapshot.l1_size),
@@ -244,6 +259,13 @@ impl Check<'_> {
         };
         let snapshots = &self.metadata.snapshots.snapshots;
         snapshots.iter().map(entry).collect()
+    }
+
+    /// Entries that the L1 table of a snapshot has at least: as many as its disk
+    /// needs, if it says how large that was.
+    fn l1_entries_of(&self, snapshot: &Snapshot) -> u64 {
+        let size = snapshot.disk_size().unwrap_or(0);
+        self.metadata.geometry.l1_entries_for(size)
     }
 
     async fn count_snapshots(
@@ -255,7 +277,11 @@ impl Check<'_> {
         for table in tables {
             match table {
                 Ok(table) => self.count_l1(table, visits, stored).await?,
-                Err(message) => self.corrupt(message.clone(), 1),
+                Err(message) => {
+                    // What it refers to is in use, and not known.
+                    self.incomplete = true;
+                    self.corrupt(message.clone(), 1);
+                }
             }
         }
         Ok(())
@@ -265,17 +291,19 @@ impl Check<'_> {
     fn count_header_tables(&mut self) {
         let header = &self.metadata.header;
         let snapshots = self.metadata.snapshots.bytes;
-        self.count(header.snapshots_offset, snapshots, 1);
+        self.count(Use::SnapshotTable, header.snapshots_offset, snapshots, 1);
         let refcount_table =
             u64::from(header.refcount_table_clusters) << self.metadata.geometry.cluster_bits();
-        self.count(header.refcount_table_offset, refcount_table, 1);
+        let at = header.refcount_table_offset;
+        self.count(Use::RefcountTable, at, refcount_table, 1);
         if let Some(crypto) = header.extensions.crypto() {
-            self.count(crypto.offset, crypto.length, 1);
+            self.count(Use::Encryption, crypto.offset, crypto.length, 1);
         }
     }
 
-    /// Counts `times` references to the clusters of a region of the file.
-    fn count(&mut self, offset: u64, length: u64, times: u64) {
+    /// Counts `times` references to the clusters of a region of the file, which
+    /// is `what`.
+    fn count(&mut self, what: Use, offset: u64, length: u64, times: u64) {
         if length == 0 {
             return;
         }
@@ -287,7 +315,11 @@ impl Check<'_> {
             return;
         }
         let bits = self.metadata.geometry.cluster_bits();
-        for cluster in offset >> bits..=(offset + length - 1) >> bits {
+        let (first, last) = (offset >> bits, (offset + length - 1) >> bits);
+        if let Some(uses) = &mut self.uses {
+            uses.note(what, first, last + 1);
+        }
+        for cluster in first..=last {
             let lost = self.counts.add(cluster, times);
             if lost != 0 {
                 let offset = cluster << bits;

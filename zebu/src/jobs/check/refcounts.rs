@@ -2,7 +2,7 @@
 //! references that were counted.
 
 use super::cells::Cells;
-use super::{Check, CheckMessage, Metadata, Reader};
+use super::{Check, CheckMessage, Metadata, Reader, Use};
 use crate::Result;
 use crate::format::{COPIED, Geometry, MAX_REFCOUNT_TABLE_BYTES, OFFSET_MASK, RefcountBlock};
 
@@ -237,7 +237,7 @@ impl Check<'_> {
                 self.corrupt(CheckMessage::RefcountBlockOutside { index }, 1);
                 self.rebuild = true;
             } else if offset != 0 {
-                self.count(offset, geometry.cluster_size(), 1);
+                self.count(Use::RefcountBlock, offset, geometry.cluster_size(), 1);
                 let references = self.counts.get(cluster);
                 if references != 1 {
                     let message = CheckMessage::RefcountBlockShared { index, references };

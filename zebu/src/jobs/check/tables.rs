@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::cells::Cells;
 use super::refcounts::StoredRefcounts;
-use super::{Check, CheckMessage, Metadata, Reader};
+use super::{Check, CheckMessage, Metadata, Reader, Use};
 use crate::Result;
 use crate::format::{ALL_ALLOCATED, COMPRESSED, COPIED, Geometry, OFFSET_MASK, ZERO};
 
@@ -146,7 +146,7 @@ impl Check<'_> {
         // Tables that overlap may be many and each as long as the file.
         self.counted_l1 += self.reader.inside(table.offset, table.entries * 8);
         if table.active || self.counted_l1 <= 2 * self.file_len {
-            self.count(table.offset, table.entries * 8, 1);
+            self.count(Use::L1Table, table.offset, table.entries * 8, 1);
         }
         if !table.active && !visits.snapshots {
             if !std::mem::replace(&mut self.skipped_snapshots, true) {
@@ -195,7 +195,7 @@ impl Check<'_> {
         }
         let geometry = &self.metadata.geometry;
         let unaligned = geometry.offset_in_cluster(offset) != 0;
-        self.count(offset, geometry.cluster_size(), 1);
+        self.count(Use::L2Table, offset, geometry.cluster_size(), 1);
         if unaligned {
             self.corrupt(CheckMessage::L2Unaligned { offset }, 1);
             if visits.unaligned_left == 0 && !std::mem::replace(&mut self.skipped_unaligned, true) {
@@ -274,6 +274,9 @@ impl Check<'_> {
         if added == 0 {
             return 0;
         }
+        if let Some(uses) = &mut self.uses {
+            uses.note(Use::Data, first, first + added);
+        }
         self.report.allocated_clusters += l2.visit.active * added;
         if l2.next_host != 0 && host != l2.next_host {
             self.report.fragmented_clusters += l2.visit.active;
@@ -339,7 +342,7 @@ impl Check<'_> {
         }
         l2.next_host = host + cluster_size;
         if !self.metadata.geometry.has_data_file() {
-            self.count(host, cluster_size, l2.visit.times);
+            self.count(Use::Data, host, cluster_size, l2.visit.times);
         }
     }
 
@@ -361,7 +364,7 @@ impl Check<'_> {
         }
         let more = (desc >> geometry.compressed_size_shift()) & geometry.compressed_size_mask();
         let length = (more + 1) * 512 - offset % 512;
-        self.count(offset, length, visit.times);
+        self.count(Use::Data, offset, length, visit.times);
         self.report.allocated_clusters += visit.active;
         self.report.compressed_clusters += visit.active;
         // Compressed clusters are where there was room.

@@ -1,5 +1,13 @@
 //! Repair: a check that makes the image say what was counted.
 //!
+//! Before anything is written all tables are read, and each cluster of the file
+//! is noted with what it is read as (`super::uses`). Where an L1 table or the
+//! snapshot table lies on something else, one of the two readings is wrong, and
+//! what is right by the one may be destroyed by a repair of the other: the
+//! repair stops, and nothing has changed. (Refcounts can lie anywhere: they are
+//! made anew where nothing is.) Nor is any other table changed that is read as
+//! something else, too.
+//!
 //! The order of the writes is what makes it safe to be interrupted. Between
 //! any two of the steps below stands a barrier: what is before it is durable.
 //!
@@ -31,7 +39,8 @@ use std::sync::Arc;
 
 use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
-use super::{Check, CheckMessage, CheckReport, Metadata, Writer};
+use super::uses::{Conflict, Uses};
+use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
@@ -107,6 +116,13 @@ struct Counted {
 
 impl Repair {
     async fn run(mut self, say: &mut dyn FnMut(CheckMessage)) -> Result<CheckReport> {
+        let uses = self.look().await?;
+        if let Some(Conflict { offset, uses }) = uses.conflict() {
+            let mut report = check_metadata(&self.queue, &self.metadata, say).await?;
+            say(CheckMessage::Conflict { offset, uses });
+            report.check_errors += 1;
+            return Ok(report);
+        }
         self.clear_unknown_autoclear().await?;
         let damage = self.metadata.snapshots.errors;
         let Counted {
@@ -115,7 +131,7 @@ impl Repair {
             stored,
             incomplete,
             ..
-        } = self.refcounts(say).await?;
+        } = self.refcounts(uses, say).await?;
         if damage != 0 && self.mode == RepairMode::All && !incomplete {
             let flags = self.rewrite_snapshots(counts, &stored, say).await?;
             report.corruptions_fixed += damage + flags;
@@ -128,9 +144,22 @@ impl Repair {
         Ok(report)
     }
 
+    /// Finds out what each cluster is.
+    async fn look(&self) -> Result<Uses> {
+        let mut say = |_| {};
+        let mut check = Check::new(&self.queue, &self.metadata, &mut say)?;
+        check.uses = Some(Uses::new(&self.metadata.geometry, check.file_len));
+        check.count_all().await?;
+        Ok(check.uses.take().expect("set above"))
+    }
+
     /// Repairs tables, refcounts and copied flags.
-    async fn refcounts(&mut self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
-        let mut counted = self.count_and_repair(say).await?;
+    async fn refcounts(
+        &mut self,
+        uses: Uses,
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<Counted> {
+        let mut counted = self.count_and_repair(uses, say).await?;
         if !counted.rebuild || counted.incomplete {
             return Ok(counted);
         }
@@ -161,11 +190,15 @@ impl Repair {
     }
 
     /// One check, with the repairs that need no new refcount structure.
-    async fn count_and_repair(&self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
+    async fn count_and_repair(
+        &self,
+        uses: Uses,
+        say: &mut dyn FnMut(CheckMessage),
+    ) -> Result<Counted> {
         let mut check = Check::new(&self.queue, &self.metadata, say)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
         let zero = self.mode == RepairMode::All;
-        check.writable = Some(Writable::new(&check, &stored, &self.writer, zero));
+        check.writable = Some(self.writable(uses, zero));
         check.count_references(&stored).await?;
         let counted = check.report;
         check.compare(&stored, Fix::NOTHING).await?;
@@ -187,12 +220,16 @@ impl Repair {
         self.repair_copied(counted, say).await
     }
 
+    fn writable(&self, uses: Uses, zero: bool) -> Writable {
+        Writable::new(&self.metadata.geometry, uses, &self.writer, zero)
+    }
+
     /// Counts again, and lowers the refcounts of clusters that are no longer
     /// referred to since the header has changed.
     async fn free_leaks(&self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
         let mut check = Check::new(&self.queue, &self.metadata, say)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
-        check.writable = Some(Writable::new(&check, &stored, &self.writer, false));
+        check.writable = Some(self.writable(self.look().await?, false));
         check.count_references(&stored).await?;
         check.compare(&stored, Fix::LEAKS).await?;
         Ok(Counted::of(check, stored))
@@ -211,8 +248,7 @@ impl Repair {
             && counted.report.leaks == 0
             && counted.report.check_errors == 0;
         let mut check = Check::new(&self.queue, &self.metadata, say)?;
-        let writable = Writable::new(&check, &counted.stored, &self.writer, false);
-        check.writable = Some(writable);
+        check.writable = Some(self.writable(self.look().await?, false));
         check.report = counted.report;
         check.counts = counted.counts;
         check.suspicious = counted.suspicious || fixed != 0;

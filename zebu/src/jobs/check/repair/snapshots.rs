@@ -16,9 +16,14 @@ impl Repair {
         stored: &StoredRefcounts,
         say: &mut dyn FnMut(CheckMessage),
     ) -> Result<u64> {
-        let size = self.metadata.header.size;
+        let (size, reach) = (
+            self.metadata.header.size,
+            self.metadata.geometry.l2_coverage(),
+        );
         for snapshot in &mut self.metadata.snapshots.snapshots {
-            let disk_size = snapshot.disk_size().unwrap_or(size);
+            // As far as its L1 table reaches, where it does not say.
+            let most = u64::from(snapshot.l1_size).saturating_mul(reach);
+            let disk_size = snapshot.disk_size().unwrap_or(size.min(most));
             snapshot.set_extra(snapshot.vm_state_size(), disk_size, snapshot.icount());
         }
         let table = Snapshot::encode_table(&self.metadata.snapshots.snapshots)?;

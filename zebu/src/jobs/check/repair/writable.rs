@@ -1,11 +1,12 @@
 //! Which tables a repair may write to. An image may name the same cluster as
-//! an L2 table and as its header: changing the one would break the other.
+//! an L2 table and as its header, or as data: changing the one would break the
+//! other.
 
-use super::super::cells::Cells;
+use super::super::Writer;
 use super::super::refcounts::StoredRefcounts;
-use super::super::{Check, Writer};
+use super::super::uses::{Use, Uses};
 use crate::Result;
-use crate::format::{Geometry, Header};
+use crate::format::Geometry;
 
 /// The tables that may be changed, and the means.
 pub(in super::super) struct Writable {
@@ -14,65 +15,24 @@ pub(in super::super) struct Writable {
     /// where, and what they become.
     pub(in super::super) zeroed: Vec<(u64, u64)>,
     geometry: Geometry,
-    /// Clusters of metadata other than L2 tables: 0 if there is none, 1 for
-    /// one structure, 2 for more.
-    uses: Cells,
+    /// What the clusters were found to be before anything is written.
+    uses: Uses,
     /// Clusters that are referred to and not in the file: first and end of
     /// each run.
     outside: Vec<(u64, u64)>,
     /// Whether entries may be zeroed.
     zero: bool,
-    /// Whether the structures were too many to be looked at.
-    unknown: bool,
 }
 
 impl Writable {
-    pub(super) fn new(
-        check: &Check<'_>,
-        stored: &StoredRefcounts,
-        writer: &Writer,
-        zero: bool,
-    ) -> Self {
-        let geometry = check.metadata.geometry;
-        let mut writable = Writable {
+    pub(super) fn new(geometry: &Geometry, uses: Uses, writer: &Writer, zero: bool) -> Self {
+        Writable {
             writer: writer.clone(),
             zeroed: Vec::new(),
-            geometry,
-            uses: Cells::new(geometry.clusters_for(check.file_len), 1),
+            geometry: *geometry,
+            uses,
             outside: Vec::new(),
             zero,
-            unknown: false,
-        };
-        writable.add_header(&check.metadata.header);
-        let snapshots = &check.metadata.snapshots;
-        let start = check.metadata.header.snapshots_offset;
-        writable.add(start, snapshots.bytes);
-        for block in stored.blocks() {
-            writable.add(block, geometry.cluster_size());
-        }
-        let l1_tables = snapshots.snapshots.iter().map(|snapshot| {
-            let bytes = u64::from(snapshot.l1_size) * 8;
-            (snapshot.l1_offset, bytes)
-        });
-        let inside = |(offset, bytes)| check.reader.inside(offset, bytes);
-        // Tables that overlap may be many and each as long as the file.
-        writable.unknown = l1_tables.clone().map(inside).sum::<u64>() > check.file_len;
-        if !writable.unknown {
-            l1_tables.for_each(|(offset, bytes)| writable.add(offset, bytes));
-        }
-        writable
-    }
-
-    fn add_header(&mut self, header: &Header) {
-        self.add(0, header.cluster_size());
-        self.add(header.l1_offset, u64::from(header.l1_size) * 8);
-        let table = u64::from(header.refcount_table_clusters) << self.geometry.cluster_bits();
-        self.add(header.refcount_table_offset, table);
-        if let Some(crypto) = header.extensions.crypto() {
-            self.add(crypto.offset, crypto.length);
-        }
-        if let Some(bitmaps) = header.extensions.bitmaps() {
-            self.add(bitmaps.directory_offset, bitmaps.directory_size);
         }
     }
 
@@ -100,23 +60,9 @@ impl Writable {
         reserved
     }
 
-    /// Marks what of a structure lies in the file.
-    fn add(&mut self, offset: u64, length: u64) {
-        let bits = self.geometry.cluster_bits();
-        let end = offset.saturating_add(length).div_ceil(1 << bits);
-        for cluster in offset >> bits..end.min(self.uses.len()) {
-            self.uses.set(cluster, (self.uses.get(cluster) + 1).min(2));
-        }
-    }
-
-    fn uses(&self, offset: u64) -> Option<u8> {
-        let cluster = offset >> self.geometry.cluster_bits();
-        (!self.unknown && cluster < self.uses.len()).then(|| self.uses.get(cluster))
-    }
-
     /// Whether the L2 table at `offset` is nothing else, too.
     pub(in super::super) fn may_change_l2(&self, offset: u64) -> bool {
-        self.geometry.offset_in_cluster(offset) == 0 && self.uses(offset) == Some(0)
+        self.geometry.offset_in_cluster(offset) == 0 && self.uses.is_only(Use::L2Table, offset)
     }
 
     /// Whether its entries may be zeroed.
@@ -126,7 +72,7 @@ impl Writable {
 
     /// Whether the entry of the active L1 table at `offset` is nothing else.
     pub(in super::super) fn may_flag_l1(&self, offset: u64) -> bool {
-        self.uses(offset) == Some(1)
+        self.uses.is_only(Use::L1Table, offset)
     }
 
     /// Writes the entries that are to be zeroed.

@@ -1,0 +1,146 @@
+//! What each cluster of the file is read as. A repair writes only to tables
+//! that are nothing else, and stops where it cannot know which of two readings
+//! is right.
+
+use super::cells::Cells;
+use crate::format::Geometry;
+
+/// What a cluster is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// The header.
+    Header,
+    /// An L1 table, of the disk or of a snapshot.
+    L1Table,
+    /// An L2 table.
+    L2Table,
+    /// Data of the guest, compressed or not.
+    Data,
+    /// The snapshot table.
+    SnapshotTable,
+    /// The refcount table.
+    RefcountTable,
+    /// A refcount block.
+    RefcountBlock,
+    /// The header of an encryption.
+    Encryption,
+    /// Bitmaps, their tables or their directory.
+    Bitmaps,
+}
+
+impl Use {
+    const ALL: [Use; 9] = [
+        Use::Header,
+        Use::L1Table,
+        Use::L2Table,
+        Use::Data,
+        Use::SnapshotTable,
+        Use::RefcountTable,
+        Use::RefcountBlock,
+        Use::Encryption,
+        Use::Bitmaps,
+    ];
+
+    /// What it is called.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Use::Header => "header",
+            Use::L1Table => "L1 table",
+            Use::L2Table => "L2 table",
+            Use::Data => "data cluster",
+            Use::SnapshotTable => "snapshot table",
+            Use::RefcountTable => "refcount table",
+            Use::RefcountBlock => "refcount block",
+            Use::Encryption => "encryption header",
+            Use::Bitmaps => "bitmap",
+        }
+    }
+
+    /// Whether several references may lead to the same cluster.
+    fn is_shared(self) -> bool {
+        matches!(self, Use::L2Table | Use::Data | Use::Bitmaps)
+    }
+
+    /// Whether all else that is read depends on it, and nothing in the file says
+    /// the same once more.
+    fn is_root(self) -> bool {
+        matches!(self, Use::L1Table | Use::SnapshotTable)
+    }
+
+    /// Whether it can be made anew, elsewhere, from all the rest.
+    fn is_redundant(self) -> bool {
+        matches!(self, Use::RefcountTable | Use::RefcountBlock)
+    }
+}
+
+/// A cluster that is read as two things of which one must be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Conflict {
+    pub(super) offset: u64,
+    pub(super) uses: [Use; 2],
+}
+
+/// What the clusters of the file are read as.
+pub(super) struct Uses {
+    cluster_bits: u32,
+    /// 0: nothing; [`SEVERAL`]; else the number of the use and 1.
+    cells: Cells,
+    conflict: Option<Conflict>,
+}
+
+/// A cluster of different uses.
+const SEVERAL: u8 = 15;
+
+impl Uses {
+    pub(super) fn new(geometry: &Geometry, file_len: u64) -> Self {
+        Uses {
+            cluster_bits: geometry.cluster_bits(),
+            cells: Cells::new(geometry.clusters_for(file_len), 2),
+            conflict: None,
+        }
+    }
+
+    /// Notes a reference to the clusters from `first` to before `end`.
+    pub(super) fn note(&mut self, what: Use, first: u64, end: u64) {
+        let code = what as u8 + 1;
+        for cluster in first..end.min(self.cells.len()) {
+            let before = self.cells.get(cluster);
+            if before == 0 {
+                self.cells.set(cluster, code);
+                continue;
+            }
+            if before == code && what.is_shared() {
+                continue;
+            }
+            self.cells.set(cluster, SEVERAL);
+            let other = Use::ALL.get(usize::from(before) - 1).copied();
+            self.clash(cluster, what, other);
+        }
+    }
+
+    /// A cluster that is `other`, too; `None`: several others.
+    fn clash(&mut self, cluster: u64, what: Use, other: Option<Use>) {
+        let fatal = match other {
+            Some(other) if what.is_redundant() || other.is_redundant() => false,
+            Some(other) => what.is_root() || other.is_root(),
+            None => what.is_root(),
+        };
+        if fatal {
+            self.conflict.get_or_insert(Conflict {
+                offset: cluster << self.cluster_bits,
+                uses: [other.unwrap_or(Use::Data), what],
+            });
+        }
+    }
+
+    /// The first place where a table that all else depends on is something
+    /// else, too: either may be what is damaged.
+    pub(super) fn conflict(&self) -> Option<Conflict> {
+        self.conflict
+    }
+
+    /// Whether the cluster at `offset` is this and nothing else.
+    pub(super) fn is_only(&self, what: Use, offset: u64) -> bool {
+        self.cells.get(offset >> self.cluster_bits) == what as u8 + 1
+    }
+}

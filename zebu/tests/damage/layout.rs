@@ -1,0 +1,470 @@
+//! Where the structures of an image are, and what depends on each: a reading
+//! of the format of its own, not the library's.
+
+use std::ops::Range;
+
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const COMPRESSED: u64 = 1 << 62;
+
+pub fn be32(bytes: &[u8], at: u64) -> u32 {
+    let at = at as usize;
+    let word = bytes
+        .get(at..at + 4)
+        .map_or([0; 4], |b| b.try_into().unwrap());
+    u32::from_be_bytes(word)
+}
+
+pub fn be64(bytes: &[u8], at: u64) -> u64 {
+    let at = at as usize;
+    let word = bytes
+        .get(at..at + 8)
+        .map_or([0; 8], |b| b.try_into().unwrap());
+    u64::from_be_bytes(word)
+}
+
+fn be16(bytes: &[u8], at: u64) -> u64 {
+    u64::from(be32(bytes, at) >> 16)
+}
+
+/// The way from the header to the bytes of one guest cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Path {
+    /// The L1 entry.
+    pub l1: Range<u64>,
+    /// The L2 table.
+    pub table: Option<u64>,
+    /// The L2 entry.
+    pub entry: Range<u64>,
+    /// Where the data are in the file; empty without data there.
+    pub data: Range<u64>,
+    pub compressed: bool,
+    /// All bytes of the cluster are read from there.
+    pub stored: bool,
+}
+
+/// A piece of metadata.
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub what: &'static str,
+    pub at: Range<u64>,
+}
+
+/// What an image consists of.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    pub cluster: u64,
+    pub version: u32,
+    pub size: u64,
+    pub extended: bool,
+    pub data_file: bool,
+    pub compressed_shift: u32,
+    pub refcount_bits: u64,
+    pub refcount_table: Range<u64>,
+    pub snapshot_table: Range<u64>,
+    /// Of the active disk, then of each snapshot.
+    pub paths: Vec<Vec<Path>>,
+    /// Where a refcount block is, by number; 0 for none.
+    pub blocks: Vec<u64>,
+    pub fields: Vec<Field>,
+    pub snapshot_ids: Vec<String>,
+}
+
+impl Layout {
+    pub fn of(file: &[u8]) -> Layout {
+        let version = be32(file, 4);
+        let bits = be32(file, 20);
+        let cluster = 1u64 << bits;
+        let incompatible = if version >= 3 { be64(file, 72) } else { 0 };
+        let refcount_order = if version >= 3 { be32(file, 96) } else { 4 };
+        let table = be64(file, 48);
+        let mut layout = Layout {
+            cluster,
+            version,
+            size: be64(file, 24),
+            extended: incompatible & 16 != 0,
+            data_file: incompatible & 4 != 0,
+            compressed_shift: 62 - (bits - 8),
+            refcount_bits: 1 << refcount_order,
+            refcount_table: table..table + u64::from(be32(file, 56)) * cluster,
+            snapshot_table: 0..0,
+            paths: Vec::new(),
+            blocks: Vec::new(),
+            fields: Vec::new(),
+            snapshot_ids: Vec::new(),
+        };
+        layout.header(file);
+        layout.disk(file, be64(file, 40), be32(file, 36));
+        layout.snapshots(file);
+        layout.refcounts(file);
+        layout.bitmaps(file);
+        layout
+    }
+
+    fn add(&mut self, what: &'static str, at: Range<u64>) {
+        if !self.fields.iter().any(|f| f.at == at) {
+            self.fields.push(Field { what, at });
+        }
+    }
+
+    fn header(&mut self, file: &[u8]) {
+        let fields = [
+            0, 4, 8, 16, 20, 24, 32, 36, 40, 48, 56, 60, 64, 72, 80, 88, 96, 100, 104, 112,
+        ];
+        let end = if self.version >= 3 { 112 } else { 72 };
+        for pair in fields.windows(2).filter(|pair| pair[1] <= end) {
+            self.add("header", pair[0]..pair[1]);
+        }
+        let mut at = if self.version >= 3 {
+            u64::from(be32(file, 100))
+        } else {
+            72
+        };
+        while at + 8 <= self.cluster {
+            let (kind, length) = (be32(file, at), u64::from(be32(file, at + 4)));
+            self.add("extension", at..at + 8 + length.min(64));
+            if kind == 0 || kind == 0xe279_2aca && length > 64 {
+                break;
+            }
+            at += (8 + length).next_multiple_of(8);
+        }
+        let name = be64(file, 8);
+        if name != 0 {
+            self.add(
+                "backing file's name",
+                name..name + u64::from(be32(file, 16)),
+            );
+        }
+    }
+
+    fn entry_size(&self) -> u64 {
+        if self.extended { 16 } else { 8 }
+    }
+
+    /// Where in the file an L2 entry leads.
+    fn data_of(&self, desc: u64) -> (Range<u64>, bool) {
+        if desc & COMPRESSED != 0 {
+            let shift = self.compressed_shift;
+            let offset = desc & ((1 << shift) - 1);
+            let more = (desc & !(3 << 62)) >> shift;
+            let end = (offset & !511) + (more + 1) * 512;
+            return (offset..end, true);
+        }
+        let host = desc & OFFSET;
+        match host == 0 || self.data_file {
+            true => (0..0, false),
+            false => (host..host + self.cluster, false),
+        }
+    }
+
+    /// Adds the disk that an L1 table makes.
+    fn disk(&mut self, file: &[u8], l1: u64, entries: u32) {
+        let step = self.entry_size();
+        let per_table = self.cluster / step;
+        let clusters = self.size.div_ceil(self.cluster);
+        let mut paths = Vec::new();
+        for n in 0..clusters {
+            let index = n / per_table;
+            let mut path = Path {
+                l1: l1 + index * 8..l1 + index * 8 + 8,
+                ..Path::default()
+            };
+            if index >= u64::from(entries) {
+                path.l1 = 0..0;
+                paths.push(path);
+                continue;
+            }
+            let table = be64(file, path.l1.start) & OFFSET;
+            if table != 0 {
+                path.table = Some(table);
+                let at = table + n % per_table * step;
+                path.entry = at..at + step;
+                let desc = be64(file, at);
+                (path.data, path.compressed) = self.data_of(desc);
+                path.stored = match self.extended {
+                    true => be32(file, at + 12) == u32::MAX,
+                    false => desc & 1 == 0,
+                };
+            }
+            paths.push(path);
+        }
+        for index in 0..u64::from(entries) {
+            self.add("L1 entry", l1 + index * 8..l1 + index * 8 + 8);
+        }
+        let mut seen = Vec::new();
+        for path in &paths {
+            if path.table.is_some() && !seen.contains(&path.entry.start) && seen.len() < 400 {
+                seen.push(path.entry.start);
+                self.fields.push(Field {
+                    what: "L2 entry",
+                    at: path.entry.clone(),
+                });
+            }
+        }
+        self.paths.push(paths);
+    }
+
+    fn snapshots(&mut self, file: &[u8]) {
+        let start = be64(file, 64);
+        let mut at = start;
+        for _ in 0..be32(file, 60) {
+            at = at.next_multiple_of(8);
+            let (id, name) = (be16(file, at + 12), be16(file, at + 14));
+            let extra = u64::from(be32(file, at + 36));
+            for (from, to) in [
+                (0, 8),
+                (8, 12),
+                (12, 14),
+                (14, 16),
+                (16, 20),
+                (20, 24),
+                (24, 32),
+                (32, 36),
+                (36, 40),
+                (40, 40 + extra),
+                (40 + extra, 40 + extra + id + name),
+            ] {
+                if from < to {
+                    self.add("snapshot table", at + from..at + to);
+                }
+            }
+            let from = (at + 40 + extra) as usize;
+            let text = &file[from..from + id as usize];
+            self.snapshot_ids
+                .push(String::from_utf8_lossy(text).into_owned());
+            self.disk(file, be64(file, at), be32(file, at + 8));
+            at += 40 + extra + id + name;
+        }
+        self.snapshot_table = start..at;
+    }
+
+    fn refcounts(&mut self, file: &[u8]) {
+        let entries = self.refcount_table.clone().step_by(8);
+        self.blocks = entries.map(|at| be64(file, at)).collect();
+        let used = self
+            .blocks
+            .iter()
+            .rposition(|b| *b != 0)
+            .map_or(0, |n| n + 1);
+        self.blocks.truncate(used);
+        for (n, block) in (0..).zip(self.blocks.clone()) {
+            let at = self.refcount_table.start + n * 8;
+            self.add("refcount table entry", at..at + 8);
+            if block == 0 {
+                continue;
+            }
+            // The entries that count something.
+            let hosts = self.per_block() * self.cluster;
+            let left = (file.len() as u64).saturating_sub(n * hosts).min(hosts);
+            let bytes = (left.div_ceil(self.cluster) * self.refcount_bits).div_ceil(8);
+            for at in (block..block + bytes.min(self.cluster))
+                .step_by(8)
+                .take(200)
+            {
+                self.fields.push(Field {
+                    what: "refcounts",
+                    at: at..at + 8,
+                });
+            }
+        }
+    }
+
+    fn bitmaps(&mut self, file: &[u8]) {
+        if self.version < 3 {
+            return;
+        }
+        let mut at = u64::from(be32(file, 100));
+        while at + 8 <= self.cluster && be32(file, at) != 0 {
+            let length = u64::from(be32(file, at + 4));
+            if be32(file, at) == 0x2385_2875 {
+                let (size, start) = (be64(file, at + 16), be64(file, at + 24));
+                self.add("bitmap directory", start..start + size);
+                let table = be64(file, start);
+                self.add(
+                    "bitmap table",
+                    table..table + u64::from(be32(file, start + 8)) * 8,
+                );
+            }
+            at += (8 + length).next_multiple_of(8);
+        }
+    }
+
+    /// Clusters that one refcount block counts.
+    pub fn per_block(&self) -> u64 {
+        self.cluster * 8 / self.refcount_bits
+    }
+
+    /// The bytes of the file that the refcounts in a range of a block count.
+    fn counted(&self, number: u64, block: u64, bytes: Range<u64>) -> Range<u64> {
+        let first = number * self.per_block();
+        let bits = self.refcount_bits;
+        let from = (bytes.start - block) * 8 / bits;
+        let to = ((bytes.end - block) * 8).div_ceil(bits);
+        (first + from) * self.cluster..(first + to) * self.cluster
+    }
+}
+
+/// Which clusters of which disk (the active one, then the snapshots) may be
+/// other than they were.
+#[derive(Clone, Debug)]
+pub struct Suspects {
+    /// When they are read.
+    pub read: Vec<Vec<bool>>,
+    /// Once something was written to the image.
+    pub written: Vec<Vec<bool>>,
+    /// Those that are mapped to what the file does not have any more: to read
+    /// them is an error. Of the active disk.
+    pub gone: Vec<bool>,
+    /// Whether the snapshot table is other than it was.
+    pub snapshot_table: bool,
+    /// Whether the header says something else of the disk.
+    pub header: bool,
+}
+
+/// What of `before` is not as it was.
+struct Changed<'a> {
+    before: &'a [u8],
+    after: &'a [u8],
+}
+
+impl Changed<'_> {
+    fn touches(&self, range: &Range<u64>) -> bool {
+        let end = range.end.min(self.before.len() as u64);
+        if range.start >= end {
+            return false;
+        }
+        let (start, end) = (range.start as usize, end as usize);
+        end > self.after.len() || self.before[start..end] != self.after[start..end]
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Layout {
+    /// What damage to a sound image of this layout may do.
+    ///
+    /// - A cluster whose L1 or L2 entry, or whose stored bytes are damaged reads as
+    ///   anything, or not at all. All others read as before.
+    /// - What an entry leads to that is damaged and still names a cluster of the
+    ///   file may be lost when the image is written: nobody can know that it
+    ///   belongs to somebody else.
+    /// - The same holds for clusters whose refcount is damaged. A refcount block
+    ///   that cannot be where the table says is known to be damaged: then all of
+    ///   the disk must survive.
+    pub fn suspects(&self, before: &[u8], after: &[u8]) -> Suspects {
+        let changed = Changed { before, after };
+        let lost = self.lost_refcounts(&changed);
+        let led_to = self.led_to(&changed);
+        let ext_end = match self.version >= 3 {
+            true => 104..self.cluster,
+            false => 72..self.cluster,
+        };
+        let disk = [0..48, 72..80, 96..104, ext_end];
+        let header = disk.iter().any(|range| {
+            (self.version >= 3 || range.end <= 72 || range.start == 72) && changed.touches(range)
+        });
+        let refcounts =
+            changed.touches(&(48..60)) || (self.version >= 3 && changed.touches(&(96..100)));
+        let snapshot_table = changed.touches(&(60..72)) || changed.touches(&self.snapshot_table);
+        let of = |view: usize, path: &Path, written: bool| {
+            header
+                || (view > 0 && snapshot_table)
+                || changed.touches(&path.l1)
+                || changed.touches(&path.entry)
+                || changed.touches(&path.data)
+                || (written
+                    && (refcounts
+                        || lost
+                            .iter()
+                            .any(|range| self.leans_on(path, range, view > 0))
+                        || led_to.iter().any(|range| self.leans_on(path, range, true))))
+        };
+        let all = |written| {
+            let views = self.paths.iter().enumerate();
+            views
+                .map(|(view, paths)| paths.iter().map(|path| of(view, path, written)).collect())
+                .collect::<Vec<Vec<bool>>>()
+        };
+        let end = (after.len() as u64).next_multiple_of(self.cluster);
+        let gone = |path: &Path| {
+            let intact = !header && !changed.touches(&path.l1) && !changed.touches(&path.entry);
+            intact
+                && path.stored
+                && !path.data.is_empty()
+                && !path.compressed
+                && path.data.start >= end
+        };
+        Suspects {
+            read: all(false),
+            written: all(true),
+            gone: self.paths[0].iter().map(gone).collect(),
+            snapshot_table,
+            header,
+        }
+    }
+
+    /// Whether what a path leads to is lost if these bytes of the file are
+    /// given to somebody else. Tables of the active disk are protected from
+    /// refcounts that are wrong (`with_table` is false).
+    fn leans_on(&self, path: &Path, lost: &Range<u64>, with_table: bool) -> bool {
+        let table = path.table.filter(|_| with_table);
+        overlap(&path.data, lost) || table.is_some_and(|at| overlap(&(at..at + self.cluster), lost))
+    }
+
+    /// The bytes of the file whose refcounts are damaged so that nobody can
+    /// know.
+    fn lost_refcounts(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
+        let mut lost = Vec::new();
+        for (number, block) in (0..).zip(self.blocks.iter().copied()) {
+            let at = self.refcount_table.start + number * 8;
+            let all = self.counted(number, block, block..block + self.cluster);
+            let entry = be64(changed.after, at) & !511;
+            if entry != block {
+                let known = entry % self.cluster != 0 || entry >= changed.after.len() as u64;
+                if !known || at + 8 > changed.after.len() as u64 {
+                    lost.push(all);
+                }
+                continue;
+            }
+            if block == 0 || block >= changed.after.len() as u64 {
+                continue;
+            }
+            for at in (block..block + self.cluster).step_by(8) {
+                if changed.touches(&(at..at + 8)) {
+                    lost.push(self.counted(number, block, at..at + 8));
+                }
+            }
+        }
+        lost
+    }
+
+    /// The bytes of the file that damaged entries of the mapping lead to.
+    fn led_to(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
+        let mut all = Vec::new();
+        let end = changed.after.len() as u64;
+        let entry = |at: u64, all: &mut Vec<Range<u64>>| {
+            let (data, compressed) = self.data_of(be64(changed.after, at));
+            let possible = compressed || data.start % self.cluster == 0;
+            if possible && data.start < end {
+                all.push(data);
+            }
+        };
+        for path in self.paths.iter().flatten() {
+            if changed.touches(&path.l1) {
+                let table = be64(changed.after, path.l1.start) & OFFSET;
+                if table % self.cluster == 0 && table < end {
+                    all.push(table..table + self.cluster);
+                    for at in (table..table + self.cluster).step_by(self.entry_size() as usize) {
+                        entry(at, &mut all);
+                    }
+                }
+            } else if changed.touches(&path.entry) {
+                entry(path.entry.start, &mut all);
+            }
+        }
+        all.sort_by_key(|range| range.start);
+        all.dedup();
+        all
+    }
+}

@@ -1,0 +1,235 @@
+//! Damage, then work: any bit of any metadata of a sound image is changed, or
+//! the file is cut off or made longer. Then it is read, written, resized, given
+//! snapshots, converted, committed, rebased and repaired. What the damage does
+//! not touch ([`layout::Layout::suspects`] says what it does) reads as before,
+//! or the program refuses.
+//!
+//! `ZEBU_DAMAGE_RUNS` says how many images are damaged, or `ZEBU_DAMAGE_SECONDS`
+//! for how long; `ZEBU_DAMAGE_SEED` with which number to begin.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod images;
+mod layout;
+mod named;
+mod repair;
+mod storage;
+mod work;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use common::{Rng, Sayer, Watchdog, cases, progress};
+use images::{Files, Sound};
+use zebu::storage::{EngineKind, Queue, QueueOptions};
+
+fn queue() -> Queue {
+    let options = QueueOptions {
+        engine: EngineKind::Threads,
+        ..QueueOptions::default()
+    };
+    Queue::new(options).unwrap()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable)
+        .ok()
+        .map(|text| text.parse().expect("a number"))
+}
+
+/// One or two places of the metadata are set to something else, or the file
+/// gets another length. What was done.
+fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
+    if rng.one_in(6) {
+        return relength(rng, sound.layout.cluster, file);
+    }
+    let mut said = String::new();
+    for _ in 0..1 + rng.below(8) / 7 {
+        let mut kinds: Vec<&str> = sound.layout.fields.iter().map(|f| f.what).collect();
+        kinds.dedup();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let kind = kinds[rng.below(kinds.len() as u64) as usize];
+        let fields: Vec<_> = sound
+            .layout
+            .fields
+            .iter()
+            .filter(|f| f.what == kind)
+            .collect();
+        let field = fields[rng.below(fields.len() as u64) as usize];
+        let other = fields[rng.below(fields.len() as u64) as usize];
+        let length = field.at.end - field.at.start;
+        let at = (field.at.start + rng.below(length)) as usize;
+        if field.at.end as usize > file.len() {
+            continue;
+        }
+        match rng.below(8) {
+            0..=4 => file[at] ^= 1 << rng.below(8),
+            5 => file[at] = [0, 1, 0x7f, 0x80, 0xff, 0x40][rng.below(6) as usize],
+            6 => file[field.at.start as usize..field.at.end as usize].fill(0),
+            _ if other.at.end - other.at.start == length && other.at.end as usize <= file.len() => {
+                let from = other.at.start as usize..other.at.end as usize;
+                file.copy_within(from, field.at.start as usize);
+            }
+            _ => file[at] = file[at].wrapping_add(1),
+        }
+        said += &format!("{kind} {:#x?}, byte {at:#x} is {:#x}; ", field.at, file[at]);
+    }
+    said
+}
+
+fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
+    let unit = [1, 512, cluster, cluster][rng.below(4) as usize];
+    let old = file.len() as u64;
+    if rng.one_in(3) {
+        let more = unit * rng.below(8) + rng.below(2);
+        let junk = rng.one_in(2);
+        let mut bytes = vec![0; more as usize];
+        if junk {
+            rng.fill(&mut bytes);
+        }
+        file.extend(bytes);
+        return format!("{more} bytes more, junk: {junk}");
+    }
+    let length = (rng.below(old / unit + 1) * unit).min(old);
+    file.truncate(length as usize);
+    format!("cut off at {length:#x} of {old:#x}")
+}
+
+/// One case: all that follows from its number.
+fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
+    let mut rng = Rng::new(seed);
+    let mut file = sound.file.clone();
+    let said = damage(&mut rng, sound, &mut file);
+    let _sayer = Sayer(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let suspects = sound.layout.suspects(&sound.file, &file);
+    let mut files = Files::new(sound, &file);
+    work::reading(queue, sound, &files, &suspects);
+    match rng.below(8) {
+        0..=3 => {
+            work::session(queue, &mut rng, sound, &files, &suspects);
+            let after = files.file.to_vec();
+            // Whatever is left is repaired without a panic.
+            let _ = zebu::jobs::repair(queue, files.file, zebu::jobs::RepairMode::All, &mut |_| {});
+            drop(after);
+        }
+        4 => work::jobs(queue, sound, &files),
+        5 if files.base.is_some() => work::rebase(queue, sound, &mut files, &suspects),
+        _ => drop(repair::repair(queue, &mut rng, sound, &file, folder)),
+    }
+}
+
+/// Runs one case; a failure is told of at once, and the test goes on.
+struct Tries {
+    failed: usize,
+}
+
+impl Tries {
+    /// Failures after which it is enough.
+    const MOST: usize = 20;
+
+    fn run(&mut self, case: impl FnOnce()) {
+        self.failed += usize::from(catch_unwind(AssertUnwindSafe(case)).is_err());
+        progress();
+    }
+
+    fn end(self) {
+        assert_eq!(self.failed, 0, "cases failed");
+    }
+}
+
+/// Images that are used for this many cases.
+const USES: u64 = 20;
+
+#[test]
+fn damage_then_work() {
+    let queue = queue();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let _watchdog = Watchdog::new("damage_then_work");
+    let start = number("ZEBU_DAMAGE_SEED").unwrap_or(1);
+    let until = number("ZEBU_DAMAGE_SECONDS").map(|s| Instant::now() + Duration::from_secs(s));
+    let runs = match until {
+        Some(_) => u64::MAX - start,
+        None => number("ZEBU_DAMAGE_RUNS").unwrap_or(1500),
+    };
+    let theirs = images::by_qemu(&queue, &mut Rng::new(7), folder.path());
+    let mut made: Option<(u64, Sound)> = None;
+    let (mut done, mut tries) = (0, Tries { failed: 0 });
+    for seed in start..start + runs {
+        if until.is_some_and(|until| Instant::now() > until) || tries.failed == Tries::MOST {
+            break;
+        }
+        let batch = seed / USES;
+        let sound = match batch % 2 {
+            0 => &theirs[(batch / 2) as usize % theirs.len()],
+            _ => {
+                if made.as_ref().is_none_or(|(number, _)| *number != batch) {
+                    let sound = images::by_zebu(&queue, &mut Rng::new(batch));
+                    made = Some((batch, sound));
+                }
+                &made.as_ref().expect("made above").1
+            }
+        };
+        tries.run(|| one(&queue, seed, sound, folder.path()));
+        done += 1;
+    }
+    tries.end();
+    cases(done, "images damaged, and worked with");
+}
+
+/// Every byte of the header and of the snapshot table takes some values, and the
+/// image is repaired.
+#[test]
+fn repair_of_every_field() {
+    let queue = queue();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let _watchdog = Watchdog::new("repair_of_every_field");
+    let seed = number("ZEBU_DAMAGE_SEED").unwrap_or(1);
+    let images = number("ZEBU_DAMAGE_IMAGES").unwrap_or(1);
+    let (mut done, mut sound_again, mut lost) = (0, 0, 0);
+    let mut tries = Tries { failed: 0 };
+    for (nth, bits) in [9, 12, 16]
+        .into_iter()
+        .cycle()
+        .take(3 * images as usize)
+        .enumerate()
+    {
+        let mut rng = Rng::new(seed + nth as u64);
+        let sound = loop {
+            let sound = images::try_by_zebu(&queue, &mut rng, bits);
+            let fits = |s: &Sound| s.content.len() > 1 && s.data.is_none();
+            if let Some(sound) = sound.filter(fits) {
+                break sound;
+            }
+        };
+        let fields = sound.layout.fields.iter();
+        let fields = fields.filter(|f| f.what == "header" || f.what == "snapshot table");
+        for at in fields.flat_map(|field| field.at.clone()) {
+            let old = sound.file[at as usize];
+            let mut values = vec![0, 0xff, 0x40, old ^ 1, old ^ 0x80, old.wrapping_add(2)];
+            values.sort_unstable();
+            values.dedup();
+            for value in values.into_iter().filter(|value| *value != old) {
+                let mut file = sound.file.clone();
+                file[at as usize] = value;
+                if tries.failed == Tries::MOST {
+                    tries.end();
+                    return;
+                }
+                tries.run(|| {
+                    let _sayer = Sayer(format!("{}: byte {at:#x} is {value:#x}", sound.name));
+                    let outcome = repair::repair(&queue, &mut rng, &sound, &file, folder.path());
+                    sound_again += u64::from(outcome.sound);
+                    lost += outcome.lost;
+                });
+                done += 1;
+            }
+        }
+    }
+    tries.end();
+    println!("{sound_again} sound after the repair; {lost} sectors lost that QEMU loses too");
+    cases(
+        done,
+        "repairs of a header or snapshot table with a wrong byte",
+    );
+}

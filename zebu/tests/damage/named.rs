@@ -1,0 +1,216 @@
+//! Regressions: damage that once lost data.
+
+use zebu::block::{Device, Format, OpenOptions};
+use zebu::format::INCOMPATIBLE_CORRUPT;
+use zebu::jobs::{
+    self, ConvertOptions, CreateQcow2, NewBacking, Preallocation, RepairMode, Target,
+};
+use zebu::storage::{EngineKind, Queue};
+
+use crate::common::Rng;
+use crate::images::{Files, Sound, raw, stamp};
+use crate::layout::{be32, be64};
+use crate::storage::Sparse;
+use crate::{queue, work};
+
+/// An image to which some ranges were written.
+fn written(queue: &Queue, options: &CreateQcow2, ranges: &[(u64, usize)]) -> Sound {
+    let mut rng = Rng::new(1);
+    let base = options.backing.is_some();
+    let files = Files {
+        file: Sparse::new(&[]),
+        data: None,
+        base: base.then(|| Sparse::new(&stamp(&mut rng, 0, options.size as usize))),
+    };
+    jobs::create_qcow2(queue, &*files.file, None, options).unwrap();
+    let device = files.open(queue, true, true).unwrap();
+    for (at, length) in ranges {
+        let bytes = stamp(&mut rng, *at, *length);
+        device.write_blocking(queue, *at, &bytes).unwrap();
+    }
+    queue.block_on(device.close(queue)).unwrap();
+    Sound::new(queue, format!("{options:?}"), &files)
+}
+
+fn convert(device: Device, salvage: bool) -> bool {
+    let target = raw(vec![0; device.size() as usize]);
+    let options = ConvertOptions {
+        lanes: Some(1),
+        engine: EngineKind::Threads,
+        zero_from: Some(0),
+        salvage,
+        ..ConvertOptions::default()
+    };
+    jobs::convert(vec![device], Target::Raw(target), &options, |_| {}).is_ok()
+}
+
+#[test]
+fn what_was_cut_off_is_no_hole() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 4 << 20,
+        preallocation: Preallocation::Metadata,
+        ..CreateQcow2::default()
+    };
+    let sound = written(&queue, &options, &[(2 << 20, 256 << 10)]);
+    let files = Files::new(&sound, &sound.file[..1 << 20]);
+    let open = || files.open(&queue, false, true).unwrap();
+    assert!(!convert(open(), false));
+    assert!(convert(open(), true));
+    work::jobs(&queue, &sound, &files);
+
+    // The same above a base, which a commit must not fill with zeroes.
+    let options = CreateQcow2 {
+        extended_l2: true,
+        backing: Some(NewBacking {
+            name: "base.raw".into(),
+            format: Some("raw".into()),
+        }),
+        ..options
+    };
+    let sound = written(&queue, &options, &[(2 << 20, 256 << 10)]);
+    work::jobs(&queue, &sound, &Files::new(&sound, &sound.file[..1 << 20]));
+    // Cut off within the cluster: what that lacks is zeroes, as QEMU leaves it.
+    let sound = written(&queue, &options, &[(0, 64 << 10)]);
+    let end = sound.layout.paths[0][0].data.start + 512;
+    let files = Files::new(&sound, &sound.file[..end as usize]);
+    let mut bytes = vec![1; 64 << 10];
+    let device = files.open(&queue, false, true).unwrap();
+    device.read_blocking(&queue, 0, &mut bytes).unwrap();
+    assert!(bytes[..512] == sound.content[0][..512]);
+    assert!(bytes[512..].iter().all(|byte| *byte == 0));
+}
+
+/// Clusters of 512 bytes, so that there are several refcount blocks.
+fn small_clusters(queue: &Queue) -> Sound {
+    let options = CreateQcow2 {
+        size: 1 << 20,
+        cluster_bits: 9,
+        ..CreateQcow2::default()
+    };
+    written(queue, &options, &[(0, 600 << 10)])
+}
+
+#[test]
+fn reserved_bits_of_the_refcount_table_are_no_part_of_an_offset() {
+    let queue = queue();
+    let sound = small_clusters(&queue);
+    let entry = be64(&sound.file, 48) as usize + 8;
+    for bit in 0..9 {
+        let mut file = sound.file.clone();
+        file[entry + 7 - bit / 8] ^= 1 << (bit % 8);
+        let files = Files::new(&sound, &file);
+        let device = files.open(&queue, true, true).unwrap();
+        let discard = device.discard(&queue, 150 << 10, 64 << 10);
+        queue.block_on(discard).unwrap();
+        device
+            .write_blocking(&queue, 700 << 10, &[7; 100 << 10])
+            .unwrap();
+        queue.block_on(device.close(&queue)).unwrap();
+        let device = files.open(&queue, false, true).unwrap();
+        let mut bytes = vec![0; 150 << 10];
+        device.read_blocking(&queue, 0, &mut bytes).unwrap();
+        assert!(bytes == sound.content[0][..150 << 10], "bit {bit}");
+        let report = crate::images::check(&queue, &files.file).unwrap();
+        assert_eq!((report.corruptions, report.leaks), (0, 0), "bit {bit}");
+    }
+}
+
+#[test]
+fn an_unaligned_refcount_block_marks_the_image_corrupt() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 4 << 20,
+        ..CreateQcow2::default()
+    };
+    let sound = written(&queue, &options, &[(0, 64 << 10)]);
+    let mut file = sound.file.clone();
+    let entry = be64(&file, 48) as usize;
+    file[entry + 6] |= 2;
+    let files = Files::new(&sound, &file);
+    let device = files.open(&queue, true, true).unwrap();
+    let error = device
+        .write_blocking(&queue, 1 << 20, &[1; 512])
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("Refblock offset 0x") && text.ends_with("unaligned (reftable index: 0)")
+    );
+    assert!(device.write_blocking(&queue, 0, &[1; 512]).is_err());
+    drop(device);
+    let bits = be64(&files.file.to_vec(), 72);
+    assert_eq!(bits & INCOMPATIBLE_CORRUPT, INCOMPATIBLE_CORRUPT);
+    assert!(files.open(&queue, true, true).is_err());
+    // It is repaired, and then written.
+    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    assert_eq!(report.unwrap().corruptions, 0);
+    let device = files.open(&queue, true, true).unwrap();
+    device.write_blocking(&queue, 1 << 20, &[1; 512]).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+}
+
+#[test]
+fn a_repair_stops_where_tables_lie_on_something_else() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 64 << 20,
+        ..CreateQcow2::default()
+    };
+    let sound = written(&queue, &options, &[(0, 1 << 20)]);
+    // 16385 entries, of which the header's cluster has room for 8192.
+    let mut file = sound.file.clone();
+    file[38] = 0x40;
+    assert_eq!(be32(&file, 36), 0x4001);
+    for mode in [RepairMode::Leaks, RepairMode::All] {
+        let files = Files::new(&sound, &file);
+        let mut last = String::new();
+        let report = jobs::repair(&queue, files.file.clone(), mode, &mut |message| {
+            last = message.to_string();
+        });
+        assert!(report.unwrap().check_errors > 0);
+        assert!(last.contains("nothing is repaired"), "{last}");
+        assert!(files.file.to_vec() == file);
+    }
+}
+
+/// What a repair leaves of two L1 entries that name one table: neither says
+/// that it may be written in place.
+#[test]
+fn an_l2_table_that_is_named_twice_is_copied() {
+    let queue = queue();
+    let sound = small_clusters(&queue);
+    let l1 = be64(&sound.file, 40) as usize;
+    let mut file = sound.file.clone();
+    file.copy_within(l1..l1 + 8, l1 + 8);
+    let files = Files::new(&sound, &file);
+    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    assert_eq!(report.unwrap().corruptions, 0);
+    let device = files.open(&queue, true, true).unwrap();
+    for at in [0, 32 << 10, 512, 33 << 10] {
+        let bytes = stamp(&mut Rng::new(at), at, 2048);
+        device.write_blocking(&queue, at, &bytes).unwrap();
+        let mut read = vec![0; 2048];
+        device.read_blocking(&queue, at, &mut read).unwrap();
+        assert!(read == bytes);
+    }
+    queue.block_on(device.close(&queue)).unwrap();
+    // Flags that are missing cost a copy, no more.
+    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    assert_eq!(report.unwrap().corruptions, 0);
+    let report = crate::images::check(&queue, &files.file).unwrap();
+    assert_eq!((report.corruptions, report.leaks), (0, 0));
+}
+
+/// A raw disk keeps what it is: past its end there is nothing.
+#[test]
+fn a_raw_image_ends_with_its_file() {
+    let queue = queue();
+    let options = OpenOptions {
+        format: Some(Format::Raw),
+        ..OpenOptions::default()
+    };
+    let device = Device::from_storage(&queue, Sparse::new(&[1; 700]), &options).unwrap();
+    assert_eq!(device.size(), 1024);
+    let status = queue.block_on(device.status(&queue, 700, 324)).unwrap();
+    assert!(status.zero);
+}

@@ -1,0 +1,106 @@
+//! Files in memory that know where they have holes.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use zebu::storage::StorageExtent;
+use zebu::storage::{Alignment, CacheMode, Iov, Memory, OpKind, Queue, Started, Storage};
+
+/// What a file system allocates at once.
+const PAGE: u64 = 4096;
+/// Bytes that a file may grow to.
+const MOST: u64 = 256 << 20;
+
+/// Memory whose pages of zeroes are holes, as in a file that was written
+/// sparsely.
+#[derive(Debug)]
+pub struct Sparse(Memory);
+
+impl Sparse {
+    pub fn new(bytes: &[u8]) -> Arc<Sparse> {
+        Arc::new(Sparse(Memory::new(bytes.to_vec())))
+    }
+
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.0.to_vec()
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.iter().all(|byte| *byte == 0)
+}
+
+#[allow(unsafe_code)]
+// SAFETY: all is passed on to `Memory`, which keeps no memory.
+unsafe impl Storage for Sparse {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        if kind != OpKind::Read && offset.saturating_add(length) > MOST {
+            return Started::done(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+        }
+        // SAFETY: passed on.
+        unsafe { self.0.start(queue, kind, offset, length, memory) }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match length > MOST {
+            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            false => self.0.set_len(length),
+        }
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        let bytes = self.to_vec();
+        let pages = bytes.chunks(PAGE as usize).filter(|page| !is_zero(page));
+        Ok(pages.count() as u64 * PAGE)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.0.alignment()
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        let bytes = self.to_vec();
+        let length = (bytes.len() as u64).saturating_sub(offset);
+        if length == 0 {
+            return Ok(StorageExtent {
+                data: false,
+                length: 0,
+            });
+        }
+        let first = (offset / PAGE * PAGE) as usize;
+        let mut pages = bytes[first..]
+            .chunks(PAGE as usize)
+            .map(|page| !is_zero(page));
+        let data = pages.next().unwrap_or(false);
+        let alike = 1 + pages.take_while(|other| *other == data).count() as u64;
+        let end = first as u64 + alike * PAGE;
+        Ok(StorageExtent {
+            data,
+            length: (end - offset).min(length),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+}

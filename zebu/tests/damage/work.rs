@@ -1,0 +1,522 @@
+//! What is done to a damaged image, and what must hold then.
+
+use zebu::block::{Device, LayerImage, Preallocation, Zeroing};
+use zebu::image::SnapshotName;
+use zebu::jobs::{
+    self, CommitOptions, CompareOptions, Comparison, ConvertOptions, RebaseOptions, Target,
+};
+use zebu::storage::{EngineKind, Queue};
+
+use crate::common::Rng;
+use crate::images::{Files, Sound, raw, stamp};
+use crate::layout::Suspects;
+
+/// What each cluster of the first `length` bytes reads; `None`: an error.
+pub fn read(queue: &Queue, device: &Device, cluster: u64, length: usize) -> Vec<Option<Vec<u8>>> {
+    let length = length.min(device.size() as usize);
+    (0..length)
+        .step_by(cluster as usize)
+        .map(|at| {
+            let mut bytes = vec![0; (cluster as usize).min(length - at)];
+            let result = device.read_blocking(queue, at as u64, &mut bytes);
+            result.is_ok().then_some(bytes)
+        })
+        .collect()
+}
+
+/// The bytes of cluster `n`.
+fn part(content: &[u8], n: usize, cluster: u64) -> &[u8] {
+    let start = n * cluster as usize;
+    &content[start..content.len().min(start + cluster as usize)]
+}
+
+/// Fails unless each cluster of a disk that is not suspected reads as it
+/// should, and says what it read.
+fn judge(
+    queue: &Queue,
+    device: &Device,
+    cluster: u64,
+    content: &[u8],
+    suspects: &[bool],
+    what: &str,
+) -> Vec<Option<Vec<u8>>> {
+    let found = read(queue, device, cluster, content.len());
+    for (n, found) in found.iter().enumerate() {
+        if suspects.get(n) == Some(&true) {
+            continue;
+        }
+        match found {
+            None => panic!("{what}: cluster {n}, which is not damaged, cannot be read"),
+            Some(bytes) if bytes[..] != *part(content, n, cluster) => {
+                let at = (0..bytes.len()).find(|at| bytes[*at] != part(content, n, cluster)[*at]);
+                panic!("{what}: cluster {n}, which is not damaged, differs from byte {at:?} on");
+            }
+            Some(_) => {}
+        }
+    }
+    let least = suspects
+        .iter()
+        .rposition(|suspect| !suspect)
+        .map_or(0, |n| n + 1);
+    assert!(found.len() >= least, "{what}: the disk is shorter");
+    found
+}
+
+/// What is said to be zero reads as zeroes.
+fn status_agrees(queue: &Queue, device: &Device, cluster: u64, clusters: usize) {
+    let size = device.size().min(clusters as u64 * cluster);
+    let mut at = 0;
+    while at < size {
+        let Ok(status) = queue.block_on(device.status(queue, at, size - at)) else {
+            at = (at / cluster + 1) * cluster;
+            continue;
+        };
+        let end = (at + status.length).min(size);
+        while at < end {
+            let to = end.min((at / cluster + 1) * cluster);
+            if status.zero {
+                let mut bytes = vec![0; (to - at) as usize];
+                let read = device.read_blocking(queue, at, &mut bytes);
+                let zero = read.is_ok() && bytes.iter().all(|byte| *byte == 0);
+                assert!(zero, "{at:#x} is said to be zero, and does not read so");
+            }
+            at = to;
+        }
+    }
+}
+
+/// Reads all of a damaged image.
+pub fn reading(queue: &Queue, sound: &Sound, files: &Files, suspects: &Suspects) {
+    let cluster = sound.layout.cluster;
+    for (view, content) in sound.content.iter().enumerate() {
+        let Ok(device) = files.open_view(queue, &sound.layout.snapshot_ids, view) else {
+            continue;
+        };
+        let what = format!("reading view {view}");
+        let found = judge(
+            queue,
+            &device,
+            cluster,
+            content,
+            &suspects.read[view],
+            &what,
+        );
+        status_agrees(queue, &device, cluster, found.len());
+        if view == 0 {
+            for (n, gone) in suspects.gone.iter().enumerate() {
+                assert!(
+                    !gone || found[n].is_none(),
+                    "cluster {n} was cut off, and reads"
+                );
+            }
+        }
+    }
+}
+
+/// The jobs that read all of it agree with what reads find, and fail where
+/// these do.
+pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
+    let open = || files.open(queue, false, true).ok();
+    let Some(device) = open() else {
+        return;
+    };
+    let content = &sound.content[0];
+    if device.size() != content.len() as u64 {
+        return;
+    }
+    let cluster = sound.layout.cluster;
+    let found = read(queue, &device, cluster, content.len());
+    let readable = found.iter().all(Option::is_some);
+    let zeroed = |n: usize| vec![0; part(content, n, cluster).len()];
+    let parts = found.iter().enumerate();
+    let bytes: Vec<u8> = parts
+        .flat_map(|(n, found)| found.clone().unwrap_or_else(|| zeroed(n)))
+        .collect();
+    let copy = raw(vec![0; bytes.len()]);
+    let options = ConvertOptions {
+        lanes: Some(1),
+        engine: EngineKind::Threads,
+        zero_from: Some(0),
+        ..ConvertOptions::default()
+    };
+    let converted = jobs::convert(vec![device], Target::Raw(copy.clone()), &options, |_| {});
+    assert_eq!(converted.is_ok(), readable, "convert: {converted:?}");
+    assert!(
+        !readable || copy.to_vec() == bytes,
+        "convert made another disk"
+    );
+
+    let other = Device::from_storage(
+        queue,
+        raw(bytes.clone()),
+        &zebu::block::OpenOptions {
+            format: Some(zebu::block::Format::Raw),
+            ..Default::default()
+        },
+    );
+    let pair = [
+        open().expect("it opened before"),
+        other.expect("a raw image opens"),
+    ];
+    let options = CompareOptions {
+        engine: EngineKind::Threads,
+        ..CompareOptions::default()
+    };
+    let compared = jobs::compare(pair, &options, |_| {});
+    match readable {
+        true => assert_eq!(compared.expect("all can be read"), Comparison::Identical),
+        false => assert!(compared.is_err(), "compare did not see what cannot be read"),
+    }
+    if let Some(base) = &sound.base {
+        commit(queue, files, base, &found, cluster);
+    }
+}
+
+/// Commits into the base, which must not lose what cannot be read above it.
+fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], cluster: u64) {
+    let target = raw(base.to_vec());
+    let options = zebu::block::OpenOptions {
+        format: Some(zebu::block::Format::Raw),
+        write: true,
+        ..Default::default()
+    };
+    let device = Device::from_storage(queue, target.clone(), &options).expect("a raw image opens");
+    let copy = Files {
+        file: crate::storage::Sparse::new(&files.file.to_vec()),
+        data: None,
+        base: files.base.clone(),
+    };
+    let Ok(top) = copy.open(queue, true, false) else {
+        return;
+    };
+    let options = CommitOptions {
+        empty: false,
+        rate: None,
+        engine: EngineKind::Threads,
+    };
+    let committed = jobs::commit(queue, top, device, &options, |_| {});
+    let readable = found.iter().all(Option::is_some);
+    assert_eq!(committed.is_ok(), readable, "commit: {committed:?}");
+    let after = target.to_vec();
+    for (n, found) in found.iter().enumerate() {
+        let start = n * cluster as usize;
+        match found {
+            Some(bytes) if readable => {
+                assert!(
+                    after[start..start + bytes.len()] == bytes[..],
+                    "commit, cluster {n}"
+                );
+            }
+            None => {
+                let end = base.len().min(start + cluster as usize);
+                let kept = start >= end || after[start..end] == base[start..end];
+                assert!(
+                    kept,
+                    "commit: cluster {n}, which cannot be read, went over the base"
+                );
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Puts the image on top of nothing.
+pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspects) {
+    let Ok(overlay) = files.open(queue, true, true) else {
+        return;
+    };
+    let options = RebaseOptions {
+        compress: false,
+        engine: EngineKind::Threads,
+    };
+    if jobs::rebase(queue, overlay, None, None, &options, |_| {}).is_ok() {
+        files.base = None;
+    }
+    if let Ok(device) = files.open(queue, false, true) {
+        let cluster = sound.layout.cluster;
+        judge(
+            queue,
+            &device,
+            cluster,
+            &sound.content[0],
+            &suspects.written[0],
+            "after rebase",
+        );
+    }
+}
+
+/// A session that writes, and what is known of the image.
+struct Session<'a> {
+    queue: &'a Queue,
+    rng: &'a mut Rng,
+    cluster: u64,
+    /// What the active disk and the snapshots read.
+    content: Vec<Vec<u8>>,
+    /// Clusters of which that is not known.
+    suspects: Vec<Vec<bool>>,
+    ids: Vec<String>,
+    /// Clusters that were written since the last flush.
+    touched: Vec<usize>,
+    /// Whether snapshots may be taken; and applied and deleted.
+    snapshots: bool,
+    resized: bool,
+    log: Vec<String>,
+}
+
+/// Prints what was done if the test fails.
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the session: {:#?}", self.log);
+        }
+    }
+}
+
+/// Writes to a damaged image in every way, and judges what is there then.
+pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspects: &Suspects) {
+    let mut session = Session {
+        queue,
+        rng,
+        cluster: sound.layout.cluster,
+        content: sound.content.clone(),
+        suspects: suspects.written.clone(),
+        ids: sound.layout.snapshot_ids.clone(),
+        touched: Vec::new(),
+        snapshots: !suspects.snapshot_table && sound.data.is_none(),
+        resized: false,
+        log: Vec::new(),
+    };
+    for _ in 0..2 {
+        let Ok(device) = files.open(queue, true, true) else {
+            break;
+        };
+        if suspects.header || device.size() != session.content[0].len() as u64 {
+            wild(queue, session.rng, device);
+            return;
+        }
+        session.run(device);
+    }
+    for view in 0..session.content.len() {
+        let Ok(device) = files.open_view(queue, &session.ids, view) else {
+            continue;
+        };
+        let what = format!("after a session, view {view}");
+        let found = judge(
+            queue,
+            &device,
+            session.cluster,
+            &session.content[view],
+            &session.suspects[view],
+            &what,
+        );
+        status_agrees(queue, &device, session.cluster, found.len());
+    }
+}
+
+/// Writes to an image of which nothing is known.
+fn wild(queue: &Queue, rng: &mut Rng, device: Device) {
+    let size = device.size().min(1 << 20);
+    for _ in 0..10 {
+        let length = 4096.min(size);
+        let at = rng.below(size - length + 1);
+        let bytes = stamp(rng, at, length as usize);
+        let _ = device.write_blocking(queue, at, &bytes);
+        let _ = queue.block_on(device.discard(queue, at, length));
+    }
+    let _ = queue.block_on(device.close(queue));
+}
+
+impl Session<'_> {
+    fn run(&mut self, mut device: Device) {
+        for _ in 0..12 {
+            match self.rng.below(20) {
+                0..=6 => self.write(&device),
+                7 | 8 => self.zero(&device),
+                9..=11 => self.discard(&device),
+                12 => self.flush(&device),
+                13 | 14 => self.snapshot_create(&mut device),
+                15 => self.snapshot_apply(&mut device),
+                16 => self.snapshot_delete(&mut device),
+                17 | 18 => self.resize(&mut device),
+                _ => self.read(&device),
+            }
+        }
+        let closed = self.queue.block_on(device.close(self.queue));
+        self.log.push(format!("close: {closed:?}"));
+        self.flushed(closed.is_ok());
+    }
+
+    fn flushed(&mut self, ok: bool) {
+        for n in std::mem::take(&mut self.touched) {
+            if let Some(suspect) = self.suspects[0].get_mut(n) {
+                *suspect |= !ok;
+            }
+        }
+    }
+
+    /// A range in which nothing is suspected, of whole clusters or less.
+    fn range(&mut self) -> Option<(u64, usize)> {
+        let clusters = self.suspects[0].len() as u64;
+        let first = self.rng.below(clusters.max(1)) as usize;
+        let most = 1 + self.rng.below(12) as usize;
+        let free = self.suspects[0][first.min(clusters as usize)..].iter();
+        let count = free.take(most).take_while(|suspect| !**suspect).count();
+        let size = self.content[0].len() as u64;
+        let (start, end) = (
+            first as u64 * self.cluster,
+            (first + count) as u64 * self.cluster,
+        );
+        let (mut start, mut end) = (start, end.min(size));
+        if self.rng.one_in(2) && end > start {
+            start += 512 * self.rng.below((end - start).div_ceil(512));
+            end -= 512 * self.rng.below((end - start).div_ceil(512));
+        }
+        (end > start).then_some((start, (end - start) as usize))
+    }
+
+    fn clusters(&self, at: u64, length: usize) -> std::ops::Range<usize> {
+        let end = (at + length as u64).div_ceil(self.cluster);
+        (at / self.cluster) as usize..end as usize
+    }
+
+    /// What came of a change of a range that should read so now.
+    fn changed(&mut self, at: u64, bytes: &[u8], result: zebu::Result<()>, what: &str) {
+        self.log
+            .push(format!("{what} {at:#x}+{:#x}: {result:?}", bytes.len()));
+        let range = self.clusters(at, bytes.len());
+        match result {
+            Ok(()) => {
+                self.content[0][at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                self.touched.extend(range);
+            }
+            Err(_) => self.suspects[0][range].fill(true),
+        }
+    }
+
+    fn write(&mut self, device: &Device) {
+        if let Some((at, length)) = self.range() {
+            let bytes = stamp(self.rng, at, length);
+            let result = device.write_blocking(self.queue, at, &bytes);
+            self.changed(at, &bytes, result, "write");
+        }
+    }
+
+    fn zero(&mut self, device: &Device) {
+        if let Some((at, length)) = self.range() {
+            let how = [Zeroing::Keep, Zeroing::Unmap][self.rng.below(2) as usize];
+            let zero = device.write_zeroes(self.queue, at, length as u64, how);
+            let result = self.queue.block_on(zero);
+            self.changed(at, &vec![0; length], result, "zero");
+        }
+    }
+
+    fn discard(&mut self, device: &Device) {
+        if let Some((at, length)) = self.range() {
+            let discard = device.discard(self.queue, at, length as u64);
+            let result = self.queue.block_on(discard);
+            let mut bytes = vec![0; length];
+            // Zeroes, what was there, or, in version 2, what the base has.
+            let read = device.read_blocking(self.queue, at, &mut bytes);
+            self.changed(at, &bytes, result.and(read), "discard");
+        }
+    }
+
+    fn read(&mut self, device: &Device) {
+        if let Some((at, length)) = self.range() {
+            let mut bytes = vec![0; length];
+            let read = device.read_blocking(self.queue, at, &mut bytes);
+            read.expect("what is not damaged reads");
+            let expected = &self.content[0][at as usize..at as usize + length];
+            assert!(bytes == expected, "reading {at:#x} in a session");
+        }
+    }
+
+    fn flush(&mut self, device: &Device) {
+        let result = self.queue.block_on(device.flush(self.queue));
+        self.log.push(format!("flush: {result:?}"));
+        self.flushed(result.is_ok());
+    }
+
+    fn snapshot_create(&mut self, device: &mut Device) {
+        if !self.snapshots || self.resized {
+            return;
+        }
+        let result = self
+            .queue
+            .block_on(device.snapshot_create(self.queue, "new"));
+        self.log.push(format!("snapshot: {result:?}"));
+        if result.is_err() {
+            return;
+        }
+        self.flushed(true);
+        if let LayerImage::Qcow2(image) = &device.top().image {
+            let id = image.snapshots().last().expect("it was taken").id.clone();
+            self.ids.push(String::from_utf8(id).unwrap());
+            self.content.push(self.content[0].clone());
+            self.suspects.push(self.suspects[0].clone());
+        }
+    }
+
+    fn one_snapshot(&mut self) -> Option<(usize, SnapshotName)> {
+        if !self.snapshots || self.resized || self.ids.is_empty() {
+            return None;
+        }
+        let n = self.rng.below(self.ids.len() as u64) as usize;
+        Some((n, SnapshotName::IdOrName(self.ids[n].clone())))
+    }
+
+    fn snapshot_apply(&mut self, device: &mut Device) {
+        let Some((n, name)) = self.one_snapshot() else {
+            return;
+        };
+        let result = self
+            .queue
+            .block_on(device.snapshot_apply(self.queue, &name));
+        self.log.push(format!("apply {n}: {result:?}"));
+        if result.is_ok() {
+            self.content[0] = self.content[n + 1].clone();
+            self.suspects[0] = self.suspects[n + 1].clone();
+            self.touched.clear();
+        }
+    }
+
+    fn snapshot_delete(&mut self, device: &mut Device) {
+        let Some((n, name)) = self.one_snapshot() else {
+            return;
+        };
+        let result = self
+            .queue
+            .block_on(device.snapshot_delete(self.queue, &name));
+        self.log.push(format!("delete {n}: {result:?}"));
+        // After an error it may be gone or not.
+        self.ids.remove(n);
+        self.content.remove(n + 1);
+        self.suspects.remove(n + 1);
+    }
+
+    fn resize(&mut self, device: &mut Device) {
+        if self.content.len() > 1 {
+            return;
+        }
+        let old = self.content[0].len() as u64;
+        let new = match self.rng.one_in(2) {
+            true => old + 512 * self.rng.below(40 * self.cluster / 512),
+            false => (old - 512 * self.rng.below(old / 512)).max(512),
+        };
+        let resize = device.resize(self.queue, new, Preallocation::Off);
+        let result = self.queue.block_on(resize);
+        self.log
+            .push(format!("resize from {old:#x} to {new:#x}: {result:?}"));
+        self.resized = true;
+        let size = device.size();
+        let clusters = size.div_ceil(self.cluster) as usize;
+        let first = (new.min(old) / self.cluster) as usize;
+        if result.is_err() {
+            let from = first.min(self.suspects[0].len());
+            self.suspects[0][from..].fill(true);
+            // What was said to be written is not made durable by a failure.
+        }
+        self.content[0].resize(size as usize, 0);
+        self.suspects[0].resize(clusters, false);
+    }
+}
