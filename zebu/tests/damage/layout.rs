@@ -421,7 +421,8 @@ impl Layout {
             let all = self.counted(number, block, block..block + self.cluster);
             let entry = be64(changed.after, at) & !511;
             if entry != block {
-                let known = entry % self.cluster != 0 || entry >= changed.after.len() as u64;
+                let known =
+                    !entry.is_multiple_of(self.cluster) || entry >= changed.after.len() as u64;
                 if !known || at + 8 > changed.after.len() as u64 {
                     lost.push(all);
                 }
@@ -445,7 +446,7 @@ impl Layout {
         let end = changed.after.len() as u64;
         let entry = |at: u64, all: &mut Vec<Range<u64>>| {
             let (data, compressed) = self.data_of(be64(changed.after, at));
-            let possible = compressed || data.start % self.cluster == 0;
+            let possible = compressed || data.start.is_multiple_of(self.cluster);
             if possible && data.start < end {
                 all.push(data);
             }
@@ -453,7 +454,7 @@ impl Layout {
         for path in self.paths.iter().flatten() {
             if changed.touches(&path.l1) {
                 let table = be64(changed.after, path.l1.start) & OFFSET;
-                if table % self.cluster == 0 && table < end {
+                if table.is_multiple_of(self.cluster) && table < end {
                     all.push(table..table + self.cluster);
                     for at in (table..table + self.cluster).step_by(self.entry_size() as usize) {
                         entry(at, &mut all);
