@@ -4,7 +4,7 @@
 //! The tables of snapshots have zero clusters too. Where several snapshots have
 //! one table, a cluster that it gets anew is counted for each of them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::Image;
 use super::frees::Freed;
@@ -84,8 +84,8 @@ impl Image {
     }
 
     /// The L2 tables of the snapshots, and how many snapshots have each.
-    pub(super) async fn snapshot_tables(&self, queue: &Queue) -> Result<HashMap<u64, u64>> {
-        let mut tables = HashMap::new();
+    pub(super) async fn snapshot_tables(&self, queue: &Queue) -> Result<BTreeMap<u64, u64>> {
+        let mut tables = BTreeMap::new();
         for snapshot in &self.snapshots {
             snapshot.check_l1(self.geometry.cluster_size())?;
             let length = snapshot.l1_size as usize * 8; // At most 32 MiB.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::storage::{EngineKind, Queue, QueueOptions, yield_once};
+use crate::storage::{EngineKind, Queue, QueueOptions, is_simulated, yield_once};
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(100);
@@ -131,9 +131,18 @@ pub(super) fn run<J: Job>(
     lanes: Option<usize>,
     mut tick: impl FnMut(),
 ) -> io::Result<()> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = match is_simulated() {
+        true => 1,
+        false => std::thread::available_parallelism().map_or(1, |n| n.get()),
+    };
     let lanes = lanes.unwrap_or(default_lanes(cores)).max(1);
     let threads = cores.min(lanes);
+    if is_simulated() {
+        tick();
+        run_thread(job, engine, lanes)?;
+        tick();
+        return Ok(());
+    }
     let running = Running {
         threads: AtomicUsize::new(threads),
         caller: std::thread::current(),

@@ -2,9 +2,11 @@
 //! implement, and the choice between them.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::os::fd::RawFd;
+use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -75,6 +77,25 @@ pub trait Notify: Send + Sync {
     fn notify(&self);
 }
 
+/// Makes the engines of a simulation.
+pub type MakeEngine = Rc<dyn Fn() -> Box<dyn Engine>>;
+
+thread_local! {
+    static SIMULATED: RefCell<Option<MakeEngine>> = const { RefCell::new(None) };
+}
+
+/// From now on every queue that this thread makes has an engine from `make`, whatever its options
+/// say, and jobs do all their work on this thread: what runs here depends on nothing but these
+/// engines and the storages that they drive. `None` ends that.
+pub fn simulate_engines(make: Option<MakeEngine>) {
+    SIMULATED.set(make);
+}
+
+/// Whether [`simulate_engines`] is in force on this thread.
+pub(crate) fn is_simulated() -> bool {
+    SIMULATED.with_borrow(Option::is_some)
+}
+
 /// The three ways to do I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum EngineKind {
@@ -94,6 +115,9 @@ impl EngineKind {
     /// The best that this kernel offers: io_uring, or threads where it is not
     /// there (old kernels, or a seccomp filter as container runtimes set).
     pub fn best() -> EngineKind {
+        if is_simulated() {
+            return EngineKind::Threads;
+        }
         match Uring::new() {
             Ok(_) => EngineKind::IoUring,
             Err(_) => EngineKind::Threads,
@@ -111,6 +135,9 @@ impl EngineKind {
 
     /// Sets the engine up. The error says which engine is missing.
     pub fn start(self) -> io::Result<Box<dyn Engine>> {
+        if let Some(make) = SIMULATED.with_borrow(Clone::clone) {
+            return Ok(make());
+        }
         let engine: io::Result<Box<dyn Engine>> = match self {
             EngineKind::Threads => Threads::new().map(|e| Box::new(e) as _),
             EngineKind::Native => Native::new().map(|e| Box::new(e) as _),

@@ -46,7 +46,10 @@ pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 pub(crate) use counted::{Counted, Work};
-pub use engine::{Completion, Engine, EngineKind, Interest, Notify, Token};
+pub(crate) use engine::is_simulated;
+pub use engine::{
+    Completion, Engine, EngineKind, Interest, MakeEngine, Notify, Token, simulate_engines,
+};
 pub use file::{CacheMode, File, OpenFile};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};

@@ -1,0 +1,819 @@
+//! A disk in virtual time: files whose operations take a while, overtake each other, fail, and are
+//! torn or lost when the power goes.
+//!
+//! Nothing happens by itself. Whoever has nothing else to do calls [`Disk::advance`], which ends
+//! the operation that is due next. Operations take effect when they end, with the memory as it is
+//! then. How long each takes is drawn from a generator that the simulation seeds again at each
+//! step, so that the same steps always meet the same disk.
+//!
+//! What has ended is in `bytes`, which reads see. What a flush covered (all that had ended before
+//! it began) is in `durable`; the rest is `pending`, and a power cut keeps any part of it.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+
+use zebu::storage::{
+    Alignment, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+};
+
+use crate::rng::Rng;
+
+/// What a disk writes as a whole or not at all, in bytes.
+pub const SECTOR: u64 = 512;
+/// The unit of holes in files, in bytes.
+const BLOCK: u64 = 4096;
+/// Bytes that a file may have. Nothing that the simulator does comes near, but damaged images do.
+const MOST: u64 = 256 << 20;
+
+/// Operations that may be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Reads.
+    Read,
+    /// Writes, zeroes, allocations and changes of a file's length.
+    Write,
+    /// Flushes.
+    Flush,
+    /// Punched holes.
+    Punch,
+}
+
+/// How an operation fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// With this error. A write may have been done in part.
+    Error(i32),
+    /// It moves a part of what it was asked; what moves nothing fails with `EIO`.
+    Short,
+}
+
+/// Operations that will fail: `count` of a class, after `skip` others of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Of which kind.
+    pub class: Class,
+    /// So many succeed first.
+    pub skip: u32,
+    /// So many fail.
+    pub count: u32,
+    /// How.
+    pub how: Failure,
+}
+
+/// How everything stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The process is killed: what has ended is there, also if no flush covered it.
+    Kill,
+    /// The power goes: of what is not durable any sector may be missing.
+    Power,
+}
+
+/// Which operations failed since the device was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hits {
+    /// Reads.
+    pub reads: u32,
+    /// Everything that changes a file.
+    pub writes: u32,
+    /// Flushes.
+    pub flushes: u32,
+}
+
+impl Hits {
+    /// Whether nothing failed.
+    pub fn is_none(&self) -> bool {
+        self.reads + self.writes + self.flushes == 0
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write(u64, Vec<u8>),
+    Zero(u64, u64),
+    SetLen(u64),
+    Reach(u64),
+}
+
+impl Change {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        self.apply_sectors(bytes, || true);
+    }
+
+    /// Does it to those sectors that `keeps` wants.
+    fn apply_sectors(&self, bytes: &mut Vec<u8>, mut keeps: impl FnMut() -> bool) {
+        let mut sectors = |bytes: &mut Vec<u8>, at: u64, length: u64, source: Option<&[u8]>| {
+            let mut done = 0;
+            while done < length {
+                let from = at + done;
+                let count = (SECTOR - from % SECTOR).min(length - done);
+                if keeps() {
+                    let (start, end) = (from as usize, (from + count) as usize);
+                    if bytes.len() < end {
+                        bytes.resize(end, 0);
+                    }
+                    match source {
+                        Some(source) => bytes[start..end]
+                            .copy_from_slice(&source[done as usize..(done + count) as usize]),
+                        None => bytes[start..end].fill(0),
+                    }
+                }
+                done += count;
+            }
+        };
+        match self {
+            Change::Write(at, data) => sectors(bytes, *at, data.len() as u64, Some(data)),
+            Change::Zero(at, length) => {
+                let inside = (bytes.len() as u64).saturating_sub(*at).min(*length);
+                sectors(bytes, *at, inside, None);
+            }
+            Change::SetLen(length) if keeps() => bytes.resize(*length as usize, 0),
+            Change::Reach(length) if keeps() && bytes.len() < *length as usize => {
+                bytes.resize(*length as usize, 0);
+            }
+            Change::SetLen(_) | Change::Reach(_) => {}
+        }
+    }
+}
+
+/// Something that is not durable.
+#[derive(Debug)]
+struct Pending {
+    change: Change,
+    ended: u64,
+    /// A flush failed that should have covered it: no later one will.
+    lost: bool,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    bytes: Vec<u8>,
+    /// Which blocks are no holes.
+    data: Vec<bool>,
+    durable: Vec<u8>,
+    pending: Vec<Pending>,
+}
+
+impl FileState {
+    fn new(bytes: Vec<u8>) -> Self {
+        let mut file = FileState {
+            durable: bytes.clone(),
+            bytes,
+            ..FileState::default()
+        };
+        file.find_holes();
+        file
+    }
+
+    /// Blocks of zeroes are holes from now on.
+    fn find_holes(&mut self) {
+        let is_data = |block: &[u8]| block.iter().any(|b| *b != 0);
+        self.data = self.bytes.chunks(BLOCK as usize).map(is_data).collect();
+    }
+
+    fn mark(&mut self, at: u64, length: u64, data: bool) {
+        let blocks = (self.bytes.len() as u64).div_ceil(BLOCK) as usize;
+        self.data.resize(blocks, false);
+        let (first, last) = match data {
+            true => (at / BLOCK, (at + length).div_ceil(BLOCK)),
+            false => (at.div_ceil(BLOCK), (at + length) / BLOCK),
+        };
+        let last = last.min(blocks as u64);
+        (first..last).for_each(|block| self.data[block as usize] = data);
+    }
+
+    fn change(&mut self, change: Change, ended: u64) {
+        change.apply(&mut self.bytes);
+        match &change {
+            Change::Write(at, data) => self.mark(*at, data.len() as u64, true),
+            Change::Zero(at, length) => self.mark(*at, *length, false),
+            Change::SetLen(_) | Change::Reach(_) => self.mark(0, 0, true),
+        }
+        self.pending.push(Pending {
+            change,
+            ended,
+            lost: false,
+        });
+    }
+
+    /// A flush that began then has ended.
+    fn flushed(&mut self, began: u64) {
+        let durable = &mut self.durable;
+        self.pending.retain(|pending| {
+            if pending.ended < began && !pending.lost {
+                pending.change.apply(durable);
+            }
+            pending.ended >= began
+        });
+    }
+
+    /// A flush that began then has failed.
+    fn flush_failed(&mut self, began: u64) {
+        let covered = |p: &&mut Pending| p.ended < began;
+        let covered = self.pending.iter_mut().filter(covered);
+        covered.for_each(|pending| pending.lost = true);
+    }
+}
+
+/// The memory of an operation.
+#[derive(Debug)]
+struct Place(Iov);
+
+// SAFETY: all of a simulation runs on one thread.
+unsafe impl Send for Place {}
+
+/// An operation in flight.
+#[derive(Debug)]
+struct Operation {
+    file: usize,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+    memory: Option<Place>,
+    began: u64,
+    failure: Option<Failure>,
+    waker: Option<Waker>,
+    /// Set when it has ended.
+    result: Option<Result<usize, i32>>,
+}
+
+#[derive(Debug)]
+struct State {
+    clock: u64,
+    rng: Rng,
+    /// Whether operations take time.
+    slow: bool,
+    files: Vec<FileState>,
+    operations: BTreeMap<u64, Operation>,
+    /// What ends when: time and operation.
+    due: BTreeMap<(u64, u64), ()>,
+    next: u64,
+    faults: Vec<Fault>,
+    hits: Hits,
+    /// Everything stops so many operations later.
+    cut: Option<(u32, Cut)>,
+    off: bool,
+    trace: u64,
+    started: u64,
+}
+
+/// A disk with its files.
+#[derive(Debug)]
+pub struct Disk(Mutex<State>);
+
+impl Disk {
+    /// A disk without files, on which everything is quick.
+    pub fn new() -> Arc<Disk> {
+        Arc::new(Disk(Mutex::new(State {
+            clock: 0,
+            rng: Rng::new(0),
+            slow: false,
+            files: Vec::new(),
+            operations: BTreeMap::new(),
+            due: BTreeMap::new(),
+            next: 0,
+            faults: Vec::new(),
+            hits: Hits::default(),
+            cut: None,
+            off: false,
+            trace: 0,
+            started: 0,
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Adds a file with this content, which is durable; its number.
+    pub fn add(&self, bytes: Vec<u8>) -> usize {
+        let mut state = self.state();
+        state.files.push(FileState::new(bytes));
+        state.files.len() - 1
+    }
+
+    /// The content of a file.
+    pub fn bytes(&self, file: usize) -> Vec<u8> {
+        self.state().files[file].bytes.clone()
+    }
+
+    /// Gives a file another content, which is durable.
+    pub fn set_bytes(&self, file: usize, bytes: Vec<u8>) {
+        self.state().files[file] = FileState::new(bytes);
+    }
+
+    /// From now on delays are drawn from this seed.
+    pub fn seed(&self, seed: u64) {
+        self.state().rng = Rng::new(seed);
+    }
+
+    /// Whether operations take time from now on.
+    pub fn set_slow(&self, slow: bool) {
+        self.state().slow = slow;
+    }
+
+    /// Makes operations fail.
+    pub fn arm(&self, fault: Fault) {
+        self.state().faults.push(fault);
+    }
+
+    /// No operation fails any more, and none has: for a new session.
+    pub fn calm(&self) {
+        let mut state = self.state();
+        state.faults.clear();
+        state.hits = Hits::default();
+        state.cut = None;
+    }
+
+    /// What failed since [`Disk::calm`].
+    pub fn hits(&self) -> Hits {
+        self.state().hits
+    }
+
+    /// Everything stops after so many more operations have begun.
+    pub fn cut_after(&self, operations: u32, cut: Cut) {
+        self.state().cut = Some((operations, cut));
+    }
+
+    /// It does not stop by itself any more.
+    pub fn cut_off(&self) {
+        self.state().cut = None;
+    }
+
+    /// Whether it has stopped.
+    pub fn is_off(&self) -> bool {
+        self.state().off
+    }
+
+    /// Everything stops now.
+    pub fn cut(&self, cut: Cut) {
+        let wakers = self.state().cut_now(cut);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// It goes on. Nothing of before is in flight.
+    pub fn power_on(&self) {
+        let mut state = self.state();
+        state.off = false;
+        state.operations.clear();
+        state.due.clear();
+    }
+
+    /// A number that depends on everything that was done.
+    pub fn trace(&self) -> u64 {
+        self.state().trace
+    }
+
+    /// Operations until now.
+    pub fn operations(&self) -> u64 {
+        self.state().started
+    }
+
+    /// Whether something is in flight.
+    pub fn is_busy(&self) -> bool {
+        !self.state().due.is_empty()
+    }
+
+    /// Ends the operation that is due next; false if none is in flight.
+    pub fn advance(&self) -> bool {
+        let mut state = self.state();
+        let Some(((time, id), ())) = state.due.pop_first() else {
+            return false;
+        };
+        state.clock = state.clock.max(time);
+        let waker = state.end(id);
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    /// Something to read and write a file by.
+    pub fn open(self: &Arc<Self>, file: usize, cache: CacheMode, align: usize) -> Arc<File> {
+        Arc::new(File {
+            disk: self.clone(),
+            number: file,
+            cache,
+            alignment: Alignment {
+                memory: align.min(SECTOR as usize),
+                offset: align,
+            },
+            blocks: (align > 1).then(|| Blocks::new(BLOCK)),
+        })
+    }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn mix(&mut self, numbers: &[u64]) {
+        for n in numbers {
+            self.trace = Rng::new(self.trace ^ n).next();
+        }
+    }
+
+    /// Whether an operation of this kind is to fail.
+    fn failure(&mut self, class: Class) -> Option<Failure> {
+        let fault = (self.faults.iter_mut()).find(|f| f.class == class && f.count > 0)?;
+        if fault.skip > 0 {
+            fault.skip -= 1;
+            return None;
+        }
+        fault.count -= 1;
+        Some(fault.how)
+    }
+
+    /// An operation of this kind has failed.
+    fn hit(&mut self, class: Class) {
+        match class {
+            Class::Read => self.hits.reads += 1,
+            Class::Write | Class::Punch => self.hits.writes += 1,
+            Class::Flush => self.hits.flushes += 1,
+        }
+    }
+
+    /// Counts an operation; whether it stops everything.
+    fn count_down(&mut self) -> Option<Vec<Waker>> {
+        self.started += 1;
+        let (left, cut) = self.cut.as_mut()?;
+        if *left > 0 {
+            *left -= 1;
+            return None;
+        }
+        let cut = *cut;
+        self.cut = None;
+        Some(self.cut_now(cut))
+    }
+
+    /// The memory of an operation, as it is now.
+    fn written(operation: &Operation, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        if let Some(Place(iov)) = &operation.memory {
+            iov.slice(0, count).copy_to(&mut bytes);
+        }
+        bytes
+    }
+
+    /// What an operation changes, if it does.
+    fn change_of(operation: &Operation) -> Option<Change> {
+        let (at, length) = (operation.offset, operation.length);
+        match operation.kind {
+            OpKind::Read | OpKind::Flush => None,
+            OpKind::Write | OpKind::WriteDurable => {
+                let count = operation.memory.as_ref().map_or(0, |place| place.0.len());
+                Some(Change::Write(at, State::written(operation, count)))
+            }
+            OpKind::Allocate => Some(Change::Reach(at + length)),
+            _ => Some(Change::Zero(at, length)),
+        }
+    }
+
+    /// Does an operation; the bytes moved.
+    fn perform(&mut self, operation: &Operation) -> Result<usize, i32> {
+        let now = self.tick();
+        let file = operation.file;
+        let moved = operation.memory.as_ref().map_or(0, |place| place.0.len());
+        let wanted = match operation.failure {
+            Some(Failure::Short) => moved
+                .div_ceil(2)
+                .next_multiple_of(SECTOR as usize)
+                .min(moved),
+            _ => moved,
+        };
+        if let Some(failure) = operation.failure {
+            let moves = matches!(
+                operation.kind,
+                OpKind::Read | OpKind::Write | OpKind::WriteDurable
+            );
+            let errno = match failure {
+                Failure::Short if moves => 0,
+                Failure::Short => libc::EIO,
+                Failure::Error(errno) => errno,
+            };
+            if errno != 0 {
+                self.hit(class_of(operation.kind));
+                if operation.kind == OpKind::Flush {
+                    self.files[file].flush_failed(operation.began);
+                }
+                // A write that fails may have been done in part.
+                let part = self.rng.below(4) as usize * wanted / 4;
+                let part = part / SECTOR as usize * SECTOR as usize;
+                if part > 0 && matches!(operation.kind, OpKind::Write | OpKind::WriteDurable) {
+                    let bytes = State::written(operation, part);
+                    self.files[file].change(Change::Write(operation.offset, bytes), now);
+                }
+                return Err(errno);
+            }
+        }
+        match operation.kind {
+            OpKind::Read => {
+                let bytes = &self.files[file].bytes;
+                let from = operation.offset.min(bytes.len() as u64) as usize;
+                let count = wanted.min(bytes.len() - from);
+                if let Some(Place(iov)) = &operation.memory {
+                    iov.slice(0, count).copy_from(&bytes[from..from + count]);
+                }
+                Ok(count)
+            }
+            OpKind::Write | OpKind::WriteDurable => {
+                let bytes = State::written(operation, wanted);
+                self.files[file].change(Change::Write(operation.offset, bytes), now);
+                if operation.kind == OpKind::WriteDurable {
+                    let after = self.tick();
+                    self.files[file].flushed(after);
+                }
+                Ok(wanted)
+            }
+            OpKind::Flush => {
+                self.files[file].flushed(operation.began);
+                Ok(0)
+            }
+            _ => {
+                let change = State::change_of(operation).expect("it changes the file");
+                self.files[file].change(change, now);
+                Ok(0)
+            }
+        }
+    }
+
+    /// Ends an operation, if it has not ended yet.
+    fn end(&mut self, id: u64) -> Option<Waker> {
+        let mut operation = self.operations.remove(&id)?;
+        if operation.result.is_none() {
+            let result = match self.off {
+                true => Err(libc::EIO),
+                false => self.perform(&operation),
+            };
+            self.mix(&[id, result.map_or_else(|e| e as u64, |n| n as u64)]);
+            operation.result = Some(result);
+            // Not touched any more.
+            operation.memory = None;
+        }
+        let waker = operation.waker.take();
+        self.operations.insert(id, operation);
+        waker
+    }
+
+    fn cut_now(&mut self, cut: Cut) -> Vec<Waker> {
+        self.mix(&[77, cut as u64]);
+        let mut rng = Rng::new(self.rng.next());
+        let flights: Vec<_> = (self.operations.values())
+            .filter(|o| o.result.is_none())
+            .filter_map(|o| State::change_of(o).map(|change| (o.file, change)))
+            .collect();
+        for (number, file) in self.files.iter_mut().enumerate() {
+            let in_flight = flights.iter().filter(|f| f.0 == number).map(|f| &f.1);
+            // How much survives, of each operation and of each sector.
+            let (whole, torn) = (rng.below(5), rng.below(5));
+            match cut {
+                Cut::Kill => {
+                    for change in in_flight {
+                        let all = rng.one_in(2);
+                        change.apply_sectors(&mut file.bytes, || all || rng.below(4) < torn);
+                    }
+                    // What the page cache has is taken for durable from here on.
+                    *file = FileState::new(std::mem::take(&mut file.bytes));
+                }
+                Cut::Power => {
+                    let pending = file.pending.iter().map(|p| &p.change);
+                    let mut bytes = std::mem::take(&mut file.durable);
+                    for change in pending.chain(in_flight) {
+                        let all = rng.below(4) < whole;
+                        change.apply_sectors(&mut bytes, || all || rng.below(4) < torn);
+                    }
+                    *file = FileState::new(bytes);
+                }
+            }
+        }
+        self.off = true;
+        self.cut = None;
+        self.due.clear();
+        let ids: Vec<_> = self.operations.keys().copied().collect();
+        ids.into_iter().filter_map(|id| self.end(id)).collect()
+    }
+}
+
+/// A file of a disk, open.
+#[derive(Debug)]
+pub struct File {
+    disk: Arc<Disk>,
+    number: usize,
+    cache: CacheMode,
+    alignment: Alignment,
+    blocks: Option<Blocks>,
+}
+
+fn class_of(kind: OpKind) -> Class {
+    match kind {
+        OpKind::Read => Class::Read,
+        OpKind::Flush => Class::Flush,
+        OpKind::PunchHole | OpKind::Discard => Class::Punch,
+        _ => Class::Write,
+    }
+}
+
+fn error(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+/// Waits for the end of an operation. Dropped, it ends it, as the drop of an operation that the
+/// kernel has waits for its end.
+struct Flight {
+    disk: Arc<Disk>,
+    id: u64,
+}
+
+impl Future for Flight {
+    type Output = io::Result<usize>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.disk.state();
+        let Some(operation) = state.operations.get_mut(&self.id) else {
+            return Poll::Ready(Err(error(libc::EIO)));
+        };
+        match operation.result {
+            Some(result) => Poll::Ready(result.map_err(error)),
+            None => {
+                operation.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut state = self.disk.state();
+        // Others end while this one is waited for.
+        let mut woken = Vec::new();
+        while state
+            .operations
+            .get(&self.id)
+            .is_some_and(|o| o.result.is_none())
+        {
+            let Some(((time, id), ())) = state.due.pop_first() else {
+                break;
+            };
+            state.clock = state.clock.max(time);
+            woken.extend(state.end(id));
+        }
+        state.operations.remove(&self.id);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+// SAFETY: an operation's memory is used until it has ended, which its `Flight` waits for when it
+// is dropped.
+unsafe impl Storage for File {
+    unsafe fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let align = self.alignment.offset as u64;
+        let moves = matches!(kind, OpKind::Read | OpKind::Write | OpKind::WriteDurable);
+        assert!(
+            !moves || offset.is_multiple_of(align) && length.is_multiple_of(align),
+            "{kind:?} of {length:#x} bytes at {offset:#x} is not aligned to {align}"
+        );
+        let mut state = self.disk.state();
+        let stopped = state.count_down();
+        if state.off {
+            drop(state);
+            stopped.into_iter().flatten().for_each(Waker::wake);
+            return Started::done(Err(error(libc::EIO)));
+        }
+        if offset.saturating_add(length) > MOST && kind != OpKind::Read {
+            return Started::done(Err(error(libc::EFBIG)));
+        }
+        let failure = state.failure(class_of(kind));
+        let began = state.tick();
+        let id = state.next;
+        state.next += 1;
+        state.mix(&[id, self.number as u64, kind as u64, offset, length]);
+        state.operations.insert(
+            id,
+            Operation {
+                file: self.number,
+                kind,
+                offset,
+                length,
+                memory: memory.cloned().map(Place),
+                began,
+                failure,
+                waker: None,
+                result: None,
+            },
+        );
+        // Mostly in order and quick, sometimes long after all others.
+        let delay = match state.slow {
+            false => 0,
+            true => [0, 3, 10, 40, 400][state.rng.below(5) as usize],
+        };
+        let flight = Flight {
+            disk: self.disk.clone(),
+            id,
+        };
+        if delay == 0 {
+            state.end(id);
+            let result = state.operations[&id].result;
+            drop(state);
+            return Started::done(result.unwrap_or(Err(libc::EIO)).map_err(error));
+        }
+        let time = began + 1 + state.rng.below(delay);
+        state.due.insert((time, id), ());
+        drop(state);
+        Started::later(flight)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.disk.state().files[self.number].bytes.len() as u64)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        let mut state = self.disk.state();
+        if let Some(woken) = state.count_down() {
+            drop(state);
+            woken.into_iter().for_each(Waker::wake);
+            return Err(error(libc::EIO));
+        }
+        if state.off {
+            return Err(error(libc::EIO));
+        }
+        if length > MOST {
+            return Err(error(libc::EFBIG));
+        }
+        if let Some(failure) = state.failure(Class::Write) {
+            state.hit(Class::Write);
+            return Err(error(match failure {
+                Failure::Error(errno) => errno,
+                Failure::Short => libc::EIO,
+            }));
+        }
+        let now = state.tick();
+        state.mix(&[self.number as u64, length]);
+        state.files[self.number].change(Change::SetLen(length), now);
+        Ok(())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        let data = &self.disk.state().files[self.number].data;
+        Ok(data.iter().filter(|data| **data).count() as u64 * BLOCK)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        let state = self.disk.state();
+        let file = &state.files[self.number];
+        let end = file.bytes.len() as u64;
+        if offset >= end {
+            return Ok(StorageExtent {
+                data: true,
+                length: 0,
+            });
+        }
+        let data = |at: u64| file.data.get((at / BLOCK) as usize) == Some(&true);
+        let kind = data(offset);
+        let mut to = (offset / BLOCK + 1) * BLOCK;
+        while to < end && data(to) == kind {
+            to += BLOCK;
+        }
+        Ok(StorageExtent {
+            data: kind,
+            length: to.min(end) - offset,
+        })
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.cache
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
+    }
+}

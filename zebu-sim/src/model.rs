@@ -1,0 +1,299 @@
+//! What may be read: for each sector the contents that it may have.
+//!
+//! Every change of a sector is a version: when it began and ended, and whether it succeeded. A
+//! change that succeeded replaces those that had ended before it began. One that failed, or was
+//! dropped, may or may not have been done, and replaces nothing. What was replaced since the last
+//! flush may still come back by a crash.
+
+use std::ops::Range;
+
+use crate::content::{self, Tag, UNKNOWN, ZERO};
+
+/// When something happened; every begin and end has a time of its own.
+pub type Time = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    tag: Tag,
+    began: Time,
+    /// `Time::MAX` while it is in flight.
+    ended: Time,
+    /// It was done for sure.
+    done: bool,
+    /// Replaced: only a crash brings it back.
+    gone: bool,
+}
+
+/// The contents that a sector may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    versions: Vec<Version>,
+    /// Damage has made it anything.
+    pub wild: bool,
+    /// It was written, so that the image itself says what it is.
+    pub explicit: bool,
+    /// The file was cut in front of it.
+    pub cut: bool,
+}
+
+impl Cell {
+    /// Has this content, durably.
+    pub fn new(tag: Tag) -> Self {
+        Cell {
+            versions: vec![Version {
+                tag,
+                began: 0,
+                ended: 0,
+                done: true,
+                gone: false,
+            }],
+            wild: false,
+            explicit: false,
+            cut: false,
+        }
+    }
+
+    /// What a read may return.
+    pub fn now(&self) -> impl Iterator<Item = Tag> + '_ {
+        self.versions.iter().filter(|v| !v.gone).map(|v| v.tag)
+    }
+
+    /// Whether a read may return this.
+    pub fn may_be(&self, tag: Tag) -> bool {
+        self.wild || self.now().any(|now| now == tag)
+    }
+
+    /// It may have this content, too.
+    pub fn add(&mut self, tag: Tag, at: Time) {
+        if !self.now().any(|now| now == tag) {
+            self.versions.push(Version {
+                tag,
+                began: at,
+                ended: at,
+                done: false,
+                gone: false,
+            });
+        }
+    }
+
+    /// It was read, while nothing changed it: it has this content and no other.
+    fn pin(&mut self, tag: Tag) {
+        let is_changing = self.versions.iter().any(|v| v.ended == Time::MAX);
+        if self.wild || is_changing || tag == UNREADABLE {
+            return;
+        }
+        for version in &mut self.versions {
+            version.gone |= version.tag != tag;
+        }
+    }
+
+    /// The same, and what was read is durable.
+    fn fix(&mut self, tag: Tag) {
+        if !self.wild && tag != UNREADABLE {
+            self.versions = Cell::new(tag).versions;
+        }
+    }
+
+    fn end(&mut self, tag: Tag, began: Time, ended: Time, done: bool) {
+        let of = |v: &&mut Version| v.tag == tag && v.began == began;
+        if let Some(version) = self.versions.iter_mut().find(of) {
+            version.ended = ended;
+            version.done = done;
+        }
+        if done {
+            for version in &mut self.versions {
+                version.gone |= version.ended < began;
+            }
+        }
+    }
+
+    /// What had ended then is durable.
+    fn flush(&mut self, until: Time) {
+        if self.versions.len() < 2 {
+            return;
+        }
+        let durable = |v: &&Version| v.done && v.ended < until;
+        let latest = self.versions.iter().filter(durable).map(|v| v.began).max();
+        if let Some(latest) = latest {
+            self.versions.retain(|v| v.ended >= latest);
+        }
+    }
+
+    /// Only what it may be now counts from here on.
+    pub fn settle(&mut self) {
+        self.versions.retain(|v| !v.gone);
+    }
+
+    /// Whatever was in flight or not durable may be there or not.
+    fn crash(&mut self) {
+        // Whether the image says what it is may be lost, too.
+        self.explicit &= self.versions.len() == 1;
+        for version in &mut self.versions {
+            version.gone = false;
+            version.done = false;
+            version.ended = version.ended.min(Time::MAX - 1);
+        }
+    }
+}
+
+/// An internal snapshot.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// What it contains.
+    pub cells: Vec<Cell>,
+}
+
+/// A read in flight.
+#[derive(Debug)]
+pub struct Reading {
+    id: u64,
+    range: Range<usize>,
+    /// What each sector might have been at some moment.
+    may_be: Vec<Vec<Tag>>,
+}
+
+/// The disk as it may be.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// Its sectors.
+    pub cells: Vec<Cell>,
+    /// Its snapshots, the oldest first.
+    pub snapshots: Vec<Snapshot>,
+}
+
+impl Model {
+    /// How many sectors there are.
+    pub fn sectors(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// A change begins.
+    pub fn begin(&mut self, range: Range<usize>, tag: Tag, now: Time) {
+        for cell in &mut self.cells[range] {
+            cell.versions.push(Version {
+                tag,
+                began: now,
+                ended: Time::MAX,
+                done: false,
+                gone: false,
+            });
+        }
+    }
+
+    /// A change that began then has ended.
+    pub fn end(&mut self, range: Range<usize>, tag: Tag, began: Time, now: Time, done: bool) {
+        for cell in &mut self.cells[range] {
+            cell.end(tag, began, now, done);
+            cell.explicit |= done;
+        }
+    }
+
+    /// What had ended before then is durable.
+    pub fn flushed(&mut self, until: Time) {
+        self.cells.iter_mut().for_each(|cell| cell.flush(until));
+    }
+
+    /// The same for a part of the disk.
+    pub fn flushed_range(&mut self, range: Range<usize>, until: Time) {
+        self.cells[range]
+            .iter_mut()
+            .for_each(|cell| cell.flush(until));
+    }
+
+    /// Everything is durable, and nothing is in flight.
+    pub fn settled(&mut self) {
+        self.flushed(Time::MAX);
+    }
+
+    /// The machine stopped, or the device went without being closed.
+    pub fn crashed(&mut self) {
+        self.cells.iter_mut().for_each(Cell::crash);
+    }
+
+    /// The first sector that is none of what it may be, as a message.
+    pub fn check(&self, found: &[Tag]) -> Result<(), String> {
+        if found.len() != self.cells.len() {
+            let (is, was) = (found.len(), self.cells.len());
+            return Err(format!("the disk has {is:#x} sectors instead of {was:#x}"));
+        }
+        check_cells(&self.cells, found)
+    }
+
+    /// Everything was read while nothing changed: this is the content, also after a crash if it
+    /// is `durable`.
+    pub fn pin(&mut self, found: &[Tag], durable: bool) {
+        for (cell, tag) in self.cells.iter_mut().zip(found) {
+            match durable {
+                true => cell.fix(*tag),
+                false => cell.pin(*tag),
+            }
+        }
+    }
+}
+
+/// The first sector that is none of what it may be, as a message.
+pub fn check_cells(cells: &[Cell], found: &[Tag]) -> Result<(), String> {
+    let wrong = |(cell, tag): (&Cell, &Tag)| *tag != UNREADABLE && !cell.may_be(*tag);
+    let Some(sector) = cells.iter().zip(found).position(wrong) else {
+        return Ok(());
+    };
+    let count = cells
+        .iter()
+        .zip(found)
+        .filter(|p| wrong((p.0, p.1)))
+        .count();
+    let may: Vec<_> = cells[sector].now().map(content::name).collect();
+    Err(format!(
+        "sector {sector:#x} is {} instead of {} ({count} sectors are wrong)",
+        content::name(found[sector]),
+        may.join(" or ")
+    ))
+}
+
+/// A sector that could not be read, of an image that is damaged.
+pub const UNREADABLE: Tag = UNKNOWN - 1;
+
+/// The reads in flight.
+#[derive(Debug, Default)]
+pub struct Readings {
+    all: Vec<Reading>,
+    next: u64,
+}
+
+impl Readings {
+    /// A read begins; its number.
+    pub fn begin(&mut self, model: &Model, range: Range<usize>) -> u64 {
+        self.next += 1;
+        let cells = &model.cells[range.clone()];
+        self.all.push(Reading {
+            id: self.next,
+            range,
+            may_be: cells.iter().map(|cell| cell.now().collect()).collect(),
+        });
+        self.next
+    }
+
+    /// A change has begun, which the reads in flight may see.
+    pub fn see(&mut self, range: Range<usize>, tag: Tag) {
+        for reading in &mut self.all {
+            let from = range.start.max(reading.range.start);
+            let to = range.end.min(reading.range.end);
+            for sector in from..to {
+                reading.may_be[sector - reading.range.start].push(tag);
+            }
+        }
+    }
+
+    /// A read has ended, and is forgotten.
+    pub fn end(&mut self, id: u64) -> Option<Vec<Vec<Tag>>> {
+        let place = self.all.iter().position(|reading| reading.id == id)?;
+        Some(self.all.swap_remove(place).may_be)
+    }
+}
+
+/// What zeroes are, for whoever makes a new disk.
+pub fn zeroes(sectors: usize) -> Vec<Cell> {
+    vec![Cell::new(ZERO); sectors]
+}

@@ -1,0 +1,215 @@
+//! Who goes on: an engine that waits in virtual time, and requests that the real queues drive.
+//!
+//! A request is a task of its queue. Its future is wrapped, so that it can be dropped after a
+//! number of polls, or be left alone for a while although it was woken.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::os::fd::RawFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use zebu::storage::{
+    Completion, Engine, Interest, Notify, Op, Queue, QueueOptions, Token, simulate_engines,
+};
+
+use crate::disk::Disk;
+use crate::steps::Fate;
+
+/// An engine that has no operations of its own: what a queue waits for happens on the disk.
+struct Waits(Arc<Disk>);
+
+struct Nobody;
+
+impl Notify for Nobody {
+    fn notify(&self) {}
+}
+
+#[allow(unsafe_code)]
+impl Engine for Waits {
+    unsafe fn submit(&mut self, _: Token, op: Op) {
+        panic!("{op:?}: the simulated storage starts no operations of the engine");
+    }
+
+    fn watch(&mut self, _: Token, _: RawFd, _: Interest) {
+        panic!("there are no descriptors in a simulation");
+    }
+
+    fn unwatch(&mut self, _: Token) {}
+
+    fn poll(&mut self, wait: bool, _: &mut Vec<Completion>) -> io::Result<()> {
+        if wait && !self.0.advance() {
+            panic!("hang: nothing is in flight, and an operation of the whole image waits");
+        }
+        Ok(())
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::new(Nobody)
+    }
+}
+
+/// Has all queues of this thread wait for `disk`.
+pub fn simulate(disk: &Arc<Disk>) {
+    let disk = disk.clone();
+    simulate_engines(Some(Rc::new(move || Box::new(Waits(disk.clone())))));
+}
+
+/// A queue of the simulation.
+pub fn queue(parts: usize) -> Queue {
+    let options = QueueOptions {
+        parts,
+        inflate_here: true,
+        ..QueueOptions::default()
+    };
+    Queue::new(options).expect("nothing is asked of the system")
+}
+
+/// What a request came to.
+pub type Outcome = zebu::Result<Vec<u8>>;
+
+/// A future of a request.
+pub type RequestFuture = Pin<Box<dyn Future<Output = Outcome>>>;
+
+struct Slot {
+    future: Option<RequestFuture>,
+    fate: Fate,
+    polls: u32,
+    stalled: bool,
+    waker: Option<Waker>,
+    outcome: Option<Outcome>,
+}
+
+/// A request that its queue drives.
+#[derive(Clone)]
+pub struct Driven(Rc<RefCell<Slot>>);
+
+/// How many polls of requests there were: whether anything goes on.
+pub type Polls = Rc<std::cell::Cell<u64>>;
+
+struct Task(Driven, Polls);
+
+impl Driven {
+    /// Gives a request to a queue.
+    pub fn spawn(queue: &Queue, future: RequestFuture, fate: Fate, polls: &Polls) -> Driven {
+        let driven = Driven(Rc::new(RefCell::new(Slot {
+            future: Some(future),
+            fate,
+            polls: 0,
+            stalled: false,
+            waker: None,
+            outcome: None,
+        })));
+        drop(queue.spawn(Task(driven.clone(), polls.clone())));
+        driven
+    }
+
+    /// Whether it has ended or was dropped.
+    pub fn is_over(&self) -> bool {
+        let slot = self.0.borrow();
+        slot.future.is_none()
+    }
+
+    /// What it came to; None: it was dropped.
+    pub fn take_outcome(&self) -> Option<Outcome> {
+        self.0.borrow_mut().outcome.take()
+    }
+
+    /// Whether it is left alone.
+    pub fn is_stalled(&self) -> bool {
+        self.0.borrow().stalled
+    }
+
+    /// It is polled again, or dropped if that is its fate.
+    pub fn release(&self) {
+        let (dropped, waker) = {
+            let mut slot = self.0.borrow_mut();
+            slot.stalled = false;
+            let dropped = match slot.fate {
+                Fate::StallDrop(_) => slot.future.take(),
+                _ => None,
+            };
+            slot.fate = Fate::Run;
+            (dropped, slot.waker.take())
+        };
+        drop(dropped);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Drops its future now.
+    pub fn abandon(&self) {
+        let future = self.0.borrow_mut().future.take();
+        drop(future);
+    }
+}
+
+impl Future for Task {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Task(driven, polls) = &*self;
+        let mut future = {
+            let mut slot = driven.0.borrow_mut();
+            slot.waker = Some(context.waker().clone());
+            if slot.stalled {
+                return Poll::Pending;
+            }
+            match slot.future.take() {
+                Some(future) => future,
+                None => return Poll::Ready(()),
+            }
+        };
+        polls.set(polls.get() + 1);
+        let poll = future.as_mut().poll(context);
+        let mut slot = driven.0.borrow_mut();
+        slot.polls += 1;
+        match (poll, slot.fate) {
+            (Poll::Ready(outcome), _) => slot.outcome = Some(outcome),
+            (Poll::Pending, Fate::Drop(polls)) if slot.polls >= polls => {}
+            (Poll::Pending, Fate::Stall(polls) | Fate::StallDrop(polls)) if slot.polls >= polls => {
+                slot.stalled = true;
+                slot.future = Some(future);
+                return Poll::Pending;
+            }
+            (Poll::Pending, _) => {
+                slot.future = Some(future);
+                return Poll::Pending;
+            }
+        }
+        drop(slot);
+        drop(future);
+        Poll::Ready(())
+    }
+}
+
+/// Lets the tasks of a queue run that are ready.
+pub fn turn(queue: &Queue) {
+    queue.block_on(async {});
+}
+
+/// Drives a future of the whole image to its end, or drops it after so many polls.
+pub fn run_or_drop<T>(
+    queue: &Queue,
+    drop_after: Option<u32>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let mut future = Box::pin(future);
+    let mut polls = 0;
+    queue.block_on(std::future::poll_fn(move |context| {
+        match future.as_mut().poll(context) {
+            Poll::Ready(value) => Poll::Ready(Some(value)),
+            Poll::Pending => {
+                polls += 1;
+                match drop_after.is_some_and(|most| polls >= most) {
+                    true => Poll::Ready(None),
+                    false => Poll::Pending,
+                }
+            }
+        }
+    }))
+}

@@ -1,0 +1,150 @@
+//! Runs scenarios so that a panic is a failure like any other, and makes one that fails as short
+//! as it can be.
+
+use std::cell::RefCell;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
+use crate::run::{Report, run};
+use crate::steps::{Fate, Scenario, Stop, What};
+
+thread_local! {
+    /// Where this thread panicked last, and what it said.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Panics of simulations are kept for their report instead of being printed.
+fn keep_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            match std::env::var_os("ZEBU_SIM_BACKTRACE") {
+                Some(_) => print(info),
+                None => {
+                    let place = info.location().map(ToString::to_string);
+                    let text = info.payload_as_str().unwrap_or("?");
+                    let text = format!("{text} ({})", place.unwrap_or_default());
+                    PANIC.with_borrow_mut(|panic| _ = panic.get_or_insert(text));
+                }
+            }
+        }));
+    });
+}
+
+/// Carries a scenario out; the error says what is wrong.
+pub fn attempt(scenario: &Scenario) -> Result<Report, String> {
+    keep_panics();
+    PANIC.set(None);
+    let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario)));
+    result.unwrap_or_else(|_| {
+        let text = PANIC.take().unwrap_or_default();
+        Err(match text.starts_with("hang: ") {
+            true => text,
+            false => format!("panic: {text}"),
+        })
+    })
+}
+
+/// The kind of a failure.
+fn kind(failure: &str) -> &str {
+    failure.split(':').next().unwrap_or_default()
+}
+
+/// The fewest and plainest steps that fail in the same way, and how they do.
+pub fn shrink(scenario: &Scenario, failure: &str, mut attempts: usize) -> (Scenario, String) {
+    let mut best = (scenario.clone(), failure.to_string());
+    let mut is_better = |candidate: &Scenario, best: &mut (Scenario, String)| {
+        if attempts == 0 {
+            return false;
+        }
+        attempts -= 1;
+        match attempt(candidate) {
+            Err(e) if kind(&e) == kind(&best.1) => {
+                *best = (candidate.clone(), e);
+                true
+            }
+            _ => false,
+        }
+    };
+    loop {
+        let before = best.0.steps.len();
+        // Halves, quarters, ... single steps are left out, from the end on.
+        let mut size = before.div_ceil(2).max(1);
+        loop {
+            let mut end = best.0.steps.len();
+            while end > 0 {
+                let start = end.saturating_sub(size);
+                let mut candidate = best.0.clone();
+                candidate.steps.drain(start..end);
+                is_better(&candidate, &mut best);
+                end = start.min(best.0.steps.len());
+            }
+            if size == 1 {
+                break;
+            }
+            size = size.div_ceil(2);
+        }
+        if best.0.steps.len() == before {
+            break;
+        }
+    }
+    for simpler in ORIGINS {
+        let mut candidate = best.0.clone();
+        simpler(&mut candidate);
+        is_better(&candidate, &mut best);
+    }
+    for n in 0..best.0.steps.len() {
+        for simpler in STEPS {
+            let mut candidate = best.0.clone();
+            simpler(&mut candidate.steps[n].what);
+            is_better(&candidate, &mut best);
+        }
+    }
+    best
+}
+
+/// Ways to make an image plainer.
+const ORIGINS: &[fn(&mut Scenario)] = &[
+    |s| s.origin.backing = usize::MAX,
+    |s| s.origin.bases.clear(),
+    |s| s.origin.bases.truncate(1),
+    |s| s.origin.create.lazy_refcounts = false,
+    |s| s.origin.create.refcount_order = 4,
+    |s| s.origin.create.data_file = None,
+    |s| s.origin.create.preallocation = zebu::block::Preallocation::Off,
+    |s| s.origin.create.extended_l2 = false,
+    |s| s.origin.create.compression = zebu::format::Compression::Zlib,
+    |s| s.origin.create.version = 3,
+    |s| {
+        s.origin
+            .bases
+            .iter_mut()
+            .for_each(|base| base.above = false)
+    },
+    |s| s.origin.bases.iter_mut().for_each(|base| base.qcow2 = None),
+];
+
+/// Ways to make a step plainer.
+const STEPS: &[fn(&mut What)] = &[
+    |what| match what {
+        What::Request(request) => request.fate = Fate::Run,
+        What::Whole(_, stop) | What::Close(stop) | What::Job(_, stop) => *stop = Stop::No,
+        _ => {}
+    },
+    |what| {
+        if let What::Request(request) = what {
+            request.turns = 0;
+        }
+    },
+    |what| {
+        if let What::Request(request) = what {
+            request.count = 1;
+        }
+    },
+    |what| {
+        if let What::Request(request) = what {
+            request.queue = 0;
+        }
+    },
+];

@@ -1,0 +1,544 @@
+//! What a simulation does, as data: an image and a list of steps. Drawn from a seed, and shrunk
+//! when they fail; any part of the list is a simulation, too.
+
+use std::fmt;
+
+use zebu::block::{DetectZeroes, Preallocation, Zeroing};
+use zebu::format::Compression;
+use zebu::jobs::{CreateQcow2, RepairMode};
+use zebu::storage::CacheMode;
+
+use crate::disk::{Class, Cut, Failure, Fault};
+use crate::rng::Rng;
+
+/// Everything that a simulation does.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The image that it begins with.
+    pub origin: Origin,
+    /// What then happens.
+    pub steps: Vec<Step>,
+}
+
+/// An image and what lies behind it.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// How it is made (but for the name of its backing file).
+    pub create: CreateQcow2,
+    /// The images that it may have behind it.
+    pub bases: Vec<Base>,
+    /// The one that it has: none if there is no such one.
+    pub backing: usize,
+}
+
+/// An image to lie behind another one.
+#[derive(Clone, Debug)]
+pub struct Base {
+    /// Bytes of its disk; of a raw one any number.
+    pub bytes: u64,
+    /// qcow2: clusters of so many bits, over the base of the next number if `above`.
+    pub qcow2: Option<u32>,
+    /// Whether it lies on the next base.
+    pub above: bool,
+    /// Of how many pieces one has data.
+    pub sparse: u64,
+    /// What its content is drawn from.
+    pub seed: u64,
+}
+
+/// A step. What it draws comes from its own seed, and what it writes has its number, so neither
+/// changes when others are left out.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The tag of what it writes.
+    pub id: u32,
+    /// What the disk and the scheduler draw from while it runs.
+    pub seed: u64,
+    /// What is done.
+    pub what: What,
+}
+
+/// What a step does.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// Opens the image for writing, if it is not open.
+    Open(Opening),
+    /// Begins a request, and lets some time pass.
+    Request(Request),
+    /// Waits until all requests have ended.
+    Wait,
+    /// Changes the whole image while nothing else is in flight.
+    Whole(Whole, Stop),
+    /// Operations of the disk fail from now on.
+    Fault(Fault),
+    /// Closes the image.
+    Close(Stop),
+    /// Drops all requests, then the device, without closing it.
+    Abandon,
+    /// The process or the machine stops now.
+    Cut(Cut),
+    /// A job, with the image closed.
+    Job(Job, Stop),
+    /// Zeroes at the end of the file are cut off, as QEMU leaves files: to so many bytes.
+    Trim(u64),
+    /// The file is damaged.
+    Damage(Damage),
+}
+
+/// How a longer operation is interrupted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stop {
+    /// Not at all.
+    #[default]
+    No,
+    /// Everything stops after so many operations of the disk.
+    Cut(u32, Cut),
+    /// Its future is dropped after so many polls.
+    Drop(u32),
+}
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// Queues that requests come from.
+    pub queues: usize,
+    /// Whether discards are carried out.
+    pub discard: bool,
+    /// What becomes of writes of zeroes.
+    pub detect_zeroes: DetectZeroes,
+    /// Bytes of L2 slices.
+    pub cache: Option<(u64, u64)>,
+    /// Whether I/O goes past the page cache or not, and when it is durable.
+    pub mode: CacheMode,
+    /// What direct I/O is aligned to.
+    pub align: usize,
+    /// Parts of a request in flight.
+    pub parts: usize,
+}
+
+/// A request for a range of the disk.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The queue that drives it.
+    pub queue: usize,
+    /// What is asked.
+    pub kind: Kind,
+    /// First sector, modulo the size of the disk.
+    pub start: usize,
+    /// How many.
+    pub count: usize,
+    /// What becomes of its future.
+    pub fate: Fate,
+    /// Turns of the scheduler after it has begun.
+    pub turns: u32,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Write whole clusters compressed.
+    Compressed,
+    /// Make zero.
+    Zero(Zeroing),
+    /// Discard.
+    Discard,
+    /// Make durable.
+    Flush,
+}
+
+/// What becomes of a request's future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is polled to its end.
+    Run,
+    /// It is dropped after so many polls.
+    Drop(u32),
+    /// After so many polls it is not polled any more until all the others have ended.
+    Stall(u32),
+    /// The same, and then it is dropped.
+    StallDrop(u32),
+}
+
+/// A change of the whole image.
+#[derive(Clone, Copy, Debug)]
+pub enum Whole {
+    /// Another size, in sectors: so many more or less.
+    Resize(i64, Preallocation),
+    /// A snapshot is taken.
+    Take,
+    /// Back to a snapshot, modulo their number.
+    Apply(usize),
+    /// A snapshot is deleted.
+    Delete(usize),
+}
+
+/// A job on the closed image.
+#[derive(Clone, Copy, Debug)]
+pub enum Job {
+    /// Into the image behind it; whether it is emptied then.
+    Commit(bool),
+    /// On top of another base; whether what is written is compressed.
+    Rebase(usize, bool),
+    /// Only the name of the base changes.
+    RebaseUnsafe(usize),
+    /// Version, refcount order, lazy refcounts.
+    Amend(Option<u32>, Option<u32>, Option<bool>),
+    /// A repair.
+    Repair(RepairMode),
+    /// Into a new image: cluster bits, compressed.
+    Convert(u32, bool),
+}
+
+/// Damage to the file of a closed image.
+#[derive(Clone, Copy, Debug)]
+pub enum Damage {
+    /// A reserved or alignment bit of an L1 entry is set.
+    L1(u64),
+    /// The same of an L2 entry.
+    L2(u64),
+    /// The same of a refcount table entry.
+    Refcount(u64),
+    /// The file is cut.
+    Truncate(u64),
+    /// The file is longer by so many bytes of noise.
+    Extend(u64),
+}
+
+/// What a simulation may leave out, to look for the rest.
+pub const KINDS: &[&str] = &[
+    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes",
+];
+
+impl Scenario {
+    /// The simulation of a seed, with so many steps and without these [`KINDS`] of them.
+    pub fn random(seed: u64, steps: usize, without: &[String]) -> Scenario {
+        let with = |kind: &str| !without.iter().any(|w| w == kind);
+        let mut rng = Rng::new(seed);
+        let origin = Origin::random(&mut rng);
+        let mut draw = Draw {
+            cluster: 1 << (origin.create.cluster_bits - 9),
+            sectors: (origin.create.size / 512) as usize,
+            hot: rng.below(1 << 20) as usize,
+            discards: 1 + rng.below(3),
+            drops: rng.one_in(2) && with("drops"),
+            stalls: rng.one_in(3) && with("stalls"),
+            faults: rng.one_in(3) && with("faults"),
+            damage: rng.one_in(3) && with("damage"),
+            cuts: rng.one_in(2) && with("cuts"),
+            jobs: rng.one_in(2) && with("jobs"),
+            wholes: rng.one_in(2) && with("wholes"),
+            bases: origin.bases.len() as u64,
+            rng,
+        };
+        let steps = (1..=steps as u32).map(|id| draw.step(id)).collect();
+        Scenario { origin, steps }
+    }
+}
+
+impl Origin {
+    fn random(rng: &mut Rng) -> Origin {
+        loop {
+            let origin = Origin::draw(rng);
+            if origin.create.check().is_ok() {
+                return origin;
+            }
+        }
+    }
+
+    fn draw(rng: &mut Rng) -> Origin {
+        let version = if rng.one_in(5) { 2 } else { 3 };
+        let extended_l2 = version == 3 && rng.one_in(3);
+        let cluster_bits = match rng.below(8) {
+            _ if extended_l2 => 14 + rng.below(3) as u32,
+            0 => 16,
+            1..4 => 9,
+            _ => 9 + rng.below(7) as u32,
+        };
+        let most = (1 << 20).min((1u64 << cluster_bits) * 300);
+        let mut size = 512 * (8 + rng.below(most / 512));
+        if rng.one_in(2) {
+            size = size.next_multiple_of(1 << cluster_bits);
+        }
+        let bases: Vec<_> = (0..rng.below(4)).map(|_| Base::draw(rng, size)).collect();
+        let backing = if rng.one_in(3) { bases.len() } else { 0 };
+        let has_backing = backing < bases.len();
+        let data_file = (version == 3 && rng.one_in(8)).then(|| zebu::jobs::NewDataFile {
+            name: "data".into(),
+            raw: !has_backing && rng.one_in(2),
+        });
+        Origin {
+            create: CreateQcow2 {
+                size,
+                version,
+                cluster_bits,
+                refcount_order: match version == 3 && rng.one_in(3) {
+                    true => rng.below(7) as u32,
+                    false => 4,
+                },
+                extended_l2,
+                lazy_refcounts: version == 3 && rng.one_in(4),
+                compression: match version == 3 && rng.one_in(3) {
+                    true => Compression::Zstd,
+                    false => Compression::Zlib,
+                },
+                preallocation: match has_backing && !extended_l2 {
+                    true => Preallocation::Off,
+                    false => draw_preallocation(rng),
+                },
+                backing: None,
+                data_file,
+            },
+            bases,
+            backing,
+        }
+    }
+}
+
+fn draw_preallocation(rng: &mut Rng) -> Preallocation {
+    match rng.below(10) {
+        0 | 1 => Preallocation::Metadata,
+        2 => Preallocation::Falloc,
+        3 => Preallocation::Full,
+        _ => Preallocation::Off,
+    }
+}
+
+impl Base {
+    fn draw(rng: &mut Rng, size: u64) -> Base {
+        let sectors = size / 512;
+        let bytes = 512
+            * match rng.below(3) {
+                0 => sectors,
+                1 => 1 + rng.below(sectors),
+                _ => sectors + rng.below(300),
+            };
+        let qcow2 = rng.one_in(2).then(|| 9 + rng.below(8) as u32);
+        // The end of a raw image may lie within a sector.
+        let odd = match qcow2.is_none() && rng.one_in(3) {
+            true => crate::content::LEAST_PART + rng.below(512 - crate::content::LEAST_PART),
+            false => 0,
+        };
+        Base {
+            bytes: bytes + odd,
+            qcow2,
+            above: qcow2.is_some() && rng.one_in(2),
+            sparse: 1 + rng.below(4),
+            seed: rng.next(),
+        }
+    }
+}
+
+/// What steps are drawn from.
+struct Draw {
+    rng: Rng,
+    /// Sectors of a cluster, and of the disk.
+    cluster: usize,
+    sectors: usize,
+    /// Where half of the requests go.
+    hot: usize,
+    discards: u64,
+    drops: bool,
+    stalls: bool,
+    faults: bool,
+    damage: bool,
+    cuts: bool,
+    jobs: bool,
+    wholes: bool,
+    bases: u64,
+}
+
+impl Draw {
+    fn step(&mut self, id: u32) -> Step {
+        let seed = self.rng.next();
+        let what = match self.rng.below(100) {
+            0..80 => What::Request(self.request()),
+            80..83 => What::Wait,
+            83..88 if self.wholes => What::Whole(self.whole(), self.stop()),
+            88..90 if self.faults => What::Fault(self.fault()),
+            90 if self.cuts => What::Cut(self.cut()),
+            91 if self.cuts => What::Abandon,
+            92..94 => What::Close(self.stop()),
+            94..97 if self.jobs => What::Job(self.job(), self.stop()),
+            97 | 98 if self.damage => What::Damage(self.damage()),
+            98 => What::Trim(self.rng.below(4096)),
+            99 => What::Open(self.opening()),
+            _ => What::Request(self.request()),
+        };
+        Step { id, seed, what }
+    }
+
+    fn cut(&mut self) -> Cut {
+        self.rng.pick(&[Cut::Kill, Cut::Power])
+    }
+
+    fn stop(&mut self) -> Stop {
+        match self.rng.below(6) {
+            0 if self.cuts => Stop::Cut(self.rng.below(40) as u32, self.cut()),
+            1 if self.drops => Stop::Drop(1 + self.rng.below(12) as u32),
+            _ => Stop::No,
+        }
+    }
+
+    fn opening(&mut self) -> Opening {
+        let rng = &mut self.rng;
+        let discard = rng.one_in(2);
+        let slice = 512u64 << rng.below(4);
+        let slice = slice.min(512 * self.cluster as u64);
+        let mode = match rng.below(6) {
+            0 | 1 => CacheMode::None,
+            2 => CacheMode::WriteThrough,
+            3 => CacheMode::DirectSync,
+            _ => CacheMode::WriteBack,
+        };
+        Opening {
+            queues: 1 + rng.below(3) as usize,
+            discard,
+            detect_zeroes: match rng.below(4) {
+                0 => DetectZeroes::On,
+                1 if discard => DetectZeroes::Unmap,
+                _ => DetectZeroes::Off,
+            },
+            cache: rng.one_in(2).then(|| (slice * (1 + rng.below(3)), slice)),
+            mode,
+            align: match mode {
+                CacheMode::None | CacheMode::DirectSync => rng.pick(&[512, 4096]),
+                _ => 1,
+            },
+            parts: 1 + rng.below(8) as usize,
+        }
+    }
+
+    fn request(&mut self) -> Request {
+        let kind = match self.rng.below(32) {
+            0..7 => Kind::Read,
+            7..18 => Kind::Write,
+            18..20 => Kind::Compressed,
+            20..22 => Kind::Zero(Zeroing::Keep),
+            22..24 => Kind::Zero(Zeroing::Unmap),
+            24..29 if !self.rng.one_in(self.discards) => Kind::Discard,
+            29..31 => Kind::Flush,
+            _ => Kind::Write,
+        };
+        let (cluster, rng) = (self.cluster, &mut self.rng);
+        let unit = match kind {
+            Kind::Compressed => cluster,
+            _ => rng.pick(&[1, 1, 4, 8, cluster]),
+        };
+        let start = match rng.one_in(2) {
+            true => rng.below(self.sectors as u64) as usize,
+            false => self.hot + rng.below(4 * cluster as u64) as usize,
+        };
+        let most = match rng.below(8) {
+            0..5 => 2 * unit as u64,
+            5..7 => 2 * cluster as u64,
+            _ => 8 * cluster as u64,
+        };
+        let polls = 1 << rng.below(5);
+        let polls = 1 + rng.below(polls) as u32;
+        Request {
+            queue: rng.below(8) as usize,
+            kind,
+            start: start / unit * unit,
+            count: ((1 + rng.below(most) as usize).next_multiple_of(unit)).min(512),
+            fate: match rng.below(10) {
+                0 if self.drops => Fate::Drop(polls),
+                1 if self.stalls => Fate::Stall(polls),
+                2 if self.stalls && self.drops => Fate::StallDrop(polls),
+                _ => Fate::Run,
+            },
+            turns: [0, 0, 2, 8, 60][rng.below(5) as usize],
+        }
+    }
+
+    fn whole(&mut self) -> Whole {
+        let rng = &mut self.rng;
+        match rng.below(8) {
+            0 => Whole::Resize(
+                -(1 + rng.below(self.sectors as u64) as i64),
+                Preallocation::Off,
+            ),
+            1 => Whole::Resize(-(1 + rng.below(16) as i64), Preallocation::Off),
+            2 | 3 => {
+                let more = 1 + rng.below(20 * self.cluster as u64) as i64;
+                Whole::Resize(more, draw_preallocation(rng))
+            }
+            4 | 5 => Whole::Take,
+            6 => Whole::Apply(rng.below(8) as usize),
+            _ => Whole::Delete(rng.below(8) as usize),
+        }
+    }
+
+    fn fault(&mut self) -> Fault {
+        let rng = &mut self.rng;
+        let skip = 1 << rng.below(7);
+        Fault {
+            class: rng.pick(&[
+                Class::Read,
+                Class::Write,
+                Class::Write,
+                Class::Flush,
+                Class::Punch,
+            ]),
+            skip: rng.below(skip) as u32,
+            count: rng.pick(&[1, 1, 1, 3, 1000]),
+            how: rng.pick(&[
+                Failure::Error(libc::EIO),
+                Failure::Error(libc::ENOSPC),
+                Failure::Short,
+            ]),
+        }
+    }
+
+    fn job(&mut self) -> Job {
+        let rng = &mut self.rng;
+        let base = rng.below(self.bases + 1) as usize;
+        match rng.below(7) {
+            0 => Job::Commit(!rng.one_in(4)),
+            1 => Job::Rebase(base, rng.one_in(4)),
+            2 => Job::RebaseUnsafe(base),
+            3 => Job::Amend(
+                rng.one_in(2).then(|| 2 + rng.below(2) as u32),
+                rng.one_in(2).then(|| rng.below(7) as u32),
+                rng.one_in(3).then(|| rng.one_in(2)),
+            ),
+            4 => Job::Repair(RepairMode::Leaks),
+            5 => Job::Repair(RepairMode::All),
+            _ => Job::Convert(9 + rng.below(8) as u32, rng.one_in(3)),
+        }
+    }
+
+    fn damage(&mut self) -> Damage {
+        let rng = &mut self.rng;
+        let n = rng.next() >> 8;
+        match rng.below(8) {
+            0..3 => Damage::L1(n),
+            3 => Damage::L2(n),
+            4 => Damage::Refcount(n),
+            5 | 6 => Damage::Truncate(n),
+            _ => Damage::Extend(1 + rng.below(100_000)),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Origin {
+            create,
+            bases,
+            backing,
+        } = &self.origin;
+        writeln!(f, "  image: {create:?}")?;
+        for (n, base) in bases.iter().enumerate() {
+            let below = if n == *backing { " (behind it)" } else { "" };
+            writeln!(f, "  base {n}{below}: {base:?}")?;
+        }
+        for step in &self.steps {
+            writeln!(f, "  {:>4}  {:?}", step.id, step.what)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! Guards against whatever a seed may meet: see the crate's documentation. A failure is shown with
+//! the fewest steps that fail, and the command that repeats it.
+
+use std::time::{Duration, Instant};
+
+use zebu_sim::shrink::{attempt, shrink};
+use zebu_sim::steps::Scenario;
+
+/// Steps of each simulation.
+const STEPS: usize = 120;
+
+fn number(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|e| panic!("{name}={value}: {e}")),
+    )
+}
+
+#[test]
+fn any_seed() {
+    // So many from one on, or as many as there is time for.
+    let first = number("ZEBU_SIM_SEED").unwrap_or(1);
+    let count = number("ZEBU_SIM_SEEDS");
+    let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(30));
+    let limit = seconds.map(Duration::from_secs);
+    let start = Instant::now();
+    let (mut runs, mut steps) = (0, 0);
+    for seed in first.. {
+        let is_late = limit.is_some_and(|limit| start.elapsed() >= limit);
+        if is_late || count.is_some_and(|count| runs >= count) {
+            break;
+        }
+        let scenario = Scenario::random(seed, STEPS, &[]);
+        match attempt(&scenario) {
+            Ok(report) => steps += report.steps,
+            Err(failure) => {
+                let (least, least_failure) = shrink(&scenario, &failure, 2000);
+                panic!(
+                    "seed {seed}: {failure}\nthe fewest steps that fail:\n{least}{least_failure}\n\
+                     again: cargo run -p zebu-sim -- --seed {seed} --steps {STEPS}"
+                );
+            }
+        }
+        runs += 1;
+    }
+    println!("cases: {runs} simulations of {STEPS} steps ({steps})");
+}
+
+/// A failure could not be repeated, nor shrunk, if anything but the seed mattered.
+#[test]
+fn a_seed_is_always_the_same() {
+    for seed in 1000..1020 {
+        let scenario = Scenario::random(seed, STEPS, &[]);
+        let outcome = || match attempt(&scenario) {
+            Ok(report) => format!("{:016x} {}", report.trace, report.operations),
+            Err(failure) => failure,
+        };
+        assert_eq!(outcome(), outcome(), "seed {seed}");
+    }
+}
