@@ -25,6 +25,9 @@ const MOST_IN_FLIGHT: usize = 24;
 /// Turns of the scheduler without any request ending that count as a hang.
 const TURNS: usize = 200_000;
 
+/// Turns of all queues in which nothing happens, until nothing will.
+const IDLE_ROUNDS: usize = 16;
+
 /// What is wrong: a word for the kind, and the rest.
 pub type Verdict<T = ()> = Result<T, String>;
 
@@ -121,6 +124,8 @@ struct Run<'a> {
     flags: bool,
     /// Everything has stopped since the image was looked at: what is there is durable.
     restarted: bool,
+    /// A change of the whole image was dropped: there are no more writes until it is opened again.
+    doubt: bool,
 }
 
 fn is_refusal(error: &zebu::Error) -> bool {
@@ -155,6 +160,7 @@ impl<'a> Run<'a> {
             untidy: false,
             flags: false,
             restarted: false,
+            doubt: false,
             disk,
         };
         for _ in &origin.bases {
@@ -361,7 +367,7 @@ impl<'a> Run<'a> {
 
     /// Whether an error is a right answer now.
     fn may_fail(&self) -> bool {
-        self.damaged || self.disk.is_off() || !self.disk.hits().is_none()
+        self.damaged || self.doubt || self.disk.is_off() || !self.disk.hits().is_none()
     }
 
     /// Opens the image for writing, after a repair if it asks for one.
@@ -538,11 +544,14 @@ impl<'a> Run<'a> {
             if self.disk.is_busy() {
                 continue;
             }
-            // Nothing is in flight on the disk: does anybody still run?
+            // Nothing is in flight on the disk: does anybody still run? Tasks of the library may
+            // wake each other before they wake a request.
             let polls = session.polls.get();
-            session.queues.iter().for_each(sched::turn);
-            session.queues.iter().for_each(sched::turn);
-            if session.polls.get() == polls && !self.disk.is_busy() {
+            let still = |_| {
+                session.queues.iter().for_each(sched::turn);
+                session.polls.get() == polls && !self.disk.is_busy()
+            };
+            if (0..IDLE_ROUNDS).all(still) {
                 return self.idle();
             }
         }
@@ -609,7 +618,9 @@ impl<'a> Run<'a> {
                 let may = match kind {
                     Kind::Compressed => true,
                     // What only reads have failed with can still be made durable.
-                    Kind::Flush => self.damaged || stopped || hits.writes + hits.flushes > 0,
+                    Kind::Flush => {
+                        self.damaged || self.doubt || stopped || hits.writes + hits.flushes > 0
+                    }
                     _ => self.may_fail(),
                 };
                 if !may {
@@ -771,6 +782,7 @@ impl<'a> Run<'a> {
             }
             // It has failed, or was dropped.
             result => {
+                self.doubt |= result.is_none();
                 self.untidy = true;
                 self.flags |= !matches!(whole, Whole::Resize(..));
                 let failed_flush = self.disk.hits().flushes > 0;
@@ -815,6 +827,8 @@ impl<'a> Run<'a> {
             _ => None,
         };
         let result = sched::run_or_drop(&queue, drop_after, device.close(&queue));
+        // With the last handle of a queue its tasks end.
+        drop((queue, session.queues));
         if self.disk.is_off() {
             return self.after_cut();
         }
@@ -822,7 +836,7 @@ impl<'a> Run<'a> {
             Some(Ok(())) => self.models().for_each(Model::settled),
             Some(Err(e)) => {
                 let hits = self.disk.hits();
-                if !self.damaged && hits.writes + hits.flushes == 0 {
+                if !self.damaged && !self.doubt && hits.writes + hits.flushes == 0 {
                     return Err(format!("error: close: {e} ({hits:?})"));
                 }
                 self.untidy = true;
@@ -908,6 +922,7 @@ impl<'a> Run<'a> {
             self.restarted = true;
         }
         self.disk.calm();
+        self.doubt = false;
         let queue = sched::queue(4);
         self.find_backing(&queue)?;
         let read_only = OpenOptions::default();
