@@ -136,6 +136,13 @@ if begin write-errors; then
     library --test write_errors -- --nocapture
     end "operations and flushes failed"
 fi
+if begin simulator; then
+    ZEBU_SIM_SECONDS=${ZEBU_SIM_SECONDS:-$(of 30 300 14400)}
+    export ZEBU_SIM_SECONDS
+    run cargo test -p zebu-sim -- --nocapture
+    unset ZEBU_SIM_SECONDS
+    end "simulations of 120 steps"
+fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
     run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \

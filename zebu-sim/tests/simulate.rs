@@ -9,6 +9,10 @@ use zebu_sim::steps::Scenario;
 /// Steps of each simulation.
 const STEPS: usize = 120;
 
+fn scenario(seed: u64) -> Scenario {
+    Scenario::random(seed, STEPS, &["damage".into(), "jobs".into()])
+}
+
 fn number(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     Some(
@@ -32,7 +36,7 @@ fn any_seed() {
         if is_late || count.is_some_and(|count| runs >= count) {
             break;
         }
-        let scenario = Scenario::random(seed, STEPS, &[]);
+        let scenario = scenario(seed);
         match attempt(&scenario) {
             Ok(report) => steps += report.steps,
             Err(failure) => {
@@ -52,7 +56,7 @@ fn any_seed() {
 #[test]
 fn a_seed_is_always_the_same() {
     for seed in 1000..1020 {
-        let scenario = Scenario::random(seed, STEPS, &[]);
+        let scenario = scenario(seed);
         let outcome = || match attempt(&scenario) {
             Ok(report) => format!("{:016x} {}", report.trace, report.operations),
             Err(failure) => failure,
