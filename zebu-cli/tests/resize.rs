@@ -67,6 +67,68 @@ fn preallocation() {
     }
 }
 
+/// Over a longer and a shorter backing file, and from the middle of a cluster:
+/// QEMU allocates the same.
+#[test]
+fn preallocation_over_a_backing_file() {
+    for (base, mode) in [
+        ("12M", "metadata"),
+        ("12M", "falloc"),
+        ("1M", "full"),
+        ("1M", "metadata"),
+    ] {
+        for size in ["2M", "96k"] {
+            let pair = Pair::new(&format!(
+                "create base.qcow2 {base}; io base.qcow2: write -P 255 0 {base}; \
+                 create -b base.qcow2 -F qcow2 a.qcow2 {size}"
+            ));
+            let mode = format!("--preallocation={mode}");
+            resize(&pair, &[&mode, "a.qcow2", "5M"]);
+            let size = if size == "2M" { "2M 3M" } else { "96k 5024k" };
+            let read = format!("read -P 0 {size}");
+            for command in [&read[..], "read -P 255 0 96k"] {
+                let io = ["io", "-c", command, "a.qcow2"];
+                let read = pair.ours.zebu(&io).ok("read");
+                assert!(!read.out.contains("verification failed"), "{read:#?}");
+            }
+            let taken = |lab: &common::Lab| {
+                let map = lab.qemu_img(&["map", "--output=json", "a.qcow2"]).ok("map");
+                let own = map.out.lines().filter(|line| line.contains("\"depth\": 0"));
+                own.filter(|line| line.contains("\"offset\"")).count() > 0
+            };
+            assert!(taken(&pair.ours) && taken(&pair.theirs), "{mode}");
+        }
+    }
+}
+
+/// A table that makes a shrink fail: nothing has changed, and nothing is lost
+/// of what the session writes afterwards.
+#[test]
+fn a_shrink_that_fails() {
+    let pair = Pair::new(
+        "create a.qcow2 2G; io a.qcow2: write -P 5 300M 64k; io a.qcow2: write -P 5 310M 64k; \
+         io a.qcow2: write -P 5 600M 64k; io a.qcow2: write -P 5 1100M 64k",
+    );
+    let lab = &pair.ours;
+    let entry = lab.u64_at("a.qcow2", 40) + 2 * 8;
+    let damaged = lab.u64_at("a.qcow2", entry) | 1 << 9;
+    lab.patch("a.qcow2", entry, &damaged.to_be_bytes());
+    let io = |commands: &[&str]| {
+        let mut args = vec!["io"];
+        args.extend(commands.iter().flat_map(|command| ["-c", command]));
+        args.push("a.qcow2");
+        lab.zebu(&args)
+    };
+    let answer = io(&["truncate 256M", "write -P 9 310M 64k", "flush"]);
+    assert!(answer.err.contains("L1 entry"), "{answer:#?}");
+    let read = io(&[
+        "read -P 9 310M 64k",
+        "read -P 5 300M 64k",
+        "read -P 5 600M 64k",
+    ]);
+    assert!(!read.out.contains("verification failed"), "{read:#?}");
+}
+
 #[test]
 fn what_was_cut_does_not_come_back() {
     let pair = Pair::new("create a.qcow2 1M; io a.qcow2: write -P 7 0 1M");

@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Storages};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation, Storages};
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, CheckMessage, RepairMode};
 use zebu::storage::{Memory, Queue, Storage};
@@ -435,8 +435,12 @@ impl Judge<'_> {
             ..OpenOptions::default()
         };
         let device = self.layout.open(queue, state, &options);
-        let device = device.map_err(said("open for writing"))?;
-        let new: Vec<u8> = found.model.active.iter().map(|byte| byte ^ 0x55).collect();
+        let mut device = device.map_err(said("open for writing"))?;
+        let mut active = found.model.active.clone();
+        if rng.one_in(3) {
+            self.enlarge(&mut device, &mut active, rng)?;
+        }
+        let new: Vec<u8> = active.iter().map(|byte| byte ^ 0x55).collect();
         let piece = 512 * (1 + rng.below(20)) as usize + 100;
         for (at, bytes) in (0..).step_by(piece).zip(new.chunks(piece)) {
             let write = device.write_blocking(queue, at, bytes);
@@ -449,9 +453,29 @@ impl Judge<'_> {
         if after.model.active != new {
             return Err("written to after a power cut, it reads as something else".into());
         }
-        match after.model.snapshots == found.model.snapshots {
+        match after.model.has_snapshots_of(&found.model) {
             true => Ok(()),
             false => Err("a snapshot has changed with the disk".into()),
+        }
+    }
+
+    /// Makes the disk larger: what is added is zero, whatever was there or is
+    /// behind it.
+    fn enlarge(&self, device: &mut Device, active: &mut Vec<u8>, rng: &mut Rng) -> Verdict {
+        let more = 512 * (1 + rng.below(300)) as usize;
+        let size = (active.len() + more) as u64;
+        let modes = [Preallocation::Off, Preallocation::Metadata];
+        let mode = modes[rng.below(2) as usize];
+        let resize = device.resize(self.queue, size, mode);
+        match self.queue.block_on(resize) {
+            // Version 2, with snapshots.
+            Err(zebu::Error::Refused(_)) => return Ok(()),
+            other => other.map_err(said("made larger after a power cut"))?,
+        }
+        active.resize(size as usize, 0);
+        match content(self.queue, device)? == *active {
+            true => Ok(()),
+            false => Err("made larger after a power cut, it shows something else".into()),
         }
     }
 

@@ -6,7 +6,8 @@
 //! - `states`: everything that a power cut may leave of that;
 //! - `workloads`: what is done;
 //! - `judge`: what must hold of each state;
-//! - `faults`: each operation fails in turn;
+//! - `faults`: each operation fails in turn, and the session goes on;
+//! - `damaged`: damage makes a change fail, and the session goes on;
 //! - `breaks`: the rules of the order, broken one by one: each is noticed.
 //!
 //! | variable              | meaning                                           |
@@ -14,6 +15,7 @@
 //! | `ZEBU_CRASH_STATES`   | states of each workload, at least                 |
 //! | `ZEBU_CRASH_WORKLOAD` | only this one                                     |
 //! | `ZEBU_CRASH_SEED`     | the first seed                                    |
+//! | `ZEBU_DAMAGED_SEEDS`  | damaged images                                    |
 //!
 //! A failure says the seed that makes it again. (With `queues`, `commit`,
 //! `rebase` and `convert` threads meet differently each time.)
@@ -23,6 +25,7 @@ mod common;
 
 #[cfg(zebu_break)]
 mod breaks;
+mod damaged;
 mod disk;
 mod faults;
 mod judge;

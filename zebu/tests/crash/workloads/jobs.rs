@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use zebu::block::{Device, Format, OpenOptions, Preallocation};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation};
 use zebu::format::Header;
-use zebu::image::SnapshotName;
+use zebu::image::{Mapping, SnapshotName};
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
     NewDataFile, RebaseOptions, RepairMode, Target, create_qcow2,
@@ -37,7 +37,12 @@ fn mix(cluster: usize, steps: usize) -> Mix {
 }
 
 /// An image in memory that was used, and what it reads as.
-fn used_image(queue: &Queue, rng: &mut Dice, options: &CreateQcow2, layout: Layout) -> Filled {
+pub(super) fn used_image(
+    queue: &Queue,
+    rng: &mut Dice,
+    options: &CreateQcow2,
+    layout: Layout,
+) -> Filled {
     let mut active = vec![0; options.size as usize];
     if let Some((_, Under::Raw(base))) = layout.backings.first() {
         let base = base.to_vec();
@@ -58,7 +63,7 @@ fn used_image(queue: &Queue, rng: &mut Dice, options: &CreateQcow2, layout: Layo
 }
 
 /// The bytes of an image, and what it reads as.
-type Filled = (Vec<u8>, Vec<u8>);
+pub(super) type Filled = (Vec<u8>, Vec<u8>);
 
 pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
     let mut options = CreateQcow2 {
@@ -203,6 +208,9 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
         model.active.resize(new, 0);
         let Err(e) = result else {
             used.active.resize(new, 0);
+            if preallocation != Preallocation::Off {
+                assert_allocated(used.queue, device, old as u64);
+            }
             used.history.note(began, Change::Becomes(model.clone()));
             return true;
         };
@@ -222,6 +230,26 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
         }
     }
     true
+}
+
+/// Every cluster from `start` to the end of the disk has space of its own.
+fn assert_allocated(queue: &Queue, device: &Device, start: u64) {
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        return;
+    };
+    let (mut at, end) = (start, device.size());
+    while at < end {
+        let extent = queue.block_on(image.extent(queue, at, end - at));
+        // It fails once, perhaps.
+        let extent = extent.or_else(|_| queue.block_on(image.extent(queue, at, end - at)));
+        let extent = extent.unwrap();
+        let is_empty = matches!(
+            extent.mapping,
+            Mapping::Unallocated { host: None } | Mapping::Zero { host: None }
+        );
+        assert!(!is_empty, "not preallocated at {at:#x}: {extent:?}");
+        at += extent.length;
+    }
 }
 
 pub fn resize(queue: &Queue, rng: &mut Dice) -> History {

@@ -7,6 +7,7 @@ use zebu::image::SnapshotName;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::storage::{Buffer, Queue};
 
+use super::jobs::used_image;
 use super::{Dice, History, made, noise, options, raw, writable};
 use crate::disk::Time;
 use crate::judge::{Change, DATA_FILE, Layout, Model, content};
@@ -22,6 +23,7 @@ pub enum Kind {
 }
 
 /// How often what is asked.
+#[derive(Clone, Copy)]
 pub struct Mix {
     pub kinds: &'static [Kind],
     /// Requests.
@@ -341,16 +343,39 @@ pub fn subclusters(queue: &Queue, rng: &mut Dice) -> History {
     plain(queue, rng, &options, &mix)
 }
 
-/// Clusters are freed and used again all the time.
+/// Clusters are freed and used again all the time; half of the time in an image
+/// that was used before, with many refcount blocks that are still to be read.
 pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
-    let options = options(rng, 100);
+    let mut options = options(rng, 100);
     let mix = Mix {
         kinds: &CHURN,
         steps: 70,
         most: 4 << options.cluster_bits,
         hot: 6,
     };
-    plain(queue, rng, &options, &mix)
+    if rng.one_in(2) {
+        return plain(queue, rng, &options, &mix);
+    }
+    options.version = 3;
+    options.cluster_bits = 9;
+    options.refcount_order = 6;
+    options.size = 128 << 10;
+    let (image, active) = used_image(queue, rng, &options, Layout::default());
+    let before = Model {
+        active: active.clone(),
+        snapshots: Vec::new(),
+    };
+    let mut used = Use {
+        queue,
+        history: History::new(rng, Layout::default(), vec![image], before),
+        active,
+        cluster: 512,
+    };
+    let device = used.history.open(queue, &writable(rng));
+    for _ in 0..mix.steps {
+        used.step(&device, rng, &Mix { hot: 250, ..mix });
+    }
+    used.close(device)
 }
 
 /// The refcount table grows, and there are many L2 tables.
