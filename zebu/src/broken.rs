@@ -53,6 +53,8 @@ pub enum Rule {
     /// A long backing file name is durable before the header's first sector
     /// says where it is.
     NameBeforeHeader,
+    /// A smaller size is durable before what is behind it is dropped.
+    SizeBeforeTail,
 }
 
 #[cfg(zebu_break)]
@@ -64,7 +66,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 22] = [
+        pub const ALL: [Rule; 23] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -87,6 +89,7 @@ mod hook {
             Rule::RepairBarriers,
             Rule::FailedFlushIsFinal,
             Rule::NameBeforeHeader,
+            Rule::SizeBeforeTail,
         ];
     }
 

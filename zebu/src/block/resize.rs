@@ -4,6 +4,7 @@ use super::Format;
 use super::device::{Device, LayerImage};
 use super::whole::end_whole;
 use super::write::Zeroing;
+use crate::broken::{Rule, is_broken};
 use crate::format::MAX_L1_BYTES;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -140,6 +141,10 @@ impl Device {
         image.check_tables()?;
         image.announce(queue).await?;
         image.finish_writing(queue).await?;
+        if is_broken(Rule::SizeBeforeTail) {
+            let kept = size.next_multiple_of(image.geometry().cluster_size());
+            image.unmap_from(queue, kept).await?;
+        }
         image.set_size(queue, size).await?;
         self.set_size(size);
         if let Err(error) = self.drop_tail(queue, old).await {

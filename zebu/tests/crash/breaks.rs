@@ -26,7 +26,7 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::TableIsWhole => &["reuse", "growth"],
         Rule::BlockBeforeTable => &["growth"],
         Rule::RefcountTableBeforeHeader => &["growth"],
-        Rule::L1BeforeHeader => &["resize"],
+        Rule::L1BeforeHeader | Rule::SizeBeforeTail => &["resize"],
         Rule::SnapshotsBeforeHeader | Rule::FlagsBeforeSnapshot | Rule::SnapshotGoneBeforeFree => {
             &["snapshots"]
         }
