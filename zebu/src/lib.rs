@@ -3,6 +3,11 @@
 //! An image becomes a block device that many threads can drive with many
 //! requests in flight. The rooms of the library, each knowing only the ones
 //! below it, are described in `docs/design.md`.
+//!
+//! A process whose files may not be longer than a limit (`RLIMIT_FSIZE`,
+//! `ulimit -f`) should ignore `SIGXFSZ`, as the program `zebu` does: a write past
+//! the limit is then the error `EFBIG` of the request that it belongs to.
+//! Otherwise the kernel ends the process.
 #![deny(unsafe_code)]
 
 pub mod block;
