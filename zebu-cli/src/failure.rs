@@ -8,8 +8,6 @@ pub type Outcome = Result<u8, Failure>;
 /// Why the program ends with a status other than its result's.
 #[derive(Debug)]
 pub enum Failure {
-    /// Who read our output has gone.
-    ClosedPipe,
     /// All is said; this is the exit status.
     Said(u8),
     /// To be told on standard error.
@@ -58,6 +56,13 @@ impl Failure {
         self
     }
 
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        match self {
+            Failure::Said(status) | Failure::Message { status, .. } => *status,
+        }
+    }
+
     /// The same, followed by the line that names the help.
     #[must_use]
     pub fn with_hint(mut self) -> Self {
@@ -69,12 +74,14 @@ impl Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// An error of standard output.
+    /// An error of a report on standard output. A reader that has closed its end wants
+    /// no more, which is no failure (nor is it one of qemu-img).
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            Failure::ClosedPipe
+            Failure::Said(0)
         } else {
-            Failure::new(format!("standard output: {}", zebu::strerror(&error)))
+            let why = zebu::strerror(&error);
+            Failure::new(format!("Could not write to standard output: {why}"))
         }
     }
 }

@@ -241,11 +241,18 @@ pub fn check_values(format: Format, options: &CreateOptions) -> Result<(), Strin
 
 /// A number as C reads it; below zero it wraps around.
 pub fn number(text: &str) -> Option<u64> {
+    let text = text.trim_start();
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let value = match digits.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16).ok()?,
-        None => digits.parse().ok()?,
+    let (digits, base) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (&digits[2..], 16),
+        [b'0', _, ..] => (&digits[1..], 8),
+        _ => (digits, 10),
     };
+    // Rust would take a second sign.
+    if digits.starts_with(['-', '+']) {
+        return None;
+    }
+    let value = u64::from_str_radix(digits, base).ok()?;
     Some(match text.starts_with('-') {
         true => value.wrapping_neg(),
         false => value,

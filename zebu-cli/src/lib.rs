@@ -18,6 +18,8 @@ mod options;
 mod output;
 mod program;
 mod progress;
+mod same_file;
+mod signals;
 mod size;
 mod untrusted;
 

@@ -82,6 +82,9 @@ pub fn device_with(
         ..options.clone()
     };
     let device = jobs::open(queue, &source, &plain, &mut |_| {}).map_err(|e| failure(name, &e))?;
+    if options.write {
+        warn_if_guessed(&device);
+    }
     if options.snapshot.is_none() {
         return Ok(device);
     }
@@ -125,11 +128,18 @@ pub fn repaired(
             false => writeln!(stderr, "{message}"),
         };
     })?;
+    warn_if_guessed(&device);
+    Ok(device)
+}
+
+/// Says that writes to the start of an image are restricted, if they are.
+fn warn_if_guessed(device: &Device) {
     if let LayerImage::Raw(raw) = &device.top().image
         && raw.is_guessed()
     {
+        // Nobody is left to tell that stderr is closed.
         let _ = writeln!(
-            stderr,
+            std::io::stderr(),
             "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         \
              Automatically detecting the format is dangerous for raw images, write operations on \
              block 0 will be restricted.\n         \
@@ -137,5 +147,4 @@ pub fn repaired(
             device.top().name
         );
     }
-    Ok(device)
 }

@@ -81,9 +81,9 @@ fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
 /// The value of `-r`: bytes a second.
 pub fn rate(value: Option<&str>) -> Result<Option<u64>, Failure> {
     let Some(text) = value else { return Ok(None) };
-    size::parse(text)
+    size::parse_option("rate limit", text)
         .map(Some)
-        .map_err(|_| Failure::new(format!("Invalid rate limit specified: '{text}'.")))
+        .map_err(Failure::new)
 }
 
 /// The only file name of a command that takes one.

@@ -4,12 +4,16 @@ use std::io::{self, Write};
 
 use crate::failure::Outcome;
 
-/// The exit status when the reader of our output has gone: that of a process
-/// which SIGPIPE ended, as qemu-img's would be.
-pub const CLOSED_PIPE: u8 = 128 + 13;
+/// Writes a line about what was done. That it cannot be written changes nothing
+/// of what was done, nor of the exit status.
+pub fn say(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
 
-/// Writes a text to standard output.
-pub fn print(text: &str) -> Outcome {
+/// Writes a report: what the command was run for. If it cannot be written the
+/// command has failed, unless the reader has closed its end and wants no more.
+pub fn report(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;

@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::commands;
 use crate::failure::{Failure, Outcome};
-use crate::{file_limit, output, untrusted};
+use crate::{file_limit, output, signals, untrusted};
 
 /// How the program was called.
 #[derive(Clone, Debug)]
@@ -68,6 +68,7 @@ impl Invocation {
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     file_limit::make_an_error();
+    signals::survive_questions();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);
     let outcome = match invocation.name.as_str() {
@@ -85,7 +86,6 @@ fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
     match outcome {
         Ok(status) => status,
         Err(Failure::Said(status)) => status,
-        Err(Failure::ClosedPipe) => output::CLOSED_PIPE,
         Err(Failure::Message {
             text,
             hint,
@@ -116,8 +116,8 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         return dispatch(invocation, arguments);
     }
     match first.as_str() {
-        "-h" | "--help" | "help" => return output::print(&commands::help(invocation)),
-        "-V" | "--version" => return output::print(&version(invocation)),
+        "-h" | "--help" | "help" => return output::report(&commands::help(invocation)),
+        "-V" | "--version" => return output::report(&version(invocation)),
         option if option.len() > 1 && option.starts_with('-') => {
             return Err(unrecognized(invocation, option));
         }
@@ -168,18 +168,23 @@ pub fn parse<T: clap::Parser>(
     let prefix = invocation.prefix();
     let last = arguments.last().cloned().unwrap_or_default();
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
-    let command = T::command()
+    let mut command = T::command();
+    if let Some(operands) = commands::operands(&invocation.command) {
+        command = command.override_usage(format!("{prefix} [OPTIONS] {operands}"));
+    }
+    let command = command
         .bin_name(&prefix)
         .args_override_self(true)
         .infer_long_args(true)
         .disable_version_flag(true)
         .arg(untrusted_option());
+    let names = long_names(&command);
     let result = command.try_get_matches_from(all).and_then(|mut matches| {
         let value = matches.remove_one::<String>(untrusted::NAME);
         Ok((value, T::from_arg_matches_mut(&mut matches)?))
     });
-    let (value, parsed) =
-        result.map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy()))?;
+    let (value, parsed) = result
+        .map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy(), &names))?;
     value.map_or(Ok(()), |value| untrusted::set(&value))?;
     Ok(parsed)
 }
@@ -196,19 +201,25 @@ fn untrusted_option() -> clap::Arg {
 }
 
 /// `last` is the last argument: the one that misses its value, if one does.
-fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Failure {
+fn usage_failure(
+    invocation: &Invocation,
+    error: &clap::Error,
+    last: &str,
+    names: &[String],
+) -> Failure {
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(list)) => list.join(" "),
         _ => String::new(),
     };
     match error.kind() {
-        ErrorKind::DisplayHelp => match output::print(&error.to_string()) {
+        ErrorKind::DisplayHelp => match output::report(&error.to_string()) {
             Ok(_) => Failure::Said(0),
             Err(failure) => failure,
         },
         ErrorKind::UnknownArgument if argument.starts_with('-') => {
-            unrecognized(invocation, &argument)
+            ambiguous(invocation, &argument, names)
+                .unwrap_or_else(|| unrecognized(invocation, &argument))
         }
         ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
             if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
@@ -221,6 +232,32 @@ fn usage_failure(invocation: &Invocation, error: &clap::Error, last: &str) -> Fa
             Failure::new(line.trim_start_matches("error: ")).with_hint()
         }
     }
+}
+
+/// The long names of a command's options.
+fn long_names(command: &clap::Command) -> Vec<String> {
+    let names = command.get_arguments().filter_map(clap::Arg::get_long);
+    names.map(str::to_string).collect()
+}
+
+/// The failure if an option is the beginning of several.
+fn ambiguous(invocation: &Invocation, argument: &str, names: &[String]) -> Option<Failure> {
+    let given = argument.strip_prefix("--")?;
+    let start = given.split('=').next().unwrap_or(given);
+    let meant: Vec<String> = (names.iter())
+        .filter(|name| name.starts_with(start))
+        .map(|name| format!(" '--{name}'"))
+        .collect();
+    let prefix = invocation.prefix();
+    let text = match &meant[..] {
+        [] => return None,
+        [name] => format!("{prefix}: option{name} doesn't allow an argument"),
+        _ => format!(
+            "{prefix}: option '{argument}' is ambiguous; possibilities:{}",
+            meant.concat()
+        ),
+    };
+    Some(Failure::bare(text).with_hint())
 }
 
 fn is_empty(value: &ContextValue) -> bool {

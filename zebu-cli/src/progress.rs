@@ -1,56 +1,83 @@
-//! How far a long command has come, for people and for scripts.
+//! A job that takes long: how far it has come, for people and for scripts, and the signals
+//! by which they ask for that or stop it.
 
 use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zebu::jobs;
+use zebu::storage::{Queue, Storage};
 
-/// Shows progress on standard output: a bar with rate and time left on a
-/// terminal, else the line that qemu-img prints.
-pub enum Progress {
+use crate::failure::Failure;
+use crate::signals;
+
+/// The course of a job over a number of bytes. There is one at a time.
+pub struct Progress {
+    total: u64,
+    done: u64,
+    display: Display,
+}
+
+/// How progress is shown on standard output.
+enum Display {
     /// Not asked for.
     None,
-    /// As qemu-img prints it; holds the bytes in all, and the hundredths of a
-    /// percent last shown.
-    Plain(u64, Option<u64>),
-    /// On a terminal.
+    /// As qemu-img prints it; holds the hundredths of a percent last shown.
+    Plain(Option<u64>),
+    /// A bar with rate and time left, on a terminal.
     Bar(ProgressBar),
 }
 
 impl Progress {
-    /// Progress over `total` bytes, if it was asked for.
+    /// A job over `total` bytes begins, which signals can stop. Progress is shown if that
+    /// was `asked` for.
     pub fn new(asked: bool, total: u64) -> Self {
-        if !asked {
-            return Progress::None;
-        }
-        if !io::stdout().is_terminal() {
-            return Progress::Plain(total, None);
-        }
-        let bar = ProgressBar::new(total);
-        let style = ProgressStyle::with_template(
-            "{percent:>3}% [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
-        );
-        if let Ok(style) = style {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        Progress::Bar(bar)
+        signals::catch_stops();
+        Progress::only_shown(asked, total)
     }
 
-    /// So many bytes are done.
-    pub fn set(&mut self, done: u64) {
-        match self {
-            Progress::None => {}
-            Progress::Bar(bar) => bar.set_position(done),
-            Progress::Plain(total, shown) => {
-                let hundredths = match *total {
-                    0 => 10_000,
-                    total => (u128::from(done) * 10_000 / u128::from(total)) as u64,
-                };
-                if *shown != Some(hundredths) {
-                    *shown = Some(hundredths);
-                    let (whole, part) = (hundredths / 100, hundredths % 100);
+    /// The same for a job that signals end as they end any program.
+    pub fn only_shown(asked: bool, total: u64) -> Self {
+        let display = match (asked, io::stdout().is_terminal()) {
+            (false, _) => Display::None,
+            (true, false) => Display::Plain(None),
+            (true, true) => Display::Bar(bar(total)),
+        };
+        Progress {
+            total,
+            done: 0,
+            display,
+        }
+    }
+
+    /// So many bytes are done. Breaks when a signal says that the job shall stop.
+    pub fn set(&mut self, done: u64) -> ControlFlow<()> {
+        self.done = done;
+        self.show();
+        match signals::stop_signal() {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    fn show(&mut self) {
+        self.show_share(hundredths(self.done, self.total));
+    }
+
+    fn show_share(&mut self, now: u64) {
+        match &mut self.display {
+            Display::None => {
+                if signals::take_question() {
+                    // Nobody is left to tell that stderr is closed.
+                    let _ = writeln!(io::stderr(), "{}", percent(now));
+                }
+            }
+            Display::Bar(bar) => bar.set_position(self.done),
+            Display::Plain(shown) => {
+                if shown.replace(now) != Some(now) {
                     let mut out = io::stdout().lock();
                     // Progress that nobody reads is no reason to stop.
-                    let _ = write!(out, "    ({whole}.{part:02}/100%)\r");
+                    let _ = write!(out, "{}\r", percent(now));
                     let _ = out.flush();
                 }
             }
@@ -59,18 +86,61 @@ impl Progress {
 
     /// Ends the display; at 100 % if `complete`.
     pub fn finish(&mut self, complete: bool) {
-        if let Progress::Plain(total, _) = self {
-            if complete {
-                let total = *total;
-                self.set(total);
+        match &self.display {
+            Display::None => {}
+            Display::Plain(_) => {
+                match complete {
+                    true => self.show_share(WHOLE),
+                    false => self.show(),
+                }
+                crate::output::say("\n");
             }
-            println!();
-        }
-        if let Progress::Bar(bar) = self {
-            match complete {
-                true => bar.finish(),
-                false => bar.abandon(),
-            }
+            Display::Bar(bar) if complete => bar.finish(),
+            Display::Bar(bar) => bar.abandon(),
         }
     }
+}
+
+/// The failure of a job that a signal has stopped, if one has; `state` is what is left of
+/// it.
+pub fn interrupted(state: &str) -> Option<Failure> {
+    let signal = signals::stop_signal()?;
+    Some(Failure::new(format!("Interrupted; {state}")).with_status(signals::exit_status(signal)))
+}
+
+/// Marks the qcow2 image in `file`, where there is one, as incomplete; says so of it. Best
+/// effort: there is another failure to be told.
+pub fn incomplete(queue: &Queue, name: &str, file: Option<&dyn Storage>) -> String {
+    if let Some(file) = file {
+        let _ = jobs::mark_incomplete(queue, file);
+    }
+    format!("'{name}' is incomplete")
+}
+
+fn bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout());
+    let style = ProgressStyle::with_template(
+        "{percent:>3}% [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+    );
+    if let Ok(style) = style {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
+}
+
+/// All of a job, in hundredths of a percent.
+const WHOLE: u64 = 10_000;
+
+/// Hundredths of a percent.
+fn hundredths(done: u64, total: u64) -> u64 {
+    match total {
+        0 => 0,
+        total => (u128::from(done) * u128::from(WHOLE) / u128::from(total)) as u64,
+    }
+}
+
+/// As qemu-img has it.
+fn percent(hundredths: u64) -> String {
+    let (whole, part) = (hundredths / 100, hundredths % 100);
+    format!("    ({whole}.{part:02}/100%)")
 }

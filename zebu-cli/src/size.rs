@@ -1,5 +1,7 @@
 //! Sizes as users write them and as reports show them.
 
+use std::ops::RangeInclusive;
+
 /// Why a size is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeError {
@@ -104,13 +106,21 @@ fn unit(suffix: &str) -> Option<u64> {
 /// The message of qemu-img for a size that is wrong: `what` is "image size",
 /// "start offset" and the like.
 pub fn parse_option(what: &str, text: &str) -> Result<u64, String> {
-    parse(text).map_err(|error| match error {
-        SizeError::Syntax => format!("Invalid {what} specified: '{text}'."),
-        SizeError::Range => format!(
-            "Invalid {what} specified. Must be between 0 and {}.",
-            i64::MAX
-        ),
-    })
+    parse_within(what, text, 0..=i64::MAX as u64)
+}
+
+/// The same for a number that has other bounds.
+pub fn parse_within(what: &str, text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
+    match parse(text) {
+        Ok(number) if bounds.contains(&number) => Ok(number),
+        Err(SizeError::Syntax) => Err(format!("Invalid {what} specified: '{text}'.")),
+        Ok(_) | Err(SizeError::Range) => {
+            let (least, most) = bounds.into_inner();
+            Err(format!(
+                "Invalid {what} specified. Must be between {least} and {most}."
+            ))
+        }
+    }
 }
 
 /// A size with three significant digits and a binary unit, as QEMU's reports

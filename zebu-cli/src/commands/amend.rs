@@ -28,7 +28,8 @@ struct Arguments {
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<String>,
-    /// Cache mode of the image
+    /// Cache mode of the image: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
     cache: Option<String>,
     /// What to change; help lists what can be changed
@@ -44,6 +45,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -161,9 +163,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 
 fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOptions) -> Outcome {
     let total = device.size();
-    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
-    progress.set(0);
-    let result = jobs::amend(queue, device, changes);
+    let mut progress = Progress::only_shown(arguments.progress && !arguments.quiet, total);
+    let result = jobs::amend_telling(queue, device, changes, |done, steps| {
+        let _ = progress.set(total / steps * done);
+    });
     progress.finish(result.is_ok());
     result.map_err(|e| Failure::new(e.to_string()))?;
     Ok(0)
@@ -185,7 +188,7 @@ fn help(format: Format) -> Outcome {
     for (name, kind, what) in AMENDABLE {
         text += &format!("  {:<22} - {what}\n", format!("{name}={kind}"));
     }
-    output::print(&text)
+    output::report(&text)
 }
 
 /// What the options say, or what is wrong with them.
@@ -199,6 +202,12 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
         ));
     }
     check_values(Format::Qcow2, &options)?;
+    let version = match options.get("compat") {
+        None => None,
+        Some("0.10" | "v2") => Some(2),
+        Some("1.1" | "v3") => Some(3),
+        Some(other) => return Err(format!("Unknown compatibility level {other}")),
+    };
     if ["backing_file", "backing_fmt"]
         .iter()
         .any(|name| options.get(name).is_some())
@@ -209,12 +218,6 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
     if options.names().any(|name| name.starts_with("encrypt.")) {
         return Err("Can't amend encryption options - encryption not present".into());
     }
-    let version = match options.get("compat") {
-        None => None,
-        Some("0.10" | "v2") => Some(2),
-        Some("1.1" | "v3") => Some(3),
-        Some(other) => return Err(format!("Unknown compatibility level {other}")),
-    };
     let switch = |name| options.get(name).map(|_| is_on(&options, name));
     Ok(AmendOptions {
         version,

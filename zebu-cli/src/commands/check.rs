@@ -23,7 +23,8 @@ struct Arguments {
     /// Print no report
     #[arg(short, long)]
     quiet: bool,
-    /// Cache mode of the image
+    /// Cache mode of the image: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
     cache: Option<String>,
     /// How to print the report: human or json
@@ -33,6 +34,7 @@ struct Arguments {
     #[arg(short, long, value_name = "leaks|all")]
     repair: Option<String>,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -67,7 +69,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (corruptions_fixed, leaks_fixed) = (report.corruptions_fixed, report.leaks_fixed);
     if corruptions_fixed != 0 || leaks_fixed != 0 {
         if format == OutputFormat::Human && !arguments.quiet {
-            output::print(&repaired_text(&report))?;
+            output::say(&repaired_text(&report));
         }
         report = check(invocation, &queue, image, None)?;
         report.corruptions_fixed = corruptions_fixed;
@@ -76,11 +78,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     match format {
         OutputFormat::Json => {
             let report = to_json(&report, name, device.top().format().name());
-            output::print(&json::pretty(&report))?;
+            output::report(&json::pretty(&report))?;
         }
         OutputFormat::Human if arguments.quiet => {}
         OutputFormat::Human => {
-            output::print(&to_text(&report))?;
+            output::report(&to_text(&report))?;
         }
     }
     exit_status(&report)

@@ -11,7 +11,7 @@ use zebu::storage::{EngineKind, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, one_name, rate, target_cache};
 use crate::program::Invocation;
-use crate::progress::Progress;
+use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
 /// Commit image to its backing file
@@ -26,7 +26,8 @@ struct Arguments {
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<String>,
-    /// Cache mode of the images
+    /// Cache mode of the images: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 't', long, value_name = "CACHE_MODE")]
     cache: Option<String>,
     /// Commit down to this image of the chain; the image is not emptied
@@ -45,6 +46,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -67,12 +69,15 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ..open::options(name, &source, cache)?
     };
     let whole = open::device_with(&queue, name, &source, &options)?;
+    let mut progress = Progress::new(arguments.progress && !arguments.quiet, whole.size());
+    let _ = progress.set(0);
     let Some(depth) = base_depth(&whole, arguments.base.as_deref()) else {
+        progress.finish(false);
         return Err(Failure::new(match &arguments.base {
-            Some(base) if whole.layers().len() > 1 => {
+            Some(base) => {
                 format!("Did not find '{base}' in the backing chain of '{name}'")
             }
-            _ => "Image does not have a backing file".into(),
+            None => "Image does not have a backing file".into(),
         }));
     };
     let (top, base) = cut(&whole, depth);
@@ -82,7 +87,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         .map_err(|e| Failure::new(e.to_string()))?;
     let top =
         jobs::open_spec(&queue, top, &options, &mut |_| {}).map_err(|e| open::failure(name, &e))?;
-    commit(&queue, &arguments, top, base, rate)
+    commit(&queue, &arguments, top, base, rate, &mut progress)
 }
 
 fn commit(
@@ -91,8 +96,8 @@ fn commit(
     top: Device,
     base: Device,
     rate: Option<u64>,
+    progress: &mut Progress,
 ) -> Outcome {
-    let mut progress = Progress::new(arguments.progress && !arguments.quiet, top.size());
     let options = CommitOptions {
         empty: !arguments.drop && arguments.base.is_none(),
         rate,
@@ -101,13 +106,16 @@ fn commit(
     let result = jobs::commit(queue, top, base, &options, |done| progress.set(done));
     progress.finish(result.is_ok());
     result.map_err(|e| match e {
-        CommitError::Transfer(e) => Failure::new(format!("Block job failed: {}", e.reason())),
+        CommitError::Transfer(e) => {
+            let failed = || Failure::new(format!("Block job failed: {}", e.reason()));
+            interrupted("no image has lost anything").unwrap_or_else(failed)
+        }
         other => Failure::new(other.to_string()),
     })?;
-    match arguments.quiet {
-        true => Ok(0),
-        false => output::print("Image committed.\n"),
+    if !arguments.quiet {
+        output::say("Image committed.\n");
     }
+    Ok(0)
 }
 
 /// Which image of the chain `base` names; if it is not given, the one behind

@@ -10,11 +10,12 @@ use zebu::storage::{CacheMode, EngineKind, Queue};
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, source_cache};
 use crate::program::Invocation;
-use crate::progress::Progress;
+use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
 /// Check if two images have the same contents
 #[derive(Parser)]
+#[command(mut_arg("format", |a| a.long("a-format").alias("format")))]
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
@@ -30,22 +31,31 @@ struct Arguments {
     /// Print nothing but errors
     #[arg(short, long)]
     quiet: bool,
-    /// Cache mode of the images
+    /// Cache mode of the images: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
     cache: Option<String>,
     /// The images
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
 /// The images differ.
 const DIFFERENT: u8 = 1;
-/// An image cannot be opened.
-const CANNOT_OPEN: u8 = 2;
+/// It cannot be done at all: 1 always means that the images differ.
+const FAILED: u8 = 2;
 /// An image cannot be read.
 const CANNOT_READ: u8 = 4;
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    run_inner(invocation, arguments).map_err(|failure| match failure.status() {
+        1 => failure.with_status(FAILED),
+        _ => failure,
+    })
+}
+
+fn run_inner(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let [first, second] = arguments.names.as_slice() else {
         return Err(Failure::new("Expecting two image file names").with_hint());
@@ -53,8 +63,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let names = [first.as_str(), second.as_str()];
     let cache = source_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
-    let devices = open_both(&queue, &arguments, names, cache)
-        .map_err(|failure| failure.with_status(CANNOT_OPEN))?;
+    let devices = open_both(&queue, &arguments, names, cache)?;
     compare(&arguments, names, devices)
 }
 
@@ -75,15 +84,19 @@ fn open_both(
 }
 
 fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Outcome {
-    let say = |text: &str| match arguments.quiet {
-        true => Ok(0),
-        false => output::print(text),
+    let say = |text: &str| {
+        if !arguments.quiet {
+            output::say(text);
+        }
     };
     let sizes = [devices[0].size(), devices[1].size()];
-    let mut progress = Progress::new(arguments.progress, sizes[0].max(sizes[1]));
-    progress.set(0);
+    let mut progress = Progress::new(
+        arguments.progress && !arguments.quiet,
+        sizes[0].max(sizes[1]),
+    );
+    let _ = progress.set(0);
     if arguments.strict && sizes[0] != sizes[1] {
-        say("Strict mode: Image size mismatch!\n")?;
+        say("Strict mode: Image size mismatch!\n");
         progress.finish(false);
         return Ok(DIFFERENT);
     }
@@ -95,25 +108,34 @@ fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Out
     let same = matches!(result, Ok(Comparison::Identical));
     if same {
         // qemu-img ends the line only after the verdict.
-        progress.set(sizes[0].max(sizes[1]));
+        let _ = progress.set(sizes[0].max(sizes[1]));
     }
     let common = match &result {
         Ok(Comparison::Content(offset)) => *offset >= sizes[0].min(sizes[1]),
         result => result.is_ok(),
     };
     if common && sizes[0] != sizes[1] {
-        say("Warning: Image size mismatch!\n")?;
+        say("Warning: Image size mismatch!\n");
     }
     let outcome = match result {
-        Ok(Comparison::Identical) => say("Images are identical.\n"),
-        Ok(Comparison::Content(offset)) => {
-            say(&format!("Content mismatch at offset {offset}!\n")).and(Ok(DIFFERENT))
+        Ok(Comparison::Identical) => {
+            say("Images are identical.\n");
+            Ok(0)
         }
-        Ok(Comparison::Status(offset)) => say(&format!(
-            "Strict mode: Offset {offset} block status mismatch!\n"
-        ))
-        .and(Ok(DIFFERENT)),
-        Err(CompareError::Engine(e)) => Err(Failure::new(zebu::strerror(&e).to_string())),
+        Ok(Comparison::Content(offset)) => {
+            say(&format!("Content mismatch at offset {offset}!\n"));
+            Ok(DIFFERENT)
+        }
+        Ok(Comparison::Status(offset)) => {
+            say(&format!(
+                "Strict mode: Offset {offset} block status mismatch!\n"
+            ));
+            Ok(DIFFERENT)
+        }
+        Err(CompareError::Engine(e)) => {
+            let other = || Failure::new(zebu::strerror(&e).to_string());
+            Err(interrupted("no difference was found so far").unwrap_or_else(other))
+        }
         Err(CompareError::Read {
             device,
             offset,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Parser;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
@@ -12,7 +12,7 @@ use crate::file_name::{beside, file_of};
 use crate::known_options::{check_values, formatting, option_help, size_of};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::program::Invocation;
-use crate::{objects, open, output, size, untrusted};
+use crate::{objects, open, output, same_file, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
@@ -39,6 +39,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The new image, then its size if there is no backing file to take it from
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -55,7 +56,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let format = arguments.format.as_deref().unwrap_or("raw");
     let name = arguments.names.first().map(String::as_str);
     if create_options::asks_for_help(&arguments.options) {
-        return output::print(&option_help(
+        return output::report(&option_help(
             parse_format(format).map_err(Failure::new)?,
             name,
         ));
@@ -63,28 +64,27 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let Some(name) = name else {
         return Err(Failure::new("Expecting image file name").with_hint());
     };
-    if let Some(extra) = arguments.names.get(2) {
-        return Err(Failure::new(format!("Unexpected argument: {extra}")).with_hint());
-    }
     let size = match arguments.names.get(1) {
         Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
         None => None,
     };
+    if let Some(extra) = arguments.names.get(2) {
+        return Err(Failure::new(format!("Unexpected argument: {extra}")).with_hint());
+    }
     for object in &arguments.object {
         objects::add(object)?;
     }
-    create(&arguments, format, name, size)
-        .map_err(|why| Failure::new(format!("{name}: {why}")))??;
+    create(&arguments, format, name, size).map_err(|why| Failure::new(format!("{name}: {why}")))?;
     Ok(0)
 }
 
-/// Makes the image. The inner failure is one of standard output.
+/// Makes the image.
 fn create(
     arguments: &Arguments,
     format: &str,
     name: &str,
     size: Option<u64>,
-) -> Result<Outcome, String> {
+) -> Result<(), String> {
     let format = parse_format(format)?;
     let file = file_of(name)?;
     let mut options = CreateOptions::parse(format, &arguments.options)?;
@@ -108,19 +108,15 @@ fn create(
         options.set(key, value.as_str());
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
-    look_at_backing(&queue, arguments, name, &mut options)?;
+    look_at_backing(&queue, arguments, name, &file, &mut options)?;
     let Some(size) = size_of(&options, "size") else {
         return Err("Image creation needs a size parameter".into());
     };
     if !arguments.quiet {
-        let line = formatting(format, name, &options);
-        if let failed @ Err(_) = output::print(&line) {
-            return Ok(failed);
-        }
+        output::say(&formatting(format, name, &options));
     }
     let image = NewImage::new(format, size, &options)?;
-    NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)?;
-    Ok(Ok(0))
+    NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
 }
 
 /// Opens the backing file unless told not to, and takes the size from it if
@@ -129,6 +125,7 @@ fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,
     name: &str,
+    file: &FileSpec,
     options: &mut CreateOptions,
 ) -> Result<(), String> {
     let Some(backing) = options.get("backing_file").map(str::to_string) else {
@@ -160,6 +157,9 @@ fn look_at_backing(
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
+    if same_file::reads(std::slice::from_ref(&device), file) {
+        return Err(format!("'{backing}' reads this file"));
+    }
     if format.is_none() {
         let found = device.top().format().name();
         return Err(format!("{NO_FORMAT}\nDetected format of {found}."));

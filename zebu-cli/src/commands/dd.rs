@@ -1,11 +1,9 @@
 //! `dd`: a part of an image to a new image.
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 use clap::Parser;
-use zebu::block::{Device, FileSpec, Format, NbdSpec, OpenOptions, Source};
+use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
 use zebu::jobs::{self, CopyOptions, TransferError};
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
@@ -15,7 +13,8 @@ use crate::file_name::file_of;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::SourceOptions;
 use crate::program::Invocation;
-use crate::{open, size, untrusted};
+use crate::progress::{Progress, incomplete, interrupted};
+use crate::{open, same_file, size, untrusted};
 
 /// Copy input to output with optional format conversion
 #[derive(Parser)]
@@ -71,13 +70,25 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         target_is_zero: !target.top().file().is_device(),
         engine: EngineKind::best(),
     };
-    jobs::copy(&queue, source, target, &options).map_err(|e| {
+    // It stays open, and locked, when the device is closed.
+    let file = match &target.top().image {
+        LayerImage::Qcow2(image) => Some(image.file().clone()),
+        LayerImage::Raw(_) => None,
+    };
+    let mut progress = Progress::new(false, length);
+    let result = jobs::copy(&queue, source, target, &options, |done| progress.set(done));
+    result.map_err(|e| {
+        let state = incomplete(&queue, &operands.output, file.as_deref());
         let side = match &e {
             TransferError::Read { .. } => "reading from input",
             TransferError::Write { .. } => "writing to output",
-            TransferError::Engine(_) => return Failure::new(e.reason()),
+            TransferError::Engine(_) => {
+                let other = || Failure::new(format!("{}; {state}", e.reason()));
+                return interrupted(&state).unwrap_or_else(other);
+            }
         };
-        Failure::new(format!("error while {side} image file: {}", e.reason()))
+        let why = e.reason();
+        Failure::new(format!("error while {side} image file: {why}; {state}"))
     })?;
     Ok(0)
 }
@@ -121,14 +132,7 @@ impl Operands {
 }
 
 fn number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
-    let range = || format!("Invalid {name} specified. Must be between {least} and {most}.");
-    match size::parse(value) {
-        Ok(number) if (least..=most).contains(&number) => Ok(number),
-        Ok(_) | Err(size::SizeError::Range) => Err(Failure::new(range())),
-        Err(size::SizeError::Syntax) => Err(Failure::new(format!(
-            "Invalid {name} specified: '{value}'."
-        ))),
-    }
+    size::parse_within(name, value, least..=most).map_err(Failure::new)
 }
 
 fn output_format(name: Option<&str>) -> Result<Format, Failure> {
@@ -145,36 +149,11 @@ fn output_format(name: Option<&str>) -> Result<Format, Failure> {
 
 /// Making the output would destroy the input.
 fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
-    let failure = || Err(creation_failure(output, "The input is read from this file"));
-    let Ok(file) = file_of(output) else {
-        return Ok(());
-    };
-    if let Some(nbd) = &file.nbd {
-        let specs = source.layers().iter().map(|l| &l.spec);
-        let mut exports = specs.flat_map(|s| [Some(&s.file), s.data_file.as_ref()]);
-        let same = |f: &FileSpec| {
-            let nbd =
-                |other: &NbdSpec| (&other.server, &other.export) == (&nbd.server, &nbd.export);
-            f.nbd.as_ref().is_some_and(nbd)
-        };
-        return match exports.any(|file| file.is_some_and(same)) {
-            true => failure(),
-            false => Ok(()),
-        };
-    }
-    let Ok(output_file) = fs::metadata(&file.path) else {
-        return Ok(());
-    };
-    let is_output = |path: &std::path::Path| {
-        fs::metadata(path).is_ok_and(|m| {
-            let same_device = output_file.rdev() != 0 && m.rdev() == output_file.rdev();
-            same_device || (m.dev(), m.ino()) == (output_file.dev(), output_file.ino())
-        })
-    };
-    let files = source.layers().iter().flat_map(|l| [l.file(), l.data()]);
-    match files.into_iter().any(|file| is_output(file.path())) {
-        true => failure(),
-        false => Ok(()),
+    match file_of(output) {
+        Ok(file) if same_file::reads(std::slice::from_ref(source), &file) => {
+            Err(creation_failure(output, same_file::READ_FROM))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -185,8 +164,8 @@ fn creation_failure(output: &str, why: &str) -> Failure {
 }
 
 fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result<Device, Failure> {
+    let file = file_of(name).map_err(Failure::new)?;
     let make = || {
-        let file = file_of(name)?;
         let image = NewImage::new(format, length, &CreateOptions::default())?;
         NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(queue, &image)
     };

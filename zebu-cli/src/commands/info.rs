@@ -34,6 +34,7 @@ struct Arguments {
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         }
         OutputFormat::Json => json::pretty(&reports[0].to_json()),
     };
-    output::print(&text)
+    output::report(&text)
 }
 
 /// The image, and with `chain` those behind it: at least one.

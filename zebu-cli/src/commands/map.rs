@@ -29,6 +29,7 @@ struct Arguments {
     #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
     max_length: Option<String>,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 

@@ -5,11 +5,13 @@ use std::ffi::OsString;
 use clap::Parser;
 use serde_json::{Map, json};
 use zebu::block::Format;
-use zebu::jobs::{self, Measure, MeasureTarget};
+use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
 use zebu::storage::CacheMode;
 
-use crate::create_options::{CreateOptions, qcow2_target};
+use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
+use crate::known_options::check_values;
+use crate::new_image::NewImage;
 use crate::options::{OutputFormat, SourceOptions};
 use crate::program::Invocation;
 use crate::{json, open, output, size};
@@ -35,6 +37,7 @@ struct Arguments {
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
     /// The image to be copied
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -60,6 +63,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
         None => None,
     };
+    let source = &arguments.source;
+    let of_image = source.image_opts || source.format.is_some() || arguments.snapshot.is_some();
+    if arguments.names.is_empty() && of_image {
+        return Err(Failure::new(
+            "--image-opts, -f, and -l require a filename argument.",
+        ));
+    }
     let name = match (&arguments.names[..], size) {
         ([], Some(_)) => None,
         ([name], None) => Some(name),
@@ -67,6 +77,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             return Err(Failure::new(
                 "--size N cannot be used together with a filename.",
             ));
+        }
+        ([_, _, ..], _) => {
+            return Err(Failure::new("At most one filename argument is allowed."));
         }
         _ => {
             return Err(Failure::new(
@@ -82,7 +95,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
                 .map_err(|e| Failure::new(e.to_string()))?
         }
     };
-    output::print(&match format {
+    output::report(&match format {
         OutputFormat::Human => to_text(&measured),
         OutputFormat::Json => to_json(&measured),
     })
@@ -112,14 +125,17 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
     let Ok(format) = name.parse::<Format>() else {
         return Err(Failure::new(format!("Unknown file format '{name}'")));
     };
-    let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
-        invocation.say(&why);
-        Failure::new(format!("Invalid options for file format '{name}'"))
-    })?;
-    Ok(match format {
-        Format::Raw => MeasureTarget::Raw,
-        Format::Qcow2 => MeasureTarget::Qcow2(qcow2_target(&options)?),
-    })
+    let options = CreateOptions::parse(format, &arguments.target_options)
+        .and_then(|options| check_values(format, &options).map(|()| options))
+        .map_err(|why| {
+            invocation.say(&why);
+            Failure::new(format!("Invalid options for file format '{name}'"))
+        })?;
+    // What is too large is found out when it is measured.
+    match NewImage::new(format, 0, &options).map_err(Failure::new)? {
+        NewImage::Raw { .. } => Ok(MeasureTarget::Raw),
+        NewImage::Qcow2(image) => Ok(MeasureTarget::Qcow2(Qcow2Target::from(&*image))),
+    }
 }
 
 fn to_text(measured: &Measure) -> String {

@@ -24,8 +24,9 @@ use std::ffi::OsString;
 use crate::failure::Outcome;
 use crate::program::{self, Invocation};
 
-/// Name, what it does, and how it is run.
+/// Name, operands, what it does, and how it is run.
 type Command = (
+    &'static str,
     &'static str,
     &'static str,
     fn(&Invocation, Vec<OsString>) -> Outcome,
@@ -35,50 +36,93 @@ type Command = (
 const COMMANDS: [Command; 17] = [
     (
         "amend",
+        "<FILENAME>",
         "Update format-specific options of the image",
         amend::run,
     ),
-    ("bench", "Run a simple benchmark on an image", bench::run),
-    ("check", "Check basic image integrity", check::run),
-    ("commit", "Commit image to its backing file", commit::run),
+    (
+        "bench",
+        "<FILENAME>",
+        "Run a simple benchmark on an image",
+        bench::run,
+    ),
+    (
+        "check",
+        "<FILENAME>",
+        "Check basic image integrity",
+        check::run,
+    ),
+    (
+        "commit",
+        "<FILENAME>",
+        "Commit image to its backing file",
+        commit::run,
+    ),
     (
         "compare",
+        "<FILENAME1> <FILENAME2>",
         "Check if two images have the same contents",
         compare::run,
     ),
     (
         "convert",
+        "<SOURCE>... <TARGET>",
         "Copy images to another, with format conversion",
         convert::run,
     ),
-    ("create", "Create and format new image file", create::run),
+    (
+        "create",
+        "<FILENAME> [SIZE]",
+        "Create and format new image file",
+        create::run,
+    ),
     (
         "dd",
+        "if=<INPUT> of=<OUTPUT> [OPERANDS]",
         "Copy a part of an image to another, with format conversion",
         dd::run,
     ),
-    ("info", "Display information about image", info::run),
+    (
+        "info",
+        "<FILENAME>",
+        "Display information about image",
+        info::run,
+    ),
     (
         "io",
+        "[FILENAME]",
         "Run commands on an image, in qemu-io's language",
         io::run,
     ),
-    ("map", "Dump image metadata", map::run),
+    ("map", "<FILENAME>", "Dump image metadata", map::run),
     (
         "measure",
+        "(--size <SIZE> | <FILENAME>)",
         "Calculate file size required for a new image",
         measure::run,
     ),
-    ("nbd", "Serve images over NBD", nbd::run),
-    ("rebase", "Change backing file of the image", rebase::run),
-    ("resize", "Resize an image", resize::run),
+    ("nbd", "[FILENAME]", "Serve images over NBD", nbd::run),
+    (
+        "rebase",
+        "<FILENAME>",
+        "Change backing file of the image",
+        rebase::run,
+    ),
+    (
+        "resize",
+        "<FILENAME> [+-]<SIZE>",
+        "Resize an image",
+        resize::run,
+    ),
     (
         "snapshot",
+        "<FILENAME>",
         "List or manipulate snapshots within image",
         snapshot::run,
     ),
     (
         "vhost-user-blk",
+        "<FILENAME>",
         "Serve images to virtual machines over vhost-user",
         vhost::run,
     ),
@@ -86,8 +130,14 @@ const COMMANDS: [Command; 17] = [
 
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
-    let (_, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
+    let (_, _, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
     Some(run(invocation, arguments))
+}
+
+/// The operands of a command, as its usage line shows them.
+pub fn operands(name: &str) -> Option<&'static str> {
+    let (_, operands, _, _) = COMMANDS.iter().find(|command| command.0 == name)?;
+    Some(operands)
 }
 
 /// What `--help` prints.
@@ -97,7 +147,7 @@ pub fn help(invocation: &Invocation) -> String {
         "zebu: does to disk images what people do with qemu-img.\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
-    for (command, what, _) in &COMMANDS {
+    for (command, _, what, _) in &COMMANDS {
         text.push_str(&format!("  {command:<14} {what}\n"));
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Outcome};
 use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::program::Invocation;
-use crate::progress::Progress;
+use crate::progress::{Progress, interrupted};
 use crate::{open, untrusted};
 
 /// Change backing file of the image
@@ -19,7 +19,8 @@ use crate::{open, untrusted};
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Cache mode of the image
+    /// Cache mode of the image: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
     cache: Option<String>,
     /// The new backing file; "" for none
@@ -28,7 +29,8 @@ struct Arguments {
     /// Format of the new backing file
     #[arg(short = 'F', long, value_name = "BACKING_FMT")]
     backing_format: Option<String>,
-    /// Cache mode of the new backing file
+    /// Cache mode of the new backing file: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 'T', long, value_name = "BACKING_CACHE")]
     backing_cache: Option<String>,
     /// Change the name only, whatever that does to the content
@@ -44,6 +46,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -121,7 +124,10 @@ fn rebase(
         RebaseError::Header(e) => Failure::new(format!(
             "Could not change the backing file to '{name}': {e}"
         )),
-        RebaseError::Engine(e) => Failure::new(zebu::strerror(&e).to_string()),
+        RebaseError::Engine(e) => {
+            let failed = || Failure::new(zebu::strerror(&e).to_string());
+            interrupted("the image has its old backing file").unwrap_or_else(failed)
+        }
         other => Failure::new(other.to_string()),
     })?;
     Ok(0)

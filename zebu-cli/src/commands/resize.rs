@@ -13,11 +13,23 @@ use crate::{open, output, size};
 /// Said of a size that is 0, or that QEMU would take for a negative one.
 const NOT_A_SIZE: &str = "New image size must be positive";
 
+/// Said of what is no size.
+const NO_NUMBER: &str = "Parameter 'size' expects a non-negative number below 2^64\n\
+                         Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+                         and exabytes, respectively.";
+
 /// Resize an image
 #[derive(Parser)]
 struct Arguments {
-    #[command(flatten)]
-    source: SourceOptions,
+    /// Format of the image; found out by its content if not given
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    #[arg(long)]
+    image_opts: bool,
+    /// Objects of QEMU, such as keys: refused
+    #[arg(long, value_name = "OBJDEF")]
+    object: Vec<String>,
     /// What to allocate of the new part: off, metadata, falloc or full
     #[arg(long, value_name = "PREALLOC")]
     preallocation: Option<String>,
@@ -28,7 +40,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The image, and its new size or, after + or -, by how much to change it
-    #[arg(allow_hyphen_values = true)]
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -47,16 +59,15 @@ impl Change {
             Some(b'-') => (Change::Less, &text[1..]),
             _ => (Change::To, text),
         };
-        size::parse(digits).map(change).map_err(|e| {
-            Failure::new(match e {
-                size::SizeError::Range => NOT_A_SIZE,
-                size::SizeError::Syntax => {
-                    "Parameter 'size' expects a non-negative number below 2^64\n\
-                     Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
-                     and exabytes, respectively."
-                }
-            })
-        })
+        if digits.trim_start().starts_with('-') {
+            return Err(Failure::new(NO_NUMBER));
+        }
+        match size::parse(digits) {
+            Ok(size) => Ok(change(size)),
+            // What no image can be is refused when it is known what the image is.
+            Err(size::SizeError::Range) => Ok(Change::To(0)),
+            Err(size::SizeError::Syntax) => Err(Failure::new(NO_NUMBER)),
+        }
     }
 
     /// The new size of a disk of `old` bytes, if there is one.
@@ -70,11 +81,25 @@ impl Change {
     }
 }
 
+/// Takes out the size by which the image shall be smaller (`-8M`): no option begins with a
+/// digit.
+fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<String>) {
+    let is_negative = |a: &OsString| match a.as_encoded_bytes() {
+        [b'-', next, ..] => next.is_ascii_digit() || *next == b'.',
+        _ => false,
+    };
+    let end = arguments.iter().position(|a| a == "--");
+    let options = &arguments[..end.unwrap_or(arguments.len())];
+    let found = options.iter().rposition(is_negative);
+    let less = found.map(|at| arguments.remove(at).to_string_lossy().into_owned());
+    (arguments, less)
+}
+
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let (arguments, less) = take_negative(arguments);
     let arguments: Arguments = super::parse(invocation, arguments)?;
-    // What follows an option's end is a name, also if it looks like an option.
-    let names: Vec<&String> = arguments.names.iter().filter(|n| *n != "--").collect();
+    let names = arguments.names.iter().chain(&less).collect::<Vec<_>>();
     let (name, change) = match names[..] {
         [name, change] => (name, Change::parse(change)?),
         [] | [_] => {
@@ -82,16 +107,21 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         }
         _ => return Err(Failure::new("Extra argument(s) in command line").with_hint()),
     };
-    arguments.source.validate()?;
+    let source = SourceOptions {
+        format: arguments.format.clone(),
+        image_opts: arguments.image_opts,
+        object: arguments.object.clone(),
+        force_share: false,
+    };
     let mode = arguments.preallocation.as_deref().unwrap_or("off");
     let preallocation = Preallocation::from_name(mode)
         .ok_or_else(|| Failure::new(format!("Invalid preallocation mode '{mode}'")))?;
     let queue = open::queue()?;
     let options = OpenOptions {
         write: true,
-        ..open::options(name, &arguments.source, target_cache(None)?)?
+        ..open::options(name, &source, target_cache(None)?)?
     };
-    let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
+    let mut device = open::device_with(&queue, name, &source, &options)?;
     let old = device.size();
     let new = change.apply(old).ok_or_else(|| Failure::new(NOT_A_SIZE))?;
     if new <= old && preallocation != Preallocation::Off {
@@ -114,8 +144,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         resized.and(closed)
     });
     resized.map_err(|e| Failure::new(e.to_string()))?;
-    match arguments.quiet {
-        true => Ok(0),
-        false => output::print("Image resized.\n"),
+    if !arguments.quiet {
+        output::say("Image resized.\n");
     }
+    Ok(0)
 }

@@ -36,6 +36,7 @@ struct Arguments {
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
     delete: Vec<String>,
     /// The image
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -77,14 +78,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         discard: Some(true),
         ..open::options(name, &arguments.source, CacheMode::WriteBack)?
     };
-    if writes && arguments.source.force_share {
-        let why = "force-share=on can only be used with read-only images";
-        return Err(Failure::new(format!("Could not open '{name}': {why}")));
-    }
     let queue = open::queue()?;
     let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
     let (done, failed) = match action {
-        Action::List => return output::print(&info::snapshot_list(snapshots(&device))),
+        Action::List => return output::report(&info::snapshot_list(snapshots(&device))),
         Action::Create(tag) => (
             create(&queue, &mut device, tag),
             format!("create snapshot '{tag}'"),

@@ -89,6 +89,11 @@ impl Peer {
         self.major >= 10
     }
 
+    /// The peer qemu-img.
+    pub fn img(&self) -> &Path {
+        &self.img
+    }
+
     /// The qemu-nbd beside the peer qemu-img.
     pub fn nbd(&self) -> PathBuf {
         self.img.with_file_name("qemu-nbd")

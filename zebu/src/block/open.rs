@@ -114,6 +114,12 @@ impl Device {
     /// The same for an image that is described already, which says its format
     /// itself: that of the options counts for nothing.
     pub fn open_spec(queue: &Queue, spec: ImageSpec, options: &OpenOptions) -> Result<Device> {
+        let shared = options.force_share || spec.options.common.force_share == Some(true);
+        if options.write && shared {
+            // Without locks, two writers would take the same clusters.
+            let why = "force-share=on can only be used with read-only images";
+            return Err(Error::Refused(why.into()));
+        }
         let mut opening = Opening {
             queue,
             options,

@@ -11,6 +11,8 @@ use super::offset::HostOffset;
 
 /// "QFI\xfb", the first four bytes of every image.
 pub const MAGIC: u32 = 0x5146_49fb;
+/// The version of an image whose making has failed.
+pub const INCOMPLETE_VERSION: u32 = u32::MAX;
 /// Length of a version 2 header in bytes.
 pub const HEADER_LENGTH_V2: u32 = 72;
 /// Least length of a version 3 header in bytes.
@@ -818,6 +820,7 @@ impl Header {
 pub(super) fn check_version(version: u32) -> Result<(), FormatError> {
     match version {
         2 | 3 => Ok(()),
+        INCOMPLETE_VERSION => Err(FormatError::Incomplete),
         other => Err(FormatError::UnsupportedVersion(other)),
     }
 }

@@ -5,6 +5,7 @@
 
 use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
+use super::lanes::GoOn;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
@@ -42,13 +43,14 @@ pub enum CommitError {
 /// Writes into `base` what `top` says: the images of `top` are those above the
 /// base and not the base. Both are open for writing. Blocks; uses all cores.
 ///
-/// `tell` is called on this thread with the bytes done.
-pub fn commit(
+/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
+/// with the error `ECANCELED`, and no image has lost anything.
+pub fn commit<G: GoOn>(
     queue: &Queue,
     top: Device,
     mut base: Device,
     options: &CommitOptions,
-    tell: impl FnMut(u64),
+    tell: impl FnMut(u64) -> G,
 ) -> Result<(), CommitError> {
     if base.size() < top.size() {
         queue

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::lanes::{self, Cursor};
+use super::lanes::{self, Cursor, GoOn};
 use super::zero::is_zero;
 use crate::Error;
 use crate::block::{Device, Status};
@@ -54,13 +54,14 @@ pub enum CompareError {
 }
 
 /// Compares two devices. Of several differences (and errors) the one with the
-/// lowest offset is told. `tell` is called on this thread with the bytes done.
+/// lowest offset is told. `tell` is called on this thread with the bytes done; if
+/// it breaks, the job ends with the error `ECANCELED`.
 ///
 /// Strict comparison of the sizes is the caller's: it needs no reading.
-pub fn compare(
+pub fn compare<G: GoOn>(
     devices: [Device; 2],
     options: &CompareOptions,
-    mut tell: impl FnMut(u64),
+    mut tell: impl FnMut(u64) -> G,
 ) -> Result<Comparison, CompareError> {
     let total = devices[0].size().max(devices[1].size());
     let job = Arc::new(Job {
@@ -69,7 +70,9 @@ pub fn compare(
         cursor: Cursor::new(total),
         found: Mutex::new(None),
     });
-    lanes::run(&job, options.engine, None, || tell(job.cursor.done()))?;
+    lanes::run(&job, options.engine, None, || {
+        tell(job.cursor.done()).go_on()
+    })?;
     let found = crate::lock(&job.found).take();
     found.map_or(Ok(Comparison::Identical), |found| found.what)
 }
@@ -131,10 +134,15 @@ impl Job {
         chunk: &Range<u64>,
         buffers: &mut [PoolBuffer; 2],
     ) -> Result<(), Found> {
-        let a = self.segments(queue, 0, chunk).await?;
-        let b = self.segments(queue, 1, chunk).await?;
+        let (a, a_failed) = self.segments(queue, 0, chunk).await;
+        let (b, b_failed) = self.segments(queue, 1, chunk).await;
         let (mut i, mut j, mut at) = (0, 0, chunk.start);
         while at < chunk.end {
+            if i == a.len() || j == b.len() {
+                // What is known ends here: up to here there was no difference.
+                let failed = [a_failed, b_failed].into_iter().flatten();
+                return Err(failed.min_by_key(|f| f.offset).expect("one has failed"));
+            }
             let end = a[i].end.min(b[j].end);
             let [a_is, b_is] = [&a[i].status, &b[j].status];
             let inside = at < self.devices[0].size().min(self.devices[1].size());
@@ -160,24 +168,27 @@ impl Job {
     }
 
     /// What a device has in a chunk, neighbours that are alike joined. The last
-    /// segment ends with the chunk or after it.
+    /// segment ends with the chunk or after it, or where what follows cannot be known.
     async fn segments(
         &self,
         queue: &Queue,
         device: usize,
         chunk: &Range<u64>,
-    ) -> Result<Vec<Segment>, Found> {
+    ) -> (Vec<Segment>, Option<Found>) {
         let mut segments: Vec<Segment> = Vec::new();
         let mut at = chunk.start;
         while at < chunk.end {
-            let status = self.status(queue, device, at).await?;
+            let status = match self.status(queue, device, at).await {
+                Ok(status) => status,
+                Err(failed) => return (segments, Some(failed)),
+            };
             at += status.length;
             match segments.last_mut() {
                 Some(last) if key(&last.status) == key(&status) => last.end = at,
                 _ => segments.push(Segment { end: at, status }),
             }
         }
-        Ok(segments)
+        (segments, None)
     }
 
     /// The status at `at`; past the end of the device everything is zero.

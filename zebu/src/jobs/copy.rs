@@ -1,5 +1,6 @@
 //! Copy: a part of one device to the start of another, as dd does.
 
+use super::lanes::GoOn;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::Device;
 use crate::storage::{EngineKind, Queue};
@@ -20,13 +21,17 @@ pub struct CopyOptions {
 /// Copies a part of `source` to the start of `target`, which is long enough.
 /// Blocks; uses all cores.
 ///
+/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
+/// with the error `ECANCELED`.
+///
 /// On return everything was written and is durable, unless the target's cache
 /// mode says otherwise. After an error the target's content is unspecified.
-pub fn copy(
+pub fn copy<G: GoOn>(
     queue: &Queue,
     source: Device,
     target: Device,
     options: &CopyOptions,
+    tell: impl FnMut(u64) -> G,
 ) -> Result<(), TransferError> {
     let plan = Plan {
         start: options.start,
@@ -38,7 +43,7 @@ pub fn copy(
         rate: None,
         engine: options.engine,
     };
-    let (_, target, result) = transfer(source, target, plan, |_| {});
+    let (_, target, result) = transfer(source, target, plan, tell);
     let closed = queue.block_on(target.close(queue));
     result.and(closed.map_err(|source| TransferError::Write {
         offset: options.length,

@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::io;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
@@ -98,6 +98,25 @@ impl Cursor {
     }
 }
 
+/// What a job is told in return for telling how far it is: to go on, which nothing at all
+/// means, too, or to stop.
+pub trait GoOn {
+    /// Breaks if the job shall stop.
+    fn go_on(self) -> ControlFlow<()>;
+}
+
+impl GoOn for () {
+    fn go_on(self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl GoOn for ControlFlow<()> {
+    fn go_on(self) -> ControlFlow<()> {
+        self
+    }
+}
+
 /// A job that lanes do.
 pub(super) trait Job: Send + Sync + 'static {
     /// How far it has come.
@@ -124,12 +143,13 @@ fn default_lanes(cores: usize) -> usize {
 }
 
 /// Runs `job` with `lanes` lanes (None: as many as keep the cores busy), and
-/// calls `tick` on this thread now and then until all have ended.
+/// calls `tick` on this thread now and then until all have ended. If `tick` breaks
+/// before all is done, no lane takes another chunk, and the error is `ECANCELED`.
 pub(super) fn run<J: Job>(
     job: &Arc<J>,
     engine: EngineKind,
     lanes: Option<usize>,
-    mut tick: impl FnMut(),
+    mut tick: impl FnMut() -> ControlFlow<()>,
 ) -> io::Result<()> {
     let cores = match is_simulated() {
         true => 1,
@@ -137,11 +157,18 @@ pub(super) fn run<J: Job>(
     };
     let lanes = lanes.unwrap_or(default_lanes(cores)).max(1);
     let threads = cores.min(lanes);
+    let mut cancelled = false;
+    let mut tick = || {
+        if tick().is_break() {
+            job.cursor().stop();
+            cancelled = true;
+        }
+    };
     if is_simulated() {
         tick();
         run_thread(job, engine, lanes)?;
         tick();
-        return Ok(());
+        return ended(job, cancelled);
     }
     let running = Running {
         threads: AtomicUsize::new(threads),
@@ -175,7 +202,16 @@ pub(super) fn run<J: Job>(
             Err(panic) => std::panic::resume_unwind(panic),
         });
         results.collect::<io::Result<()>>()
-    })
+    })?;
+    ended(job, cancelled)
+}
+
+/// How a job has ended whose threads have.
+fn ended<J: Job>(job: &Arc<J>, cancelled: bool) -> io::Result<()> {
+    match cancelled && job.cursor().done() < job.cursor().total() {
+        true => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+        false => Ok(()),
+    }
 }
 
 /// The threads of a job that have not ended, and who waits for them.
@@ -238,12 +274,24 @@ mod tests {
             let job = Arc::new(Nothing(Cursor::new(5)));
             let mut told = 0;
             run(&job, EngineKind::Threads, None, || {
-                told = job.cursor().done()
+                told = job.cursor().done();
+                ControlFlow::Continue(())
             })
             .unwrap();
             assert_eq!(told, 5);
         }
         assert!(start.elapsed() < 20 * TICK, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_job_that_is_told_to_stop_says_so_unless_all_is_done() {
+        let run = |total| {
+            let job = Arc::new(Nothing(Cursor::new(total)));
+            run(&job, EngineKind::Threads, None, || ControlFlow::Break(()))
+        };
+        let stopped = run(u64::MAX).unwrap_err();
+        assert_eq!(stopped.raw_os_error(), Some(libc::ECANCELED));
+        run(0).unwrap();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How large a file an image would need.
 
 use super::bitmaps;
+use super::create::{CreateQcow2, Preallocation};
 use crate::block::{Device, LayerImage};
 use crate::format::MAX_L1_BYTES;
 use crate::image::Image;
@@ -31,6 +32,23 @@ pub struct Qcow2Target {
     pub preallocated: bool,
     /// It gets a backing file, and nobody knows how much that holds.
     pub backing: bool,
+}
+
+impl From<&CreateQcow2> for Qcow2Target {
+    /// The image that would be made.
+    fn from(image: &CreateQcow2) -> Self {
+        Qcow2Target {
+            version: image.version,
+            cluster_bits: image.cluster_bits,
+            refcount_order: image.refcount_order,
+            extended_l2: image.extended_l2,
+            preallocated: matches!(
+                image.preallocation,
+                Preallocation::Falloc | Preallocation::Full
+            ),
+            backing: image.backing.is_some(),
+        }
+    }
 }
 
 impl Default for Qcow2Target {

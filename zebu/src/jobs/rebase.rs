@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::course::{At, Course};
 use super::create::NewBacking;
-use super::lanes;
+use super::lanes::{self, GoOn};
 use super::transfer::cluster_size;
 use super::zero::is_zero;
 use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Policy, Source, Status, Zeroing};
@@ -58,14 +58,15 @@ pub enum RebaseError {
 /// `new`, which `backing` names; None: on top of nothing. Blocks; uses all
 /// cores.
 ///
-/// `tell` is called on this thread with the bytes done.
-pub fn rebase(
+/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
+/// with the error `ECANCELED`, and the image is as it was.
+pub fn rebase<G: GoOn>(
     queue: &Queue,
     overlay: Device,
     new: Option<Device>,
     backing: Option<&NewBacking>,
     options: &RebaseOptions,
-    mut tell: impl FnMut(u64),
+    mut tell: impl FnMut(u64) -> G,
 ) -> Result<(), RebaseError> {
     let unit = match &overlay.top().image {
         LayerImage::Qcow2(image) => image.geometry().subcluster_size(),
@@ -87,7 +88,7 @@ pub fn rebase(
         compress: options.compress,
     });
     let ran = lanes::run(&job, options.engine, None, || {
-        tell(job.course.cursor().done())
+        tell(job.course.cursor().done()).go_on()
     });
     let result = ran.map_err(RebaseError::Engine);
     let result = result.and_then(|()| job.course.result());

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::course::{At, Course};
-use super::lanes;
+use super::lanes::{self, GoOn};
 use super::pace::Pace;
 use crate::Error;
 use crate::block::{Device, LayerImage, Status, Zeroing};
@@ -79,14 +79,15 @@ pub(super) struct Plan {
 }
 
 /// Writes a range of `source` to the start of `target`, which is long enough,
-/// and gives both back. `tell` is called on this thread with the bytes done.
+/// and gives both back. `tell` is called on this thread with the bytes done; if it
+/// breaks the transfer ends with `ECANCELED`.
 ///
 /// Nothing is durable yet on return.
-pub(super) fn transfer(
+pub(super) fn transfer<G: GoOn>(
     source: Device,
     target: Device,
     plan: Plan,
-    mut tell: impl FnMut(u64),
+    mut tell: impl FnMut(u64) -> G,
 ) -> (Device, Device, Result<(), TransferError>) {
     let chunk = CHUNK.max(cluster_size(&target));
     let job = Arc::new(Job {
@@ -97,7 +98,9 @@ pub(super) fn transfer(
         pace: Pace::new(plan.rate),
         course: Course::new(plan.length),
     });
-    let ran = lanes::run(&job, plan.engine, None, || tell(job.course.cursor().done()));
+    let ran = lanes::run(&job, plan.engine, None, || {
+        tell(job.course.cursor().done()).go_on()
+    });
     let result = ran.map_err(TransferError::Engine);
     let result = result.and_then(|()| job.course.result());
     let job = Arc::into_inner(job).expect("all lanes have ended");

@@ -33,6 +33,7 @@ mod zero;
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::pin::Pin;
 
@@ -164,6 +165,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 
     /// The path that it was opened by, for messages; empty for memory.
     fn path(&self) -> &Path;
+
+    /// The file that holds the bytes, where a file of this machine does, for what only the
+    /// kernel can do with it.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// How writes become durable.
     fn cache_mode(&self) -> CacheMode;

@@ -151,7 +151,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let device = open::repaired(&queue, &source, &how, &invocation.name)
         .map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
-    announce(&plan)?;
+    announce(&plan);
     let time = match plan.threads {
         1 => measure(device.clone(), queue.clone(), &plan),
         _ => measure_threads(&device, engine, &plan),
@@ -161,13 +161,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         closing.map_err(|e| Failure::new(format!("Could not close '{file}': {e}")))?;
     }
     let time = time?;
-    crate::output::print(&format!(
+    crate::output::say(&format!(
         "Run completed in {:3.3} seconds.\n",
         time.as_secs_f64()
-    ))
+    ));
+    Ok(0)
 }
 
-fn announce(plan: &Plan) -> Result<(), Failure> {
+fn announce(plan: &Plan) {
     let kind = match plan.pattern {
         Some(_) => "write",
         None => "read",
@@ -189,7 +190,7 @@ fn announce(plan: &Plan) -> Result<(), Failure> {
             plan.flush_interval
         ));
     }
-    crate::output::print(&text).map(drop)
+    crate::output::say(&text);
 }
 
 fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> {

@@ -3,6 +3,7 @@
 mod target;
 
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 
 use clap::Parser;
 use zebu::block::Device;
@@ -14,20 +15,22 @@ use crate::create_options;
 use crate::failure::{Failure, Outcome};
 use crate::known_options::option_help;
 use crate::new_image::parse_format;
-use crate::options::{SourceOptions, source_cache};
+use crate::options::{SourceOptions, rate, source_cache};
 use crate::program::Invocation;
-use crate::progress::Progress;
+use crate::progress::{Progress, incomplete, interrupted};
 use crate::{open, output, size};
 
 /// Copy one or more images to another, with format conversion
 #[derive(Parser)]
+#[command(
+    mut_arg("format", |a| a.long("source-format").alias("format")),
+    mut_arg("image_opts", |a| a.long("source-image-opts").alias("image-opts"))
+)]
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Options of the source (the same as --image-opts)
-    #[arg(long)]
-    source_image_opts: bool,
-    /// Cache mode of the sources
+    /// Cache mode of the sources: none, writeback, writethrough, directsync or
+    /// unsafe
     #[arg(short = 'T', long = "source-cache", value_name = "CACHE_MODE")]
     source_cache: Option<String>,
     /// Internal snapshot of the source to convert: id, name, or
@@ -43,7 +46,7 @@ struct Arguments {
     /// Options of the target's format; help lists them
     #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Cache mode of the target; if not given, direct I/O where the file
+    /// Cache mode of the target (the same ones); if not given, direct I/O where the file
     /// system has it, and the page cache for what the device does not take
     /// at once
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
@@ -95,6 +98,9 @@ struct Arguments {
     /// raw target is always written so
     #[arg(short = 'W', long = "oob-writes")]
     unordered: bool,
+    /// Let the kernel copy data from file to file, where it can
+    #[arg(short = 'C', long = "copy-range-offloading")]
+    copy_range: bool,
     /// Bytes a second at most
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
@@ -108,6 +114,7 @@ struct Arguments {
     #[arg(short, long)]
     quiet: bool,
     /// The sources, then the target
+    #[arg(value_name = "FILENAME")]
     names: Vec<String>,
 }
 
@@ -124,8 +131,7 @@ const MAX_LANES: u64 = 16;
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let mut arguments: Arguments = super::parse(invocation, arguments)?;
-    arguments.source.image_opts |= arguments.source_image_opts;
+    let arguments: Arguments = super::parse(invocation, arguments)?;
     let lists = &arguments.options;
     if let Some(text) = lists.iter().find(|o| !create_options::is_list(o)) {
         return Err(Failure::new(format!("Invalid option list: {text}")));
@@ -133,7 +139,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if create_options::asks_for_help(lists) {
         let format = parse_format(arguments.target_format()).map_err(Failure::new)?;
         let target = arguments.names.last().map(String::as_str);
-        return output::print(&option_help(format, target));
+        return output::report(&option_help(format, target));
     }
     let mut options = job_options(&arguments)?;
     let (sources, target) = match arguments.names.split_last() {
@@ -143,19 +149,42 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     check_combinations(&arguments)?;
     let queue = open::queue()?;
     let sources = open_sources(&queue, &arguments, sources)?;
-    let target = target::open(&queue, &arguments, target, &sources, &mut options)?;
-    convert(invocation, &arguments, sources, target, &options)
+    let total = sources
+        .iter()
+        .map(Device::size)
+        .fold(0, u64::saturating_add);
+    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
+    let _ = progress.set(0);
+    let outcome =
+        target::open(&queue, &arguments, target, &sources, &mut options).and_then(|target| {
+            convert(
+                invocation,
+                &queue,
+                &arguments,
+                sources,
+                target,
+                &options,
+                &mut progress,
+            )
+        });
+    progress.finish(outcome.is_ok());
+    outcome
 }
 
 fn convert(
     invocation: &Invocation,
+    queue: &Queue,
     arguments: &Arguments,
     sources: Vec<Device>,
     target: Target,
     options: &ConvertOptions,
+    progress: &mut Progress,
 ) -> Outcome {
-    let total = sources.iter().map(Device::size).sum();
-    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
+    // It stays open, and locked, when the device is closed.
+    let file = match arguments.no_create {
+        true => None,
+        false => target.qcow2_file(),
+    };
     let result = jobs::convert(sources, target, options, |event| match event {
         ConvertEvent::Progress(done) => progress.set(done),
         ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
@@ -164,53 +193,54 @@ fn convert(
             invocation.say(&format!(
                 "warning: error while reading offset {offset}: {error}"
             ));
+            ControlFlow::Continue(())
         }
-        ConvertEvent::Unreadable { .. } => {}
+        ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
     });
-    progress.finish(result.is_ok());
-    match result {
-        Ok(()) => Ok(0),
-        Err(e @ ConvertError::Write { .. }) => {
-            let target = arguments.names.last().map_or("", String::as_str);
-            Err(Failure::new(format!("{e}; '{target}' is incomplete")))
+    let error = match result {
+        Ok(()) => return Ok(0),
+        // Refused before anything was written.
+        Err(e @ (ConvertError::TooLarge | ConvertError::NotCompressible)) => {
+            return Err(Failure::new(e.to_string()));
         }
-        Err(e) => Err(Failure::new(e.to_string())),
-    }
+        Err(e) => e,
+    };
+    let name = arguments.names.last().map_or("", String::as_str);
+    let state = incomplete(queue, name, file.as_deref());
+    let why = match &error {
+        ConvertError::Engine(e) => match interrupted(&state) {
+            Some(failure) => return Err(failure),
+            None => zebu::strerror(e).to_string(),
+        },
+        other => other.to_string(),
+    };
+    Err(Failure::new(format!("{why}; {state}")))
 }
 
 /// What the options say of the job itself.
 fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
     let sparse = match &arguments.sparse {
         None => 4096,
-        Some(text) => size::parse(text)
-            .ok()
-            .filter(|n| n % 512 == 0 && *n <= MAX_SPARSE)
-            .ok_or_else(|| {
-                Failure::new(format!(
+        Some(text) => size::parse_option("buffer size for sparse output", text)
+            .map_err(Failure::new)
+            .and_then(|n| match n % 512 == 0 && n <= MAX_SPARSE {
+                true => Ok(n),
+                false => Err(Failure::new(format!(
                     "Invalid buffer size for sparse output specified. Valid sizes are multiples \
                      of 512 up to {MAX_SPARSE}. Select 0 to disable sparse detection (fully \
                      allocates output)."
-                ))
+                ))),
             })?,
     };
     let lanes = match &arguments.lanes {
         None => None,
         Some(text) => {
-            let number = text.parse().ok().filter(|n| (1..=MAX_LANES).contains(n));
-            Some(number.ok_or_else(|| {
-                Failure::new(format!(
-                    "Invalid number of coroutines specified. Must be between 1 and {MAX_LANES}."
-                ))
-            })?)
+            let what = "number of coroutines";
+            let number = size::parse_within(what, text, 1..=MAX_LANES).map_err(Failure::new)?;
+            Some(number)
         }
     };
-    let rate = match &arguments.rate {
-        None => None,
-        Some(text) => Some(
-            size::parse(text)
-                .map_err(|_| Failure::new(format!("Invalid rate limit specified: '{text}'.")))?,
-        ),
-    };
+    let rate = rate(arguments.rate.as_deref())?;
     Ok(ConvertOptions {
         lanes: lanes.map(|n| n as usize),
         sparse,
@@ -220,6 +250,7 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
             level: arguments.level,
         }),
         any_order: arguments.unordered,
+        copy_range: arguments.copy_range,
         salvage: arguments.salvage,
         rate,
         engine: EngineKind::best(),
@@ -229,6 +260,18 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
 /// Refuses what makes no sense together, and what is not there.
 fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     let refused = [
+        (
+            arguments.copy_range && arguments.sparse.is_some(),
+            "Cannot enable copy offloading when -S is used",
+        ),
+        (
+            arguments.copy_range && arguments.compress,
+            "Cannot enable copy offloading when -c is used",
+        ),
+        (
+            arguments.copy_range && arguments.salvage,
+            "Cannot use copy offloading in salvaging mode",
+        ),
         (
             arguments.target_image_opts && !arguments.no_create,
             "--target-image-opts requires use of -n flag",

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
 use zebu::codec::{Compression, Compressor};
 use zebu::format;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
@@ -15,7 +15,7 @@ use crate::file_name::{beside, file_of};
 use crate::known_options::check_values;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
-use crate::{objects, open, untrusted};
+use crate::{objects, open, same_file, untrusted};
 
 /// Opens the target, and makes it before unless it is to be there. Says in
 /// `options` what is known of its content.
@@ -30,6 +30,7 @@ pub fn open(
         queue,
         arguments,
         name,
+        sources,
         total: total(arguments, name, sources)?,
         // Writes are aligned where all of the sources are.
         aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
@@ -64,6 +65,7 @@ struct Wanted<'a> {
     queue: &'a Queue,
     arguments: &'a Arguments,
     name: &'a str,
+    sources: &'a [Device],
     /// Size of the disk in bytes.
     total: u64,
     /// Every source ends at a block.
@@ -79,8 +81,22 @@ impl Wanted<'_> {
     fn caches(&self, aligned: bool, direct: CacheMode) -> Vec<CacheMode> {
         match self.cache {
             Some(cache) => vec![cache],
+            // What the kernel copies passes through the page cache, or not at all.
+            None if self.arguments.copy_range => vec![CacheMode::Unsafe],
             None if aligned => vec![direct, CacheMode::Unsafe],
             None => vec![CacheMode::Unsafe],
+        }
+    }
+
+    /// Refuses files that a source is read from.
+    fn check_not_read(&self, files: [Option<&FileSpec>; 2]) -> Result<(), Failure> {
+        let mut files = files.into_iter().flatten();
+        match files.any(|file| same_file::reads(self.sources, file)) {
+            true => {
+                let format = self.arguments.target_format();
+                Err(creation_failure(self.name, format, same_file::READ_FROM))
+            }
+            false => Ok(()),
         }
     }
 
@@ -114,7 +130,12 @@ impl Wanted<'_> {
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
             }
         };
+        // Before it is opened, which may repair it.
+        if let Ok(spec) = source.resolve(None, None) {
+            self.check_not_read([Some(&spec.file), spec.data_file.as_ref()])?;
+        }
         let device = self.open_device(&source, &self.caches(false, CacheMode::None), options)?;
+        self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;
         self.check_size(device.size())?;
         // What it holds past the end of its backing file may be anything.
         options.above_backing = self.arguments.backing.is_some();
@@ -135,6 +156,7 @@ impl Wanted<'_> {
         let file = opened.map_err(|e| open::failure(self.name, &e))?;
         file.lock(LockRequest::RAW_WRITE)
             .map_err(|e| open::failure(self.name, &e))?;
+        self.check_not_read([Some(&spec), None])?;
         let storage = file.storage();
         let length = storage.len();
         self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
@@ -206,7 +228,10 @@ impl Wanted<'_> {
         }
         let caches = self.caches(self.writes_are_aligned(&image), CacheMode::WriteOnce);
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
-        let backing = match self.look_at_backing(&create) {
+        let data_file = create.get("data_file").and_then(|name| file_of(name).ok());
+        // Locks say the same, but not with -U.
+        let unread = self.check_not_read([Some(&file), data_file.as_ref()]);
+        let backing = match unread.and_then(|()| self.look_at_backing(&create, &file)) {
             Ok(backing) => backing,
             Err(e) => {
                 files.give_up();
@@ -271,7 +296,11 @@ impl Wanted<'_> {
 
     /// Opens the backing file, if there is to be one, before anything that is
     /// there is lost; its size.
-    fn look_at_backing(&self, create: &CreateOptions) -> Result<Option<u64>, Failure> {
+    fn look_at_backing(
+        &self,
+        create: &CreateOptions,
+        target: &FileSpec,
+    ) -> Result<Option<u64>, Failure> {
         let Some(backing) = create.get("backing_file") else {
             return Ok(None);
         };
@@ -285,6 +314,10 @@ impl Wanted<'_> {
             zebu::jobs::open(self.queue, &source, &options, &mut |_| {})
         });
         match opened {
+            Ok(device) if same_file::reads(std::slice::from_ref(&device), target) => {
+                let format = self.arguments.target_format();
+                Err(creation_failure(self.name, format, same_file::READ_FROM))
+            }
             Ok(device) => Ok(Some(device.size())),
             Err(e) => Err(open::failure(
                 self.name,

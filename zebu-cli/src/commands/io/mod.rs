@@ -95,7 +95,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let words: Vec<&str> = words.iter().map(|w| w.as_ref()).collect();
     let arguments = parse(invocation, &words)?;
     if let Some(text) = arguments.text {
-        return crate::output::print(&text);
+        return crate::output::report(&text);
     }
     let mut session = Session::new(&invocation.name);
     if let Err(failure) = open_first(&mut session, &arguments.opening) {

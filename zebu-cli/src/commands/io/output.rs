@@ -76,7 +76,8 @@ impl Output {
     pub fn error(&self, text: impl Display) {
         self.flush();
         if !self.0.silent {
-            eprintln!("{text}");
+            // Nobody is left to tell that stderr is closed.
+            let _ = writeln!(io::stderr(), "{text}");
         }
     }
 

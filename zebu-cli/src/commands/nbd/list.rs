@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         .and_then(|mut client| client.describe());
     let text = asked
         .map_err(|e| Failure::new(format!("Failed to list '{name}': {}", zebu::strerror(&e))))?;
-    output::print(&text)
+    output::report(&text)
 }
 
 fn connect(arguments: &Arguments) -> Result<(String, Box<dyn Stream>), Failure> {

@@ -27,7 +27,7 @@ const MOST_CLIENTS: usize = 1024;
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let version = ["-V", "--version"];
     if arguments.iter().any(|a| version.iter().any(|v| a == *v)) {
-        return crate::output::print(&program::version(invocation));
+        return crate::output::report(&program::version(invocation));
     }
     let arguments: Arguments = program::parse(invocation, arguments)?;
     arguments.refuse()?;
@@ -43,7 +43,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         false => None,
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
-    serve::log_to_stderr(arguments.verbose);
+    // qemu-nbd has nothing to say of clients with -v either.
+    serve::log_to_stderr(arguments.verbose && invocation.name != "qemu-nbd");
     serve(invocation, &arguments, passed, parent, signals)
 }
 

@@ -24,7 +24,7 @@ const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", 
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = program::parse(invocation, arguments)?;
     if arguments.print_capabilities {
-        return crate::output::print(CAPABILITIES);
+        return crate::output::report(CAPABILITIES);
     }
     let wanted = arguments.wanted()?;
     // Before any thread is there.

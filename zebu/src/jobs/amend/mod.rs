@@ -41,7 +41,19 @@ fn refuse<T>(why: impl Into<String>) -> Result<T> {
 }
 
 /// Changes `device`, open for writing, and closes it. Blocks.
-pub fn amend(queue: &Queue, mut device: Device, options: &AmendOptions) -> Result<()> {
+pub fn amend(queue: &Queue, device: Device, options: &AmendOptions) -> Result<()> {
+    amend_telling(queue, device, options, |_, _| {})
+}
+
+/// The same; `tell` is called with the steps done, and how many there are.
+pub fn amend_telling(
+    queue: &Queue,
+    mut device: Device,
+    options: &AmendOptions,
+    mut tell: impl FnMut(u64, u64),
+) -> Result<()> {
+    const STEPS: u64 = 4;
+    tell(0, STEPS);
     let LayerImage::Qcow2(image) = &device.top().image else {
         return refuse(format!(
             "Format driver '{}' does not support option amendment",
@@ -59,11 +71,14 @@ pub fn amend(queue: &Queue, mut device: Device, options: &AmendOptions) -> Resul
     queue.block_on(async {
         let header = read_header(queue, &*file).await?;
         refcounts::check_width(queue, &*file, &header, order).await?;
+        tell(1, STEPS);
         let result = options.change_device(queue, &mut device, downgrade).await;
         let closed = device.close(queue).await;
         result.and(closed)?;
+        tell(2, STEPS);
         let mut header = read_header(queue, &*file).await?;
         refcounts::change_width(queue, &*file, &mut header, order).await?;
+        tell(3, STEPS);
         if downgrade {
             let old = header.clone();
             header.set_version(version);

@@ -7,6 +7,7 @@
 //! knows to need nothing are leapt over.
 
 mod content;
+mod offload;
 mod pack;
 mod target;
 mod work;
@@ -18,7 +19,7 @@ use std::time::Instant;
 pub use target::Target;
 use work::Job;
 
-use super::lanes::{self, Cursor};
+use super::lanes::{self, Cursor, GoOn};
 use super::turns::Turns;
 use crate::block::Device;
 use crate::storage::EngineKind;
@@ -54,6 +55,9 @@ pub struct ConvertOptions {
     /// Place chunks in the target as they are ready, not in the order of the
     /// source (`-W`). A raw target is the same either way.
     pub any_order: bool,
+    /// Let the kernel copy data from file to file where it can (`-C`): from images
+    /// without compression to raw files.
+    pub copy_range: bool,
     /// Go on after a read error, with zeroes for what could not be read.
     pub salvage: bool,
     /// Bytes of data a second at most; what is known to be zero is not counted.
@@ -78,6 +82,7 @@ impl Default for ConvertOptions {
             above_backing: false,
             compress: None,
             any_order: false,
+            copy_range: false,
             salvage: false,
             rate: None,
             engine: EngineKind::best(),
@@ -142,14 +147,15 @@ impl ConvertError {
 /// Writes the bytes of `sources`, one after the other, to the start of
 /// `target`, which is long enough.
 ///
-/// `tell` is called on this thread, now and then. On return everything was
+/// `tell` is called on this thread, now and then; if it breaks, the job ends with the
+/// error `ECANCELED`. On return everything was
 /// written and, unless the target's cache mode says otherwise, is durable.
 /// After an error the target's content is unspecified.
-pub fn convert(
+pub fn convert<G: GoOn>(
     sources: Vec<Device>,
     target: Target,
     options: &ConvertOptions,
-    mut tell: impl FnMut(ConvertEvent),
+    mut tell: impl FnMut(ConvertEvent) -> G,
 ) -> Result<(), ConvertError> {
     let total = sources
         .iter()
@@ -171,17 +177,19 @@ pub fn convert(
         has_written: AtomicBool::new(false),
         failure: Mutex::new(None),
         unreadable: Mutex::new(Vec::new()),
+        offload: options.copy_range.into(),
         start: Instant::now(),
         written: AtomicU64::new(0),
     });
-    lanes::run(&job, options.engine, options.lanes, || {
+    let ran = lanes::run(&job, options.engine, options.lanes, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
-            tell(ConvertEvent::Unreadable { offset, errno });
+            tell(ConvertEvent::Unreadable { offset, errno }).go_on()?;
         }
-        tell(ConvertEvent::Progress(job.cursor.done()));
-    })
-    .map_err(ConvertError::Engine)?;
-    let failure = lock(&job.failure).take();
+        tell(ConvertEvent::Progress(job.cursor.done())).go_on()
+    });
+    let failure = lock(&job.failure)
+        .take()
+        .or(ran.err().map(ConvertError::Engine));
     // The lanes have ended, and with them their references.
     let closed = match Arc::into_inner(job) {
         Some(job) => close(job.target, total, options.engine),

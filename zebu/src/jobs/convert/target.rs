@@ -20,6 +20,11 @@ pub enum Target {
 }
 
 impl Target {
+    /// The file of the qcow2 image that it is.
+    pub fn qcow2_file(&self) -> Option<Arc<dyn Storage>> {
+        self.qcow2().map(|image| image.file().clone())
+    }
+
     /// The qcow2 image that it is.
     fn qcow2(&self) -> Option<&Image> {
         match self {

@@ -29,6 +29,8 @@ pub(super) struct Job {
     /// The failure with the lowest offset so far.
     pub(super) failure: Mutex<Option<ConvertError>>,
     pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
+    /// The kernel copies what it can.
+    pub(super) offload: AtomicBool,
     pub(super) start: Instant,
     /// Bytes of data written, or about to be; counted for the rate only.
     pub(super) written: AtomicU64,
@@ -75,7 +77,7 @@ impl Job {
     }
 
     /// Sleeps until `length` more bytes may be written by the rate limit.
-    fn slow_down(&self, length: u64) {
+    pub(super) fn slow_down(&self, length: u64) {
         if let Some(rate) = self.options.rate.filter(|rate| *rate > 0) {
             let written = self.written.fetch_add(length, Ordering::Relaxed) + length;
             let due = Duration::from_secs_f64(written as f64 / rate as f64);
@@ -90,7 +92,10 @@ impl Job {
         buffer: &mut Buffer,
         ticket: Ticket<'_>,
     ) -> Result<(), ConvertError> {
-        let parts = self.parts(queue, chunk).await?;
+        let mut parts = self.parts(queue, chunk).await?;
+        if self.offload.load(Ordering::Relaxed) {
+            self.offload(queue, &mut parts).await;
+        }
         self.read(queue, chunk, &parts, buffer).await?;
         match self.options.compress {
             Some(compress) => {

@@ -1,0 +1,66 @@
+//! Signals that a person or a script sends to a command that takes long: SIGUSR1 asks how
+//! far it has come, SIGINT and SIGTERM ask it to stop.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+
+/// Set by SIGUSR1.
+fn asked() -> &'static Arc<AtomicBool> {
+    static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    ASKED.get_or_init(Arc::default)
+}
+
+/// The number of the signal that ended the job, or 0.
+fn stopped_by() -> &'static Arc<AtomicUsize> {
+    static STOPPED_BY: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+    STOPPED_BY.get_or_init(Arc::default)
+}
+
+/// From now on SIGUSR1 does not end the program, whatever it does.
+pub fn survive_questions() {
+    // It fails for signals that cannot be caught.
+    let _ = flag::register(SIGUSR1, asked().clone());
+}
+
+/// From now on SIGINT and SIGTERM are left to the job, which looks at [`stop_signal`]. A
+/// second one ends the program at once. A signal that is ignored stays ignored: so a
+/// shell starts programs in the background.
+pub fn catch_stops() {
+    let stopped = stopped_by();
+    for signal in [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s)) {
+        let again = Arc::new(AtomicBool::new(false));
+        let status = exit_status(signal).into();
+        let _ = flag::register_conditional_shutdown(signal, status, again.clone());
+        let _ = flag::register(signal, again);
+        let _ = flag::register_usize(signal, stopped.clone(), signal as usize);
+    }
+}
+
+#[allow(unsafe_code)]
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: with no new action this only writes the present one, and zeroes are one.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// The signal that came since [`catch_stops`].
+pub fn stop_signal() -> Option<i32> {
+    let signal = stopped_by().load(Ordering::Relaxed);
+    (signal != 0).then_some(signal as i32)
+}
+
+/// Whether SIGUSR1 has come since the last call.
+pub fn take_question() -> bool {
+    asked().swap(false, Ordering::Relaxed)
+}
+
+/// The exit status after a signal, as a shell has it for programs that it ended.
+pub fn exit_status(signal: i32) -> u8 {
+    128 + signal as u8
+}

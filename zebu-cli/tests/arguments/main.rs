@@ -1,0 +1,234 @@
+//! Guards against a script that notices which program it calls: argument lists are generated
+//! from the grammar of each command of qemu-img, most of them with something wrong, and both
+//! programs are run with each on the same files. Status, first line of standard error,
+//! standard output and what became of the files must be the same, save for the differences
+//! that `intended.rs` lists.
+//!
+//! `ZEBU_ARGUMENTS_CASES` says how many lists (120), `ZEBU_ARGUMENTS_SEED` where to begin,
+//! `ZEBU_ARGUMENTS_ALL=1` goes on after a difference and counts them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod errors;
+mod grammar;
+mod intended;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Answer, Lab, Limits, Random, comparable, peer};
+
+/// What every list finds in its folder.
+const FILES: &str = "create base.q 4M; io base.q: write -P 1 0 1M | write -P 2 2M 300k; \
+    create -b base.q -F qcow2 over.q 5M; io over.q: write -P 3 64k 64k | write -z 2M 64k; \
+    create snap.q 2M; io snap.q: write -P 4 0 128k; img snapshot -c one snap.q; \
+    io snap.q: write -P 5 64k 64k; create -o compat=0.10 old.q 1M; io old.q: write -P 6 0 4k; \
+    create other.q 4M; io other.q: write -P 1 0 1M | write -P 2 2M 300k | write -P 9 3M 512; \
+    raw disk.raw 1049088; raw small.raw 4096; \
+    create -o cluster_size=4k broken.q 1M; io broken.q: write -P 7 0 64k";
+
+fn template() -> Lab {
+    let lab = Lab::new();
+    lab.make(FILES);
+    fs::create_dir(lab.path("folder")).expect("mkdir");
+    fs::write(lab.path("empty"), b"").expect("write");
+    // An L2 entry that is not aligned.
+    let l2 = lab.u64_at("broken.q", lab.u64_at("broken.q", 40)) & 0x00ff_ffff_ffff_fe00;
+    lab.patch("broken.q", l2 + 8, &(1u64 << 63 | 0x5200).to_be_bytes());
+    for name in ["noise", "text"] {
+        fs::remove_file(lab.path(name)).expect("remove");
+    }
+    lab.settle();
+    lab
+}
+
+/// The name and content of every file.
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files(lab: &Lab) -> Files {
+    let entries = fs::read_dir(lab.path("")).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let named = paths.filter(|path| path.is_file()).map(|path| {
+        let name = path.file_name().expect("a name").to_string_lossy();
+        (name.into_owned(), content(&path))
+    });
+    named.collect()
+}
+
+/// The content of a file; of a large one what makes it another.
+fn content(path: &Path) -> Vec<u8> {
+    let length = path.metadata().expect("metadata").len();
+    match length > 64 << 20 {
+        true => format!("{length} bytes").into_bytes(),
+        false => fs::read(path).expect("read"),
+    }
+}
+
+fn lay_out(template: &Files) -> Lab {
+    let lab = Lab::new();
+    for (name, content) in template {
+        fs::write(lab.path(name), content).expect("write");
+    }
+    fs::create_dir(lab.path("folder")).expect("mkdir");
+    lab
+}
+
+fn limits() -> Limits {
+    Limits {
+        time: Duration::from_secs(30),
+        ..Limits::default()
+    }
+}
+
+/// The first line of a message, without what differs by what the programs are called.
+fn first_line(answer: &Answer) -> String {
+    let text = comparable(&answer.err);
+    let line = text.lines().next().unwrap_or_default();
+    let words = line.split(' ').map(|word| {
+        let name = word.trim_start_matches('\'');
+        match name.starts_with('/') && (name.ends_with("/zebu") || name.ends_with("/qemu-img")) {
+            true => "PROGRAM",
+            false => word,
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// What a job prints of its progress is how it ended.
+fn output(answer: &Answer) -> String {
+    let text = comparable(&answer.out);
+    let lines = text.lines();
+    lines
+        .map(|line| {
+            line.rsplit('\r')
+                .find(|part| !part.is_empty())
+                .unwrap_or("")
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// What differs between what both programs did.
+pub struct Found {
+    /// The exit status: zebu's, QEMU's.
+    status: [i32; 2],
+    /// Whether zebu left every file as it was.
+    lost_nothing: bool,
+    /// The first line of standard error, alike.
+    messages: [String; 2],
+    /// In words.
+    all: Vec<String>,
+}
+
+fn differences(ours: &Lab, theirs: &Lab, args: &[&str], template: &Files) -> Found {
+    let answers = [
+        ours.zebu_limited(args, &limits()),
+        theirs.run(peer().img(), args, b"", &limits()),
+    ];
+    let mut found = Vec::new();
+    let mut compare = |what: &str, [ours, theirs]: [String; 2]| {
+        if ours != theirs {
+            found.push(format!("{what}\n  ours   {ours}\n  QEMU's {theirs}"));
+        }
+    };
+    answers[0].orderly(&format!("{args:?}"));
+    compare("status", [0, 1].map(|i| answers[i].status.to_string()));
+    compare("message", [0, 1].map(|i| first_line(&answers[i])));
+    compare("output", [0, 1].map(|i| output(&answers[i])));
+    let [a, b] = [ours, theirs].map(files);
+    let changed = |files: &Files| {
+        let changed = files.iter().filter(|(n, c)| template.get(*n) != Some(*c));
+        let names = changed.map(|(name, _)| name.clone());
+        let gone = template.keys().filter(|n| !files.contains_key(*n));
+        (names.collect::<Vec<_>>(), gone.cloned().collect::<Vec<_>>())
+    };
+    compare(
+        "changed and lost files",
+        [&a, &b].map(|f| format!("{:?}", changed(f))),
+    );
+    if answers.iter().all(|answer| answer.status == 0) {
+        for name in changed(&a)
+            .0
+            .iter()
+            // Nobody can read all of that one.
+            .filter(|name| *name != "broken.q" && a.get(*name) != b.get(*name))
+        {
+            let other = theirs.path(name);
+            let other = other.to_str().expect("UTF-8");
+            let answer = ours.qemu_img(&["compare", name, other]);
+            if answer.status != 0 {
+                found.push(format!(
+                    "content of {name}\n  {} {}",
+                    answer.out, answer.err
+                ));
+            }
+            let info = |lab: &Lab| {
+                let text = lab.qemu_img(&["info", name]).out;
+                let lines = text.lines().filter(|line| !line.contains("disk size"));
+                let lines = lines.take_while(|line| !line.starts_with("Child node"));
+                lines.map(without_date).collect::<Vec<_>>().join("\n")
+            };
+            let (x, y) = (info(ours), info(theirs));
+            if x != y {
+                found.push(format!("info of {name}\n--- ours\n{x}\n--- QEMU's\n{y}"));
+            }
+        }
+    }
+    Found {
+        status: [0, 1].map(|i| answers[i].status),
+        lost_nothing: changed(&a) == (Vec::new(), Vec::new()),
+        messages: [0, 1].map(|i| first_line(&answers[i])),
+        all: found,
+    }
+}
+
+/// A line of the snapshot list without when that was.
+fn without_date(line: &str) -> String {
+    let is_date = |word: &&str| word.starts_with("20") && word.contains('-');
+    let is_time = |word: &&str| word.len() == 8 && word.matches(':').count() == 2;
+    let words = line.split_whitespace();
+    let kept = words.filter(|word| !is_date(word) && !is_time(word));
+    kept.collect::<Vec<_>>().join(" ")
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn both_programs_do_the_same() {
+    if !peer().is_current() {
+        println!("skipped: an older QEMU has other words");
+        return;
+    }
+    let template = files(&template());
+    let first = number("ZEBU_ARGUMENTS_SEED", 1);
+    let cases = number("ZEBU_ARGUMENTS_CASES", 120);
+    let go_on = std::env::var_os("ZEBU_ARGUMENTS_ALL").is_some();
+    let (mut intended, mut differing) = (0, 0);
+    for seed in first..first + cases {
+        let args = grammar::arguments(&mut Random::new(seed));
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let (ours, theirs) = (lay_out(&template), lay_out(&template));
+        let found = differences(&ours, &theirs, &args, &template);
+        if found.all.is_empty() {
+            continue;
+        }
+        if let Some(why) = intended::why(&args, &found) {
+            println!("seed {seed}: {args:?}: intended: {why}");
+            intended += 1;
+            continue;
+        }
+        let text = format!("seed {seed}: {args:?}\n {}", found.all.join("\n "));
+        assert!(go_on, "{text}");
+        println!("DIFFERS {text}");
+        differing += 1;
+    }
+    println!(
+        "\ncases: {cases} argument lists, {intended} differ as intended, {differing} otherwise"
+    );
+    assert_eq!(differing, 0);
+}

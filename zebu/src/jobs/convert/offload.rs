@@ -1,0 +1,83 @@
+//! Data that the kernel copies from file to file, without passing through this process
+//! (`copy_file_range(2)`): on file systems that can, both files share it from then on.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use super::Target;
+use super::content::{Content, Part};
+use super::work::Job;
+use crate::storage::Queue;
+
+impl Job {
+    /// Copies what of `parts` can be copied so, and takes it out of them. The rest is read
+    /// and written as ever; once the kernel has refused, that is everything.
+    pub(super) async fn offload(&self, queue: &Queue, parts: &mut Vec<Part>) {
+        let Target::Raw(target) = &self.target else {
+            return;
+        };
+        let Some(target) = target.descriptor() else {
+            return;
+        };
+        let mut left = Vec::new();
+        for part in parts.drain(..) {
+            let wanted = part.content == Content::Data && self.offload.load(Ordering::Relaxed);
+            match wanted && self.copy_range(queue, &part.range, target).await {
+                true => {}
+                false => left.push(part),
+            }
+        }
+        *parts = left;
+    }
+
+    /// Copies a range, or nothing that counts.
+    async fn copy_range(&self, queue: &Queue, range: &Range<u64>, to: BorrowedFd<'_>) -> bool {
+        self.slow_down(range.end - range.start);
+        for piece in self.pieces(range.clone()) {
+            let device = &self.sources[piece.source];
+            let (mut at, length) = (0, piece.range.end - piece.range.start);
+            while at < length {
+                let Ok(status) = device.status(queue, piece.offset + at, length - at).await else {
+                    return false;
+                };
+                let layer = &device.layers()[status.depth.min(device.layers().len() - 1)];
+                let from = layer.data().descriptor();
+                let (Some(from), Some(host), true) = (from, status.host, status.data) else {
+                    return false;
+                };
+                let length = status.length.min(length - at);
+                if copy_all(from, host, to, piece.range.start + at, length).is_err() {
+                    self.offload.store(false, Ordering::Relaxed);
+                    return false;
+                }
+                at += length;
+            }
+        }
+        true
+    }
+}
+
+/// Blocks while the kernel copies `length` bytes.
+#[allow(unsafe_code)]
+fn copy_all(
+    from: BorrowedFd<'_>,
+    offset: u64,
+    to: BorrowedFd<'_>,
+    at: u64,
+    mut length: u64,
+) -> io::Result<()> {
+    let (mut offset, mut at) = (offset as libc::off64_t, at as libc::off64_t);
+    while length > 0 {
+        let (from, to, most) = (from.as_raw_fd(), to.as_raw_fd(), length as usize);
+        // SAFETY: the descriptors are open, and the offsets live through the call.
+        let copied = unsafe { libc::copy_file_range(from, &mut offset, to, &mut at, most, 0) };
+        match copied {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            ..0 => return Err(io::Error::last_os_error()),
+            copied => length -= copied as u64,
+        }
+    }
+    Ok(())
+}
