@@ -145,7 +145,10 @@ fn apply(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
 
 fn delete(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
     // Unlike `apply`, QEMU looks for the name only.
-    if !snapshots(device).iter().any(|s| s.name == tag.as_bytes()) {
+    if !snapshots(device)
+        .iter()
+        .any(|s| s.name_text() == tag.as_bytes())
+    {
         return Err("snapshot not found".into());
     }
     let wanted = SnapshotName::Exact {

@@ -252,18 +252,20 @@ impl FeatureNames {
         Self(table)
     }
 
-    /// The entries in order. Bytes after the last whole entry are passed over.
+    /// The entries in order. What the last one lacks is zeroes, as it is for
+    /// QEMU.
     pub fn iter(&self) -> impl Iterator<Item = FeatureName<'_>> {
-        self.0.chunks_exact(FEATURE_NAME_ENTRY).map(|entry| {
-            let name = until_nul(&entry[2..]);
+        self.0.chunks(FEATURE_NAME_ENTRY).map(|entry| {
+            let byte = |at: usize| entry.get(at).copied().unwrap_or(0);
+            let name = until_nul(entry.get(2..).unwrap_or(&[]));
             FeatureName {
-                kind: match entry[0] {
+                kind: match byte(0) {
                     0 => FeatureKind::Incompatible,
                     1 => FeatureKind::Compatible,
                     2 => FeatureKind::Autoclear,
                     other => FeatureKind::Other(other),
                 },
-                bit: entry[1],
+                bit: byte(1),
                 name,
             }
         })

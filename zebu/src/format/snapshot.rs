@@ -2,6 +2,7 @@
 
 use super::bytes::{be16, be32, be64, pad8, slice};
 use super::error::FormatError;
+use super::extensions::until_nul;
 use super::header::{MAX_L1_BYTES, MAX_SNAPSHOTS, SNAPSHOT_HEADER_BYTES, validate_table};
 use super::offset::HostOffset;
 
@@ -176,6 +177,18 @@ impl Snapshot {
             cluster_size,
             MAX_L1_BYTES,
         )
+    }
+
+    /// The id as QEMU has it: up to its first NUL.
+    #[must_use]
+    pub fn id_text(&self) -> &[u8] {
+        until_nul(&self.id)
+    }
+
+    /// The same of the name.
+    #[must_use]
+    pub fn name_text(&self) -> &[u8] {
+        until_nul(&self.name)
     }
 
     /// Size of the VM state in bytes; 0 if none is saved.

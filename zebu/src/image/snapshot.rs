@@ -44,12 +44,14 @@ impl SnapshotName {
         match self {
             SnapshotName::IdOrName(text) => {
                 let wanted = text.as_bytes();
-                let by_id = snapshots.iter().position(|s| s.id == wanted);
-                by_id.or_else(|| snapshots.iter().position(|s| s.name == wanted))
+                let by_id = snapshots.iter().position(|s| s.id_text() == wanted);
+                by_id.or_else(|| snapshots.iter().position(|s| s.name_text() == wanted))
             }
             SnapshotName::Exact { id, name } => snapshots.iter().position(|s| {
-                id.as_ref().is_none_or(|id| s.id == id.as_bytes())
-                    && name.as_ref().is_none_or(|name| s.name == name.as_bytes())
+                id.as_ref().is_none_or(|id| s.id_text() == id.as_bytes())
+                    && name
+                        .as_ref()
+                        .is_none_or(|name| s.name_text() == name.as_bytes())
             }),
         }
     }

@@ -92,7 +92,7 @@ impl Writer {
     }
 
     /// What is wrong with the tables so that no change is safe.
-    pub(crate) fn flaw(&self) -> Option<Error> {
+    fn flaw(&self) -> Option<Error> {
         self.refcounts.unaligned().or_else(|| self.protected.flaw())
     }
 
@@ -179,9 +179,6 @@ impl Image {
         let opened_len = self.file_len();
         let fresh = (!self.file.is_device()).then_some(opened_len);
         let refcounts = Refcounts::new(self.geometry, table, header.refcount_table_offset, fresh);
-        // Only what we maintain stays true.
-        let announced = header.autoclear & !AUTOCLEAR_DATA_FILE_RAW == 0
-            && opened_len.is_multiple_of(self.length_unit());
         self.writer = Some(Box::new(Writer {
             options,
             clusters: Ranges::default(),
@@ -203,15 +200,10 @@ impl Image {
             failed: Arc::default(),
             corrupt: AtomicBool::new(false),
             header: Mutex::new(header.clone()),
-            announced: AtomicBool::new(announced),
+            announced: AtomicBool::new(false),
         }));
         self.protect_tables()?;
         self.protect_inactive(queue).await?;
-        let writer = self.writer()?;
-        if writer.flaw().is_some() {
-            // The first change is refused.
-            writer.announced.store(false, Ordering::Release);
-        }
         Ok(())
     }
 
@@ -289,6 +281,24 @@ impl Image {
         self.writer.as_ref().map(|writer| writer.epochs.enter())
     }
 
+    /// Refuses an image whose tables are wrong in a way that makes every change
+    /// a danger to what it does not touch.
+    pub(super) async fn refuse_damage(&self, queue: &Queue) -> Result<()> {
+        if let Some(flaw) = self.writer()?.flaw() {
+            return Err(flaw);
+        }
+        // Only the file's start refers to the header's cluster. Where that has
+        // another refcount, refcounts are looked for at the wrong place or in
+        // the wrong width, and clusters in use may seem to be free.
+        let (refcount, _) = self.refcounts_alike(queue, 0, 1).await?;
+        match refcount {
+            1 => Ok(()),
+            _ => Err(Error::Refused(format!(
+                "The refcounts are damaged: that of the header is {refcount}"
+            ))),
+        }
+    }
+
     /// Before a request changes anything: the image can still be written, and
     /// features that are not maintained here are not claimed any more.
     pub(crate) async fn announce(&self, queue: &Queue) -> Result<()> {
@@ -309,9 +319,7 @@ impl Image {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        if let Some(flaw) = writer.flaw() {
-            return Err(flaw);
-        }
+        self.refuse_damage(queue).await?;
         self.round_length()?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
             self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)

@@ -349,7 +349,8 @@ impl Layout {
     /// - What an entry leads to that is damaged and still names a cluster of the
     ///   file may be lost when the image is written: nobody can know that it
     ///   belongs to somebody else.
-    /// - The same holds for clusters whose refcount is damaged. A refcount block
+    /// - The same holds for clusters whose refcount is damaged; and for all where the
+    ///   header names other refcounts, unless those cannot be. A refcount block
     ///   that cannot be where the table says is known to be damaged: then all of
     ///   the disk must survive.
     pub fn suspects(&self, before: &[u8], after: &[u8]) -> Suspects {
@@ -364,8 +365,9 @@ impl Layout {
         let header = disk.iter().any(|range| {
             (self.version >= 3 || range.end <= 72 || range.start == 72) && changed.touches(range)
         });
-        let refcounts =
-            changed.touches(&(48..60)) || (self.version >= 3 && changed.touches(&(96..100)));
+        let refcounts = !self.refcounts_are_known_to_be_wrong(&changed)
+            && changed.touches(&(48..60))
+            || (self.version >= 3 && changed.touches(&(96..100)));
         let snapshot_table = changed.touches(&(60..72)) || changed.touches(&self.snapshot_table);
         let of = |view: usize, path: &Path, written: bool| {
             header
@@ -402,6 +404,23 @@ impl Layout {
             snapshot_table,
             header,
         }
+    }
+
+    /// Whether the header names refcounts that cannot be: the header's own
+    /// cluster has one reference.
+    fn refcounts_are_known_to_be_wrong(&self, changed: &Changed<'_>) -> bool {
+        let file = changed.after;
+        let order = if self.version >= 3 { be32(file, 96) } else { 4 };
+        let block = be64(file, be64(file, 48)) & !511;
+        let at = block as usize;
+        if order > 6 || block == 0 || !block.is_multiple_of(self.cluster) || at + 8 > file.len() {
+            return !changed.touches(&(56..60));
+        }
+        let refcount = match order {
+            0..=2 => u64::from(file[at]) & ((1 << (1 << order)) - 1),
+            _ => be64(file, block) >> (64 - (1 << order)),
+        };
+        refcount != 1 && !changed.touches(&(56..60))
     }
 
     /// Whether what a path leads to is lost if these bytes of the file are

@@ -295,14 +295,14 @@ fn snapshot(snapshot: &Snapshot) -> Value {
         "vm-clock-nsec",
         json!(snapshot.vm_clock_nsec % 1_000_000_000),
     );
-    add("name", json!(text(&snapshot.name)));
+    add("name", json!(text(snapshot.name_text())));
     add("date-sec", json!(snapshot.date_sec));
     add("date-nsec", json!(snapshot.date_nsec));
     add(
         "vm-clock-sec",
         json!(snapshot.vm_clock_nsec / 1_000_000_000),
     );
-    add("id", json!(text(&snapshot.id)));
+    add("id", json!(text(snapshot.id_text())));
     add("vm-state-size", json!(snapshot.vm_state_size()));
     Value::Object(map)
 }

@@ -123,8 +123,8 @@ pub fn snapshots(out: &mut String, list: &[Snapshot]) {
     row(["ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"]);
     for snapshot in list {
         row([
-            &text(&snapshot.id),
-            &text(&snapshot.name),
+            &text(snapshot.id_text()),
+            &text(snapshot.name_text()),
             &size::human(snapshot.vm_state_size()),
             &localtime::format(i64::from(snapshot.date_sec)),
             &clock(snapshot.vm_clock_nsec),

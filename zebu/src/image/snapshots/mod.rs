@@ -36,9 +36,7 @@ impl Image {
     /// be changed.
     async fn begin_snapshots(&mut self, queue: &Queue) -> Result<()> {
         self.writer()?.check()?;
-        if let Some(flaw) = self.writer()?.flaw() {
-            return Err(flaw);
-        }
+        self.refuse_damage(queue).await?;
         if self.header.has_data_file() {
             return Err(errno(libc::ENOTSUP));
         }

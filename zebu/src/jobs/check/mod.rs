@@ -232,22 +232,22 @@ impl Check<'_> {
             let cluster_bits = self.metadata.geometry.cluster_bits();
             if !snapshot.l1_table().is_aligned(cluster_bits) {
                 return Err(CheckMessage::SnapshotL1Unaligned {
-                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
-                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    id: String::from_utf8_lossy(snapshot.id_text()).into_owned(),
+                    name: String::from_utf8_lossy(snapshot.name_text()).into_owned(),
                     offset: snapshot.l1_offset,
                 });
             }
             if u64::from(snapshot.l1_size) > MAX_L1_BYTES / 8 {
                 return Err(CheckMessage::SnapshotL1TooLarge {
-                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
-                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    id: String::from_utf8_lossy(snapshot.id_text()).into_owned(),
+                    name: String::from_utf8_lossy(snapshot.name_text()).into_owned(),
                     entries: snapshot.l1_size,
                 });
             }
             if u64::from(snapshot.l1_size) < self.l1_entries_of(snapshot) {
                 return Err(CheckMessage::SnapshotL1TooSmall {
-                    id: String::from_utf8_lossy(&snapshot.id).into_owned(),
-                    name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+                    id: String::from_utf8_lossy(snapshot.id_text()).into_owned(),
+                    name: String::from_utf8_lossy(snapshot.name_text()).into_owned(),
                     entries: snapshot.l1_size,
                 });
             }
