@@ -1,5 +1,7 @@
 //! What is done to a damaged image, and what must hold then.
 
+use std::collections::BTreeSet;
+
 use zebu::block::{Device, LayerImage, Preallocation, Zeroing};
 use zebu::image::SnapshotName;
 use zebu::jobs::{
@@ -257,6 +259,11 @@ struct Session<'a> {
     ids: Vec<String>,
     /// Clusters that were written since the last flush.
     touched: Vec<usize>,
+    /// Clusters that were written at all.
+    mine: BTreeSet<usize>,
+    /// Whether what is written may go to where a suspect has its data, too.
+    /// What gives that up takes ours along.
+    shared: bool,
     /// Whether snapshots may be taken; and applied and deleted.
     snapshots: bool,
     resized: bool,
@@ -282,6 +289,8 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         suspects: suspects.written.clone(),
         ids: sound.layout.snapshot_ids.clone(),
         touched: Vec::new(),
+        mine: BTreeSet::new(),
+        shared: suspects.written != suspects.read,
         snapshots: !suspects.snapshot_table && sound.data.is_none(),
         resized: false,
         log: Vec::new(),
@@ -354,6 +363,17 @@ impl Session<'_> {
         }
     }
 
+    /// Before what the suspects have may be given up.
+    fn give_up(&mut self) {
+        for suspects in self.suspects.iter_mut().filter(|_| self.shared) {
+            for n in &self.mine {
+                if let Some(suspect) = suspects.get_mut(*n) {
+                    *suspect = true;
+                }
+            }
+        }
+    }
+
     /// A range in which nothing is suspected, of whole clusters or less.
     fn range(&mut self) -> Option<(u64, usize)> {
         let clusters = self.suspects[0].len() as u64;
@@ -387,6 +407,7 @@ impl Session<'_> {
         match result {
             Ok(()) => {
                 self.content[0][at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                self.mine.extend(range.clone());
                 self.touched.extend(range);
             }
             Err(_) => self.suspects[0][range].fill(true),
@@ -469,6 +490,7 @@ impl Session<'_> {
         let Some((n, name)) = self.one_snapshot() else {
             return;
         };
+        self.give_up();
         let result = self
             .queue
             .block_on(device.snapshot_apply(self.queue, &name));
@@ -484,6 +506,7 @@ impl Session<'_> {
         let Some((n, name)) = self.one_snapshot() else {
             return;
         };
+        self.give_up();
         let result = self
             .queue
             .block_on(device.snapshot_delete(self.queue, &name));
@@ -503,6 +526,7 @@ impl Session<'_> {
             true => old + 512 * self.rng.below(40 * self.cluster / 512),
             false => (old - 512 * self.rng.below(old / 512)).max(512),
         };
+        self.give_up();
         let resize = device.resize(self.queue, new, Preallocation::Off);
         let result = self.queue.block_on(resize);
         self.log
