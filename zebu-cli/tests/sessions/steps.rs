@@ -2,6 +2,7 @@
 //! done between them.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -11,6 +12,43 @@ use crate::rng::Rng;
 use crate::world::{Disk, SECTOR, Snap, World, done, words};
 
 type Result<T> = std::result::Result<T, String>;
+
+/// The commands of a session.
+#[derive(Default)]
+struct Script {
+    commands: Vec<String>,
+    /// Writes that lie apart are in flight together.
+    together: bool,
+    flying: Vec<Range<usize>>,
+}
+
+impl Script {
+    /// A command that changes a range.
+    fn add(&mut self, command: String, range: &Range<usize>) {
+        if !self.together || !command.starts_with("write") {
+            return self.alone(command);
+        }
+        let apart = |other: &Range<usize>| other.end <= range.start || range.end <= other.start;
+        if !self.flying.iter().all(apart) {
+            self.land();
+        }
+        self.flying.push(range.clone());
+        self.commands.push(format!("aio_{command}"));
+    }
+
+    /// A command that nothing is in flight with.
+    fn alone(&mut self, command: String) {
+        self.land();
+        self.commands.push(command);
+    }
+
+    fn land(&mut self) {
+        if !self.flying.is_empty() {
+            self.flying.clear();
+            self.commands.push("aio_flush".into());
+        }
+    }
+}
 
 impl World {
     /// One random step.
@@ -37,32 +75,57 @@ impl World {
     fn session(&mut self, shell: &mut Shell, rng: &mut Rng, killed: bool) -> Result<()> {
         let by = either(rng);
         let count = 1 + rng.below(10);
-        let mut commands = Vec::new();
+        let mut script = Script {
+            together: rng.one_in(2),
+            ..Script::default()
+        };
         let mut packed = 0;
         for _ in 0..count {
-            match rng.below(12) {
-                0..=5 => commands.push(self.write(rng)),
-                6..=8 => commands.push(self.zero(rng)),
-                9 => commands.push(self.discard(rng)),
-                10 => commands.push("flush".into()),
+            let (command, range) = match rng.below(13) {
+                0..=5 => self.write(rng),
+                6..=8 => self.zero(rng),
+                9 => self.discard(rng),
+                10 => ("flush".into(), 0..0),
+                11 => {
+                    // The VM state, which only a snapshot would keep.
+                    if self.kind.data_file.is_none() {
+                        script.alone(format!("write -b -P 7 {} 4k", 512 * rng.below(99)));
+                    }
+                    continue;
+                }
                 // Last: QEMU 10 goes on to pack into a host cluster that it has
                 // freed and taken for something else since.
-                _ => packed += 1,
+                _ => {
+                    packed += 1;
+                    continue;
+                }
+            };
+            script.add(command, &range);
+            if rng.one_in(4) && self.is_uniform(&range) {
+                let byte = self.disk.bytes[range.start];
+                script.alone(format!("read -P {byte} {} {}", range.start, range.len()));
             }
         }
-        commands.extend((0..packed).filter_map(|_| self.packed(rng)));
-        let (cwd, name) = self.place(shell, rng);
-        let mut args = words(&["-f", "qcow2", "-d", "unmap"]);
-        args.extend(self.opening(shell, rng));
-        args.push(name);
-        if killed {
-            commands.push("flush".into());
-            commands.push("abort".into());
+        for _ in 0..packed {
+            if let Some(command) = self.packed(rng) {
+                script.alone(command);
+            }
         }
-        let answer = shell.io(by, cwd, &args, &commands)?;
+        script.alone("flush".into());
+        if killed {
+            script.alone("abort".into());
+        }
+        let (cwd, name) = self.place(shell, rng);
+        let mut args = self.opening(shell, rng);
+        args.extend(words(&["-d", "unmap"]));
+        match rng.one_in(3) {
+            true => args.extend(["--image-opts".into(), self.image_options(rng, &name)]),
+            false => args.extend(words(&["-f", "qcow2", &name])),
+        }
+        let answer = shell.io(by, cwd, &args, &script.commands)?;
         let right = match killed {
             true => answer.status >= 128,
-            false => answer.status == 0,
+            false => answer.status == 0 && !answer.out.contains("failed"),
         };
         if !right {
             return Err(format!("{by:?} session: {}", answer.text()));
@@ -70,6 +133,40 @@ impl World {
         // A dirty image was repaired on opening, which need not find leaks.
         self.killed |= killed;
         Ok(())
+    }
+
+    /// Whether a range has one value.
+    fn is_uniform(&self, range: &Range<usize>) -> bool {
+        let bytes = &self.disk.bytes[range.clone()];
+        !bytes.is_empty() && bytes.iter().all(|b| *b == bytes[0])
+    }
+
+    /// The image as options, with some that change how it is written.
+    fn image_options(&self, rng: &mut Rng, name: &str) -> String {
+        let mut options = format!("driver=qcow2,file.driver=file,file.filename={name}");
+        for (one_in, option) in [
+            (2, "l2-cache-entry-size=512,l2-cache-size=4096"),
+            (3, "refcount-cache-size=4096"),
+            (4, "overlap-check=all"),
+            (4, "overlap-check=none"),
+            (4, "detect-zeroes=on"),
+            (4, "detect-zeroes=unmap"),
+            (4, "pass-discard-other=on"),
+            (4, "pass-discard-request=off"),
+            (4, "discard-no-unref=on"),
+        ] {
+            let key = option.split(['=']).next().unwrap_or_default();
+            let fits = !options.contains(&format!(",{key}="))
+                && (key != "discard-no-unref" || self.kind.version == 3);
+            if fits && rng.one_in(one_in) {
+                options.push(',');
+                options.push_str(option);
+            }
+        }
+        if self.kind.version == 3 && rng.one_in(4) {
+            options.push_str(&format!(",lazy-refcounts={}", rng.pick(&["on", "off"])));
+        }
+        options
     }
 
     /// Some sectors: any, or at the edges of clusters, or whole clusters.
@@ -100,26 +197,37 @@ impl World {
         self.touched[at / cluster..(at + length).div_ceil(cluster)].fill(true);
     }
 
-    fn write(&mut self, rng: &mut Rng) -> String {
+    /// A write, and what it writes to.
+    fn write(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
-        let byte = 1 + rng.below(255) as u8;
-        self.disk.put(at, length, byte, true);
+        let byte = match rng.one_in(12) {
+            true => 0,
+            false => 1 + rng.below(255) as u8,
+        };
+        // Zeroes may be found to be such.
+        let own = byte != 0 || self.owns_zeroes();
+        self.disk.put(at, length, byte, own);
         self.touch(at, length);
-        format!("write -P {byte} {at} {length}")
+        (format!("write -P {byte} {at} {length}"), at..at + length)
     }
 
-    fn zero(&mut self, rng: &mut Rng) -> String {
+    /// Whether the image itself must say that what was zeroed is zero. Version 2 has
+    /// no zero clusters: with nothing behind it, it need not say anything. A raw data
+    /// file says nothing of its own.
+    fn owns_zeroes(&self) -> bool {
+        (self.kind.version == 3 || self.base.is_some()) && !self.is_data_raw()
+    }
+
+    fn zero(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
         let unmap = if rng.one_in(2) { " -u" } else { "" };
-        // Version 2 has no zero clusters: with nothing behind it, it need not
-        // say anything. A raw data file says nothing of its own.
-        let own = (self.kind.version == 3 || self.base.is_some()) && !self.is_data_raw();
+        let own = self.owns_zeroes();
         self.disk.put(at, length, 0, own);
         self.touch(at, length);
-        format!("write -z{unmap} {at} {length}")
+        (format!("write -z{unmap} {at} {length}"), at..at + length)
     }
 
-    fn discard(&mut self, rng: &mut Rng) -> String {
+    fn discard(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
         let cluster = self.kind.cluster;
         let end = match at + length == self.size() {
@@ -132,7 +240,7 @@ impl World {
             self.disk.put(start, end - start, 0, false);
         }
         self.touch(at, length);
-        format!("discard {at} {length}")
+        (format!("discard {at} {length}"), start..end.max(start))
     }
 
     /// A compressed write to a cluster that nobody has written to.
@@ -171,7 +279,7 @@ impl World {
             let mut args = words(&["-f", "qcow2"]);
             args.extend(self.opening(shell, rng));
             args.push(name);
-            let commands = vec![self.write(rng), format!("truncate {new}")];
+            let commands = vec![self.write(rng).0, format!("truncate {new}")];
             shell.io(by, cwd, &args, &commands)?
         } else {
             let mut args = words(&["resize", "-q", "-f", "qcow2"]);
@@ -194,6 +302,7 @@ impl World {
             }
             _ => return Err(format!("{by:?} resize: {}", answer.text())),
         }
+        self.touched.fill(true);
         self.disk.resize(new);
         self.touched.resize(new.div_ceil(cluster), true);
         if by == By::Qemu && new > old {
