@@ -81,18 +81,11 @@ impl World {
         };
         let mut packed = 0;
         for _ in 0..count {
-            let (command, range) = match rng.below(13) {
+            let (command, range) = match rng.below(12) {
                 0..=5 => self.write(rng),
                 6..=8 => self.zero(rng),
                 9 => self.discard(rng),
                 10 => ("flush".into(), 0..0),
-                11 => {
-                    // The VM state, which only a snapshot would keep.
-                    if self.kind.data_file.is_none() {
-                        script.alone(format!("write -b -P 7 {} 4k", 512 * rng.below(99)));
-                    }
-                    continue;
-                }
                 // Last: QEMU 10 goes on to pack into a host cluster that it has
                 // freed and taken for something else since.
                 _ => {

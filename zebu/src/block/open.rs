@@ -285,6 +285,15 @@ impl Opening<'_> {
         {
             return Err(Error::Refused("Block node is read-only".into()));
         }
+        let discards = self.options.discard.or(spec.options.common.discard);
+        if spec.options.common.detect_zeroes == Some(DetectZeroes::Unmap) && discards != Some(true)
+        {
+            return Err(Error::Refused(
+                "setting detect-zeroes to unmap is not allowed without setting discard operation \
+                 to unmap"
+                    .into(),
+            ));
+        }
         let file = self.file(&spec, &spec.file, role)?;
         self.check_loop(&file, &spec.file)?;
         let storage = file.storage();

@@ -595,13 +595,6 @@ impl CommonOptions {
                 Some(other) => return Err(format!("invalid parameter value: {other}")),
             },
         };
-        if common.detect_zeroes == Some(DetectZeroes::Unmap) && common.discard != Some(true) {
-            return Err(
-                "setting detect-zeroes to unmap is not allowed without setting \
-                        discard operation to unmap"
-                    .into(),
-            );
-        }
         if common.force_share == Some(true) && common.read_only == Some(false) {
             return Err("force-share=on can only be used with read-only images".into());
         }

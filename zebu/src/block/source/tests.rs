@@ -366,11 +366,6 @@ fn refusals_are_in_qemus_words() {
         ),
         (
             true,
-            "driver=qcow2,file.filename=x,detect-zeroes=unmap",
-            "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap",
-        ),
-        (
-            true,
             "driver=qcow2,file.filename=x,force-share=on,read-only=off",
             "force-share=on can only be used with read-only images",
         ),
