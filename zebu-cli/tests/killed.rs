@@ -58,6 +58,19 @@ fn assert_consistent(lab: &Lab, image: &str, what: &str) {
     assert!(matches!(theirs.status, 0 | 3), "{what}: {theirs:#?}");
 }
 
+/// The same; but where snapshots were being changed copied flags may be wrong,
+/// too (docs/reliability.md says which).
+fn assert_consistent_but_flags(lab: &Lab, image: &str, what: &str) {
+    let ours = lab.zebu(&["check", "-q", image]);
+    let allowed = ["Leaked cluster", "ERROR OFLAG_COPIED"];
+    let is_allowed = |line: &str| allowed.iter().any(|start| line.starts_with(start));
+    let only_flags = ours.status == 2 && ours.err.lines().all(is_allowed);
+    assert!(
+        matches!(ours.status, 0 | 3) || only_flags,
+        "{what}: {ours:#?}"
+    );
+}
+
 /// What an image reads as.
 fn content(lab: &Lab, image: &str) -> Vec<u8> {
     lab.qemu_img(&["convert", "-O", "raw", image, "content.raw"])
@@ -338,7 +351,11 @@ fn while_everything_changes() {
             let running = kill_later(&lab, &mut child, micros, &["disk", "base"]);
             in_the_middle += u64::from(running);
             let what = format!("{name}, killed after {micros} of {whole} microseconds");
-            assert_consistent(&lab, "disk", &what);
+            let check = match args[0] {
+                "snapshot" => assert_consistent_but_flags,
+                _ => assert_consistent,
+            };
+            check(&lab, "disk", &what);
             let found = content(&lab, "disk");
             assert!(found == before || found == after, "{what}: neither");
             assert!(running || found == after, "{what}: it had ended");
@@ -348,7 +365,7 @@ fn while_everything_changes() {
             let size = larger.len().to_string();
             lab.zebu(&["resize", "-q", "disk", &size]).ok(&what);
             assert!(content(&lab, "disk") == larger, "{what}: made larger");
-            assert_consistent(&lab, "disk", &what);
+            check(&lab, "disk", &what);
         }
     }
     println!("{in_the_middle} were killed in the middle");
