@@ -236,6 +236,8 @@ struct Operation {
     offset: u64,
     length: u64,
     memory: Option<Place>,
+    /// Bytes of a block: what a short result is a multiple of.
+    block: usize,
     began: u64,
     failure: Option<Failure>,
     waker: Option<Waker>,
@@ -484,10 +486,10 @@ impl State {
         let file = operation.file;
         let moved = operation.memory.as_ref().map_or(0, |place| place.0.len());
         let wanted = match operation.failure {
-            Some(Failure::Short) => moved
-                .div_ceil(2)
-                .next_multiple_of(SECTOR as usize)
-                .min(moved),
+            Some(Failure::Short) => {
+                let half = moved.div_ceil(2).next_multiple_of(operation.block);
+                half.min(moved)
+            }
             _ => moved,
         };
         if let Some(failure) = operation.failure {
@@ -713,6 +715,7 @@ unsafe impl Storage for File {
                 offset,
                 length,
                 memory: memory.cloned().map(Place),
+                block: (align as usize).max(SECTOR as usize),
                 began,
                 failure,
                 waker: None,

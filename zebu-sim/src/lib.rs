@@ -8,7 +8,7 @@
 //! - `sched`: who goes on;
 //! - `model`, `content`: what may be read;
 //! - `walk`: what an image has where, for damage;
-//! - `run`: carries steps out and judges;
+//! - `run/`: carries steps out and judges;
 //! - `shrink`: the fewest steps that fail.
 
 pub mod content;

@@ -10,7 +10,7 @@ use zebu_sim::steps::Scenario;
 const STEPS: usize = 120;
 
 fn scenario(seed: u64) -> Scenario {
-    Scenario::random(seed, STEPS, &["damage".into(), "jobs".into()])
+    Scenario::random(seed, STEPS, &[])
 }
 
 fn number(name: &str) -> Option<u64> {

@@ -1,0 +1,151 @@
+//! What happens to the file of the closed image: its end is cut off, or it is damaged.
+
+use super::Run;
+use crate::content::ZERO;
+use crate::disk::SECTOR;
+use crate::model::Cell;
+use crate::rng::Rng;
+use crate::steps::Damage;
+use crate::walk::walk;
+
+impl Run<'_> {
+    pub(super) fn trim(&mut self, bytes: u64) {
+        let mut content = self.disk.bytes(self.image);
+        let walk = walk(&content);
+        let has_snapshots = !self.model.snapshots.is_empty() || self.lost_snapshots;
+        if has_snapshots || self.damaged || self.data.is_some() || self.refused {
+            return;
+        }
+        let last = walk
+            .mapped
+            .iter()
+            .filter_map(|m| m.host)
+            .map(|h| h.0 + 1)
+            .max();
+        let used = content
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |at| at as u64 + 1);
+        let needed = used.max(walk.end_of_tables()).max(last.unwrap_or(0));
+        let length = content.len() as u64;
+        if needed < length {
+            content.truncate((needed + bytes % (length - needed)) as usize);
+            self.disk.set_bytes(self.image, content);
+        }
+    }
+
+    /// Damages the file, and notes which sectors that touches.
+    pub(super) fn damage(&mut self, damage: Damage) {
+        let mut bytes = self.disk.bytes(self.image);
+        let seen = walk(&bytes);
+        let version = self.version;
+        // A reserved bit, or one of the offset that is zero where clusters are aligned.
+        let bit = |n: u64, low: u64| {
+            let align = seen.cluster.trailing_zeros() as u64;
+            let bits: Vec<u64> = (low..align)
+                .chain(if version >= 3 { 57..62 } else { 0..0 })
+                .collect();
+            bits[(n >> 20) as usize % bits.len()]
+        };
+        let entry = match damage {
+            Damage::L1(n) => {
+                let all: Vec<_> = seen.l1.iter().map(|e| e.1).collect();
+                (!all.is_empty()).then(|| (all[n as usize % all.len()], bit(n, 1)))
+            }
+            Damage::L2(n) => {
+                let plain = |m: &&crate::walk::Mapped| m.entry.value >> 62 & 1 == 0;
+                let all: Vec<_> = seen.mapped.iter().filter(plain).map(|m| m.entry).collect();
+                (!all.is_empty()).then(|| (all[n as usize % all.len()], bit(n, 1)))
+            }
+            Damage::Refcount(n) => {
+                let all = &seen.refcounts;
+                (!all.is_empty()).then(|| (all[n as usize % all.len()], bit(n, 0)))
+            }
+            Damage::Truncate(n) => {
+                if bytes.is_empty() {
+                    return;
+                }
+                let length = n % bytes.len() as u64;
+                self.truncated(&seen, length, bytes.len() as u64);
+                bytes.truncate(length as usize);
+                self.disk.set_bytes(self.image, bytes);
+                return;
+            }
+            Damage::Extend(n) => {
+                let mut rng = Rng::new(n);
+                // The cluster in which the file ends is there as a whole, as zeroes.
+                bytes.resize(bytes.len().next_multiple_of(seen.cluster as usize), 0);
+                let noise = (0..n).map(|_| rng.next() as u8);
+                bytes.extend(noise);
+                self.disk.set_bytes(self.image, bytes);
+                // What was cut off may be there again, as noise.
+                let cut = self.model.cells.iter_mut().filter(|cell| cell.cut);
+                cut.for_each(|cell| cell.wild = true);
+                self.untidy = true;
+                return;
+            }
+        };
+        let Some((entry, bit)) = entry else {
+            return;
+        };
+        let value = entry.value ^ 1 << bit;
+        bytes[entry.at as usize..][..8].copy_from_slice(&value.to_be_bytes());
+        self.disk.set_bytes(self.image, bytes);
+        self.damaged = true;
+        self.untidy = true;
+    }
+
+    /// The file of an image was cut: what lay behind its end is an error, or what it was.
+    pub(super) fn truncated(&mut self, seen: &crate::walk::Walk, length: u64, old: u64) {
+        if length == old {
+            return;
+        }
+        self.damaged = true;
+        self.untidy = true;
+        self.lost_snapshots = true;
+        let now = self.now();
+        let lost = |at: u64, size: u64| at + size > length;
+        let sectors = self.model.cells.len();
+        let cells = &mut self.model.cells;
+        let mut each = |guest: u64, size: u64, change: &mut dyn FnMut(&mut Cell)| {
+            let first = (guest / SECTOR) as usize;
+            let last = ((guest + size).div_ceil(SECTOR) as usize).min(sectors);
+            cells[first.min(last)..last].iter_mut().for_each(change);
+        };
+        // Tables that are gone: what they mapped may be anything that the base has, or zero.
+        let main = seen.tables.first().is_some_and(|t| lost(t.0, t.1));
+        if main {
+            each(0, u64::MAX >> 1, &mut |cell| cell.wild = true);
+        }
+        for (guest, entry) in &seen.l1 {
+            let table = entry.value & 0x00ff_ffff_ffff_fe00;
+            if lost(table, seen.cluster) || lost(entry.at, 8) {
+                each(*guest, seen.coverage, &mut |cell| cell.wild = true);
+            }
+        }
+        for mapped in &seen.mapped {
+            if let Some((host, size)) = mapped.host
+                && lost(host, size)
+            {
+                each(mapped.guest, seen.cluster, &mut |cell| cell.cut = true);
+                let compressed = mapped.entry.value >> 62 & 1 == 1;
+                if host < length && compressed {
+                    each(mapped.guest, seen.cluster, &mut |cell| cell.wild = true);
+                } else if host < length {
+                    // The rest of the cluster where the file ends is zero.
+                    let end = mapped.guest + (length - host) / SECTOR * SECTOR;
+                    each(end, SECTOR, &mut |cell| cell.wild = true);
+                    let rest = seen.cluster - (length - host) / SECTOR * SECTOR;
+                    each(end, rest, &mut |cell| cell.add(ZERO, now));
+                }
+            }
+        }
+    }
+
+    /// A damaged file is opened for writing, and may grow: what was cut off is zero then.
+    pub(super) fn regrow(&mut self) {
+        let now = self.now();
+        let cut = self.model.cells.iter_mut().filter(|cell| cell.cut);
+        cut.for_each(|cell| cell.add(ZERO, now));
+    }
+}

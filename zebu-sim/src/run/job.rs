@@ -1,0 +1,289 @@
+//! Jobs on the closed image.
+
+use zebu::block::{Device, Format, OpenOptions};
+use zebu::jobs::{
+    self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, RebaseOptions,
+    RepairMode, Target, create_qcow2,
+};
+use zebu::storage::{CacheMode, EngineKind, Queue};
+
+use super::{Run, Verdict, is_refusal, said};
+use crate::content::ZERO;
+use crate::model::Cell;
+use crate::sched;
+use crate::steps::{Job, Stop};
+
+impl Run<'_> {
+    pub(super) fn job(&mut self, id: u32, job: Job, stop: Stop) -> Verdict {
+        if let Stop::Cut(operations, cut) = stop {
+            self.disk.cut_after(operations, cut);
+        }
+        let result = match job {
+            Job::Commit(empty) => self.commit(empty),
+            Job::Rebase(base, compress) => self.rebase(Some(compress), base),
+            Job::RebaseUnsafe(base) => self.rebase(None, base),
+            Job::Amend(version, order, lazy) => self.amend(version, order, lazy),
+            Job::Repair(mode) => self.repair(mode),
+            Job::Convert(bits, compress) => self.convert(id, bits, compress),
+        };
+        let off = self.disk.is_off();
+        let refused = match &result {
+            Err(e) => e.starts_with("refused: "),
+            Ok(()) => false,
+        };
+        if off || result.is_err() && !refused {
+            self.untidy = true;
+        }
+        if let Err(e) = result
+            && !refused
+            && !self.may_fail()
+        {
+            return Err(format!("error: {job:?}: {e}"));
+        }
+        if off {
+            return self.after_cut();
+        }
+        self.disk.cut_off();
+        self.judge()
+    }
+
+    /// Opens the image for a job; None: it refuses.
+    pub(super) fn open_for_job(&mut self, queue: &Queue, no_backing: bool) -> Verdict<Device> {
+        let options = OpenOptions {
+            write: true,
+            discard: Some(true),
+            no_backing,
+            ..OpenOptions::default()
+        };
+        let device = self
+            .open(queue, &Run::plain(), options)
+            .map_err(said("open"))?;
+        if self.damaged {
+            self.regrow();
+        }
+        Ok(device)
+    }
+
+    pub(super) fn commit(&mut self, empty: bool) -> Verdict {
+        let Some(number) = self.backing else {
+            return Ok(());
+        };
+        let queue = sched::queue(4);
+        let top = self.open_for_job(&queue, true)?;
+        let base = self
+            .open_base(&queue, number, true)
+            .map_err(said("open the base"))?;
+        let options = CommitOptions {
+            empty,
+            rate: None,
+            engine: EngineKind::Threads,
+        };
+        let result = jobs::commit(&queue, top, base, &options, |_| {});
+        // The base has what the image says, and the image reads as before.
+        let now = self.now();
+        let below = &mut self.bases[number].cells;
+        if below.len() < self.model.cells.len() {
+            below.resize_with(self.model.cells.len(), || Cell::new(ZERO));
+        }
+        for (cell, view) in below.iter_mut().zip(&self.model.cells) {
+            let old = std::mem::take(cell);
+            *cell = view.clone();
+            if result.is_err() {
+                old.now().for_each(|tag| cell.add(tag, now));
+            }
+        }
+        for model in self.models() {
+            if empty {
+                model
+                    .cells
+                    .iter_mut()
+                    .for_each(|cell| cell.explicit = false);
+            }
+        }
+        self.shift_snapshots(number);
+        // Other images that lie on it show its content.
+        let mut changed = vec![number];
+        for above in (0..number).rev() {
+            let Some(below) = self.bases[above]
+                .below
+                .filter(|below| changed.contains(below))
+            else {
+                continue;
+            };
+            changed.push(above);
+            let under = self.bases[below].cells.clone();
+            for (cell, under) in self.bases[above].cells.iter_mut().zip(under) {
+                under.now().for_each(|tag| cell.add(tag, now));
+            }
+        }
+        result.map_err(|e| e.to_string())
+    }
+
+    /// Snapshots show the base where they say nothing themselves.
+    pub(super) fn shift_snapshots(&mut self, number: usize) {
+        let now = self.now();
+        let base = self.bases[number].cells.clone();
+        for snapshot in &mut self.model.snapshots {
+            for (sector, cell) in snapshot.cells.iter_mut().enumerate() {
+                if !cell.explicit {
+                    match base.get(sector) {
+                        Some(base) => base.now().for_each(|tag| cell.add(tag, now)),
+                        None => cell.add(ZERO, now),
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn rebase(&mut self, safe: Option<bool>, base: usize) -> Verdict {
+        if self.data_is_raw() {
+            return Ok(());
+        }
+        let queue = sched::queue(4);
+        let number = (base < self.bases.len()).then_some(base);
+        let name = number.map(|number| self.backing_name(number));
+        let overlay = self.open_for_job(&queue, safe.is_none())?;
+        let result = match safe {
+            Some(compress) => {
+                let new = number.map(|number| self.open_base(&queue, number, false));
+                let new = new.transpose().map_err(said("open the new base"))?;
+                let options = RebaseOptions {
+                    compress,
+                    engine: EngineKind::Threads,
+                };
+                jobs::rebase(&queue, overlay, new, name.as_ref(), &options, |_| {})
+            }
+            None => jobs::rebase_unsafe(&queue, overlay, name.as_ref()),
+        };
+        if safe.is_none() {
+            let now = self.now();
+            let below = number
+                .map(|number| self.bases[number].cells.clone())
+                .unwrap_or_default();
+            for model in self.models() {
+                for (sector, cell) in model.cells.iter_mut().enumerate() {
+                    if !cell.explicit {
+                        match below.get(sector) {
+                            Some(below) => below.now().for_each(|tag| cell.add(tag, now)),
+                            None => cell.add(ZERO, now),
+                        }
+                    }
+                }
+            }
+        }
+        match number {
+            Some(number) => self.shift_snapshots(number),
+            None => {
+                let now = self.now();
+                let cells = self.model.snapshots.iter_mut().flat_map(|s| &mut s.cells);
+                cells
+                    .filter(|cell| !cell.explicit)
+                    .for_each(|cell| cell.add(ZERO, now));
+            }
+        }
+        result.map_err(|e| match &e {
+            // As QEMU: where the image has clusters already, none can be compressed.
+            e if safe == Some(true) => format!("refused: {e}"),
+            jobs::RebaseError::Header(e) | jobs::RebaseError::Write(e) if is_refusal(e) => {
+                format!("refused: {e}")
+            }
+            e => e.to_string(),
+        })
+    }
+
+    pub(super) fn data_is_raw(&self) -> bool {
+        let data_file = &self.scenario.origin.create.data_file;
+        self.data.is_some() && data_file.as_ref().is_some_and(|d| d.raw)
+    }
+
+    pub(super) fn amend(
+        &mut self,
+        version: Option<u32>,
+        order: Option<u32>,
+        lazy: Option<bool>,
+    ) -> Verdict {
+        let queue = sched::queue(4);
+        let device = self.open_for_job(&queue, false)?;
+        let options = AmendOptions {
+            version,
+            refcount_order: order,
+            lazy_refcounts: lazy,
+            ..AmendOptions::default()
+        };
+        if version == Some(2) {
+            // There a cluster cannot say that it is zero.
+            for model in self.models() {
+                let zeroes = model.cells.iter_mut().filter(|cell| cell.may_be(ZERO));
+                zeroes.for_each(|cell| cell.explicit = false);
+            }
+        }
+        jobs::amend(&queue, device, &options).map_err(|e| match is_refusal(&e) {
+            true => format!("refused: {e}"),
+            false => e.to_string(),
+        })
+    }
+
+    pub(super) fn repair(&mut self, mode: RepairMode) -> Verdict {
+        let queue = sched::queue(4);
+        let file = self.disk.open(self.image, CacheMode::WriteBack, 1);
+        let report = jobs::repair(&queue, file, mode, &mut |_| {});
+        let report = report.map_err(|e| e.to_string())?;
+        if self.damaged {
+            // What the damage touched may be gone for good, and is not followed any further.
+            self.refused = true;
+            return Ok(());
+        }
+        if report.corruptions == 0 && mode == RepairMode::All {
+            self.flags = false;
+        }
+        Ok(())
+    }
+
+    pub(super) fn convert(&mut self, id: u32, cluster_bits: u32, compress: bool) -> Verdict {
+        let queue = sched::queue(4);
+        let source = self.open(&queue, &Run::plain(), OpenOptions::default());
+        let source = source.map_err(said("open the source"))?;
+        let create = CreateQcow2 {
+            size: source.size(),
+            cluster_bits,
+            extended_l2: cluster_bits >= 14 && id & 1 == 1,
+            ..CreateQcow2::default()
+        };
+        let file = self.disk.add(Vec::new());
+        let storage = self.disk.open(file, CacheMode::WriteBack, 1);
+        create_qcow2(&queue, &*storage, None, &create).map_err(said("create the target"))?;
+        let options = OpenOptions {
+            write: true,
+            format: Some(Format::Qcow2),
+            ..OpenOptions::default()
+        };
+        let target = Device::from_storage(&queue, storage, &options);
+        let target = target.map_err(said("open the target"))?;
+        let options = ConvertOptions {
+            zero_from: Some(0),
+            compress: compress.then(CompressOptions::default),
+            engine: EngineKind::Threads,
+            ..ConvertOptions::default()
+        };
+        let result = jobs::convert(vec![source], Target::Image(target), &options, |_| {});
+        result.map_err(|e| e.to_string())?;
+        // Work goes on with the new image.
+        self.image = file;
+        self.data = None;
+        self.cluster = 1 << (cluster_bits - 9);
+        self.model.snapshots.clear();
+        self.others.clear();
+        self.untidy = false;
+        self.flags = false;
+        for cell in &mut self.model.cells {
+            let has_data = cell.now().all(|tag| tag != ZERO);
+            cell.explicit = has_data;
+        }
+        if self.damaged {
+            // It has what could be read.
+            self.damaged = false;
+            self.lost_snapshots = false;
+        }
+        Ok(())
+    }
+}

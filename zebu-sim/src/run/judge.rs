@@ -1,0 +1,293 @@
+//! What is left after a session: it is read, compared with the model, and checked.
+
+use zebu::block::{Device, LayerImage, OpenOptions};
+use zebu::image::SnapshotName;
+use zebu::jobs::{self, CheckMessage};
+use zebu::storage::Queue;
+
+use super::{Contents, Run, Verdict, said};
+use crate::content::{self, Tag, ZERO};
+use crate::disk::{Cut, SECTOR};
+use crate::model::{Model, UNREADABLE, check_cells};
+use crate::sched;
+
+impl Run<'_> {
+    /// What a device contains; sectors of a damaged image that cannot be read say so.
+    pub(super) fn read_all(&self, queue: &Queue, device: &Device) -> Verdict<Vec<Tag>> {
+        let sectors = (device.size() / SECTOR) as usize;
+        let mut tags = Vec::with_capacity(sectors);
+        while tags.len() < sectors {
+            let at = tags.len();
+            let mut bytes = vec![
+                0;
+                512.min((sectors - at) * 512)
+                    .max((sectors - at).min(128) * 512)
+            ];
+            match device.read_blocking(queue, at as u64 * SECTOR, &mut bytes) {
+                Ok(()) => tags.extend(identify_all(&bytes, at)),
+                Err(e) if !self.damaged => {
+                    return Err(format!("error: read at sector {at:#x}: {e}"));
+                }
+                Err(_) => {
+                    for (n, sector) in bytes.chunks_mut(512).enumerate() {
+                        let at = at + n;
+                        let read = device.read_blocking(queue, at as u64 * SECTOR, sector);
+                        tags.push(match read {
+                            Ok(()) => content::identify(sector, at as u64),
+                            Err(_) => UNREADABLE,
+                        });
+                    }
+                }
+            }
+        }
+        Ok(tags)
+    }
+
+    /// Opens what is left, reads all of it and has it checked.
+    pub(super) fn judge(&mut self) -> Verdict {
+        if self.disk.hits().flushes > 0 {
+            // What that flush should have covered may be lost, and no later one makes it durable.
+            self.disk.cut(Cut::Power);
+            self.disk.power_on();
+            self.models().for_each(Model::crashed);
+            self.restarted = true;
+        }
+        self.disk.calm();
+        self.doubt = false;
+        let queue = sched::queue(4);
+        self.find_backing(&queue)?;
+        let read_only = OpenOptions::default();
+        let device = match self.open(&queue, &Run::plain(), read_only) {
+            Ok(device) => device,
+            Err(_) if self.damaged => {
+                // Refused. A repair may still come.
+                return Ok(());
+            }
+            Err(e) => return Err(format!("error: open to look: {e}")),
+        };
+        let found = self.read_all(&queue, &device)?;
+        let snapshots = self.read_snapshots(&queue, &device)?;
+        let verdict = self
+            .model
+            .check(&found)
+            .and_then(|()| self.compare_snapshots(&self.model, &snapshots));
+        if let Err(e) = verdict {
+            let fits = |other: &Model| {
+                let content = other.check(&found);
+                content.and_then(|()| self.compare_snapshots(other, &snapshots))
+            };
+            match self.others.iter().position(|other| fits(other).is_ok()) {
+                Some(which) => self.model = self.others.swap_remove(which),
+                None => {
+                    let others: Vec<_> = self.others.iter().map(|o| fits(o).unwrap_err()).collect();
+                    let others = match others.is_empty() {
+                        true => String::new(),
+                        false => {
+                            format!("; nor is it as it might be instead: {}", others.join("; "))
+                        }
+                    };
+                    return Err(format!("content: {e}{others}"));
+                }
+            }
+        }
+        self.others.clear();
+        self.model.pin(&found, std::mem::take(&mut self.restarted));
+        self.check_status(&queue, &device, &found)?;
+        self.check_tables(&queue, &device)?;
+        for number in 0..self.bases.len() {
+            self.judge_base(&queue, number)?;
+        }
+        Ok(())
+    }
+
+    /// The base that the image names, which may be an old one or a new one.
+    pub(super) fn find_backing(&mut self, queue: &Queue) -> Verdict {
+        let inspect = OpenOptions {
+            inspect: true,
+            ..OpenOptions::default()
+        };
+        let device = match self.open(queue, &Run::plain(), inspect) {
+            Ok(device) => device,
+            Err(_) if self.damaged => return Ok(()),
+            Err(e) => return Err(format!("error: look at the header: {e}")),
+        };
+        let LayerImage::Qcow2(image) = &device.top().image else {
+            return Err("error: it is not a qcow2 image any more".into());
+        };
+        self.version = image.header().version;
+        let name = image.header().backing_file();
+        let number = |name: &[u8]| {
+            let digits = name.strip_prefix(b"base")?;
+            let number: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;
+            (number < self.bases.len()).then_some(number)
+        };
+        self.backing = match name {
+            None => None,
+            Some(name) => match number(name) {
+                Some(number) => Some(number),
+                None if self.damaged => None,
+                None => {
+                    return Err(format!(
+                        "content: it names {:?}",
+                        name.escape_ascii().to_string()
+                    ));
+                }
+            },
+        };
+        Ok(())
+    }
+
+    /// Names and contents of the snapshots; None if that is not followed.
+    pub(super) fn read_snapshots(
+        &self,
+        queue: &Queue,
+        device: &Device,
+    ) -> Verdict<Option<Contents>> {
+        let LayerImage::Qcow2(image) = &device.top().image else {
+            return Ok(None);
+        };
+        if self.lost_snapshots {
+            return Ok(None);
+        }
+        let mut found = Vec::new();
+        for snapshot in image.snapshots() {
+            let name = String::from_utf8_lossy(&snapshot.name).into_owned();
+            let options = OpenOptions {
+                snapshot: Some(SnapshotName::from(name.as_str())),
+                ..OpenOptions::default()
+            };
+            match self.open(queue, &Run::plain(), options) {
+                Ok(device) => found.push((name, self.read_all(queue, &device)?)),
+                Err(_) if self.damaged => found.push((name, Vec::new())),
+                Err(e) => return Err(format!("error: open {name}: {e}")),
+            }
+        }
+        Ok(Some(found))
+    }
+
+    pub(super) fn compare_snapshots(&self, model: &Model, found: &Option<Contents>) -> Verdict {
+        let Some(found) = found else {
+            return Ok(());
+        };
+        let is: Vec<_> = found.iter().map(|(name, _)| name).collect();
+        let was: Vec<_> = model.snapshots.iter().map(|s| &s.name).collect();
+        if is != was {
+            return Err(format!("the snapshots are {is:?} instead of {was:?}"));
+        }
+        for ((name, tags), snapshot) in found.iter().zip(&model.snapshots) {
+            check_cells(&snapshot.cells, tags).map_err(|e| format!("{name}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// What is said to be zero is.
+    pub(super) fn check_status(&self, queue: &Queue, device: &Device, found: &[Tag]) -> Verdict {
+        let size = device.size();
+        let mut at = 0;
+        while at < size {
+            let status = match queue.block_on(device.status(queue, at, size - at)) {
+                Ok(status) => status,
+                Err(_) if self.damaged => {
+                    at += SECTOR;
+                    continue;
+                }
+                Err(e) => return Err(format!("error: status at {at:#x}: {e}")),
+            };
+            let sectors = at.div_ceil(SECTOR)..(at + status.length) / SECTOR;
+            for sector in sectors {
+                let cell = &self.model.cells[sector as usize];
+                if status.zero && found[sector as usize] != ZERO && !cell.may_be(ZERO) {
+                    return Err(format!(
+                        "content: status says that sector {sector:#x} is zero, it reads as {}, and was {}",
+                        match found[sector as usize] {
+                            UNREADABLE => "an error".into(),
+                            tag => content::name(tag),
+                        },
+                        cell.now()
+                            .map(content::name)
+                            .collect::<Vec<_>>()
+                            .join(" or ")
+                    ));
+                }
+            }
+            at += status.length;
+        }
+        Ok(())
+    }
+
+    /// A check finds leaked clusters at worst, and none if nothing was interrupted.
+    pub(super) fn check_tables(&mut self, queue: &Queue, device: &Device) -> Verdict {
+        if self.damaged {
+            return Ok(());
+        }
+        let LayerImage::Qcow2(image) = &device.top().image else {
+            return Ok(());
+        };
+        let mut messages = Vec::new();
+        let report = jobs::check(queue, image, &mut |message| messages.push(message));
+        let report = report.map_err(said("check"))?;
+        let allowed = match self.flags {
+            true => allowed_flags(&messages, image.geometry().cluster_size()),
+            false => 0,
+        };
+        let bad = report.corruptions > allowed
+            || report.check_errors > 0
+            || report.leaks > 0 && !self.untidy;
+        match bad {
+            true => {
+                let messages: Vec<_> = messages.iter().take(10).map(ToString::to_string).collect();
+                Err(format!("check: {report:?}\n{}", messages.join("\n")))
+            }
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn judge_base(&mut self, queue: &Queue, number: usize) -> Verdict {
+        let device = self
+            .open_base(queue, number, false)
+            .map_err(said("open a base"))?;
+        let sectors = device.size().div_ceil(SECTOR) as usize;
+        let mut bytes = vec![0; sectors * SECTOR as usize];
+        let length = device.size() as usize;
+        let read = device.read_blocking(queue, 0, &mut bytes[..length]);
+        read.map_err(said("read a base"))?;
+        let found: Vec<_> = identify_all(&bytes, 0).collect();
+        check_cells(&self.bases[number].cells, &found)
+            .map_err(|e| format!("content: base {number}: {e}"))
+    }
+}
+
+/// The contents of sectors.
+fn identify_all(bytes: &[u8], first: usize) -> impl Iterator<Item = Tag> + '_ {
+    let sectors = (first as u64..).zip(bytes.chunks(SECTOR as usize));
+    sectors.map(|(sector, bytes)| content::identify(bytes, sector))
+}
+
+/// How many copied flags are wrong without danger, as docs/reliability.md has it: one that is
+/// missing where the refcount is 1, and one that is set where there is one reference and the
+/// refcount is too high.
+fn allowed_flags(messages: &[CheckMessage], cluster_size: u64) -> u64 {
+    const COPIED: u64 = 1 << 63;
+    const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+    let alone = |entry: u64| {
+        messages.iter().any(|message| match message {
+            CheckMessage::Leaked {
+                cluster,
+                references,
+                ..
+            } => *references == 1 && *cluster == (entry & OFFSET) / cluster_size,
+            _ => false,
+        })
+    };
+    let is_allowed = |message: &&CheckMessage| match **message {
+        CheckMessage::CopiedL2 {
+            entry, refcount, ..
+        }
+        | CheckMessage::CopiedData { entry, refcount } => match entry & COPIED {
+            0 => refcount == 1,
+            _ => refcount > 1 && alone(entry),
+        },
+        _ => false,
+    };
+    messages.iter().filter(is_allowed).count() as u64
+}

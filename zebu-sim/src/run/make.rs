@@ -1,0 +1,202 @@
+//! The image that a simulation begins with, the images behind it, and how they are opened.
+
+use std::sync::Arc;
+
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Storages};
+use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
+use zebu::storage::{CacheMode, Queue};
+
+use super::{Base, Run, Verdict, said};
+use crate::content::{self, LEAST_PART, ZERO};
+use crate::disk::{Disk, SECTOR};
+use crate::model::{Cell, Model, zeroes};
+use crate::rng::Rng;
+use crate::sched;
+use crate::steps::{Opening, Scenario};
+
+impl<'a> Run<'a> {
+    pub(super) fn new(scenario: &'a Scenario, disk: Arc<Disk>) -> Verdict<Self> {
+        let origin = &scenario.origin;
+        let queue = sched::queue(4);
+        let mut run = Run {
+            scenario,
+            rng: Rng::new(0),
+            clock: 1,
+            image: disk.add(Vec::new()),
+            data: None,
+            bases: Vec::new(),
+            backing: (origin.backing < origin.bases.len()).then_some(origin.backing),
+            cluster: 1 << (origin.create.cluster_bits - 9),
+            version: origin.create.version,
+            model: Model::default(),
+            others: Vec::new(),
+            session: None,
+            damaged: false,
+            lost_snapshots: false,
+            refused: false,
+            untidy: false,
+            flags: false,
+            restarted: false,
+            doubt: false,
+            disk,
+        };
+        for _ in &origin.bases {
+            let file = run.disk.add(Vec::new());
+            run.bases.push(Base {
+                file,
+                format: Format::Raw,
+                below: None,
+                cells: Vec::new(),
+            });
+        }
+        for number in (0..origin.bases.len()).rev() {
+            run.make_base(&queue, number)?;
+        }
+        let mut create = origin.create.clone();
+        create.backing = run.backing.map(|number| run.backing_name(number));
+        run.data = create.data_file.is_some().then(|| run.disk.add(Vec::new()));
+        let open = |file| run.disk.open(file, CacheMode::WriteBack, 1);
+        let data = run.data.map(open);
+        let data = data.as_ref().map(|file| &**file as _);
+        create_qcow2(&queue, &*open(run.image), data, &create).map_err(said("create"))?;
+        let mut cells = zeroes((create.size / SECTOR) as usize);
+        if let Some(base) = run.backing {
+            for (cell, below) in cells.iter_mut().zip(&run.bases[base].cells) {
+                *cell = below.clone();
+            }
+        }
+        run.model.cells = cells;
+        run.judge()?;
+        run.disk.set_slow(true);
+        Ok(run)
+    }
+
+    pub(super) fn backing_name(&self, number: usize) -> NewBacking {
+        NewBacking {
+            name: format!("base{number}"),
+            format: Some(self.bases[number].format.name().into()),
+        }
+    }
+
+    pub(super) fn make_base(&mut self, queue: &Queue, number: usize) -> Verdict {
+        let origin = &self.scenario.origin.bases[number];
+        let mut rng = Rng::new(origin.seed);
+        let sectors = (origin.bytes / SECTOR) as usize;
+        let mut tags = vec![ZERO; sectors];
+        for piece in tags.chunks_mut(1 << rng.below(6)) {
+            if rng.one_in(origin.sparse) {
+                piece.fill(content::base_tag(number));
+            }
+        }
+        let Some(cluster_bits) = origin.qcow2 else {
+            let mut bytes = content::bytes_of(tags.iter().copied(), 0);
+            let part = origin.bytes % SECTOR;
+            if part >= LEAST_PART {
+                let tag = content::part_tag(number, part);
+                bytes.extend(content::bytes_of([tag], sectors as u64));
+                bytes.truncate(origin.bytes as usize);
+                tags.push(tag);
+            }
+            self.disk.set_bytes(self.bases[number].file, bytes);
+            self.bases[number].cells = tags.into_iter().map(Cell::new).collect();
+            return Ok(());
+        };
+        let below = (origin.above && number + 1 < self.bases.len()).then_some(number + 1);
+        let create = CreateQcow2 {
+            size: sectors as u64 * SECTOR,
+            cluster_bits,
+            backing: below.map(|below| self.backing_name(below)),
+            ..CreateQcow2::default()
+        };
+        let base = &mut self.bases[number];
+        base.format = Format::Qcow2;
+        base.below = below;
+        let file = self.disk.open(base.file, CacheMode::WriteBack, 1);
+        create_qcow2(queue, &*file, None, &create).map_err(said("create a base"))?;
+        let device = self
+            .open_base(queue, number, true)
+            .map_err(said("open a base"))?;
+        let mut at = 0;
+        for piece in tags.chunk_by(|a, b| a == b) {
+            if piece[0] != ZERO {
+                let bytes = content::bytes_of(piece.iter().copied(), at as u64);
+                let write = device.write_blocking(queue, at as u64 * SECTOR, &bytes);
+                write.map_err(said("write to a base"))?;
+            }
+            at += piece.len();
+        }
+        queue
+            .block_on(device.close(queue))
+            .map_err(said("close a base"))?;
+        let under = |sector: usize| {
+            let cell = below.and_then(|below| self.bases[below].cells.get(sector));
+            cell.cloned().unwrap_or_else(|| Cell::new(ZERO))
+        };
+        let cells = tags.iter().enumerate().map(|(sector, tag)| match *tag {
+            ZERO => under(sector),
+            tag => Cell::new(tag),
+        });
+        self.bases[number].cells = cells.collect();
+        Ok(())
+    }
+
+    pub(super) fn open_base(
+        &self,
+        queue: &Queue,
+        number: usize,
+        write: bool,
+    ) -> zebu::Result<Device> {
+        let base = &self.bases[number];
+        let options = OpenOptions {
+            format: Some(base.format),
+            write,
+            discard: Some(true),
+            ..OpenOptions::default()
+        };
+        let below = base.below.map(|below| self.open_base(queue, below, false));
+        let storages = Storages {
+            backing: below.transpose()?,
+            ..Storages::new(self.disk.open(base.file, CacheMode::WriteBack, 1))
+        };
+        Device::from_storages(queue, storages, &options)
+    }
+
+    pub(super) fn open(
+        &self,
+        queue: &Queue,
+        opening: &Opening,
+        options: OpenOptions,
+    ) -> zebu::Result<Device> {
+        let backing = match options.no_backing || options.check || options.inspect {
+            true => None,
+            false => self.backing.map(|base| self.open_base(queue, base, false)),
+        };
+        let open = |file| self.disk.open(file, opening.mode, opening.align) as _;
+        let storages = Storages {
+            image: open(self.image),
+            data: self.data.map(open),
+            backing: backing.transpose()?,
+        };
+        Device::from_storages(
+            queue,
+            storages,
+            &OpenOptions {
+                format: Some(Format::Qcow2),
+                ..options
+            },
+        )
+    }
+
+    /// How the image is opened where nothing depends on it.
+    pub(super) fn plain() -> Opening {
+        Opening {
+            queues: 1,
+            discard: true,
+            detect_zeroes: DetectZeroes::Off,
+            cache: None,
+            mode: CacheMode::WriteBack,
+            align: 1,
+            parts: 4,
+        }
+    }
+}

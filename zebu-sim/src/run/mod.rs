@@ -1,0 +1,205 @@
+//! Carries out the steps of a scenario, and judges what comes of them.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zebu::block::{Device, Format};
+use zebu::storage::Queue;
+
+use crate::content::Tag;
+use crate::disk::Disk;
+use crate::model::{Cell, Model, Readings, Time};
+use crate::rng::Rng;
+use crate::sched::{self, Driven, Polls};
+use crate::steps::{Kind, Scenario, Step, Stop, What};
+
+mod damage;
+mod job;
+mod judge;
+mod make;
+mod session;
+mod whole;
+
+/// Requests in flight at most.
+const MOST_IN_FLIGHT: usize = 24;
+/// Turns of the scheduler without any request ending that count as a hang.
+const TURNS: usize = 200_000;
+
+/// Turns of all queues in which nothing happens, until nothing will.
+const IDLE_ROUNDS: usize = 16;
+
+/// What is wrong: a word for the kind, and the rest.
+pub type Verdict<T = ()> = Result<T, String>;
+
+/// Snapshots as they were found: name and content.
+type Contents = Vec<(String, Vec<Tag>)>;
+
+/// What a simulation came to.
+#[derive(Debug)]
+pub struct Report {
+    /// Depends on everything that was done.
+    pub trace: u64,
+    /// Operations of the disk.
+    pub operations: u64,
+    /// Requests, jobs and other steps that were carried out.
+    pub steps: usize,
+}
+
+/// Carries out a scenario; the error says the step and what is wrong.
+pub fn run(scenario: &Scenario) -> Verdict<Report> {
+    let disk = Disk::new();
+    sched::simulate(&disk);
+    let mut run = Run::new(scenario, disk.clone())?;
+    for step in &scenario.steps {
+        run.step(step)
+            .map_err(|e| format!("{e}\n  at step {}: {:?}", step.id, step.what))?;
+        if run.refused {
+            break;
+        }
+    }
+    if !run.refused {
+        run.close(Stop::No)
+            .map_err(|e| format!("{e}\n  at the end"))?;
+    }
+    Ok(Report {
+        trace: disk.trace(),
+        operations: disk.operations(),
+        steps: scenario.steps.len(),
+    })
+}
+
+/// An image behind another one.
+struct Base {
+    file: usize,
+    format: Format,
+    /// The base that it lies on.
+    below: Option<usize>,
+    /// Its own content, as a device shows it.
+    cells: Vec<Cell>,
+}
+
+/// A device that is open for writing.
+struct Session {
+    queues: Vec<Queue>,
+    device: Rc<Device>,
+    flying: Vec<Flying>,
+    readings: Readings,
+    polls: Polls,
+    /// Whether a write is durable when it ends.
+    write_through: bool,
+}
+
+/// A request in flight.
+struct Flying {
+    id: u32,
+    kind: Kind,
+    range: Range<usize>,
+    began: Time,
+    reading: u64,
+    driven: Driven,
+}
+
+struct Run<'a> {
+    scenario: &'a Scenario,
+    disk: Arc<Disk>,
+    rng: Rng,
+    clock: Time,
+    image: usize,
+    data: Option<usize>,
+    bases: Vec<Base>,
+    backing: Option<usize>,
+    cluster: usize,
+    version: u32,
+    model: Model,
+    /// What else the image may turn out to be when it is opened again: a change of the whole image
+    /// failed or was interrupted.
+    others: Vec<Model>,
+    session: Option<Session>,
+    /// The file was damaged: errors are right answers, wrong content is none.
+    damaged: bool,
+    /// What the damage has done to snapshots is not followed.
+    lost_snapshots: bool,
+    /// A damaged image that cannot be opened: there is nothing more to do.
+    refused: bool,
+    /// A device went without being closed, or something failed: clusters may be leaked.
+    untidy: bool,
+    /// Whether copied flags may be wrong: a change of snapshots was interrupted.
+    flags: bool,
+    /// Everything has stopped since the image was looked at: what is there is durable.
+    restarted: bool,
+    /// A change of the whole image was dropped: there are no more writes until it is opened again.
+    doubt: bool,
+}
+
+fn is_refusal(error: &zebu::Error) -> bool {
+    match error {
+        zebu::Error::Refused(_) | zebu::Error::RefcountOverflow { .. } => true,
+        zebu::Error::Io(e) => matches!(e.raw_os_error(), Some(libc::ENOTSUP | libc::EFBIG)),
+        zebu::Error::While { source, .. } => is_refusal(source),
+        _ => false,
+    }
+}
+
+impl Run<'_> {
+    fn now(&mut self) -> Time {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// The models that a change applies to.
+    fn models(&mut self) -> impl Iterator<Item = &mut Model> {
+        std::iter::once(&mut self.model).chain(&mut self.others)
+    }
+
+    fn step(&mut self, step: &Step) -> Verdict {
+        self.rng = Rng::new(step.seed);
+        let seed = self.rng.next();
+        self.disk.seed(seed);
+        match &step.what {
+            What::Open(opening) => self.open_session(opening),
+            What::Request(request) => self.request(step.id, request),
+            What::Wait => self.wait(),
+            What::Whole(whole, stop) => self.whole(step.id, *whole, *stop),
+            What::Fault(fault) => {
+                self.disk.arm(*fault);
+                Ok(())
+            }
+            What::Close(stop) => self.close(*stop),
+            What::Abandon => self.abandon(),
+            What::Cut(cut) => {
+                self.disk.cut(*cut);
+                self.after_cut()
+            }
+            What::Job(job, stop) => {
+                self.close(Stop::No)?;
+                if self.refused {
+                    return Ok(());
+                }
+                self.job(step.id, *job, *stop)
+            }
+            What::Trim(bytes) => {
+                self.close(Stop::No)?;
+                self.trim(*bytes);
+                Ok(())
+            }
+            What::Damage(damage) => {
+                self.close(Stop::No)?;
+                if self.refused {
+                    return Ok(());
+                }
+                self.damage(*damage);
+                self.judge()
+            }
+        }
+    }
+
+    /// Whether an error is a right answer now.
+    fn may_fail(&self) -> bool {
+        self.damaged || self.doubt || self.disk.is_off() || !self.disk.hits().is_none()
+    }
+}
+
+fn said(what: &str) -> impl FnOnce(zebu::Error) -> String {
+    move |e| format!("{what}: {e}")
+}

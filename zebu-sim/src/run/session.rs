@@ -1,0 +1,445 @@
+//! Sessions: opening, requests and their ends, closing, and stopping without.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use zebu::block::{Device, OpenOptions};
+use zebu::storage::{Iov, Queue};
+
+use super::{Flying, IDLE_ROUNDS, MOST_IN_FLIGHT, Run, Session, TURNS, Verdict};
+use crate::content::{self, Tag, ZERO};
+use crate::disk::SECTOR;
+use crate::model::{Model, Readings};
+use crate::sched::{self, Driven, Polls};
+use crate::steps::{Fate, Kind, Opening, Request, Stop};
+
+impl Run<'_> {
+    /// Opens the image for writing, after a repair if it asks for one.
+    pub(super) fn open_for_writing(
+        &mut self,
+        opening: &Opening,
+        queue: &Queue,
+    ) -> Verdict<Option<Device>> {
+        let options = OpenOptions {
+            write: true,
+            discard: Some(opening.discard),
+            detect_zeroes: Some(opening.detect_zeroes),
+            l2_cache_size: opening.cache.map(|c| c.0),
+            l2_cache_entry_size: opening.cache.map(|c| c.1),
+            ..OpenOptions::default()
+        };
+        for _ in 0..3 {
+            match self.open(queue, opening, options.clone()) {
+                Ok(device) => {
+                    if self.damaged {
+                        // Clusters that were cut off may be part of the file again.
+                        self.regrow();
+                    }
+                    return Ok(Some(device));
+                }
+                Err(e) if self.disk.hits().is_none() => {
+                    if !self.damaged {
+                        return Err(format!("error: open: {e}"));
+                    }
+                    self.refused = true;
+                    return Ok(None);
+                }
+                // What was to fail has failed.
+                Err(_) => self.disk.calm(),
+            }
+        }
+        Err("error: open fails again and again".into())
+    }
+
+    pub(super) fn open_session(&mut self, opening: &Opening) -> Verdict {
+        if self.session.is_some() || self.refused {
+            return Ok(());
+        }
+        let opening = &Opening {
+            cache: (opening.cache)
+                .map(|(size, slice)| (size, slice.min(self.cluster as u64 * SECTOR))),
+            ..*opening
+        };
+        let queues: Vec<_> = (0..opening.queues)
+            .map(|_| sched::queue(opening.parts))
+            .collect();
+        let Some(device) = self.open_for_writing(opening, &queues[0])? else {
+            return Ok(());
+        };
+        self.session = Some(Session {
+            queues,
+            device: Rc::new(device),
+            flying: Vec::new(),
+            readings: Readings::default(),
+            polls: Polls::default(),
+            write_through: opening.mode.is_write_through(),
+        });
+        Ok(())
+    }
+
+    /// The session, begun if there is none.
+    pub(super) fn session(&mut self) -> Verdict<Option<&mut Session>> {
+        self.open_session(&Run::plain())?;
+        Ok(self.session.as_mut())
+    }
+
+    pub(super) fn request(&mut self, id: u32, request: &Request) -> Verdict {
+        if self.session()?.is_none() {
+            return Ok(());
+        }
+        let sectors = self.model.sectors();
+        let start = request.start % sectors.max(1);
+        let unit = match request.kind {
+            Kind::Compressed => self.cluster,
+            _ => 1,
+        };
+        let start = start / unit * unit;
+        let mut range = start..(start + request.count.next_multiple_of(unit)).min(sectors);
+        if request.kind == Kind::Flush {
+            range = 0..0;
+        }
+        while self
+            .session
+            .as_ref()
+            .is_some_and(|s| s.flying.len() >= MOST_IN_FLIGHT)
+        {
+            self.go_on()?;
+        }
+        let began = self.now();
+        let tag = match request.kind {
+            Kind::Zero(_) | Kind::Discard => Some(ZERO),
+            Kind::Write | Kind::Compressed => Some(id),
+            Kind::Read | Kind::Flush => None,
+        };
+        if let Some(tag) = tag {
+            for model in self.models() {
+                let clipped = range.start.min(model.sectors())..range.end.min(model.sectors());
+                model.begin(clipped, tag, began);
+            }
+        }
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        if let Some(tag) = tag {
+            session.readings.see(range.clone(), tag);
+        }
+        let reading = match request.kind {
+            Kind::Read => session.readings.begin(&self.model, range.clone()),
+            _ => 0,
+        };
+        let queue = &session.queues[request.queue % session.queues.len()];
+        let future = perform(
+            session.device.clone(),
+            queue.clone(),
+            request.kind,
+            range.clone(),
+            tag.unwrap_or(ZERO),
+        );
+        let driven = Driven::spawn(queue, Box::pin(future), request.fate, &session.polls);
+        self.untidy |= matches!(request.fate, Fate::Drop(_) | Fate::StallDrop(_));
+        session.flying.push(Flying {
+            id,
+            kind: request.kind,
+            range,
+            began,
+            reading,
+            driven,
+        });
+        for _ in 0..request.turns {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Something goes on: an operation of the disk ends, or a queue has its turn.
+    pub(super) fn turn(&mut self) -> Verdict {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        if self.rng.one_in(2) {
+            self.disk.advance();
+        } else {
+            let which = self.rng.below(session.queues.len() as u64) as usize;
+            sched::turn(&session.queues[which]);
+        }
+        self.collect()
+    }
+
+    /// Takes the requests that have ended.
+    pub(super) fn collect(&mut self) -> Verdict {
+        while let Some(session) = &mut self.session {
+            let Some(place) = session.flying.iter().position(|f| f.driven.is_over()) else {
+                break;
+            };
+            let flying = session.flying.remove(place);
+            self.ended(flying)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on until a request has ended, or releases one that is left alone.
+    pub(super) fn go_on(&mut self) -> Verdict {
+        let in_flight = |run: &Self| run.session.as_ref().map_or(0, |s| s.flying.len());
+        let before = in_flight(self);
+        for _ in 0..TURNS {
+            self.turn()?;
+            if in_flight(self) < before || before == 0 {
+                return Ok(());
+            }
+            let Some(session) = &self.session else {
+                return Ok(());
+            };
+            if self.disk.is_busy() {
+                continue;
+            }
+            // Nothing is in flight on the disk: does anybody still run? Tasks of the library may
+            // wake each other before they wake a request.
+            let polls = session.polls.get();
+            let still = |_| {
+                session.queues.iter().for_each(sched::turn);
+                session.polls.get() == polls && !self.disk.is_busy()
+            };
+            if (0..IDLE_ROUNDS).all(still) {
+                return self.idle();
+            }
+        }
+        Err(format!("hang: no request has ended within {TURNS} turns"))
+    }
+
+    /// Nothing goes on by itself.
+    pub(super) fn idle(&mut self) -> Verdict {
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        let stalled = session.flying.iter().find(|f| f.driven.is_stalled());
+        let waiting = session.flying.iter().filter(|f| !f.driven.is_stalled());
+        match stalled {
+            Some(stalled) => {
+                if let Some(read) = waiting.clone().find(|f| f.kind == Kind::Read) {
+                    return Err(format!(
+                        "hang: the read of step {} waits for a request that is not polled (one is \
+                         that of step {})",
+                        read.id, stalled.id
+                    ));
+                }
+                stalled.driven.release();
+            }
+            None => {
+                let ids: Vec<_> = waiting.map(|f| f.id).collect();
+                if !ids.is_empty() {
+                    return Err(format!("hang: nothing goes on, and steps {ids:?} wait"));
+                }
+            }
+        }
+        self.collect()
+    }
+
+    /// Waits until no request is in flight.
+    pub(super) fn wait(&mut self) -> Verdict {
+        while self.session.as_ref().is_some_and(|s| !s.flying.is_empty()) {
+            self.go_on()?;
+        }
+        Ok(())
+    }
+
+    /// A request has ended.
+    pub(super) fn ended(&mut self, flying: Flying) -> Verdict {
+        let Flying {
+            id,
+            kind,
+            range,
+            began,
+            reading,
+            driven,
+        } = flying;
+        let now = self.now();
+        let outcome = driven.take_outcome();
+        let stopped = self.disk.is_off();
+        let session = self.session.as_mut().expect("it was a request of it");
+        let write_through = session.write_through;
+        let seen = session.readings.end(reading);
+        let what = format!("{kind:?} of sectors {range:#x?}, step {id}");
+        let done = match &outcome {
+            Some(Ok(_)) => true,
+            Some(Err(e)) => {
+                let hits = self.disk.hits();
+                let may = match kind {
+                    Kind::Compressed => true,
+                    // What only reads have failed with can still be made durable.
+                    Kind::Flush => {
+                        self.damaged || self.doubt || stopped || hits.writes + hits.flushes > 0
+                    }
+                    _ => self.may_fail(),
+                };
+                if !may {
+                    return Err(format!("error: {what}: {e} ({hits:?})"));
+                }
+                self.untidy = true;
+                false
+            }
+            None => false,
+        };
+        match kind {
+            Kind::Read => {
+                if let (Some(Ok(bytes)), Some(seen)) = (outcome, seen) {
+                    check_read(&self.model, &range, &seen, &bytes)
+                        .map_err(|e| format!("{e}, {what}"))?;
+                }
+            }
+            Kind::Flush => {
+                if done {
+                    self.models().for_each(|model| model.flushed(began));
+                }
+            }
+            _ => {
+                let tag = match kind {
+                    Kind::Write | Kind::Compressed => id,
+                    _ => ZERO,
+                };
+                let version = self.version;
+                for model in self.models() {
+                    let clipped = range.start.min(model.sectors())..range.end.min(model.sectors());
+                    // A discard may do nothing.
+                    let sure = done && kind != Kind::Discard;
+                    model.end(clipped.clone(), tag, began, now, sure);
+                    if write_through && sure {
+                        model.flushed_range(clipped.clone(), now + 1);
+                    }
+                    let unsaid = match kind {
+                        Kind::Discard => true,
+                        Kind::Zero(_) => version < 3,
+                        _ => false,
+                    };
+                    if unsaid {
+                        model.cells[clipped]
+                            .iter_mut()
+                            .for_each(|c| c.explicit = false);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the device, and judges what is left.
+    pub(super) fn close(&mut self, stop: Stop) -> Verdict {
+        if self.session.is_none() {
+            return Ok(());
+        }
+        self.wait()?;
+        let Some(session) = self.session.take() else {
+            return Ok(());
+        };
+        let queue = session.queues[0].clone();
+        let device = Rc::into_inner(session.device).ok_or("hang: a request is not over")?;
+        if let Stop::Cut(operations, cut) = stop {
+            self.disk.cut_after(operations, cut);
+        }
+        let drop_after = match stop {
+            Stop::Drop(polls) => Some(polls),
+            _ => None,
+        };
+        let result = sched::run_or_drop(&queue, drop_after, device.close(&queue));
+        // With the last handle of a queue its tasks end.
+        drop((queue, session.queues));
+        if self.disk.is_off() {
+            return self.after_cut();
+        }
+        match result {
+            Some(Ok(())) => self.models().for_each(Model::settled),
+            Some(Err(e)) => {
+                let hits = self.disk.hits();
+                if !self.damaged && !self.doubt && hits.writes + hits.flushes == 0 {
+                    return Err(format!("error: close: {e} ({hits:?})"));
+                }
+                self.untidy = true;
+                self.models().for_each(Model::crashed);
+            }
+            None => {
+                self.untidy = true;
+                self.models().for_each(Model::crashed);
+            }
+        }
+        self.judge()
+    }
+
+    /// Drops everything.
+    pub(super) fn abandon(&mut self) -> Verdict {
+        let Some(session) = self.session.take() else {
+            return Ok(());
+        };
+        for flying in &session.flying {
+            flying.driven.abandon();
+        }
+        // The tasks end, and with them what they hold.
+        session.queues.iter().for_each(sched::turn);
+        drop(session);
+        self.untidy = true;
+        self.models().for_each(Model::crashed);
+        self.judge()
+    }
+
+    /// Everything has stopped: what is left?
+    pub(super) fn after_cut(&mut self) -> Verdict {
+        if let Some(session) = self.session.take() {
+            for flying in &session.flying {
+                flying.driven.abandon();
+            }
+            session.queues.iter().for_each(sched::turn);
+        }
+        self.disk.power_on();
+        self.restarted = true;
+        self.untidy = true;
+        self.models().for_each(Model::crashed);
+        self.judge()
+    }
+}
+
+fn check_read(model: &Model, range: &Range<usize>, seen: &[Vec<Tag>], bytes: &[u8]) -> Verdict {
+    let found = bytes.chunks(SECTOR as usize);
+    for ((sector, found), may_be) in range.clone().zip(found).zip(seen) {
+        let is_wild = model.cells.get(sector).is_some_and(|cell| cell.wild);
+        let tag = content::identify(found, sector as u64);
+        let is_right = may_be.contains(&tag) || is_wild;
+        if !is_right && !content::is_mixture(found, sector as u64, may_be) {
+            let names: Vec<_> = may_be.iter().map(|tag| content::name(*tag)).collect();
+            return Err(format!(
+                "content: sector {sector:#x} is {} instead of {}",
+                content::describe(found, sector as u64),
+                names.join(" or ")
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Carries a request out; what was read.
+async fn perform(
+    device: Rc<Device>,
+    queue: Queue,
+    kind: Kind,
+    range: Range<usize>,
+    tag: Tag,
+) -> zebu::Result<Vec<u8>> {
+    let (offset, length) = (range.start as u64 * SECTOR, range.len() as u64 * SECTOR);
+    let mut bytes = match kind {
+        Kind::Read => vec![0; length as usize],
+        Kind::Write | Kind::Compressed => {
+            content::bytes_of(range.clone().map(|_| tag), range.start as u64)
+        }
+        _ => Vec::new(),
+    };
+    // SAFETY: `bytes` lives in this future until the request has ended; a future that is dropped
+    // ends the request first, since that is dropped before its variables.
+    #[allow(unsafe_code)]
+    let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+    match kind {
+        Kind::Read => device.read(&queue, offset, &iov).await?,
+        Kind::Write => device.write(&queue, offset, &iov).await?,
+        Kind::Compressed => device.write_compressed(&queue, offset, &iov).await?,
+        Kind::Zero(zeroing) => device.write_zeroes(&queue, offset, length, zeroing).await?,
+        Kind::Discard => device.discard(&queue, offset, length).await?,
+        Kind::Flush => device.flush(&queue).await?,
+    }
+    Ok(bytes)
+}

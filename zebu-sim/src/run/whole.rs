@@ -1,0 +1,148 @@
+//! Changes of the whole image, within a session.
+
+use std::rc::Rc;
+
+use zebu::block::Preallocation;
+use zebu::image::SnapshotName;
+
+use super::{Run, Verdict, is_refusal};
+use crate::content::ZERO;
+use crate::disk::SECTOR;
+use crate::model::{Cell, Snapshot};
+use crate::sched;
+use crate::steps::{Stop, Whole};
+
+impl Run<'_> {
+    /// Changes the whole image.
+    pub(super) fn whole(&mut self, id: u32, whole: Whole, stop: Stop) -> Verdict {
+        if self.session()?.is_none() {
+            return Ok(());
+        }
+        self.wait()?;
+        if self.doubt {
+            return Ok(());
+        }
+        let mut after = self.model.clone();
+        let before = self.model.clone();
+        let count = after.snapshots.len();
+        let old = after.sectors();
+        let mut new = old;
+        let mut preallocation = Preallocation::Off;
+        match whole {
+            Whole::Resize(more, how) => {
+                new = (old as i64 + more).clamp(1, 4096) as usize;
+                if new > old {
+                    preallocation = how;
+                }
+                after.cells.resize_with(new, || Cell::new(ZERO));
+            }
+            Whole::Take => {
+                let mut cells = after.cells.clone();
+                cells.iter_mut().for_each(Cell::settle);
+                after.snapshots.push(Snapshot {
+                    name: format!("snapshot{id}"),
+                    cells,
+                });
+            }
+            Whole::Apply(n) if count > 0 => {
+                after.cells = after.snapshots[n % count].cells.clone();
+            }
+            Whole::Delete(n) if count > 0 => {
+                after.snapshots.remove(n % count);
+            }
+            _ => return Ok(()),
+        }
+        after.settled();
+        let names: Vec<_> = self
+            .model
+            .snapshots
+            .iter()
+            .map(|s| s.name.clone())
+            .collect();
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let queue = session.queues[0].clone();
+        let device = Rc::get_mut(&mut session.device).ok_or("hang: a request is not over")?;
+        if let Stop::Cut(operations, cut) = stop {
+            self.disk.cut_after(operations, cut);
+        }
+        let drop_after = match stop {
+            Stop::Drop(polls) => Some(polls),
+            _ => None,
+        };
+        let name = |n: usize| SnapshotName::from(names[n % count].as_str());
+        let result = sched::run_or_drop(&queue, drop_after, async {
+            match whole {
+                Whole::Resize(..) => {
+                    device
+                        .resize(&queue, new as u64 * SECTOR, preallocation)
+                        .await
+                }
+                Whole::Take => {
+                    device
+                        .snapshot_create(&queue, &format!("snapshot{id}"))
+                        .await
+                }
+                Whole::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
+                Whole::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
+            }
+        });
+        let size = device.size() / SECTOR;
+        if self.disk.is_off() {
+            self.flags |= !matches!(whole, Whole::Resize(..));
+            self.model = before;
+            self.others.push(after);
+            return self.after_cut();
+        }
+        self.disk.cut_off();
+        match result {
+            Some(Ok(())) => {
+                for other in &mut self.others {
+                    // It is not known any more what it would be.
+                    other.cells.truncate(after.sectors());
+                    other.cells.resize_with(after.sectors(), || Cell::new(ZERO));
+                    for (cell, tag) in other.cells.iter_mut().zip(&after.cells) {
+                        *cell = tag.clone();
+                    }
+                    other.snapshots = after.snapshots.clone();
+                }
+                self.others.clear();
+                self.model = after;
+                Ok(())
+            }
+            Some(Err(e)) if !self.may_fail() => {
+                // Refused: nothing has happened.
+                match is_refusal(&e) && size == old as u64 {
+                    true => Ok(()),
+                    false => Err(format!("error: {whole:?}: {e}")),
+                }
+            }
+            // It has failed, or was dropped.
+            result => {
+                self.doubt |= result.is_none();
+                self.untidy = true;
+                self.flags |= !matches!(whole, Whole::Resize(..));
+                let failed_flush = self.disk.hits().flushes > 0;
+                if matches!(whole, Whole::Resize(..))
+                    && let Some(Err(e)) = &result
+                    && size != old as u64
+                    && !failed_flush
+                {
+                    return Err(format!(
+                        "promise: {whole:?} failed ({e}), and the size has changed"
+                    ));
+                }
+                // The device knows which it is; the file may still become the other one.
+                self.others.push(match size == new as u64 && new != old {
+                    true => std::mem::replace(&mut self.model, after),
+                    false => {
+                        self.model = before;
+                        after
+                    }
+                });
+                Ok(())
+            }
+        }
+    }
+}
