@@ -18,7 +18,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, Watchdog, each, engines, queue};
-use zebu::storage::{self, Buffer, CacheMode, File, OpenFile, Queue, Storage};
+use zebu::block::{Device, Format, OpenOptions, Zeroing};
+use zebu::storage::{self, Buffer, CacheMode, EngineKind, File, OpenFile, Queue, Storage};
 
 /// Bytes around a request's memory that it must leave alone.
 const GUARD: u8 = 0xa5;
@@ -802,5 +803,36 @@ fn padding_of_one_write_does_not_cut_off_another() {
         let bytes = queue.block_on(storage::read_vec(&file, &queue, 1 << 20, 100));
         buffer.copy_from_slice(&bytes.unwrap());
         assert_eq!(buffer[..], [2; 100]);
+    }
+}
+
+/// The kernel writes zeroes to a device that cannot zero, which takes as long as to
+/// write them.
+#[test]
+fn quick_zeroes_are_refused_by_devices() {
+    let places = Places::new();
+    for place in [Place::Disk, Place::Loop] {
+        for cache in [CacheMode::WriteBack, CacheMode::None] {
+            let Some(storage) = places.open(place, cache) else {
+                continue;
+            };
+            if place == Place::Disk {
+                storage.set_len(1 << 20).unwrap();
+            }
+            let queue = queue(EngineKind::Threads, false);
+            let options = OpenOptions {
+                format: Some(Format::Raw),
+                write: true,
+                ..OpenOptions::default()
+            };
+            let device = Device::from_storage(&queue, storage, &options).unwrap();
+            let quickly = device.write_zeroes_quickly(&queue, 0, 1 << 16, Zeroing::Keep);
+            let refused = match queue.block_on(quickly) {
+                Ok(()) => false,
+                Err(zebu::Error::Io(e)) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => true,
+                Err(e) => panic!("{place:?}: {e}"),
+            };
+            assert!(refused || place == Place::Disk, "{place:?}");
+        }
     }
 }

@@ -157,6 +157,18 @@ impl Threads {
 }
 
 impl Threads {
+    /// The operation that the poller does itself, who would sleep otherwise.
+    fn take_own(&mut self) -> Option<(Token, Op)> {
+        if !(1..=FEW).contains(&self.in_flight) {
+            return None;
+        }
+        // A flush may take seconds, in which a read beside it ends, and a socket has
+        // something to say.
+        let alone = self.in_flight == 1 && self.watches.is_empty();
+        let is_short = |op: &Op| matches!(op.kind, OpKind::Read | OpKind::Write);
+        self.batch.pop_if(|(_, op)| alone || is_short(op))
+    }
+
     /// Sleeps until a descriptor is ready or `wake_poller` was called.
     fn sleep(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         let shared = &self.shared;
@@ -237,15 +249,9 @@ impl Engine for Threads {
         self.watches.take_cancelled(done);
         let wait = wait && done.len() == before;
         let sleeps = wait && !self.shared.notified.load(Ordering::Acquire);
-        // A flush may take seconds, in which a read beside it ends, and a socket has
-        // something to say.
-        let own = match self.in_flight {
-            1..=FEW if sleeps => {
-                let alone = self.in_flight == 1 && self.watches.is_empty();
-                let is_short = |op: &Op| matches!(op.kind, OpKind::Read | OpKind::Write);
-                self.batch.pop_if(|(_, op)| alone || is_short(op))
-            }
-            _ => None,
+        let own = match sleeps {
+            true => self.take_own(),
+            false => None,
         };
         if !self.batch.is_empty() {
             self.hand_over();
@@ -316,6 +322,31 @@ mod tests {
         assert!((1..=MAX_WORKERS).contains(&workers(&threads)));
         reads_in_flight(&mut threads, 1);
         assert_eq!(threads.in_flight, 0);
+    }
+
+    #[test]
+    fn who_waits_for_descriptors_does_no_flush() {
+        let op = |kind| Op {
+            kind,
+            fd: -1,
+            offset: 0,
+            length: 0,
+            memory: std::ptr::null_mut(),
+            segments: 0,
+            aside: false,
+        };
+        let event = EventFd::new().unwrap();
+        for watches in [false, true] {
+            for (kind, is_short) in [(OpKind::Flush, false), (OpKind::Read, true)] {
+                let mut threads = Threads::new().unwrap();
+                if watches {
+                    threads.watch(7, event.fd(), Interest::Readable);
+                }
+                // SAFETY: there is no memory, and it is not polled.
+                unsafe { threads.submit(1, op(kind)) };
+                assert_eq!(threads.take_own().is_some(), is_short || !watches);
+            }
+        }
     }
 
     #[test]
