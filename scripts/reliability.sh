@@ -136,6 +136,10 @@ if begin write-errors; then
     library --test write_errors -- --nocapture
     end "operations and flushes failed"
 fi
+if begin dropped; then
+    library --test dropped -- --nocapture
+    end "requests given up at an await point"
+fi
 if begin simulator; then
     ZEBU_SIM_SECONDS=${ZEBU_SIM_SECONDS:-$(of 30 300 14400)}
     export ZEBU_SIM_SECONDS
