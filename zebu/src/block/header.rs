@@ -66,6 +66,7 @@ impl Device {
     /// Makes the top image one of version 3, durably.
     pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
+        self.alone().await;
         self.own_image()?.upgrade(queue).await
     }
 
@@ -74,7 +75,7 @@ impl Device {
     pub(crate) async fn expand_zeroes(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
         let image = self.top_qcow2()?;
-        let has_backing = self.layers().len() > 1 || image.header().backing_file().is_some();
+        let has_backing = self.has_backing(image);
         image.expand_zeroes(queue, has_backing).await
     }
 

@@ -1,12 +1,12 @@
-//! A device that a caller has for itself, to change the image as a whole.
+//! Exclusive access to the top image, for changes of the image as a whole.
 
 use super::device::{Device, LayerImage};
 use crate::image::{Image, Whole};
 use crate::{Error, Result};
 
 impl Device {
-    /// The top image, of whoever has the device for itself and has waited
-    /// ([`Device::alone`]).
+    /// The top image, exclusively; `EBUSY` while tasks share it, which
+    /// [`Device::alone`] waits for.
     pub(super) fn own_image(&mut self) -> Result<&mut Image> {
         match &mut self.layers_mut()[0].image {
             LayerImage::Qcow2(image) => match image.get_mut() {
@@ -17,14 +17,14 @@ impl Device {
         }
     }
 
-    /// Waits until nothing is left of requests that were dropped.
+    /// Waits for the tasks that dropped requests left behind.
     pub(super) async fn alone(&mut self) {
         if let LayerImage::Qcow2(image) = &mut self.layers_mut()[0].image {
             image.alone().await;
         }
     }
 
-    /// The same, and begins a change of a whole image; see [`Whole`].
+    /// As [`Device::alone`], and begins a change of a whole image; see [`Whole`].
     pub(super) async fn begin_whole(&mut self) -> Option<Whole> {
         self.alone().await;
         match &self.top().image {
@@ -34,7 +34,7 @@ impl Device {
     }
 }
 
-/// A change of a whole image has ended, well or with an error.
+/// Ends a change of a whole image, whether it succeeded or failed.
 pub(super) fn end_whole(whole: Option<Whole>) {
     if let Some(whole) = whole {
         whole.end();

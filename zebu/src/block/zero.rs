@@ -193,7 +193,7 @@ impl Device {
     }
 
     /// Whether something is behind the top image, opened or not.
-    fn has_backing(&self, image: &Image) -> bool {
+    pub(super) fn has_backing(&self, image: &Image) -> bool {
         self.layers().len() > 1 || image.header().backing_file().is_some()
     }
 
