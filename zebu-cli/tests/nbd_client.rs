@@ -81,6 +81,43 @@ fn what_servers_have_arrives() {
     }
 }
 
+/// The protocol of before 2011: one export, without a name, and no options.
+#[test]
+fn servers_of_the_old_style_are_spoken_to() {
+    if beyond_qemu("two clients") || !have("nbdkit") {
+        return;
+    }
+    let lab = images();
+    let server = Other::nbdkit(&lab, "o", &["--oldstyle", "file", "x.raw"]);
+    read_all(&lab, &server.uri(""), "raw");
+    let writer = Other::nbdkit(&lab, "w", &["--oldstyle", "file", "e.raw"]);
+    let uri = writer.uri("");
+    lab.zebu(&["convert", "-n", "-f", "raw", "-O", "raw", "x.raw", &uri])
+        .ok("convert to it");
+    same(&lab, "x.raw", "e.raw");
+    let named = server.uri("a");
+    for (name, words) in [
+        (
+            named.clone(),
+            "Server does not support non-empty export names",
+        ),
+        (
+            server.uri("").replace("nbd+", "nbds+"),
+            "Server does not support STARTTLS",
+        ),
+    ] {
+        let answer = lab.zebu(&["info", &name]);
+        assert_eq!(answer.status, 1, "{answer:?}");
+        assert!(answer.err.contains(words), "{answer:?}");
+    }
+    let theirs = lab.qemu_img(&["info", &named]);
+    let ours = lab.zebu(&["info", &named]);
+    assert_eq!(
+        ours.err.replace("zebu: ", ""),
+        theirs.err.replace("qemu-img: ", "")
+    );
+}
+
 #[test]
 fn what_servers_get_is_what_was_meant() {
     if beyond_qemu("servers of many kinds") {

@@ -52,8 +52,23 @@ fn hostile_servers_are_refused() {
     let handshakes: &[(&str, Serve)] = &[
         ("begins with", |mut s| s.write_all(&[7; 4096])),
         ("goes on with", |mut s| s.write_all(b"NBDMAGIC12345678")),
-        ("before 2011", |mut s| {
+        ("closed the connection", |mut s| {
             s.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53")
+        }),
+        ("too large", |mut s| {
+            // The protocol of before 2011.
+            let mut all = b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53".to_vec();
+            all.extend([0xff; 8]);
+            all.extend([0, 0, 0, 1]);
+            all.extend([0; 124]);
+            s.write_all(&all)
+        }),
+        ("export flags", |mut s| {
+            let mut all = b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53".to_vec();
+            all.extend(MIB.to_be_bytes());
+            all.extend([1, 0, 0, 1]);
+            all.extend([0; 124]);
+            s.write_all(&all)
         }),
         ("closed the connection", |mut s| s.write_all(b"NBDMAG")),
         ("not speak NBD", |mut s| {

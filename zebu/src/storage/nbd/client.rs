@@ -16,6 +16,8 @@ const ONE_ATTEMPT: Duration = Duration::from_secs(60);
 const ONE_MORE: Duration = Duration::from_secs(5);
 /// The longest limit: more than a century, which a clock can still tell.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+/// How long the last attempt may take.
+const LAST: Duration = Duration::from_millis(100);
 /// How long to wait between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -134,14 +136,17 @@ fn connect(options: &NbdOptions) -> Result<Agreed> {
         false => options.open_timeout,
     };
     loop {
-        let text = match handshake::connect(options, begun + limit) {
+        // The last attempt begins when the time is over.
+        let until = (begun + limit).max(Instant::now() + LAST);
+        let text = match handshake::connect(options, until) {
             Ok(agreed) => return Ok(agreed),
             Err(NoAgreement::Refused(text)) => return Err(Error::Refused(text)),
             Err(NoAgreement::Unreachable(text)) => text,
         };
-        if options.open_timeout.is_zero() || begun.elapsed() + PAUSE >= limit {
+        let left = limit.saturating_sub(begun.elapsed());
+        if options.open_timeout.is_zero() || left.is_zero() {
             return Err(Error::Refused(text));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE.min(left));
     }
 }

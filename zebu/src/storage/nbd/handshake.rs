@@ -116,7 +116,9 @@ impl Answer {
 
 impl Handshake<'_> {
     fn agree(mut self) -> Result<Agreed, NoAgreement> {
-        let flags = self.greeting()?;
+        let Some(flags) = self.greeting()? else {
+            return self.old_style();
+        };
         let no_zeroes = flags & handshake::NO_ZEROES != 0;
         if flags & handshake::FIXED_NEWSTYLE == 0 {
             return self.old_way(Headers::Simple, no_zeroes);
@@ -152,8 +154,8 @@ impl Handshake<'_> {
         result.map_err(|e| self.lost(&e))
     }
 
-    /// The server's flags.
-    fn greeting(&mut self) -> Result<u16, NoAgreement> {
+    /// The server's flags; None if it is one of before 2011, which has none.
+    fn greeting(&mut self) -> Result<Option<u16>, NoAgreement> {
         let mut magic = [0; 8];
         self.read(&mut magic)?;
         if u64::from_be_bytes(magic) != MAGIC {
@@ -165,7 +167,7 @@ impl Handshake<'_> {
         self.read(&mut magic)?;
         match u64::from_be_bytes(magic) {
             OPTION_MAGIC => {}
-            OLD_STYLE => return refused("The server speaks the protocol of before 2011"),
+            OLD_STYLE => return Ok(None),
             found => {
                 return refused(format!(
                     "The server does not speak NBD: it goes on with {found:#018x}"
@@ -177,7 +179,30 @@ impl Handshake<'_> {
         let flags = u16::from_be_bytes(flags);
         let ours = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         self.write(&u32::from(ours).to_be_bytes())?;
-        Ok(ours)
+        Ok(Some(ours))
+    }
+
+    /// A server of before 2011 has one export, without a name, and tells its size.
+    fn old_style(mut self) -> Result<Agreed, NoAgreement> {
+        if self.options.tls.is_some() {
+            return refused("Server does not support STARTTLS");
+        }
+        if !self.options.export.is_empty() {
+            return refused("Server does not support non-empty export names");
+        }
+        let mut answer = [0; 12];
+        self.read(&mut answer)?;
+        self.read(&mut [0; 124])?;
+        let (size, flags) = answer.split_at(8);
+        let flags = u32::from_be_bytes(flags.try_into().expect("four bytes"));
+        let Ok(flags) = u16::try_from(flags) else {
+            return refused(format!("Unexpected export flags {flags:#x}"));
+        };
+        let info = ExportInfo {
+            size: u64::from_be_bytes(size.try_into().expect("eight bytes")),
+            flags,
+        };
+        self.finish(Headers::Simple, None, info, None)
     }
 
     /// Asks, and takes all answers up to the last, which is an acknowledgement
