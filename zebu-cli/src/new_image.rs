@@ -293,7 +293,7 @@ struct NewFile {
 
 impl NewFile {
     fn open(spec: &FileSpec, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
-        let existed = spec.nbd.is_some() || spec.path.exists();
+        let existed = spec.nbd().is_some() || spec.path.exists();
         let opened = open::in_first(caches, |cache| {
             let how = OpenFile {
                 write: true,
@@ -333,7 +333,7 @@ impl NewFile {
 
 /// Why, in QEMU's words.
 fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
-    match (&spec.nbd, error) {
+    match (spec.nbd(), error) {
         (Some(_), e) => format!(
             "Protocol driver 'nbd' does not support creating new images, so an existing image \
              must be selected as the target; however, opening the given target as an existing \

@@ -12,7 +12,7 @@ pub const READ_FROM: &str = "The input is read from this file";
 /// Whether `sources`, with the images behind them, read the file, the device or the export
 /// `target`, by whatever name.
 pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
-    match &target.nbd {
+    match target.nbd() {
         Some(nbd) => reads_export(sources, nbd),
         None => reads_file(sources, &target.path),
     }
@@ -22,7 +22,7 @@ fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
     let layers = sources.iter().flat_map(Device::layers);
     let mut files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
     let same = |nbd: &NbdSpec| (&nbd.server, &nbd.export) == (&target.server, &target.export);
-    files.any(|file| file.and_then(|f| f.nbd.as_ref()).is_some_and(same))
+    files.any(|file| file.and_then(|f| f.bottom().nbd()).is_some_and(same))
 }
 
 fn reads_file(sources: &[Device], target: &Path) -> bool {

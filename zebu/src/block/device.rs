@@ -1,13 +1,15 @@
 //! An image and the chain of images behind it, as one device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::source::ImageSpec;
+use super::stacked::Stacked;
 use super::status::KnownData;
 use super::{DetectZeroes, Format, Raw};
 use crate::format::HostOffset;
 use crate::image::{Extent, Mapping, SharedImage};
-use crate::storage::{Iov, OwnedBuffer, Queue, Storage};
+use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
 /// One image of a chain.
@@ -56,6 +58,15 @@ impl Layer {
         }
     }
 
+    /// Tells whoever debugs the file that the work has come to this place.
+    #[inline]
+    pub(super) fn event(&self, event: Event) {
+        match &self.image {
+            LayerImage::Raw(raw) => raw.event(event),
+            LayerImage::Qcow2(image) => storage::event(&**image.file(), event),
+        }
+    }
+
     /// The storage of the guest's bytes: the file, or an external data file.
     pub fn data(&self) -> &dyn Storage {
         match &self.image {
@@ -90,6 +101,8 @@ pub struct Device {
     inspect: bool,
     /// If it was opened for writing: how.
     pub(super) write: Option<WriteMode>,
+    /// Images whose disks are files of this one, to be closed after it.
+    pub(super) stacked: Vec<Arc<Stacked>>,
 }
 
 /// What a writer asked for when it opened the device.
@@ -110,6 +123,7 @@ impl Device {
             size: size.into(),
             inspect,
             write,
+            stacked: Vec::new(),
         }
     }
 

@@ -15,7 +15,9 @@ use crate::{Error, Result};
 /// one that zebu does not read. Taking it for a raw disk would be a silent
 /// mistake.
 pub(super) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
-    let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await?;
+    let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
+    let head =
+        head.map_err(|e| Error::Io(e).during("Could not read image for determining its format"))?;
     match format_by_content(&head) {
         None => Ok(Format::Raw),
         Some("qcow2") => Ok(Format::Qcow2),

@@ -13,6 +13,7 @@ mod read;
 mod resize;
 mod snapshots;
 mod source;
+mod stacked;
 mod status;
 mod vm_state;
 mod whole;
@@ -25,9 +26,9 @@ pub use opened::{OpenedFile, TlsObjects};
 pub use raw::Raw;
 pub use resize::Preallocation;
 pub use source::{
-    BackingSpec, CommonOptions, DetectZeroes, FileDriver, FileOptions, FileSpec, ImageOptions,
-    ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls, OverlapChecks, Qcow2Options,
-    RawOptions, Source,
+    BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
+    FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls,
+    NullSpec, OverlapChecks, Qcow2Options, RawOptions, Source,
 };
 pub use status::Status;
 pub use write::Zeroing;

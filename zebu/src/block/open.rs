@@ -1,20 +1,26 @@
 //! Opening an image and everything that it names, as far as the caller's
 //! policy goes.
 
+use std::cell::RefCell;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::device::{Device, Layer, LayerImage, WriteMode};
 use super::guess::{Guard, probe};
-use super::opened::{Identity, OpenedFile, TlsObjects};
+use super::opened::{Identity, OpenedFile, OpenedImage, TlsObjects};
 use super::source::{
-    BackingSpec, CommonOptions, FileSpec, ImageSpec, Locking, NATIVE_NEEDS_DIRECT,
+    BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileSpec, ImageSpec, Locking,
+    NATIVE_NEEDS_DIRECT,
 };
+use super::stacked::Stacked;
 use super::{DetectZeroes, Format, Raw, Source};
 use crate::format::Header;
 use crate::image::{
     CacheOptions, Image, Limits, OpenImage, SharedImage, SnapshotName, WriteOptions,
 };
-use crate::storage::{CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Work};
+use crate::storage::{
+    Blkdebug, CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Window, Work,
+};
 use crate::{Error, Result};
 
 /// Images in one chain at most. Each costs open files and caches.
@@ -127,10 +133,10 @@ impl Device {
             seen: Vec::new(),
             data: None,
             has_backing: false,
+            stacked: RefCell::default(),
         };
         queue.block_on(opening.chain(spec))?;
-        let write = opening.write_mode();
-        Ok(Device::new(opening.layers, options.inspect, write))
+        Ok(opening.into_device())
     }
 
     /// Opens an image that `storage` holds (in memory, say). Blocks.
@@ -175,6 +181,7 @@ impl Device {
             seen: Vec::new(),
             data,
             has_backing: backing.is_some(),
+            stacked: RefCell::default(),
         };
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
@@ -221,6 +228,8 @@ struct Opening<'a> {
     data: Option<Arc<dyn Storage>>,
     /// Whether the caller has what is behind the top image.
     has_backing: bool,
+    /// Images whose disks are files of this one.
+    stacked: RefCell<Vec<Arc<Stacked>>>,
 }
 
 /// What a file of an image is opened for.
@@ -250,6 +259,14 @@ impl Opening<'_> {
                 .or(own.detect_zeroes)
                 .unwrap_or(DetectZeroes::Off),
         })
+    }
+
+    /// The device of the chain that was opened.
+    fn into_device(self) -> Device {
+        let write = self.write_mode();
+        let mut device = Device::new(self.layers, self.options.inspect, write);
+        device.stacked = self.stacked.into_inner();
+        device
     }
 
     async fn chain(&mut self, top: ImageSpec) -> Result<()> {
@@ -294,7 +311,7 @@ impl Opening<'_> {
                     .into(),
             ));
         }
-        let file = self.file(&spec, &spec.file, role)?;
+        let file = self.file(&spec.options.common, &spec.file, role).await?;
         self.check_loop(&file, &spec.file)?;
         let storage = file.storage();
         let format = self.format(&mut spec, &*storage, role).await?;
@@ -328,6 +345,7 @@ impl Opening<'_> {
         let (image, backing) = match format {
             Format::Raw => {
                 let mut raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
+                raw.is_bare = spec.bare;
                 if let Some(limits) = self.options.policy.limits() {
                     limits.check_size(raw.size())?;
                 }
@@ -398,7 +416,8 @@ impl Opening<'_> {
                 let data: Option<Arc<dyn Storage>> = match self.only_tables() {
                     true => None,
                     false => {
-                        let file = self.file(spec, &data_file, Role::Data)?;
+                        let common = &spec.options.common;
+                        let file = self.file(common, &data_file, Role::Data).await?;
                         self.lock(&file, spec, &data_file, Role::Data, Format::Raw)?;
                         Some(counted(file.storage()))
                     }
@@ -480,32 +499,41 @@ impl Opening<'_> {
         if self.options.no_backing || self.only_tables() || self.has_backing {
             return Ok(None);
         }
-        let name = match &spec.backing {
-            BackingSpec::None => return Ok(None),
-            BackingSpec::Image(image) => return Ok(Some((**image).clone())),
-            BackingSpec::Default => match header.backing_file() {
-                None => return Ok(None),
-                Some(name) => String::from_utf8_lossy(name).into_owned(),
-            },
+        let behind = |e: Error| e.during("Could not open backing file");
+        let name = header
+            .backing_file()
+            .map(|name| String::from_utf8_lossy(name).into_owned());
+        let (name, more) = match (&spec.backing, name) {
+            (BackingSpec::None, _) | (BackingSpec::Default, None) => return Ok(None),
+            (BackingSpec::Image(image), _) => return Ok(Some((**image).clone())),
+            (BackingSpec::Default, Some(name)) => (name, None),
+            (BackingSpec::Options(more), Some(name)) => (name, Some(more)),
+            (BackingSpec::Options(more), None) => {
+                return more.resolve(None, None, None).map(Some).map_err(behind);
+            }
         };
         if self.options.policy != Policy::Follow {
             return Err(Error::Refused(format!(
                 "The image names a backing file ('{name}'), which it may not open"
             )));
         }
-        let behind = |e: Error| e.during("Could not open backing file");
         let format = match header.extensions.backing_format() {
             None => None,
             Some(format) => Some(String::from_utf8_lossy(format).parse().map_err(behind)?),
         };
-        Source::Name(name)
-            .resolve(Some(&spec.file.name()), format)
-            .map(Some)
-            .map_err(behind)
+        let of = spec.file.name();
+        match more {
+            None => Source::Name(name).resolve(Some(&of), format),
+            Some(more) => more.resolve(Some(&name), Some(&of), format),
+        }
+        .map(Some)
+        .map_err(behind)
     }
 
     fn check_loop(&mut self, file: &OpenedFile, spec: &FileSpec) -> Result<()> {
-        let identity = file.identity(spec)?;
+        let Some(identity) = file.identity(spec)? else {
+            return Ok(());
+        };
         if self.seen.contains(&identity) {
             return Err(Error::Refused(format!(
                 "Backing file '{}' creates an infinite loop.",
@@ -516,25 +544,100 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Opens one file of an image.
-    fn file(&self, image: &ImageSpec, spec: &FileSpec, role: Role) -> Result<OpenedFile> {
+    /// Opens one file of an image. What `inherited` says holds for it unless its own
+    /// options say otherwise.
+    fn file<'a>(
+        &'a self,
+        inherited: &'a CommonOptions,
+        spec: &'a FileSpec,
+        role: Role,
+    ) -> Pin<Box<dyn Future<Output = Result<OpenedFile>> + 'a>> {
         let own = &spec.options.common;
-        let of_image = &image.options.common;
-        let cache = cache_mode(
-            self.options.cache,
-            own.direct.or(of_image.direct),
-            own.no_flush.or(of_image.no_flush),
+        let (direct, no_flush) = (
+            own.direct.or(inherited.direct),
+            own.no_flush.or(inherited.no_flush),
         );
-        if spec.options.aio == Some(EngineKind::Native) && !cache.is_direct() {
-            return Err(Error::Refused(NATIVE_NEEDS_DIRECT.into()));
-        }
-        let how = OpenFile {
-            write: self.writes(role),
-            create: false,
-            cache,
+        let common = CommonOptions {
+            direct,
+            no_flush,
+            ..own.clone()
         };
-        spec.open(how, &self.options.tls)
+        let cache = cache_mode(self.options.cache, direct, no_flush);
+        Box::pin(async move {
+            match &spec.driver {
+                FileDriver::Blkdebug(debug) => {
+                    let below = self.file(&common, &debug.image, role).await?;
+                    let storage = debugged(debug, below.storage())?;
+                    Ok(OpenedFile::Over(Arc::new(storage), Box::new(below)))
+                }
+                FileDriver::Image(image) if image.format == Some(Format::Raw) => {
+                    let below = self.file(&common, &image.file, role).await?;
+                    let raw = &image.options.raw;
+                    let part = Raw::part_of(below.storage(), raw.offset, raw.size)?;
+                    let storage: Arc<dyn Storage> = match (part.offset(), raw.size) {
+                        (0, None) => below.storage(),
+                        (offset, size) => Arc::new(Window::new(below.storage(), offset, size)),
+                    };
+                    Ok(OpenedFile::Over(storage, Box::new(below)))
+                }
+                FileDriver::Image(image) => self.stacked(image, cache, role).await,
+                _ if spec.options.aio == Some(EngineKind::Native) && !cache.is_direct() => {
+                    Err(Error::Refused(NATIVE_NEEDS_DIRECT.into()))
+                }
+                _ => {
+                    let how = OpenFile {
+                        write: self.writes(role),
+                        create: false,
+                        cache,
+                    };
+                    spec.open(how, &self.options.tls)
+                }
+            }
+        })
     }
+
+    /// Opens an image, with all behind it, whose disk is the file of another one.
+    async fn stacked(&self, image: &ImageSpec, cache: CacheMode, role: Role) -> Result<OpenedFile> {
+        let options = &OpenOptions {
+            format: None,
+            write: self.writes(role),
+            cache,
+            no_backing: false,
+            inspect: false,
+            check: false,
+            l2_cache_size: None,
+            l2_cache_entry_size: None,
+            // As QEMU: what is below an image does as it is told, unless its own
+            // options say otherwise.
+            discard: Some(image.options.common.discard.unwrap_or(true)),
+            detect_zeroes: None,
+            snapshot: None,
+            ..self.options.clone()
+        };
+        let mut opening = Opening {
+            queue: self.queue,
+            options,
+            layers: Vec::new(),
+            seen: self.seen.clone(),
+            data: None,
+            has_backing: false,
+            stacked: RefCell::default(),
+        };
+        opening.chain(image.clone()).await.map_err(|e| match e {
+            // The repair of the image above would not mend this one.
+            e if e.is_dirty() => Error::Refused(format!("'{}': {e}", image.display_name())),
+            e => e,
+        })?;
+        let identity = opening.seen.get(self.seen.len()).cloned();
+        let storage = Arc::new(Stacked::new(opening.into_device()));
+        self.stacked.borrow_mut().push(storage.clone());
+        Ok(OpenedFile::Image(OpenedImage { storage, identity }))
+    }
+}
+
+/// `storage`, failing as it is told.
+fn debugged(spec: &BlkdebugSpec, storage: Arc<dyn Storage>) -> Result<Blkdebug> {
+    Blkdebug::new(storage, spec.rules()?, spec.limits).map_err(Error::Refused)
 }
 
 impl Opening<'_> {
@@ -549,7 +652,7 @@ impl Opening<'_> {
     ) -> Result<()> {
         let write = self.writes(role);
         let request = match (role, format) {
-            _ if spec.options.locking == Locking::Off => return Ok(()),
+            _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if self.options.force_share || image.options.common.force_share == Some(true) => {
                 LockRequest::FORCE_SHARE
             }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::source::{FileDriver, FileSpec, NbdSpec, NbdTls};
+use super::stacked::Stacked;
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
-use crate::storage::{CacheMode, File, LockRequest, OpenFile, Storage};
+use crate::storage::{CacheMode, File, LockRequest, Null, OpenFile, Storage};
 use crate::tls::{ClientTls, TlsCredentials};
 use crate::{Error, Result};
 
@@ -20,6 +21,19 @@ pub enum OpenedFile {
     Local(Arc<File>),
     /// An export of a server.
     Nbd(Arc<Nbd>),
+    /// Nothing.
+    Null(Arc<Null>),
+    /// A part of another one, or one that changes how that one is used.
+    Over(Arc<dyn Storage>, Box<OpenedFile>),
+    /// The disk of an image, which was locked when it was opened.
+    Image(OpenedImage),
+}
+
+/// The disk of an image that is another one's file.
+#[derive(Debug)]
+pub struct OpenedImage {
+    pub(super) storage: Arc<Stacked>,
+    pub(super) identity: Option<Identity>,
 }
 
 /// What tells one file from another.
@@ -29,24 +43,43 @@ pub enum Identity {
     Local(u64, u64),
     /// Server and export.
     Nbd(NbdServer, String),
+    /// A part of a file: offset and size.
+    Part(Box<Identity>, Option<u64>, Option<u64>),
+    /// The disk of the image that is there.
+    Inside(Box<Identity>),
 }
 
 impl FileSpec {
     /// Opens it: a file, or a connection to a server, which is never made if it
-    /// is not there. Blocks.
+    /// is not there. Blocks. What has another file below is not opened so.
     pub fn open(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
-        if let Some(nbd) = &self.nbd {
-            let options = nbd.options(how.write, how.cache, tls)?;
-            return Nbd::open(options).map(Arc::new).map(OpenedFile::Nbd);
+        match &self.driver {
+            FileDriver::Nbd(nbd) => {
+                let options = nbd.options(how.write, how.cache, tls)?;
+                Nbd::open(options).map(Arc::new).map(OpenedFile::Nbd)
+            }
+            FileDriver::Null(null) => {
+                let null = Null::new(&self.path, null.size, null.latency, null.read_zeroes);
+                Ok(OpenedFile::Null(Arc::new(null)))
+            }
+            FileDriver::Blkdebug(_) | FileDriver::Image(_) => Err(Error::Refused(format!(
+                "Driver '{}' does not support creating new images",
+                self.driver.name()
+            ))),
+            FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom => {
+                let file = File::open(&self.path, how).map_err(|e| could_not_open(e, self))?;
+                let needs_device =
+                    matches!(self.driver, FileDriver::HostDevice | FileDriver::HostCdrom);
+                if needs_device && !file.is_device() {
+                    return Err(Error::Refused(format!(
+                        "'{}' driver requires '{}' to be either a character or block device",
+                        self.driver.name(),
+                        self.name()
+                    )));
+                }
+                Ok(OpenedFile::Local(Arc::new(file)))
+            }
         }
-        let file = File::open(&self.path, how).map_err(|e| could_not_open(e, self))?;
-        if self.driver == FileDriver::HostDevice && !file.is_device() {
-            return Err(Error::Refused(format!(
-                "'host_device' driver requires '{}' to be either a character or block device",
-                self.name()
-            )));
-        }
-        Ok(OpenedFile::Local(Arc::new(file)))
     }
 }
 
@@ -56,6 +89,9 @@ impl OpenedFile {
         match self {
             OpenedFile::Local(file) => file.clone(),
             OpenedFile::Nbd(nbd) => nbd.clone(),
+            OpenedFile::Null(null) => null.clone(),
+            OpenedFile::Over(storage, _) => storage.clone(),
+            OpenedFile::Image(image) => image.storage.clone(),
         }
     }
 
@@ -64,22 +100,40 @@ impl OpenedFile {
     pub fn lock(&self, request: LockRequest) -> Result<()> {
         match self {
             OpenedFile::Local(file) => file.lock(request),
-            OpenedFile::Nbd(_) => Ok(()),
+            OpenedFile::Over(_, below) => below.lock(request),
+            OpenedFile::Nbd(_) | OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
         }
     }
 
-    /// The same for two names of one file.
-    pub(super) fn identity(&self, spec: &FileSpec) -> Result<Identity> {
-        match (self, &spec.nbd) {
+    /// The same for two names of one file. None: it is no other one's.
+    pub(super) fn identity(&self, spec: &FileSpec) -> Result<Option<Identity>> {
+        Ok(match (self, &spec.driver) {
             (OpenedFile::Local(file), _) => {
                 let (device, inode) = file.identity()?;
-                Ok(Identity::Local(device, inode))
+                Some(Identity::Local(device, inode))
             }
-            (OpenedFile::Nbd(_), Some(nbd)) => {
-                Ok(Identity::Nbd(nbd.server.clone(), nbd.export.clone()))
+            (OpenedFile::Nbd(_), FileDriver::Nbd(nbd)) => {
+                Some(Identity::Nbd(nbd.server.clone(), nbd.export.clone()))
             }
-            (OpenedFile::Nbd(_), None) => unreachable!("opened by its description"),
-        }
+            (OpenedFile::Over(_, below), FileDriver::Blkdebug(debug)) => {
+                below.identity(&debug.image)?
+            }
+            (OpenedFile::Over(_, below), FileDriver::Image(image)) => {
+                let raw = &image.options.raw;
+                let part = |i| Identity::Part(Box::new(i), raw.offset, raw.size);
+                let whole = raw.offset.unwrap_or(0) == 0 && raw.size.is_none();
+                let below = below.identity(&image.file)?;
+                match whole {
+                    true => below,
+                    false => below.map(part),
+                }
+            }
+            (OpenedFile::Image(image), _) => image
+                .identity
+                .clone()
+                .map(|identity| Identity::Inside(Box::new(identity))),
+            (OpenedFile::Null(_) | OpenedFile::Nbd(_) | OpenedFile::Over(..), _) => None,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::guess::Guard;
 use crate::image::Gate;
-use crate::storage::{self, Queue, Storage};
+use crate::storage::{self, Event, Queue, Storage};
 use crate::{Error, Result};
 
 /// A raw image.
@@ -17,6 +17,9 @@ pub struct Raw {
     /// The disk ends where the storage does.
     to_end: bool,
     pub(super) guard: Option<Guard>,
+    /// The storage is the disk without any format between: nothing is told to whoever
+    /// debugs it.
+    pub(super) is_bare: bool,
     flushes: Arc<Flushes>,
 }
 
@@ -58,6 +61,7 @@ impl Raw {
             size: size.unwrap_or(rest).next_multiple_of(512).into(),
             to_end: size.is_none(),
             guard: None,
+            is_bare: false,
             flushes: Arc::default(),
         })
     }
@@ -65,6 +69,14 @@ impl Raw {
     /// Where the bytes are.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
+    }
+
+    /// Tells whoever debugs the storage that the work has come to this place.
+    #[inline]
+    pub(super) fn event(&self, event: Event) {
+        if !self.is_bare {
+            storage::event(&*self.storage, event);
+        }
     }
 
     /// Where in the storage the disk starts, in bytes.
@@ -87,9 +99,14 @@ impl Raw {
     /// should have made durable is lost.
     pub(super) async fn flush(&self, queue: &Queue) -> Result<()> {
         let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
+        let is_bare = self.is_bare;
         let flush = queue.detach(|queue| async move {
             let _pass = flushes.gate.enter().await;
             let _unbroken = queue.unbroken();
+            if !is_bare {
+                storage::event(&*storage, storage::Event::FlushToOs);
+                storage::event(&*storage, storage::Event::FlushToDisk);
+            }
             let result = storage::flush(&*storage, &queue).await;
             if let Err(e) = &result {
                 let errno = e.raw_os_error().unwrap_or(libc::EIO);

@@ -94,6 +94,7 @@ impl Device {
             match extent.mapping {
                 Mapping::Data { host } => {
                     self.check_data(layer, offset, host.0, length)?;
+                    self.reads_from(layer);
                     let storage = self.layers()[layer].data();
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
                 }
@@ -194,6 +195,14 @@ impl Device {
         }
     }
 
+    /// Tells whoever debugs the files that data of a layer are read.
+    fn reads_from(&self, layer: usize) {
+        for above in &self.layers()[..layer] {
+            above.event(storage::Event::ReadBackingAio);
+        }
+        self.layers()[layer].event(storage::Event::ReadAio);
+    }
+
     /// Refuses clusters that the file does not have: it was cut off, or the
     /// table is wrong. QEMU reads zeroes there, silently.
     fn check_data(&self, layer: usize, guest: u64, host: u64, length: u64) -> Result<()> {
@@ -292,6 +301,7 @@ impl<'a> Flight<'a> {
             [part] => self.iov.slice(part.at, part.length),
             _ => self.iov.gather(run.iter().map(|p| (p.at, p.length))),
         };
+        self.device.reads_from(first.layer);
         let storage = self.device.layers()[first.layer].data();
         let reading = storage::begin_read(storage, self.queue, first.host, iov);
         self.reads.push_back(InFlight::Data(reading));
@@ -309,6 +319,7 @@ impl<'a> Flight<'a> {
         // SAFETY: `InFlight::Packed` keeps the buffer until the reading has
         // ended or was dropped, and nothing else uses it before.
         let iov = unsafe { buffer.iov() }.slice(0, length);
+        storage::event(file, storage::Event::ReadCompressed);
         self.reads.push_back(InFlight::Packed {
             reading: storage::begin_read(file, self.queue, start, iov),
             buffer,

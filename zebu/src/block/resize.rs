@@ -357,6 +357,7 @@ impl Device {
             self.write_zeroes(queue, 0, size, Zeroing::Unmap).await?;
             return self.flush(queue).await;
         }
+        storage::event(&**image.file(), storage::Event::EmptyImagePrepare);
         image.announce(queue).await?;
         image.unmap_from(queue, 0).await?;
         self.flush(queue).await

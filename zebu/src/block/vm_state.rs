@@ -2,7 +2,7 @@
 
 use super::device::{Device, LayerImage};
 use crate::format::MAX_L1_BYTES;
-use crate::storage::{Buffer, Iov, Queue};
+use crate::storage::{self, Buffer, Iov, Queue};
 use crate::{Error, Result};
 
 impl Device {
@@ -24,6 +24,7 @@ impl Device {
         // a dropped future waits for that before it drops the buffer.
         #[allow(unsafe_code)]
         let iov = unsafe { buffer.iov() }.slice(0, length);
+        storage::event(self.top().file(), storage::Event::VmstateLoad);
         let _stay = self.enter();
         let result = self.read_mapped(queue, offset, &iov).await;
         (buffer, result)
@@ -65,6 +66,7 @@ impl Device {
         let LayerImage::Qcow2(image) = &self.top().image else {
             return Ok(());
         };
+        storage::event(&**image.file(), storage::Event::VmstateSave);
         let result = self.write_image(queue, image, offset, iov).await;
         self.changed(queue, image, result).await
     }

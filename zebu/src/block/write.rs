@@ -83,6 +83,7 @@ impl Device {
                 Box::pin(raw.write_start(queue, offset, iov)).await
             }
             Top::Raw(raw) => {
+                raw.event(storage::Event::WriteAio);
                 Ok(storage::write(&**raw.storage(), queue, raw.offset() + offset, iov).await?)
             }
             Top::Qcow2(image) => {
@@ -109,6 +110,7 @@ impl Device {
             && length == total
         {
             image.check_data_write(host, length)?;
+            storage::event(&**image.file(), storage::Event::WriteAio);
             return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
         }
         // Its future is ten times as large as all of the above, and futures are
@@ -178,6 +180,7 @@ impl Device {
                 Step::InPlace { host, length } => {
                     image.check_data_write(host, length)?;
                     let part = iov.slice(at, length as usize);
+                    storage::event(&**image.file(), storage::Event::WriteAio);
                     storage::write(&**image.data(), queue, host.0, &part).await?;
                     length
                 }
@@ -251,8 +254,14 @@ impl Device {
         if let Some(allocation) = new {
             image.make_way(queue, allocation, &written).await?;
         }
+        let file = &**image.file();
+        let is_copied = |margin: &Range<u64>, is_zero: bool| !margin.is_empty() && !is_zero;
+        if is_copied(&head, head_is_zero) || is_copied(&tail, tail_is_zero) {
+            storage::event(file, storage::Event::CowRead);
+        }
         if !head_is_zero && !tail_is_zero && iov.len() <= COPIED {
             let mut all = self.old_content(queue, fill.head..fill.tail).await?;
+            storage::event(file, storage::Event::WriteAio);
             let start = (fill.guest - fill.head) as usize;
             iov.copy_to(&mut all[start..start + iov.len()]);
             // SAFETY: `all` lives until the write, awaited here, has ended.
@@ -269,6 +278,7 @@ impl Device {
                     return self.old_content(queue, range).await.map(Some);
                 }
                 if left_out(&range, is_zero) {
+                    storage::event(file, storage::Event::CowWrite);
                     storage::zero_range(data, queue, at(range.start), length).await?;
                     return Ok(None);
                 }
@@ -287,6 +297,7 @@ impl Device {
                 iov,
                 after.as_mut().map(|b| (b, tail.end - tail.start)),
             );
+            storage::event(file, storage::Event::WriteAio);
             storage::write(data, queue, written.start, &whole).await?;
         }
         if new.is_some() {
@@ -337,9 +348,15 @@ impl Device {
         self.flush(queue).await?;
         self.alone().await;
         match self.top().image {
-            LayerImage::Raw(_) => Ok(()),
-            LayerImage::Qcow2(_) => self.own_image()?.close(queue).await,
+            LayerImage::Raw(_) => {}
+            LayerImage::Qcow2(_) => self.own_image()?.close(queue).await?,
         }
+        let stacked = std::mem::take(&mut self.stacked);
+        drop(self);
+        for image in stacked.into_iter().filter_map(std::sync::Arc::into_inner) {
+            Box::pin(image.close(queue)).await?;
+        }
+        Ok(())
     }
 
     /// After a change: the image is marked if it turned out to be corrupt, and
@@ -431,6 +448,7 @@ async fn write_parts(
             .count();
         let (run, left) = rest.split_at(count);
         rest = left;
+        storage::event(&**image.file(), storage::Event::WriteAio);
         let part = iov.gather(run.iter().map(|(_, at, length)| (*at, *length)));
         flight.write(host, part).await.map_err(|(_, e)| e)?;
     }

@@ -76,6 +76,7 @@ impl Image {
     /// The same, and the file need not reach so far yet: see
     /// [`Image::make_way`].
     pub(crate) async fn allocate_place(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
+        storage::event(&*self.file, storage::Event::ClusterAlloc);
         let writer = self.writer()?;
         loop {
             match writer.refcounts.take(want, &writer.protected)? {
@@ -226,6 +227,7 @@ impl Image {
             )));
         }
         let size = self.geometry.cluster_size() as usize;
+        storage::event(&*self.file, storage::Event::RefblockLoad);
         let bytes = storage::read_vec(&*self.file, queue, load.offset.0, size).await?;
         self.writer()?.refcounts.loaded(load, bytes);
         Ok(())
@@ -388,6 +390,7 @@ impl Image {
             // It was too low: somebody may have taken the cluster already.
             return Ok(count);
         }
+        storage::event(&*self.file, storage::Event::ClusterFree);
         if refcount == 1 {
             let (start, length) = (freed.first * size, count * size);
             // All this before it can be taken by somebody.

@@ -98,10 +98,13 @@ impl Image {
                 }
                 // None of its slices is dirty: while a snapshot has the table
                 // too, nobody sets an entry.
+                storage::event(&*self.file, storage::Event::L2AllocCowRead);
                 let bytes = storage::read_vec(&*self.file, queue, old.0, size as usize).await?;
+                storage::event(&*self.file, storage::Event::L2AllocWrite);
                 storage::write_slice(&*self.file, queue, table.0, &bytes).await?;
             }
             None => {
+                storage::event(&*self.file, storage::Event::L2AllocWrite);
                 self.make_room(queue, table.0, allocation.fresh).await?;
                 self.cache_new_slices(guest);
             }

@@ -87,6 +87,7 @@ impl Image {
     /// until now.
     async fn flush_asked(&self, queue: &Queue, mine: u64) -> Result<()> {
         let writer = self.writer()?;
+        storage::event(&*self.file, storage::Event::FlushToOs);
         let _pass = writer.gate.enter().await;
         // A commit that began after we asked may have done it all.
         if writer.committed.load(Ordering::SeqCst) >= mine {
@@ -156,6 +157,12 @@ impl Image {
             frozen.dropped.extend(writer.frees.take_dropped());
         }
         if !batch.pieces.is_empty() {
+            if !frozen.slices.is_empty() {
+                storage::event(&*self.file, storage::Event::L2Update);
+            }
+            if !frozen.l1.is_empty() {
+                storage::event(&*self.file, storage::Event::L1Update);
+            }
             self.write_batch(queue, batch).await?;
             let durable = durable && !is_broken(Rule::FlushIsDurable);
             if durable || !frozen.dropped.is_empty() {
@@ -223,6 +230,7 @@ impl Image {
             pieces.push((w.offset, at, w.bytes.len()));
             at += w.bytes.len();
         }
+        storage::event(&*self.file, storage::Event::RefblockUpdatePart);
         self.write_batch(queue, Batch { buffer, pieces }).await?;
         let mut new: Vec<u64> = all.iter().filter(|w| w.new).map(|w| w.index).collect();
         if new.is_empty() {
@@ -236,6 +244,7 @@ impl Image {
         new.dedup_by_key(|index| *index / (piece / 8));
         for index in new {
             let (offset, bytes) = writer.refcounts.table_piece(index, piece, all);
+            storage::event(&*self.file, storage::Event::RefblockAllocHookup);
             storage::write_slice(&*self.file, queue, offset, &bytes).await?;
         }
         writer.refcounts.listed(all);
@@ -287,6 +296,7 @@ impl Image {
         // known.
         let _unbroken = queue.unbroken();
         let doubt = Doubt(writer);
+        storage::event(file, storage::Event::FlushToDisk);
         let result = storage::flush(file, queue).await;
         match &result {
             Ok(()) => doubt.resolve(),

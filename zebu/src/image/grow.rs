@@ -62,11 +62,13 @@ impl Image {
         for (place, entry) in table.chunks_exact_mut(8).zip(&entries) {
             place.copy_from_slice(&entry.to_be_bytes());
         }
+        storage::event(&*self.file, storage::Event::RefblockAllocWriteTable);
         storage::write_slice(&*self.file, queue, from, &bytes).await?;
         if !is_broken(Rule::RefcountTableBeforeHeader) {
             self.flush_file(queue, &*self.file).await?;
         }
 
+        storage::event(&*self.file, storage::Event::RefblockAllocSwitchTable);
         let offset = (area.start + area.blocks) * size;
         self.change_header(queue, |header| {
             header.refcount_table_offset = offset;

@@ -50,6 +50,7 @@ impl Image {
         let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
         self.spend_inflating(size as u64)?;
         let (offset, length) = (cluster.offset.0, cluster.length as usize);
+        storage::event(&*self.file, storage::Event::ReadCompressed);
         let source = storage::read_vec(&*self.file, queue, offset, length).await?;
         let inflate = move || {
             let mut bytes = vec![0; size];

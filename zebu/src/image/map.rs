@@ -136,6 +136,7 @@ impl Image {
                 table.0
             )));
         }
+        storage::event(&*self.file, storage::Event::L2Load);
         let bytes = storage::read_vec(&*self.file, queue, offset, slice_bytes as usize).await?;
         Ok(Slice::decode(&bytes))
     }

@@ -56,7 +56,8 @@ impl OpenImage {
 
     async fn open(queue: &Queue, file: Arc<dyn Storage>, for_check: bool) -> Result<Self> {
         let file_len = file.len()?;
-        let start = storage::read_vec(&*file, queue, 0, file_len.min(512) as usize).await?;
+        let start = storage::read_vec(&*file, queue, 0, file_len.min(512) as usize).await;
+        let start = start.map_err(|e| Error::Io(e).during("Could not read qcow2 header"))?;
         let cluster_size = Header::decode_fixed(&start)?.cluster_size();
         let length = file_len.min(cluster_size) as usize;
         let first_cluster = storage::read_vec(&*file, queue, 0, length).await?;

@@ -70,6 +70,7 @@ impl Image {
             let run = together(&clusters[nth..], &packed.rooms[nth..]);
             let bytes = clusters[nth].1.start..clusters[nth + run - 1].1.end;
             let host = packed.rooms[nth].0;
+            storage::event(&*self.file, storage::Event::WriteCompressed);
             storage::write_slice(&*self.file, queue, host, &data[bytes]).await?;
             nth += run;
         }

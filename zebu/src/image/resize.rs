@@ -30,15 +30,18 @@ impl Image {
         let size = self.geometry.cluster_size();
         let (old, old_bytes) = (self.l1_offset(), self.l1.len() as u64 * 8);
         let bytes = (entries * 8).next_multiple_of(size);
+        storage::event(&*self.file, storage::Event::L1GrowAllocTable);
         let table = self.allocate_contiguous(queue, bytes / size).await?;
         // What points to it is the header, so this must be durable first.
         self.finish_writing(queue).await?;
         let mut encoded = vec![0; bytes as usize];
         self.l1.encode(0, &mut encoded);
+        storage::event(&*self.file, storage::Event::L1GrowWriteTable);
         storage::write_slice(&*self.file, queue, table.0, &encoded).await?;
         if !is_broken(Rule::L1BeforeHeader) {
             self.flush_file(queue, &*self.file).await?;
         }
+        storage::event(&*self.file, storage::Event::L1GrowActivateTable);
         self.rewrite_header(queue, |header| {
             header.l1_offset = table.0;
             header.l1_size = entries as u32;

@@ -459,6 +459,7 @@ impl Image {
 
 /// Big-endian words of a table.
 async fn read_words(image: &Image, queue: &Queue, offset: u64, count: u64) -> Result<Vec<u64>> {
+    storage::event(&*image.file, storage::Event::ReftableLoad);
     let bytes = storage::read_vec(&*image.file, queue, offset, count as usize * 8).await?;
     let words = bytes.chunks_exact(8);
     Ok(words

@@ -495,7 +495,18 @@ pub async fn punch_hole(
     offset: u64,
     length: u64,
 ) -> io::Result<()> {
-    match zero(storage, queue, OpKind::PunchHole, offset, length).await {
+    free(storage, queue, OpKind::PunchHole, offset, length).await
+}
+
+/// Frees the blocks of a range by `kind`, for [`punch_hole`] and [`discard`].
+async fn free(
+    storage: &dyn Storage,
+    queue: &Queue,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
+    match zero(storage, queue, kind, offset, length).await {
         Err(e) if is_unsupported(&e) => zero_range(storage, queue, offset, length).await,
         Err(e) => Err(e),
         Ok(()) => flush_zeroes(storage, queue).await,
@@ -528,12 +539,8 @@ pub(crate) async fn give_back(
     let page = storage.blocks().map_or(1, |blocks| blocks.page());
     let start = offset.next_multiple_of(page);
     let end = (offset + length) & !(page - 1);
-    let kind = match storage.is_remote() {
-        true => OpKind::Discard,
-        false => OpKind::PunchHole,
-    };
     match start < end {
-        true => range(storage, queue, kind, start, end - start).await,
+        true => range(storage, queue, OpKind::Discard, start, end - start).await,
         false => Ok(()),
     }
 }
@@ -549,7 +556,7 @@ pub async fn discard(
 ) -> io::Result<()> {
     match storage.is_remote() {
         true => give_back(storage, queue, offset, length).await,
-        false => punch_hole(storage, queue, offset, length).await,
+        false => free(storage, queue, OpKind::Discard, offset, length).await,
     }
 }
 

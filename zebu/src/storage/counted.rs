@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
-    Alignment, Asking, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+    Alignment, Asking, Blkdebug, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage,
+    StorageExtent,
 };
 use crate::LimitExceeded;
 
@@ -128,5 +129,13 @@ unsafe impl Storage for Counted {
 
     fn blocks(&self) -> Option<&Blocks> {
         self.storage.blocks()
+    }
+
+    fn below(&self) -> Option<&dyn Storage> {
+        self.storage.below()
+    }
+
+    fn blkdebug(&self) -> Option<&Blkdebug> {
+        self.storage.blkdebug()
     }
 }

@@ -7,10 +7,12 @@
 mod access;
 mod ahead;
 mod batch;
+mod blkdebug;
 mod blocks;
 mod buffer;
 mod counted;
 mod engine;
+mod event;
 mod file;
 mod halves;
 mod join;
@@ -18,6 +20,7 @@ mod lock;
 mod memory;
 mod native;
 pub mod nbd;
+mod null;
 mod op;
 mod overflow;
 mod polling;
@@ -27,6 +30,7 @@ mod regions;
 mod threads;
 mod uring;
 mod watch;
+mod window;
 mod writings;
 mod zero;
 
@@ -43,6 +47,7 @@ pub use access::{
     zero_range,
 };
 pub(crate) use ahead::Ahead;
+pub use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, Rule};
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
@@ -51,15 +56,18 @@ pub(crate) use engine::is_simulated;
 pub use engine::{
     Completion, Engine, EngineKind, Interest, MakeEngine, Notify, Token, simulate_engines,
 };
+pub use event::Event;
 pub use file::{CacheMode, File, OpenFile};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
+pub use null::Null;
 pub use op::{Op, OpKind};
 pub use polling::Polling;
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
+pub use window::Window;
 pub(crate) use writings::Writings;
 pub use zero::is_zero;
 
@@ -182,6 +190,24 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// [`Blocks`].
     fn blocks(&self) -> Option<&Blocks> {
         None
+    }
+
+    /// The storage that this one is made of, if it is of one.
+    fn below(&self) -> Option<&dyn Storage> {
+        None
+    }
+
+    /// What fails on purpose here, if anything does: it is told of the [`Event`]s.
+    fn blkdebug(&self) -> Option<&Blkdebug> {
+        None
+    }
+}
+
+/// Tells whoever debugs `storage` that the work has come to this place.
+#[inline]
+pub fn event(storage: &dyn Storage, event: Event) {
+    if let Some(debug) = storage.blkdebug() {
+        debug.event(event);
     }
 }
 

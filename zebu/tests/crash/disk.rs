@@ -327,7 +327,7 @@ unsafe impl Storage for File {
                 iov.copy_to(&mut bytes);
                 Operation::Change(What::Write(offset, bytes))
             }
-            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole, _) => {
+            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole | OpKind::Discard, _) => {
                 Operation::Change(What::Zero(offset, length))
             }
             (OpKind::Allocate, _) => Operation::Change(What::Reach(offset + length)),

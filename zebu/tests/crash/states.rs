@@ -327,7 +327,7 @@ unsafe impl Storage for Left {
                 self.write_at(at, bytes.len(), Some(&bytes));
                 iov.len()
             }
-            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole, _) => {
+            (OpKind::ZeroRange | OpKind::ZeroQuickly | OpKind::PunchHole | OpKind::Discard, _) => {
                 self.apply(&What::Zero(offset, length), || true);
                 0
             }

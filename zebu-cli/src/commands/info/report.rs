@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 use zebu::Result;
-use zebu::block::{Device, FileDriver, Layer, LayerImage, Source};
+use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, LayerImage, Source};
 use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
-use zebu::storage::Queue;
+use zebu::storage::{Queue, Storage};
 
 use super::untrusted_report::Untrusted;
 
@@ -34,6 +34,10 @@ pub struct FileReport {
     pub protocol: &'static str,
     pub length: u64,
     pub disk_size: Option<u64>,
+    /// What it is to the image above it: `file` or `image`.
+    pub role: &'static str,
+    /// The file below, if it is none of its own.
+    pub below: Option<Box<FileReport>>,
 }
 
 /// The backing file, by its names.
@@ -70,19 +74,10 @@ impl Report {
             format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,
-            is_remote: file.is_remote(),
+            is_remote: layer.spec.file.nbd().is_some(),
             file: match layer.spec.bare {
-                true => None,
-                false => Some(FileReport {
-                    name: file.path().to_string_lossy().into_owned(),
-                    protocol: match layer.spec.file.driver {
-                        FileDriver::Nbd => "nbd",
-                        _ if file.is_device() => "host_device",
-                        _ => "file",
-                    },
-                    length: file.len()?.next_multiple_of(512),
-                    disk_size,
-                }),
+                true => FileReport::below(&layer.spec.file, file)?,
+                false => Some(FileReport::of("file", &layer.spec.file, file)?),
             },
             backing: qcow2.and_then(|image| Backing::of(layer, image)),
             qcow2: match qcow2 {
@@ -139,9 +134,41 @@ impl Report {
 }
 
 impl FileReport {
+    fn of(role: &'static str, spec: &FileSpec, file: &dyn Storage) -> Result<FileReport> {
+        Ok(FileReport {
+            name: spec.display_name(),
+            protocol: match spec.driver {
+                FileDriver::Any | FileDriver::File if file.is_device() => "host_device",
+                ref driver => driver.name(),
+            },
+            length: file.len()?.next_multiple_of(512),
+            disk_size: file.allocated().ok(),
+            role,
+            below: FileReport::below(spec, file)?.map(Box::new),
+        })
+    }
+
+    /// The file that one is made of.
+    fn below(spec: &FileSpec, file: &dyn Storage) -> Result<Option<FileReport>> {
+        let (role, below, storage) = match &spec.driver {
+            FileDriver::Blkdebug(debug) => ("image", &*debug.image, file.below()),
+            FileDriver::Image(image) => {
+                let raw = &image.options.raw;
+                let is_whole = raw.offset.unwrap_or(0) == 0 && raw.size.is_none();
+                let same = image.format == Some(Format::Raw) && is_whole;
+                let storage = if same { Some(file) } else { file.below() };
+                ("file", &image.file, storage)
+            }
+            _ => return Ok(None),
+        };
+        let report = |storage| FileReport::of(role, below, storage);
+        storage.map(report).transpose()
+    }
+
     fn to_json(&self) -> Value {
         let mut info = Map::new();
-        info.insert("children".into(), json!([]));
+        let children: Vec<Value> = self.below.iter().map(|below| below.to_json()).collect();
+        info.insert("children".into(), json!(children));
         info.insert("virtual-size".into(), json!(self.length));
         info.insert("filename".into(), json!(self.name));
         info.insert("format".into(), json!(self.protocol));
@@ -155,7 +182,7 @@ impl FileReport {
         if self.protocol != "nbd" {
             info.insert("dirty-flag".into(), json!(false));
         }
-        json!({"name": "file", "info": info})
+        json!({"name": self.role, "info": info})
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 use zebu::format::Snapshot;
 
-use super::report::{Report, text};
+use super::report::{FileReport, Report, text};
 use crate::{localtime, size};
 
 /// All reports, an empty line between them.
@@ -52,19 +52,32 @@ fn report(report: &Report) -> String {
     if let Some(untrusted) = &report.untrusted {
         untrusted.to_text(&mut out);
     }
-    let Some(file) = &report.file else {
-        return out;
+    if let Some(file) = &report.file {
+        child(&mut out, file, "", "");
+    }
+    out
+}
+
+/// The file of an image, and those below.
+fn child(out: &mut String, file: &FileReport, above: &str, indent: &str) {
+    let path = format!("{above}/{}", file.role);
+    // What has a file below is told of as an image.
+    let [name, kind, length] = match &file.below {
+        None => ["filename", "protocol type", "file length"],
+        Some(_) => ["image", "file format", "virtual size"],
     };
     let _ = write!(
         out,
-        "Child node '/file':\n    filename: {}\n    protocol type: {}\n    file length: {}\n    \
-         disk size: {}\n",
+        "{indent}Child node '{path}':\n{indent}    {name}: {}\n{indent}    {kind}: {}\n\
+         {indent}    {length}: {}\n{indent}    disk size: {}\n",
         file.name,
         file.protocol,
         exact(file.length),
         disk_size(file.disk_size)
     );
-    out
+    if let Some(below) = &file.below {
+        child(out, below, &path, &format!("{indent}    "));
+    }
 }
 
 fn disk_size(bytes: Option<u64>) -> String {

@@ -1,6 +1,9 @@
-//! Commands for breakpoints in requests, which need QEMU's blkdebug driver:
-//! known, so that a script gets the answer that it gets from any image
-//! without that driver.
+//! Commands for breakpoints in requests, which images over the blkdebug driver
+//! have.
+
+use std::time::Duration;
+
+use zebu::storage::{Blkdebug, Event};
 
 use super::command::{Command, Failure, Outcome};
 use super::session::Session;
@@ -17,7 +20,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |_, _| refuse("Could not set breakpoint"),
+        run: set,
     },
     Command {
         name: "remove_break",
@@ -39,7 +42,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: true,
-        run: |_, _| refuse("Could not resume request"),
+        run: resume,
     },
     Command {
         name: "wait_break",
@@ -50,16 +53,68 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: true,
-        // QEMU would wait for ever.
-        run: |_, _| refuse("Could not wait for a suspension"),
+        run: wait,
     },
 ];
 
-fn remove(_session: &mut Session, args: &[&str]) -> Outcome {
-    refuse(&format!("Could not remove breakpoint {}", args[0]))
+/// How often is looked whether a request is suspended.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What fails on purpose below the image.
+fn blkdebug(session: &mut Session) -> Result<Option<&Blkdebug>, Failure> {
+    Ok(session.image()?.device.top().file().blkdebug())
 }
 
-fn refuse(what: &str) -> Outcome {
-    let why = strerror(libc::ENOTSUP);
-    Err(Failure::Out(format!("{what}: {why}")))
+fn set(session: &mut Session, args: &[&str]) -> Outcome {
+    const WHAT: &str = "Could not set breakpoint";
+    let Some(debug) = blkdebug(session)? else {
+        return refuse(WHAT, libc::ENOTSUP);
+    };
+    match args[0].parse::<Event>() {
+        Ok(event) => debug.suspend_at(event, args[1]),
+        Err(()) => return refuse(WHAT, libc::ENOENT),
+    }
+    Ok(())
+}
+
+fn remove(session: &mut Session, args: &[&str]) -> Outcome {
+    let what = format!("Could not remove breakpoint {}", args[0]);
+    match blkdebug(session)? {
+        None => refuse(&what, libc::ENOTSUP),
+        Some(debug) if debug.forget_tag(args[0]) => Ok(()),
+        Some(_) => refuse(&what, libc::ENOENT),
+    }
+}
+
+fn resume(session: &mut Session, args: &[&str]) -> Outcome {
+    const WHAT: &str = "Could not resume request";
+    match blkdebug(session)? {
+        None => refuse(WHAT, libc::ENOTSUP),
+        Some(debug) if debug.resume(args[0]) => {
+            session.tell_of_suspensions();
+            session.image()?.advance();
+            Ok(())
+        }
+        Some(_) => refuse(WHAT, libc::ENOENT),
+    }
+}
+
+fn wait(session: &mut Session, args: &[&str]) -> Outcome {
+    let image = session.image()?;
+    let Some(debug) = image.device.top().file().blkdebug() else {
+        // QEMU would wait for ever.
+        return refuse("Could not wait for a suspension", libc::ENOTSUP);
+    };
+    image.queue.block_on(async {
+        while !debug.is_suspended(args[0]) {
+            if image.queue.sleep(LOOK).await.is_err() {
+                break;
+            }
+        }
+    });
+    Ok(())
+}
+
+fn refuse(what: &str, errno: i32) -> Outcome {
+    Err(Failure::Out(format!("{what}: {}", strerror(errno))))
 }

@@ -99,7 +99,8 @@ fn flush(session: &mut Session, _args: &[&str]) -> Outcome {
     image
         .queue
         .block_on(image.device.flush(&image.queue))
-        .map_err(|error| Failure::Out(explain(&out, "flush", &error)))
+        // qemu-io has no words for it on standard output.
+        .map_err(|error| Failure::Named(explain(&out, "flush", &error)))
 }
 
 fn truncate(session: &mut Session, args: &[&str]) -> Outcome {

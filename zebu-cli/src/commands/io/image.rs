@@ -164,6 +164,10 @@ impl OpenImage {
 
     /// Ends the use of the image: everything is durable afterwards.
     pub fn close(mut self) -> zebu::Result<()> {
+        // What is suspended would wait for ever.
+        if let Some(debug) = self.device.top().file().blkdebug() {
+            debug.resume_all();
+        }
         self.finish_all();
         match Rc::try_unwrap(self.device) {
             Ok(device) => self.queue.block_on(device.close(&self.queue)),

@@ -7,7 +7,6 @@ use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
 use super::overlay::Overlay;
-use crate::file_name::file_of;
 use crate::{open, untrusted};
 
 /// What to open, and how.
@@ -81,10 +80,7 @@ impl Opening {
         match (&self.options, &self.name) {
             (None, name) => Source::Name(name.clone().unwrap_or_default()),
             (Some(options), None) => Source::Options(options.clone()),
-            (Some(options), Some(name)) => Source::Options(format!(
-                "{options},file.filename={}",
-                name.replace(',', ",,")
-            )),
+            (Some(options), Some(name)) => Source::NameWithOptions(name.clone(), options.clone()),
         }
     }
 
@@ -127,7 +123,7 @@ impl Opening {
             let allowed = untrusted::policy().check_source(&name);
             allowed.map_err(|e| e.to_string())?;
         }
-        let source = changed(source, &self.changes)?;
+        let source = changed(source, &self.changes);
         let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
         let discard = match spec.options.common.discard {
             Some(_) => None,
@@ -153,53 +149,22 @@ impl Opening {
 }
 
 /// `source` with options added to it.
-fn changed(source: Source, changes: &[(String, String)]) -> Result<Source, String> {
+fn changed(source: Source, changes: &[(String, String)]) -> Source {
     if changes.is_empty() {
-        return Ok(source);
+        return source;
     }
+    let more: Vec<_> = changes
+        .iter()
+        .map(|(key, value)| format!("{key}={}", value.replace(',', ",,")))
+        .collect();
+    let more = more.join(",");
     match source {
-        // A URI has no place for them.
-        Source::Name(name) if file_of(&name).is_ok_and(|file| file.nbd.is_some()) => Err(
-            "Options can be changed of an export that was named by options (driver=nbd,...) alone"
-                .into(),
-        ),
-        Source::Name(name) => match name.strip_prefix("json:") {
-            Some(text) => change_json(text, changes),
-            None => Ok(Source::Options(with_options(&name_options(&name), changes))),
-        },
-        Source::Options(text) => Ok(Source::Options(with_options(&text, changes))),
-    }
-}
-
-/// A file name as options.
-fn name_options(name: &str) -> String {
-    let quoted = |name: &str| name.replace(',', ",,");
-    for driver in ["file", "host_device"] {
-        if let Some(path) = name.strip_prefix(driver).and_then(|n| n.strip_prefix(':')) {
-            let path = quoted(path);
-            return format!("file.driver={driver},file.filename={path}");
+        Source::Name(name) => Source::NameWithOptions(name, more),
+        Source::Options(text) => Source::Options(format!("{text},{more}")),
+        Source::NameWithOptions(name, text) => {
+            Source::NameWithOptions(name, format!("{text},{more}"))
         }
     }
-    format!("file.filename={}", quoted(name))
-}
-
-fn with_options(text: &str, changes: &[(String, String)]) -> String {
-    let mut text = text.to_owned();
-    for (key, value) in changes {
-        let value = value.replace(',', ",,");
-        text.push_str(&format!(",{key}={value}"));
-    }
-    text
-}
-
-fn change_json(text: &str, changes: &[(String, String)]) -> Result<Source, String> {
-    let mut object: serde_json::Map<_, _> =
-        serde_json::from_str(text).map_err(|e| e.to_string())?;
-    for (key, value) in changes {
-        object.insert(key.clone(), value.clone().into());
-    }
-    let text = serde_json::Value::from(object);
-    Ok(Source::Name(format!("json:{text}")))
 }
 
 #[cfg(test)]
@@ -214,23 +179,19 @@ mod tests {
         for (source, result) in [
             (
                 Source::Name("a,b".into()),
-                Source::Options("file.filename=a,,b,lazy-refcounts=on".into()),
-            ),
-            (
-                Source::Name("file:x".into()),
-                Source::Options("file.driver=file,file.filename=x,lazy-refcounts=on".into()),
+                Source::NameWithOptions("a,b".into(), "lazy-refcounts=on".into()),
             ),
             (
                 Source::Options("driver=qcow2,file.filename=x".into()),
                 Source::Options("driver=qcow2,file.filename=x,lazy-refcounts=on".into()),
             ),
             (
-                Source::Name(r#"json:{"driver":"qcow2"}"#.into()),
-                Source::Name(r#"json:{"driver":"qcow2","lazy-refcounts":"on"}"#.into()),
+                Source::NameWithOptions("x".into(), "driver=qcow2".into()),
+                Source::NameWithOptions("x".into(), "driver=qcow2,lazy-refcounts=on".into()),
             ),
         ] {
-            assert_eq!(changed(source.clone(), &changes), Ok(result), "{source:?}");
-            assert_eq!(changed(source.clone(), &[]), Ok(source));
+            assert_eq!(changed(source.clone(), &changes), result, "{source:?}");
+            assert_eq!(changed(source.clone(), &[]), source);
         }
     }
 }

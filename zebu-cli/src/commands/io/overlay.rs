@@ -43,6 +43,7 @@ impl Overlay {
             ),
             Source::Name(name) => (Some(absolute(&name)), String::new()),
             Source::Options(text) => (None, under_backing(&text)),
+            Source::NameWithOptions(name, text) => (Some(absolute(&name)), under_backing(&text)),
         };
         let directory = std::env::var_os("TMPDIR").map_or_else(|| DIRECTORY.into(), PathBuf::from);
         let file = tempfile::tempfile_in(&directory).map_err(|error| {

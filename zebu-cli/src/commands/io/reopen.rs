@@ -120,6 +120,9 @@ impl Flags {
         }
         let format = image.device.top().format();
         for (key, value) in self.options {
+            if is_unchanged(image, &key, &value)? {
+                continue;
+            }
             change(&mut opening, format, key, value)?;
         }
         if !opening.changes.is_empty() && image.overlay.is_none() {
@@ -146,11 +149,22 @@ fn options_of(text: &str) -> Vec<(String, String)> {
     words.map(option).collect()
 }
 
+/// Whether an option is what the image was opened with, whatever option it is.
+fn is_unchanged(image: &OpenImage, key: &str, value: &str) -> Result<bool, String> {
+    if ["file", "backing"].contains(&key) {
+        return Err(format!("Cannot find device='' nor node-name='{value}'"));
+    }
+    let spec = &image.device.top().spec;
+    Ok(match key {
+        "driver" => spec.format_name() == value,
+        "file.driver" if !spec.bare => spec.file.driver.name() == value,
+        "file.filename" if !spec.bare => spec.file.display_name() == value,
+        _ => image.opening.source().option(key).as_deref() == Some(value),
+    })
+}
+
 /// Sets one option.
 fn change(opening: &mut Opening, format: Format, key: String, value: String) -> Result<(), String> {
-    if key == "driver" && value == format.name() {
-        return Ok(());
-    }
     let own = match format {
         Format::Raw => RAW_KEYS,
         Format::Qcow2 => QCOW2_KEYS,
@@ -159,7 +173,13 @@ fn change(opening: &mut Opening, format: Format, key: String, value: String) -> 
         Some(_) => "overlap-check",
         None => &key,
     };
-    if !KEYS.contains(&base) && !own.contains(&base) {
+    // The file has the options that any image has.
+    if let Some(of_file) = key.strip_prefix("file.")
+        && !KEYS.contains(&of_file)
+    {
+        return Err(format!("Cannot change the option '{of_file}'"));
+    }
+    if !key.starts_with("file.") && !KEYS.contains(&base) && !own.contains(&base) {
         return Err(format!("Cannot change the option '{key}'"));
     }
     match (key.as_str(), value.as_str()) {
@@ -237,7 +257,6 @@ mod tests {
         };
         assert_eq!(set(Format::Qcow2, "lazy-refcounts", "on"), Ok(()));
         assert_eq!(set(Format::Qcow2, "overlap-check.active-l2", "off"), Ok(()));
-        assert_eq!(set(Format::Qcow2, "driver", "qcow2"), Ok(()));
         for (format, key, value) in [
             (Format::Raw, "lazy-refcounts", "on"),
             (Format::Qcow2, "offset", "512"),
@@ -245,7 +264,8 @@ mod tests {
             (Format::Qcow2, "backing", "x"),
             (Format::Qcow2, "file.filename", "x"),
         ] {
-            let error = format!("Cannot change the option '{key}'");
+            let key_shown = key.trim_start_matches("file.");
+            let error = format!("Cannot change the option '{key_shown}'");
             assert_eq!(set(format, key, value), Err(error));
         }
     }

@@ -122,7 +122,20 @@ impl Session {
             return Err(no_file());
         }
         command.check_count(name, args.len())?;
-        (command.run)(self, args)
+        let outcome = (command.run)(self, args);
+        self.tell_of_suspensions();
+        outcome
+    }
+
+    /// Prints which requests were suspended and resumed.
+    pub fn tell_of_suspensions(&self) {
+        let file = self.image.as_ref().map(|image| image.device.top().file());
+        for line in file
+            .and_then(|file| file.blkdebug())
+            .map_or_else(Vec::new, |debug| debug.take_log())
+        {
+            self.out.print(format_args!("{line}\n"));
+        }
     }
 
     /// Runs the commands of the command line.

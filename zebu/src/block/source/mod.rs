@@ -5,8 +5,10 @@
 //! not understood is refused, in QEMU's words where it has some: an option
 //! that were ignored might be the one that keeps the data safe.
 
+mod blkdebug;
 mod json;
 mod nbd;
+mod null;
 mod options;
 
 use std::borrow::Cow;
@@ -16,7 +18,9 @@ use super::Format;
 pub use crate::image::OverlapChecks;
 use crate::storage::EngineKind;
 use crate::{Error, Result};
+pub use blkdebug::BlkdebugSpec;
 pub use nbd::{NbdSpec, NbdTls};
+pub use null::NullSpec;
 use options::{Options, Scalar};
 
 /// How many images an image described by options may be backed by.
@@ -30,6 +34,37 @@ pub enum Source {
     Name(String),
     /// The text of `--image-opts`: `driver=qcow2,file.filename=PATH`.
     Options(String),
+    /// A name, and such options, which win over what the name says.
+    NameWithOptions(String, String),
+}
+
+/// How an image or a file is named besides its options.
+#[derive(Clone, Copy, Debug, Default)]
+struct Naming<'a> {
+    name: Option<&'a str>,
+    /// The file name of the image that names it.
+    relative_to: Option<&'a str>,
+}
+
+impl<'a> From<Option<&'a str>> for Naming<'a> {
+    fn from(name: Option<&'a str>) -> Self {
+        Naming {
+            name,
+            relative_to: None,
+        }
+    }
+}
+
+impl Naming<'_> {
+    /// Puts what a `json:` name says among the options, unless these say it
+    /// themselves; there is no name then.
+    fn merge(self, options: &mut Options) -> Result<Self, String> {
+        let Some(text) = self.name.and_then(|name| name.strip_prefix("json:")) else {
+            return Ok(self);
+        };
+        options.add_defaults(json::parse(text)?);
+        Ok(Naming { name: None, ..self })
+    }
 }
 
 impl Source {
@@ -46,20 +81,36 @@ impl Source {
     ///
     /// The error is one line, which fits after `Could not open 'NAME': `.
     pub fn resolve(&self, relative_to: Option<&str>, format: Option<Format>) -> Result<ImageSpec> {
-        let spec = match self {
-            Source::Name(name) => match name.strip_prefix("json:") {
-                Some(text) => json::parse(text).and_then(|o| ImageSpec::parse(o, format, 0)),
-                None => FileSpec::named(name, relative_to).map(|file| ImageSpec::new(format, file)),
-            },
-            Source::Options(text) => ImageSpec::parse(Options::parse(text), format, 0),
+        let (name, options) = match self {
+            Source::Name(name) => (Some(name), Options::default()),
+            Source::Options(text) => (None, Options::parse(text)),
+            Source::NameWithOptions(name, text) => (Some(name), Options::parse(text)),
         };
+        let naming = Naming {
+            name: name.map(String::as_str),
+            relative_to,
+        };
+        let spec = ImageSpec::parse(options, format, naming, 0);
         spec.map_err(refused)
+    }
+
+    /// The value of an option (`driver`, `file.filename`, …) as it was given, in the
+    /// options or in a `json:` name.
+    pub fn option(&self, key: &str) -> Option<String> {
+        let (name, mut options) = match self {
+            Source::Name(name) => (Some(name), Options::default()),
+            Source::Options(text) => (None, Options::parse(text)),
+            Source::NameWithOptions(name, text) => (Some(name), Options::parse(text)),
+        };
+        let naming = Naming::from(name.map(String::as_str));
+        naming.merge(&mut options).ok()?;
+        options.take_text(key)
     }
 
     /// Refuses a name that is not just a path. Options, which nobody takes for
     /// a file's name, are not looked at.
     pub(super) fn check_is_path(&self) -> Result<()> {
-        let Source::Name(name) = self else {
+        let (Source::Name(name) | Source::NameWithOptions(name, _)) = self else {
             return Ok(());
         };
         match protocol(name) {
@@ -109,6 +160,30 @@ pub enum BackingSpec {
     None,
     /// This image, whatever its header says.
     Image(Box<ImageSpec>),
+    /// What its header says, with these options.
+    Options(BackingOptions),
+}
+
+/// Options of a backing file that the image's header names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackingOptions {
+    options: Options,
+    depth: usize,
+}
+
+impl BackingOptions {
+    /// Describes the image that a header names so (None: it names none), with these
+    /// options, which win over `format`. `relative_to` is as for
+    /// [`Source::resolve`].
+    pub(super) fn resolve(
+        &self,
+        name: Option<&str>,
+        relative_to: Option<&str>,
+        format: Option<Format>,
+    ) -> Result<ImageSpec> {
+        let naming = Naming { name, relative_to };
+        ImageSpec::parse(self.options.clone(), format, naming, self.depth).map_err(refused)
+    }
 }
 
 /// Options of an image. None: not given, the default holds.
@@ -230,18 +305,17 @@ impl OverlapChecks {
 /// A file to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpec {
-    /// Its path; of an export, the URI that QEMU shows.
+    /// Its path; of an export, the URI that QEMU shows; of what has a file below,
+    /// that file's.
     pub path: PathBuf,
-    /// What it may be.
+    /// What it is.
     pub driver: FileDriver,
     /// How to open it.
     pub options: FileOptions,
-    /// The export that it is instead of a file.
-    pub nbd: Option<NbdSpec>,
 }
 
-/// What a file may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// What a file is.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum FileDriver {
     /// A regular file or a device: it was named without a driver.
     #[default]
@@ -250,18 +324,44 @@ pub enum FileDriver {
     File,
     /// A device (`host_device`).
     HostDevice,
-    /// An NBD server's export (`nbd`): [`FileSpec::nbd`].
-    Nbd,
+    /// A device as well (`host_cdrom`).
+    HostCdrom,
+    /// An NBD server's export (`nbd`).
+    Nbd(Box<NbdSpec>),
+    /// Nothing at all (`null-co`, `null-aio`).
+    Null(NullSpec),
+    /// A file that fails on purpose (`blkdebug`).
+    Blkdebug(Box<BlkdebugSpec>),
+    /// The disk of an image (`raw`, `qcow2`), whose format is known.
+    Image(Box<ImageSpec>),
 }
 
 impl FileDriver {
-    /// QEMU's name: `file`, `host_device` or `nbd`.
-    pub fn name(self) -> &'static str {
+    /// QEMU's name: `file`, `host_device`, `nbd`, …
+    pub fn name(&self) -> &'static str {
         match self {
             FileDriver::Any | FileDriver::File => "file",
             FileDriver::HostDevice => "host_device",
-            FileDriver::Nbd => "nbd",
+            FileDriver::HostCdrom => "host_cdrom",
+            FileDriver::Nbd(_) => "nbd",
+            FileDriver::Null(null) => null.driver,
+            FileDriver::Blkdebug(_) => "blkdebug",
+            FileDriver::Image(image) => image.format_name(),
         }
+    }
+
+    /// Whether QEMU has a driver of this name that is no image format.
+    fn is_protocol(name: &str) -> bool {
+        const NAMES: [&str; 7] = [
+            "file",
+            "host_device",
+            "host_cdrom",
+            "nbd",
+            "null-co",
+            "null-aio",
+            "blkdebug",
+        ];
+        NAMES.contains(&name)
     }
 }
 
@@ -301,7 +401,6 @@ pub const NATIVE_NEEDS_DIRECT: &str =
 
 /// Drivers that QEMU has and zebu has not.
 const LACKING: &[&str] = &[
-    "blkdebug",
     "blklogwrites",
     "blkreplay",
     "blkverify",
@@ -314,7 +413,6 @@ const LACKING: &[&str] = &[
     "ftp",
     "ftps",
     "gluster",
-    "host_cdrom",
     "http",
     "https",
     "io_uring",
@@ -322,8 +420,6 @@ const LACKING: &[&str] = &[
     "iser",
     "luks",
     "nfs",
-    "null-aio",
-    "null-co",
     "nvme",
     "nvme-io_uring",
     "parallels",
@@ -386,26 +482,35 @@ impl FileSpec {
             path: path.into(),
             driver: FileDriver::Any,
             options: FileOptions::default(),
-            nbd: None,
         }
-    }
-
-    /// An export with default options.
-    fn export(nbd: NbdSpec) -> FileSpec {
-        let mut spec = FileSpec::new(nbd.name());
-        spec.driver = FileDriver::Nbd;
-        spec.nbd = Some(nbd);
-        spec
     }
 
     /// The file that an image names as its data file. `relative_to` is as for
     /// [`Source::resolve`].
     pub fn resolve(name: &str, relative_to: Option<&str>) -> Result<FileSpec> {
-        match name.strip_prefix("json:") {
-            Some(text) => json::parse(text).and_then(|o| FileSpec::parse(o, "data-file")),
-            None => FileSpec::named(name, relative_to),
+        let naming = Naming {
+            name: Some(name),
+            relative_to,
+        };
+        FileSpec::parse(Options::default(), naming, 0).map_err(refused)
+    }
+
+    /// The export that it is, if it is one.
+    pub fn nbd(&self) -> Option<&NbdSpec> {
+        match &self.driver {
+            FileDriver::Nbd(nbd) => Some(nbd),
+            _ => None,
         }
-        .map_err(refused)
+    }
+
+    /// The file of this machine or the export whose bytes these are in the end, below
+    /// everything else.
+    pub fn bottom(&self) -> &FileSpec {
+        match &self.driver {
+            FileDriver::Blkdebug(debug) => debug.image.bottom(),
+            FileDriver::Image(image) => image.file.bottom(),
+            _ => self,
+        }
     }
 
     /// The path as text.
@@ -413,58 +518,100 @@ impl FileSpec {
         self.path.to_string_lossy()
     }
 
-    /// A path, `file:PATH` or an export.
-    fn named(name: &str, relative_to: Option<&str>) -> Result<FileSpec, String> {
-        let spec = |driver, path: Cow<'_, str>| {
-            check_path(&path)?;
-            let mut spec = FileSpec::new(path.into_owned());
-            spec.driver = driver;
-            Ok(spec)
+    /// The file that `options` have under `key`, perhaps with a name.
+    fn child(
+        options: &mut Options,
+        key: &str,
+        naming: Naming<'_>,
+        depth: usize,
+    ) -> Result<FileSpec, String> {
+        let under = options.take_under(key);
+        match options.take(key) {
+            Some(Scalar::Text(_)) if !under.is_empty() || options.get("filename").is_some() => {
+                return Err(
+                    "Cannot reference an existing block device with additional options \
+                     or a new filename"
+                        .into(),
+                );
+            }
+            Some(Scalar::Text(name)) => {
+                return Err(format!(
+                    "Cannot find device='{name}' nor node-name='{name}'"
+                ));
+            }
+            _ if under.is_empty() && naming.name.is_none() => {
+                return Err(format!("A block device must be specified for \"{key}\""));
+            }
+            _ => {}
+        }
+        FileSpec::parse(under, naming, depth)
+    }
+
+    fn parse(mut options: Options, naming: Naming<'_>, depth: usize) -> Result<FileSpec, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!(
+                "More than {MAX_DEPTH} images are nested in the options"
+            ));
+        }
+        let naming = naming.merge(&mut options)?;
+        let prefix = naming.name.and_then(protocol);
+        let name = match naming.name {
+            Some(name) if prefix.is_none() => Some(beside(name, naming.relative_to)?),
+            name => name.map(Cow::Borrowed),
         };
-        match protocol(name) {
-            Some("file") => {
-                let path = &name["file:".len()..];
-                match protocol(path) {
-                    // So that what is shown does not name a protocol.
-                    Some(_) => spec(FileDriver::File, format!("./{path}").into()),
-                    None => spec(FileDriver::File, path.into()),
-                }
+        let name = name.as_deref();
+        match (options.take_string("driver").as_deref(), prefix) {
+            (Some("file"), _) => FileSpec::local(FileDriver::File, options, name),
+            (Some("host_device"), _) => FileSpec::local(FileDriver::HostDevice, options, name),
+            (Some("host_cdrom"), _) => FileSpec::local(FileDriver::HostCdrom, options, name),
+            (Some("nbd"), _) => FileSpec::export(options, name),
+            (Some("null-co"), _) | (None, Some("null-co")) => {
+                FileSpec::null("null-co", options, name)
             }
-            Some("host_device") => {
-                spec(FileDriver::HostDevice, name["host_device:".len()..].into())
+            (Some("null-aio"), _) | (None, Some("null-aio")) => {
+                FileSpec::null("null-aio", options, name)
             }
-            Some(other) if nbd::is_protocol(other) => NbdSpec::named(name).map(FileSpec::export),
-            Some(other) => Err(format!("Unknown protocol '{other}'")),
-            None => spec(FileDriver::Any, beside(name, relative_to)?),
+            (Some("blkdebug"), _) | (None, Some("blkdebug")) => {
+                FileSpec::blkdebug(options, name, depth)
+            }
+            (Some(format @ ("raw" | "qcow2")), _) => {
+                options.set("driver".into(), Scalar::Text(format.into()));
+                let image = ImageSpec::parse(options, None, Naming::from(name), depth)?;
+                Ok(FileSpec {
+                    path: image.file.path.clone(),
+                    options: FileOptions {
+                        common: image.options.common.clone(),
+                        ..FileOptions::default()
+                    },
+                    driver: FileDriver::Image(Box::new(image)),
+                })
+            }
+            (Some(other), _) => Err(unknown_driver(other)),
+            (None, None) => FileSpec::local(FileDriver::Any, options, name),
+            (None, Some("file")) => FileSpec::local(FileDriver::File, options, name),
+            (None, Some("host_device")) => FileSpec::local(FileDriver::HostDevice, options, name),
+            (None, Some("host_cdrom")) => FileSpec::local(FileDriver::HostCdrom, options, name),
+            (None, Some(other)) if nbd::is_protocol(other) => FileSpec::export(options, name),
+            (None, Some(other)) => Err(format!("Unknown protocol '{other}'")),
         }
     }
 
-    /// From the options under `key` of an image.
-    fn parse(mut options: Options, key: &str) -> Result<FileSpec, String> {
-        let driver = match options.take_string("driver") {
-            None => FileDriver::Any,
-            Some(name) => match name.as_str() {
-                "file" => FileDriver::File,
-                "host_device" => FileDriver::HostDevice,
-                "nbd" => return FileSpec::parse_export(options),
-                // A raw image of the whole file is the file.
-                "raw" if key == "data-file" => {
-                    let file = options.take_under("file");
-                    refuse_rest(&options, "Block format 'raw' does not support the option")?;
-                    return FileSpec::parse(file, "file");
-                }
-                "raw" | "qcow2" => {
-                    return Err(format!("Driver '{name}' is not supported in '{key}'"));
-                }
-                _ => return Err(unknown_driver(&name)),
-            },
-        };
-        let path = match options.take_string("filename") {
-            Some(path) => path,
-            None if driver == FileDriver::Any => {
+    /// A file or a device of this machine.
+    fn local(
+        driver: FileDriver,
+        mut options: Options,
+        name: Option<&str>,
+    ) -> Result<FileSpec, String> {
+        let path = match (options.take_string("filename"), name) {
+            (Some(_), Some(_)) => {
+                return Err("Can't specify 'file' and 'filename' options at the same time".into());
+            }
+            (Some(path), None) => path,
+            (None, Some(name)) => without_prefix(name, driver.name()),
+            (None, None) if driver == FileDriver::Any => {
                 return Err("Must specify either driver or file".into());
             }
-            None => {
+            (None, None) => {
                 let name = driver.name();
                 return Err(format!("The '{name}' block driver requires a file name"));
             }
@@ -497,40 +644,127 @@ impl FileSpec {
         };
         // A help in finding faults of QEMU's own.
         options.take_bool("x-check-cache-dropped")?;
-        let prefix = format!(
-            "Block protocol '{}' doesn't support the option",
-            driver.name()
-        );
-        refuse_rest(&options, &prefix)?;
+        refuse_protocol_rest(&options, driver.name())?;
         Ok(FileSpec {
             path: path.into(),
             driver,
             options: file,
-            nbd: None,
         })
     }
 
-    fn parse_export(mut options: Options) -> Result<FileSpec, String> {
-        let mut spec = FileSpec::export(NbdSpec::take(&mut options)?);
+    /// What is no file of this machine: its own options are taken.
+    fn other(
+        path: impl Into<PathBuf>,
+        driver: FileDriver,
+        mut options: Options,
+    ) -> Result<FileSpec, String> {
+        let mut spec = FileSpec::new(path);
         spec.options.common = CommonOptions::take(&mut options)?;
-        refuse_rest(&options, "Block protocol 'nbd' doesn't support the option")?;
+        refuse_protocol_rest(&options, driver.name())?;
+        spec.driver = driver;
         Ok(spec)
     }
 
-    fn json(&self) -> String {
-        if let Some(nbd) = &self.nbd {
-            return nbd.json();
+    fn export(mut options: Options, name: Option<&str>) -> Result<FileSpec, String> {
+        let nbd = Box::new(NbdSpec::take(&mut options, name)?);
+        FileSpec::other(nbd.name().to_owned(), FileDriver::Nbd(nbd), options)
+    }
+
+    fn null(
+        driver: &'static str,
+        mut options: Options,
+        name: Option<&str>,
+    ) -> Result<FileSpec, String> {
+        let null = NullSpec::take(&mut options, driver, name)?;
+        FileSpec::other(null.name(), FileDriver::Null(null), options)
+    }
+
+    fn blkdebug(
+        mut options: Options,
+        name: Option<&str>,
+        depth: usize,
+    ) -> Result<FileSpec, String> {
+        let debug = Box::new(BlkdebugSpec::take(&mut options, name, depth + 1)?);
+        let path = debug.image.path.clone();
+        FileSpec::other(path, FileDriver::Blkdebug(debug), options)
+    }
+
+    /// The name that QEMU shows, if a name says all.
+    fn plain_name(&self) -> Option<String> {
+        match &self.driver {
+            FileDriver::Null(null) => null.plain_name(),
+            FileDriver::Blkdebug(debug) => debug.plain_name(),
+            FileDriver::Image(image) => image.plain_name(),
+            _ => Some(self.name().into_owned()),
         }
-        let driver = match self.driver {
-            FileDriver::Any if is_device(&self.path) => FileDriver::HostDevice,
-            driver => driver,
+    }
+
+    /// The name as QEMU shows it.
+    pub fn display_name(&self) -> String {
+        self.plain_name()
+            .unwrap_or_else(|| format!("json:{}", self.json()))
+    }
+
+    fn json(&self) -> String {
+        let driver = match &self.driver {
+            FileDriver::Nbd(nbd) => return nbd.json(),
+            FileDriver::Null(null) => return object(null.members()),
+            FileDriver::Blkdebug(debug) => return object(debug.members()),
+            FileDriver::Image(image) => return image.json(None),
+            FileDriver::Any if is_device(&self.path) => "host_device",
+            driver => driver.name(),
         };
         format!(
-            "{{\"driver\": \"{}\", \"filename\": {}}}",
-            driver.name(),
+            "{{\"driver\": \"{driver}\", \"filename\": {}}}",
             json::quote(&self.name())
         )
     }
+}
+
+/// A JSON object of these members, in the order in which QEMU has them as far as
+/// that is known.
+fn object(mut members: Vec<(String, String)>) -> String {
+    const ORDER: [&str; 15] = [
+        "data-file",
+        "backing",
+        "read-zeroes",
+        "offset",
+        "opt-write-zero",
+        "max-write-zero",
+        "image",
+        "max-transfer",
+        "driver",
+        "config",
+        "size",
+        "file",
+        "opt-discard",
+        "max-discard",
+        "align",
+    ];
+    let place = |key: &str| ORDER.iter().position(|k| *k == key).unwrap_or(ORDER.len());
+    members.sort_by_key(|(key, _)| place(key));
+    let members: Vec<_> = members
+        .iter()
+        .map(|(key, value)| format!("{}: {value}", json::quote(key)))
+        .collect();
+    format!("{{{}}}", members.join(", "))
+}
+
+/// A file's name without the driver that it may begin with.
+fn without_prefix(name: &str, driver: &str) -> String {
+    let Some(path) = name.strip_prefix(driver).and_then(|n| n.strip_prefix(':')) else {
+        return name.into();
+    };
+    match protocol(path) {
+        // So that what is shown does not name a protocol.
+        Some(_) if driver == "file" => format!("./{path}"),
+        _ => path.into(),
+    }
+}
+
+fn refuse_protocol_rest(options: &Options, driver: &str) -> Result<(), String> {
+    let prefix = format!("Block protocol '{driver}' doesn't support the option");
+    refuse_rest(options, &prefix)
 }
 
 /// Devices named without a driver show as such in JSON.
@@ -635,6 +869,7 @@ impl ImageSpec {
     fn parse(
         mut options: Options,
         format: Option<Format>,
+        naming: Naming<'_>,
         depth: usize,
     ) -> Result<ImageSpec, String> {
         if depth > MAX_DEPTH {
@@ -642,46 +877,39 @@ impl ImageSpec {
                 "More than {MAX_DEPTH} images are nested in the options"
             ));
         }
-        let mut format = format;
+        if let Some(format) = format
+            && options.get("driver").is_none()
+        {
+            options.set("driver".into(), Scalar::Text(format.name().into()));
+        }
+        let naming = naming.merge(&mut options)?;
+        let mut format = None;
         // QEMU takes a string only for a driver's name; anything else is
         // refused below, as an option that no format has.
         if let Some(Scalar::Text(driver)) = options.get("driver").cloned() {
-            match (format, driver.as_str()) {
-                (Some(_), _) => {}
-                (None, "raw") => format = Some(Format::Raw),
-                (None, "qcow2") => format = Some(Format::Qcow2),
-                (None, "file" | "host_device" | "nbd") => {
-                    let file = FileSpec::parse(options, "file")?;
+            match driver.as_str() {
+                "raw" => format = Some(Format::Raw),
+                "qcow2" => format = Some(Format::Qcow2),
+                protocol if FileDriver::is_protocol(protocol) => {
+                    let file = FileSpec::parse(options, naming, depth)?;
                     let mut spec = ImageSpec::new(Some(Format::Raw), file);
                     spec.bare = true;
+                    spec.depth = depth;
                     spec.options.common = spec.file.options.common.clone();
                     return Ok(spec);
                 }
-                (None, other) => return Err(unknown_driver(other)),
+                other => return Err(unknown_driver(other)),
             }
             options.take("driver");
         }
-        let file = options.take_under("file");
-        match options.take("file") {
-            Some(Scalar::Text(_)) if !file.is_empty() || options.get("filename").is_some() => {
-                return Err(
-                    "Cannot reference an existing block device with additional options \
-                     or a new filename"
-                        .into(),
-                );
-            }
-            Some(Scalar::Text(name)) => {
-                return Err(format!(
-                    "Cannot find device='{name}' nor node-name='{name}'"
-                ));
-            }
-            _ if !file.is_empty() => {}
-            None if format.is_none() => {
-                return Err("Must specify either driver or file".into());
-            }
-            _ => return Err("A block device must be specified for \"file\"".into()),
+        if format.is_none()
+            && naming.name.is_none()
+            && options.get("file").is_none()
+            && !options.has_under("file")
+        {
+            return Err("Must specify either driver or file".into());
         }
-        let file = FileSpec::parse(file, "file")?;
+        let file = FileSpec::child(&mut options, "file", naming, depth + 1)?;
         let mut spec = ImageSpec::new(format, file);
         spec.depth = depth;
         spec.options.common = CommonOptions::take(&mut options)?;
@@ -714,9 +942,17 @@ impl ImageSpec {
                     if self.backing == BackingSpec::None {
                         return Err("Option 'backing' cannot be null and have options".into());
                     }
-                    let image = ImageSpec::parse(backing, None, self.depth + 1)
-                        .map_err(|e| format!("Could not open backing file: {e}"))?;
-                    self.backing = BackingSpec::Image(Box::new(image));
+                    let depth = self.depth + 1;
+                    self.backing = match backing.get("file.filename") {
+                        // The header's name is for those that name no file.
+                        None => BackingSpec::Options(BackingOptions {
+                            options: backing,
+                            depth,
+                        }),
+                        Some(_) => ImageSpec::parse(backing, None, Naming::default(), depth)
+                            .map(|image| BackingSpec::Image(Box::new(image)))
+                            .map_err(|e| format!("Could not open backing file: {e}"))?,
+                    };
                 }
                 let data_file = options.take_under("data-file");
                 match options.get("data-file") {
@@ -731,7 +967,11 @@ impl ImageSpec {
                     _ => {}
                 }
                 if !data_file.is_empty() {
-                    self.data_file = Some(FileSpec::parse(data_file, "data-file")?);
+                    self.data_file = Some(FileSpec::parse(
+                        data_file,
+                        Naming::default(),
+                        self.depth + 1,
+                    )?);
                 }
                 if !options.take_under("encrypt").is_empty() {
                     return Err("Encrypted images are not supported by zebu".into());
@@ -757,10 +997,8 @@ impl ImageSpec {
     /// The name as `qemu-img info` shows it, which opens no backing file: the
     /// path if that says all, else the options as JSON.
     pub fn display_name(&self) -> String {
-        match self.is_plain() {
-            true => self.file.name().into_owned(),
-            false => format!("json:{}", self.json(None)),
-        }
+        self.plain_name()
+            .unwrap_or_else(|| format!("json:{}", self.json(None)))
     }
 
     /// The name as QEMU shows it of an image that it opened with its backing
@@ -769,7 +1007,7 @@ impl ImageSpec {
     pub fn display_name_with_backing(&self, header_backing: Option<&str>) -> String {
         let header = header_backing.unwrap_or("");
         let instead = match &self.backing {
-            BackingSpec::Default => return self.display_name(),
+            BackingSpec::Default | BackingSpec::Options(_) => return self.display_name(),
             BackingSpec::None if header.is_empty() => return self.display_name(),
             BackingSpec::None => "null".to_string(),
             BackingSpec::Image(image) if image.display_name() == header => {
@@ -780,10 +1018,18 @@ impl ImageSpec {
         format!("json:{}", self.json(Some(&instead)))
     }
 
-    /// Whether the path alone says what this is.
-    fn is_plain(&self) -> bool {
+    /// The name that QEMU shows, if a name says all.
+    fn plain_name(&self) -> Option<String> {
         let raw = &self.options.raw;
-        self.format == Some(Format::Qcow2) || (raw.offset_json.is_none() && raw.size_json.is_none())
+        let is_window = raw.offset_json.is_some() || raw.size_json.is_some();
+        match (&self.file.driver, self.format) {
+            _ if self.bare => self.file.plain_name(),
+            // A format over another is never found out by itself.
+            (FileDriver::Image(_), _) => None,
+            (_, Some(Format::Qcow2)) => self.file.plain_name(),
+            _ if is_window => None,
+            _ => self.file.plain_name(),
+        }
     }
 
     /// As JSON, the keys in QEMU's order.
@@ -792,22 +1038,25 @@ impl ImageSpec {
             return self.file.json();
         }
         let raw = &self.options.raw;
-        let mut parts = Vec::new();
+        let mut members = vec![
+            ("driver", format!("\"{}\"", self.format_name())),
+            ("file", self.file.json()),
+        ];
         if let (Some(data_file), Some(Format::Qcow2)) = (&self.data_file, self.format) {
-            parts.push(format!("\"data-file\": {}", data_file.json()));
+            members.push(("data-file", data_file.json()));
         }
-        if let Some(backing) = backing {
-            parts.push(format!("\"backing\": {backing}"));
-        }
-        if let Some(offset) = &raw.offset_json {
-            parts.push(format!("\"offset\": {offset}"));
-        }
-        parts.push(format!("\"driver\": \"{}\"", self.format_name()));
-        if let Some(size) = &raw.size_json {
-            parts.push(format!("\"size\": {size}"));
-        }
-        parts.push(format!("\"file\": {}", self.file.json()));
-        format!("{{{}}}", parts.join(", "))
+        let given = [
+            ("backing", backing),
+            ("offset", raw.offset_json.as_deref()),
+            ("size", raw.size_json.as_deref()),
+        ];
+        members.extend(
+            given
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, value?.to_string()))),
+        );
+        let owned = members.into_iter().map(|(key, value)| (key.into(), value));
+        object(owned.collect())
     }
 }
 

@@ -97,8 +97,13 @@ impl NbdSpec {
         }
     }
 
-    /// From the options of `driver=nbd`.
-    pub(super) fn take(options: &mut Options) -> Result<NbdSpec, String> {
+    /// From the options of `driver=nbd`, with a name if there is one.
+    pub(super) fn take(options: &mut Options, name: Option<&str>) -> Result<NbdSpec, String> {
+        if let Some(name) = name {
+            let mut spec = NbdSpec::named(name)?;
+            spec.take_rest(options)?;
+            return Ok(spec);
+        }
         let old_port = options.get("port").map(Scalar::json);
         let mut text = |key: &str| options.take_text(key);
         let (path, host, port) = (text("path"), text("host"), text("port"));
@@ -147,7 +152,8 @@ impl NbdSpec {
         if let Some(id) = options.take_text("tls-creds") {
             self.tls = NbdTls::Object(id);
         }
-        self.tls_hostname = options.take_text("tls-hostname");
+        let hostname = options.take_text("tls-hostname");
+        self.tls_hostname = hostname.or(self.tls_hostname.take());
         if self.tls_hostname.is_some() && self.tls == NbdTls::Off {
             return Err("tls-hostname may not be used without tls-creds".into());
         }

@@ -101,6 +101,25 @@ impl Options {
         under
     }
 
+    /// Whether there is any `prefix.KEY`.
+    pub(super) fn has_under(&self, prefix: &str) -> bool {
+        self.0.keys().any(|key| {
+            key.strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with('.'))
+        })
+    }
+
+    /// Adds what is not there yet.
+    pub(super) fn add_defaults(&mut self, defaults: Options) {
+        for (key, value) in defaults.0 {
+            self.0.entry(key).or_insert(value);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Scalar)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -167,6 +186,31 @@ impl Options {
         text.parse()
             .map(Some)
             .map_err(|_| format!("Parameter '{key}' expects a number"))
+    }
+}
+
+impl Options {
+    /// A number as C reads it: hexadecimal after `0x`, octal after `0`, and below
+    /// zero as well.
+    pub(super) fn take_signed(&mut self, key: &str) -> Result<Option<i64>, String> {
+        let Some(text) = self.take_text(key) else {
+            return Ok(None);
+        };
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
+        let (digits, radix) = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
+            Some(digits) => (digits, 16),
+            None if digits.len() > 1 && digits.starts_with('0') => (digits, 8),
+            None => (digits, 10),
+        };
+        let number = match digits.starts_with(['-', '+']) {
+            true => None,
+            false => u64::from_str_radix(digits, radix).ok(),
+        };
+        let number = number.ok_or_else(|| format!("Parameter '{key}' expects a number"))?;
+        Ok(Some(match text.starts_with('-') {
+            true => number.wrapping_neg() as i64,
+            false => number as i64,
+        }))
     }
 }
 

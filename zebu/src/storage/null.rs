@@ -1,0 +1,103 @@
+//! A storage that keeps nothing: QEMU's `null-co` and `null-aio`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+
+/// Reads as zeroes, forgets what is written, and takes as long as it is told.
+#[derive(Debug)]
+pub struct Null {
+    name: PathBuf,
+    size: u64,
+    latency: Duration,
+    known_zero: bool,
+}
+
+impl Null {
+    /// A storage of `size` bytes. Each request takes `latency`. With `known_zero` a
+    /// look at its mapping says that it is zero all over; without, that it is
+    /// data, which must be read.
+    pub fn new(name: impl Into<PathBuf>, size: u64, latency: Duration, known_zero: bool) -> Self {
+        Null {
+            name: name.into(),
+            size,
+            latency,
+            known_zero,
+        }
+    }
+}
+
+// SAFETY: the memory is used before `start` returns, if at all.
+#[allow(unsafe_code)]
+unsafe impl Storage for Null {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        _length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let count = match (kind, memory) {
+            // Zeroes, whatever is asked: the memory may hold somebody else's data.
+            (OpKind::Read, Some(iov)) => {
+                let inside = self.size.saturating_sub(offset).min(iov.len() as u64) as usize;
+                iov.slice(0, inside).fill(0);
+                inside
+            }
+            (_, Some(iov)) => iov.len(),
+            (_, None) => 0,
+        };
+        if self.latency.is_zero() {
+            return Started::done(Ok(count));
+        }
+        let (queue, latency) = (queue.for_itself(), self.latency);
+        Started::later(async move {
+            queue.sleep(latency).await?;
+            Ok(count)
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.size)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match length <= self.size {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "Cannot grow null nodes",
+            )),
+        }
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        Ok(StorageExtent {
+            data: !self.known_zero,
+            length: self.size.saturating_sub(offset),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        &self.name
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        CacheMode::WriteBack
+    }
+
+    fn is_device(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,223 @@
+//! A part of a storage as a storage: what a raw image with an offset and a size
+//! is to the image inside it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{
+    Alignment, Asking, Blkdebug, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage,
+    StorageExtent, discard, punch_hole, read, write, zero_range,
+};
+
+/// The bytes of a storage from an offset on.
+#[derive(Debug)]
+pub struct Window {
+    storage: Arc<dyn Storage>,
+    offset: u64,
+    /// None: to the end of the storage.
+    size: Option<u64>,
+}
+
+impl Window {
+    /// The part of `storage` from `offset` on, of `size` bytes (None: to its end).
+    /// The caller has checked that it is inside.
+    pub fn new(storage: Arc<dyn Storage>, offset: u64, size: Option<u64>) -> Self {
+        Window {
+            storage,
+            offset,
+            size,
+        }
+    }
+
+    /// Whether what fits the alignment here fits that of the storage.
+    fn is_aligned(&self) -> bool {
+        let page = self.storage.blocks().map_or(1, Blocks::page);
+        let unit = page.max(self.storage.alignment().offset as u64);
+        self.offset.is_multiple_of(unit)
+    }
+
+    /// How many of `length` bytes from `offset` on are inside.
+    fn inside(&self, offset: u64, length: u64) -> u64 {
+        match self.size {
+            None => length,
+            Some(size) => size.saturating_sub(offset).min(length),
+        }
+    }
+}
+
+// SAFETY: all is passed on to a storage that keeps the promises; the future holds
+// that storage, and awaits what uses the memory.
+#[allow(unsafe_code)]
+unsafe impl Storage for Window {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let inside = self.inside(offset, length);
+        let (mut length, mut iov) = (length, memory.cloned());
+        if inside < length {
+            match kind {
+                OpKind::Write | OpKind::WriteDurable | OpKind::Allocate => {
+                    return Started::done(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+                }
+                _ if inside == 0 => return Started::done(Ok(0)),
+                _ => {
+                    length = inside;
+                    iov = iov.map(|iov| iov.slice(0, inside as usize));
+                }
+            }
+        }
+        let at = match kind {
+            OpKind::Flush => 0,
+            _ => self.offset + offset,
+        };
+        if self.is_aligned() || matches!(kind, OpKind::Flush | OpKind::Allocate) {
+            // SAFETY: passed on; `self` keeps the storage.
+            return unsafe { self.storage.start(queue, kind, at, length, iov.as_ref()) };
+        }
+        let (storage, queue) = (self.storage.clone(), queue.for_itself());
+        Started::later(async move {
+            let storage = &*storage;
+            match (kind, iov) {
+                (OpKind::Read, Some(iov)) => {
+                    let end = storage.len()?.saturating_sub(at).min(length) as usize;
+                    read(storage, &queue, at, &iov.slice(0, end)).await?;
+                    Ok(end)
+                }
+                (_, Some(iov)) => {
+                    write(storage, &queue, at, &iov).await?;
+                    Ok(iov.len())
+                }
+                (OpKind::Discard, None) => discard(storage, &queue, at, length).await.map(|()| 0),
+                (OpKind::PunchHole, None) => {
+                    punch_hole(storage, &queue, at, length).await.map(|()| 0)
+                }
+                (OpKind::ZeroQuickly, None) => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+                (_, None) => zero_range(storage, &queue, at, length).await.map(|()| 0),
+            }
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self.size {
+            Some(size) => Ok(size),
+            None => Ok(self.storage.len()?.saturating_sub(self.offset)),
+        }
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match self.size {
+            Some(size) if length <= size => Ok(()),
+            Some(_) => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "Cannot resize fixed-size raw disks",
+            )),
+            None => match self.offset.checked_add(length) {
+                Some(end) => self.storage.set_len(end),
+                None => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+            },
+        }
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.storage.allocated()
+    }
+
+    fn alignment(&self) -> Alignment {
+        match self.is_aligned() {
+            true => self.storage.alignment(),
+            false => Alignment::NONE,
+        }
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        let length = self.len()?.saturating_sub(offset);
+        if length == 0 {
+            return Ok(StorageExtent { data: true, length });
+        }
+        let found = self.storage.extent(self.offset + offset)?;
+        Ok(StorageExtent {
+            data: found.data,
+            length: found.length.min(length),
+        })
+    }
+
+    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
+        let asking = self.storage.ask_extent(queue, self.offset + offset)?;
+        let length = self.len().map(|end| end.saturating_sub(offset));
+        Some(Box::pin(async move {
+            let mut found = asking.await?;
+            found.length = found.length.min(length?);
+            Ok(found)
+        }))
+    }
+
+    fn is_remote(&self) -> bool {
+        self.storage.is_remote()
+    }
+
+    fn path(&self) -> &Path {
+        self.storage.path()
+    }
+
+    fn cache_mode(&self) -> CacheMode {
+        self.storage.cache_mode()
+    }
+
+    fn is_device(&self) -> bool {
+        // Of fixed size, and what it held is there: as a device.
+        self.size.is_some() || self.storage.is_device()
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        match self.is_aligned() {
+            true => self.storage.blocks(),
+            false => None,
+        }
+    }
+
+    fn below(&self) -> Option<&dyn Storage> {
+        Some(&*self.storage)
+    }
+
+    fn blkdebug(&self) -> Option<&Blkdebug> {
+        self.storage.blkdebug()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against bytes outside of the window that are read or written.
+    use super::*;
+    use crate::storage::{Memory, QueueOptions, read_vec, write_slice};
+
+    #[test]
+    fn nothing_outside_is_touched() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let memory = Arc::new(Memory::new(vec![7; 4096]));
+        let window = Window::new(memory.clone(), 1000, Some(512));
+        queue.block_on(async {
+            assert_eq!(
+                read_vec(&window, &queue, 510, 4).await.unwrap(),
+                [7, 7, 0, 0]
+            );
+            let past = write_slice(&window, &queue, 510, &[1; 4]).await;
+            assert_eq!(past.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+            write_slice(&window, &queue, 0, &[1; 512]).await.unwrap();
+            zero_range(&window, &queue, 500, 100).await.unwrap();
+        });
+        let mut expected = vec![7; 4096];
+        expected[1000..1500].fill(1);
+        expected[1500..1512].fill(0);
+        assert!(memory.to_vec() == expected);
+        assert!(window.set_len(513).is_err());
+        let open = Window::new(memory.clone(), 1000, None);
+        open.set_len(10).unwrap();
+        assert_eq!(memory.to_vec().len(), 1010);
+    }
+}
