@@ -1,0 +1,473 @@
+//! Images that fail on purpose, in the language of QEMU's blkdebug: the same rules
+//! and the same commands by zebu and by qemu-io must fail alike and leave the same;
+//! and what a command of the program leaves when a request of its fails is whole.
+//!
+//! `ZEBU_BLKDEBUG_RUNS` says how many runs each test makes, `ZEBU_BLKDEBUG_SEED` the
+//! first seed. A failure says its seed.
+
+mod common;
+
+use std::fs;
+
+use common::pair::Pair;
+use common::{Answer, Lab, beyond_qemu};
+
+/// A small generator of numbers.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+
+    fn of<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// The seeds of this test's runs.
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let first = number("ZEBU_BLKDEBUG_SEED").unwrap_or(1);
+    first..first + number("ZEBU_BLKDEBUG_RUNS").unwrap_or(default)
+}
+
+/// A rule: its section and what it says.
+struct Rule(&'static str, Vec<(&'static str, String)>);
+
+/// Rules as options under `prefix`, or as the text of a configuration file.
+fn as_options(rules: &[Rule], prefix: &str) -> String {
+    let mut text = String::new();
+    for section in ["inject-error", "set-state"] {
+        let of_section = rules.iter().filter(|rule| rule.0 == section);
+        for (nth, Rule(_, says)) in of_section.enumerate() {
+            for (key, value) in says {
+                text += &format!(",{prefix}{section}.{nth}.{key}={value}");
+            }
+        }
+    }
+    text
+}
+
+fn as_config(rules: &[Rule]) -> String {
+    let mut text = String::from("# rules of a test\n");
+    for Rule(section, says) in rules {
+        text += &format!("[{section}]\n");
+        for (key, value) in says {
+            text += &format!("{key} = \"{value}\"\n");
+        }
+    }
+    text
+}
+
+/// Some rules for these events.
+fn rules(rng: &mut Rng, events: &[&str], sectors: u64) -> Vec<Rule> {
+    let count = 1 + rng.below(4);
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let mut says = vec![("event", rng.of(events).to_string())];
+        if rng.chance(3) {
+            says.push(("state", rng.below(4).to_string()));
+        }
+        if rng.chance(4) {
+            says.push(("new_state", (1 + rng.below(3)).to_string()));
+            all.push(Rule("set-state", says));
+            continue;
+        }
+        if rng.chance(2) {
+            let kinds = ["read", "write", "write-zeroes", "discard", "flush"];
+            says.push(("iotype", rng.of(&kinds).into()));
+        }
+        if rng.chance(2) {
+            says.push(("errno", rng.of(&["5", "28", "0", "12", "0x5"]).into()));
+        }
+        if rng.chance(3) {
+            says.push(("sector", rng.below(sectors).to_string()));
+        }
+        if rng.chance(2) {
+            says.push(("once", rng.of(&["on", "off"]).into()));
+        }
+        if rng.chance(4) {
+            says.push(("immediately", rng.of(&["on", "off"]).into()));
+        }
+        all.push(Rule("inject-error", says));
+    }
+    all
+}
+
+/// Commands of qemu-io's language on the first `sectors`, of which `unit` are taken
+/// together.
+fn commands(rng: &mut Rng, sectors: u64, unit: u64, kinds: &[&str]) -> Vec<String> {
+    (0..4 + rng.below(12))
+        .map(|_| {
+            let start = rng.below(sectors / unit) * unit;
+            let length = (1 + rng.below(40)).min((sectors - start) / unit) * unit;
+            let (at, length) = (start * 512, length * 512);
+            match rng.of(kinds) {
+                "read" => format!("read {at} {length}"),
+                "write" => format!("write -P {} {at} {length}", 1 + rng.below(200)),
+                "zero" => format!("write -z {at} {length}"),
+                "unmap" => format!("write -z -u {at} {length}"),
+                other if other.contains("flush") => "flush".into(),
+                other => format!("{other} {at} {length}"),
+            }
+        })
+        .collect()
+}
+
+/// What the commands answered, without how long they took.
+fn told(answer: &Answer) -> Vec<String> {
+    let lines = answer.out.lines().filter(|line| !line.contains(" ops; "));
+    lines.map(str::to_owned).collect()
+}
+
+/// Runs the commands by both and compares what they answer.
+#[track_caller]
+fn both(pair: &Pair, options: &str, commands: &[String], what: &str) {
+    let mut args = Vec::new();
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    // By itself qemu-io flushes after each write.
+    args.extend(["-t", "writeback", "--image-opts", options]);
+    let mut ours = pair.ours.zebu_io(&args);
+    let theirs = pair.theirs.qemu_io(&args);
+    // A flush that fails at the end is no failure to qemu-io.
+    if ours.err.contains("close failed") {
+        ours.status = theirs.status;
+    }
+    assert_eq!(
+        (told(&ours), ours.status),
+        (told(&theirs), theirs.status),
+        "{what}: {options}\n{commands:#?}\nours: {ours:#?}\ntheirs: {theirs:#?}"
+    );
+}
+
+const SECTORS: u64 = 2048;
+
+/// What the limits of a run may be; `at` is where they are in the options.
+fn limits(rng: &mut Rng, at: &str) -> (String, u64) {
+    let unit = match rng.below(4) {
+        0 => 4096,
+        1 => 512,
+        _ => 0,
+    };
+    let mut text = String::new();
+    if unit > 0 {
+        text += &format!(",{at}align={unit}");
+    }
+    let any = 512u64.max(unit);
+    if rng.chance(3) {
+        text += &format!(",{at}max-transfer={}", any << rng.below(5));
+    }
+    if rng.chance(3) {
+        let optimal = any << rng.below(4);
+        text += &format!(",{at}opt-write-zero={optimal}");
+        if rng.chance(2) {
+            text += &format!(",{at}max-write-zero={}", optimal << rng.below(3));
+        }
+    }
+    if rng.chance(3) {
+        let optimal = any << rng.below(4);
+        text += &format!(",{at}opt-discard={optimal}");
+        if rng.chance(2) {
+            text += &format!(",{at}max-discard={}", optimal << rng.below(3));
+        }
+    }
+    (text, any / 512)
+}
+
+#[test]
+fn raw_requests_fail_as_with_qemu() {
+    if beyond_qemu("zebu beside QEMU") {
+        return;
+    }
+    const EVENTS: &[&str] = &[
+        "none",
+        "read_aio",
+        "write_aio",
+        "flush_to_os",
+        "flush_to_disk",
+        "pwritev",
+        "pwritev_zero",
+        "pwritev_done",
+        "l2_load",
+    ];
+    const KINDS: &[&str] = &["read", "write", "zero", "unmap", "discard", "flush"];
+    let content: Vec<u8> = (0..SECTORS * 512).map(|i| (i / 512 + i) as u8).collect();
+    let pair = Pair::new("");
+    let mut failed = 0;
+    for seed in seeds(60) {
+        let mut rng = Rng(seed);
+        for lab in [&pair.ours, &pair.theirs] {
+            fs::write(lab.path("r.raw"), &content).unwrap();
+        }
+        let rules = rules(&mut rng, EVENTS, SECTORS);
+        let (top, at) = match rng.below(3) {
+            // The driver alone: no events but its own.
+            0 => ("driver=blkdebug", ""),
+            _ => ("driver=raw,file.driver=blkdebug", "file."),
+        };
+        let (limits, unit) = limits(&mut rng, at);
+        let mut options = format!("{top},{at}image.filename=r.raw{limits}");
+        if rng.chance(3) {
+            for lab in [&pair.ours, &pair.theirs] {
+                fs::write(lab.path("rules"), as_config(&rules)).unwrap();
+            }
+            options += &format!(",{at}config=rules");
+        } else {
+            options += &as_options(&rules, at);
+        }
+        let commands = commands(&mut rng, SECTORS, unit, KINDS);
+        let what = format!("seed {seed}:\n{}", as_config(&rules));
+        both(&pair, &options, &commands, &what);
+        let [ours, theirs] =
+            [&pair.ours, &pair.theirs].map(|lab| fs::read(lab.path("r.raw")).unwrap());
+        let differs = ours.iter().zip(&theirs).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "seed {seed}: {options}\n{commands:#?}");
+        failed += usize::from(ours != content);
+    }
+    println!("cases: {failed} scripts on raw images that fail on purpose");
+}
+
+/// In a qcow2 image, where its clusters are all there: what fails is the guest's
+/// request. What is in the metadata is each program's own.
+#[test]
+fn qcow2_requests_fail_as_with_qemu() {
+    if beyond_qemu("zebu beside QEMU") {
+        return;
+    }
+    const EVENTS: &[&str] = &["read_aio", "write_aio", "pwritev_rmw_head", "l1_update"];
+    let pair = Pair::new("img create -q -f qcow2 base.q 1M");
+    for lab in [&pair.ours, &pair.theirs] {
+        lab.qemu_io(&["-c", "write -P 9 0 1M", "base.q"])
+            .ok("base.q");
+    }
+    let mut scripts = 0;
+    for seed in seeds(40) {
+        let mut rng = Rng(seed);
+        for lab in [&pair.ours, &pair.theirs] {
+            fs::copy(lab.path("base.q"), lab.path("a.q")).unwrap();
+        }
+        let mut rules = rules(&mut rng, EVENTS, 1);
+        for Rule(section, says) in &mut rules {
+            // Beside guest data the programs read and write at other times.
+            says.retain(|(key, _)| !["once", "iotype", "sector"].contains(key));
+            if *section == "inject-error" {
+                let is_read = says[0].1 == "read_aio";
+                says.push(("iotype", if is_read { "read" } else { "write" }.into()));
+                says.push(("once", "on".into()));
+            }
+        }
+        let options = format!(
+            "driver=qcow2,file.driver=blkdebug,file.image.filename=a.q{}",
+            as_options(&rules, "file.")
+        );
+        // One request is one operation: neither crosses a cluster.
+        let commands = commands(&mut rng, SECTORS, 1, &["read", "write"]);
+        let commands: Vec<String> = commands
+            .into_iter()
+            .map(|command| {
+                let (head, _) = command.rsplit_once(' ').unwrap();
+                format!("{head} 512")
+            })
+            .collect();
+        both(&pair, &options, &commands, &format!("seed {seed}"));
+        pair.assert_alike(&["a.q"], &format!("seed {seed}: {options}\n{commands:#?}"));
+        scripts += 1;
+    }
+    println!("cases: {scripts} scripts on qcow2 images that fail on purpose");
+}
+
+/// Events that commands come by.
+const WORK: &[&str] = &[
+    "none",
+    "read_aio",
+    "write_aio",
+    "l1_update",
+    "l2_load",
+    "l2_update",
+    "l2_alloc_write",
+    "refblock_load",
+    "refblock_update_part",
+    "refblock_alloc_hookup",
+    "cluster_alloc",
+    "cluster_free",
+    "cow_read",
+    "flush_to_os",
+    "flush_to_disk",
+    "pwritev",
+    "pwritev_done",
+    "empty_image_prepare",
+    "l1_grow_write_table",
+    "l1_grow_activate_table",
+    "reftable_load",
+];
+
+/// Rules that make one request fail, the first after an event has come so often.
+fn one_failure(rng: &mut Rng) -> String {
+    let event = rng.of(WORK);
+    let times = match event {
+        "none" | "reftable_load" => 1,
+        _ => 1 + rng.below(8),
+    };
+    let mut rules: Vec<Rule> = (1..times)
+        .map(|nth| {
+            let says = vec![
+                ("event", event.to_string()),
+                ("state", nth.to_string()),
+                ("new_state", (nth + 1).to_string()),
+            ];
+            Rule("set-state", says)
+        })
+        .collect();
+    let mut says = vec![
+        ("event", event.to_string()),
+        ("state", times.to_string()),
+        ("errno", rng.of(&["5", "28"]).into()),
+        (
+            "iotype",
+            rng.of(&["write", "read", "flush", "write-zeroes", "discard"])
+                .into(),
+        ),
+    ];
+    if rng.chance(2) {
+        says.push(("once", "on".into()));
+    }
+    rules.push(Rule("inject-error", says));
+    as_options(&rules, "file.")
+}
+
+/// What the guest sees of an image.
+fn content(lab: &Lab, name: &str, what: &str) -> Vec<u8> {
+    lab.qemu_img(&["convert", "-O", "raw", name, "content.raw"])
+        .ok(what);
+    fs::read(lab.path("content.raw")).unwrap()
+}
+
+#[track_caller]
+fn is_whole(lab: &Lab, name: &str, what: &str) {
+    let check = lab.qemu_img(&["check", name]);
+    // Leaks are no errors.
+    assert!([0, 3].contains(&check.status), "{what}: {name}: {check:#?}");
+}
+
+#[test]
+fn commands_that_fail_leave_whole_images() {
+    if beyond_qemu("qemu-img leaves what it leaves") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make(
+        "img create -q -f qcow2 -o cluster_size=1k base0.q 2M; random base0.q 1 60 w; \
+         img create -q -f qcow2 -o cluster_size=1k other0.q 2M; random other0.q 2 60 w; \
+         img create -q -f qcow2 -o cluster_size=1k -b base.q -F qcow2 -u top0.q 2M",
+    );
+    let restore = || {
+        for name in ["base", "other", "top"] {
+            fs::copy(
+                lab.path(&format!("{name}0.q")),
+                lab.path(&format!("{name}.q")),
+            )
+            .unwrap();
+        }
+    };
+    restore();
+    lab.qemu_io_script(
+        &["top.q"],
+        "write -P 3 0 100k\nwrite -P 4 900k 300k\nwrite -z 40k 4k\n",
+    )
+    .ok("top");
+    fs::copy(lab.path("top.q"), lab.path("top0.q")).unwrap();
+    let [base, top] = ["base.q", "top.q"].map(|name| content(&lab, name, "before"));
+    let (mut failed, mut done) = (0, 0);
+    for seed in seeds(60) {
+        restore();
+        let mut rng = Rng(seed);
+        let rules = one_failure(&mut rng);
+        let over = |name: &str| {
+            format!("driver=qcow2,file.driver=blkdebug,file.image.filename={name}{rules}")
+        };
+        let command = rng.below(5);
+        let (top_rules, base_rules) = (over("top.q"), over("base.q"));
+        let backing = rules.replace("file.", "backing.file.");
+        let commit =
+            format!("driver=qcow2,file.filename=top.q,backing.file.driver=blkdebug{backing}");
+        let resized = rng.of(&["+1M", "-1M", "+20M"]);
+        let args: Vec<&str> = match command {
+            0 => vec!["commit", "--image-opts", &top_rules],
+            1 => vec!["commit", "--image-opts", &commit],
+            2 => vec![
+                "rebase",
+                "-b",
+                "other.q",
+                "-F",
+                "qcow2",
+                "--image-opts",
+                &top_rules,
+            ],
+            3 => vec!["resize", "--shrink", "--image-opts", &top_rules, resized],
+            _ => {
+                let args = [
+                    "convert",
+                    "-n",
+                    "--target-image-opts",
+                    "-f",
+                    "qcow2",
+                    "top.q",
+                ];
+                let mut args = args.to_vec();
+                args.push(&base_rules);
+                args
+            }
+        };
+        let what = format!("seed {seed}: {args:?}");
+        let answer = lab.zebu(&args);
+        let ok = answer.status == 0;
+        assert!(ok || answer.status == 1, "{what}: {answer:#?}");
+        assert_eq!(ok, answer.err.is_empty(), "{what}: {answer:#?}");
+        done += u64::from(ok);
+        failed += u64::from(!ok);
+        for name in ["top.q", "base.q"] {
+            is_whole(&lab, name, &what);
+        }
+        let now = content(&lab, "top.q", &what);
+        match command {
+            3 => {
+                let sizes = [2 << 20, 3 << 20, 1 << 20, 22 << 20];
+                assert!(sizes.contains(&now.len()), "{what}: {}", now.len());
+                let kept = now.len().min(top.len());
+                assert!(now[..kept] == top[..kept], "{what}: other content");
+                assert!(now[kept..].iter().all(|b| *b == 0), "{what}: not zero");
+            }
+            4 if ok => assert!(
+                content(&lab, "base.q", &what) == top,
+                "{what}: other content"
+            ),
+            // The base is what is written.
+            4 => {}
+            _ => {
+                assert!(now == top, "{what}: other content: {answer:#?}");
+                if command < 2 && ok {
+                    assert!(content(&lab, "base.q", &what) == top, "{what}");
+                }
+                if command == 2 {
+                    assert!(content(&lab, "base.q", &what) == base, "{what}");
+                }
+            }
+        }
+    }
+    println!("cases: {} commands of which {failed} failed", failed + done);
+}

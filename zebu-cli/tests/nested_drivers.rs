@@ -1,0 +1,232 @@
+//! Descriptions of images as `--image-opts` and `json:` have them, put together at
+//! random: drivers under drivers, windows, options of the backing file. Zebu must open
+//! what qemu-img opens, read the same, and refuse what it refuses.
+//!
+//! `ZEBU_NESTED_RUNS` says how many, `ZEBU_NESTED_SEED` the first seed. A failure says
+//! its seed.
+
+mod common;
+
+use std::fs;
+
+use common::{Lab, beyond_qemu};
+
+/// A small generator of numbers.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+
+    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// Options, in their order.
+#[derive(Default)]
+struct Options(Vec<(String, String)>);
+
+impl Options {
+    fn set(&mut self, key: String, value: impl ToString) {
+        self.0.push((key, value.to_string()));
+    }
+
+    fn as_text(&self) -> String {
+        let words: Vec<_> = self.0.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        words.join(",")
+    }
+
+    fn as_json(&self) -> String {
+        let mut object = serde_json::Map::new();
+        for (key, value) in &self.0 {
+            object.insert(key.clone(), value.clone().into());
+        }
+        format!("json:{}", serde_json::Value::Object(object))
+    }
+}
+
+const FILES: &[&str] = &[
+    "a.q",
+    "o.q",
+    "x.raw",
+    "window.raw",
+    "in.q",
+    "gone",
+    "a.q",
+    "o.q",
+];
+
+/// Where the qcow2 image in `window.raw` is.
+const WINDOW: u64 = 192 << 10;
+
+/// A driver and what is below it, under `at` (empty, or ending with a dot).
+fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
+    let leaf = depth == 0;
+    match rng.below(if leaf { 3 } else { 10 }) {
+        0 | 1 => {
+            if rng.chance(2) {
+                options.set(
+                    format!("{at}driver"),
+                    rng.of(&["file", "file", "host_device"]),
+                );
+            } else if at.is_empty() {
+                options.set("driver".into(), "file");
+            }
+            options.set(format!("{at}filename"), rng.of(FILES));
+            if rng.chance(4) {
+                options.set(format!("{at}locking"), rng.of(&["off", "auto", "on"]));
+            }
+        }
+        2 => {
+            options.set(format!("{at}driver"), rng.of(&["null-co", "null-aio"]));
+            if rng.chance(2) {
+                options.set(format!("{at}size"), rng.of(&["0", "512", "1M", "70000"]));
+            } else {
+                options.set(format!("{at}size"), 2 << 20);
+            }
+            options.set(format!("{at}read-zeroes"), "on");
+        }
+        3 | 4 => {
+            options.set(format!("{at}driver"), "raw");
+            if rng.chance(2) {
+                options.set(
+                    format!("{at}offset"),
+                    rng.of(&["0", "512", "64k", "192k", "1000", "1G", "196608"]),
+                );
+            }
+            if rng.chance(3) {
+                options.set(
+                    format!("{at}size"),
+                    rng.of(&["512", "64k", "1M", "1000", "1G"]),
+                );
+            }
+            node(rng, options, &format!("{at}file."), depth - 1);
+        }
+        5..=7 => {
+            options.set(format!("{at}driver"), "qcow2");
+            match rng.below(6) {
+                0 => options.set(format!("{at}backing"), ""),
+                1 => node(rng, options, &format!("{at}backing."), depth - 1),
+                2 => options.set(
+                    format!("{at}backing.driver"),
+                    rng.of(&["raw", "qcow2", "zz"]),
+                ),
+                3 => options.set(
+                    format!("{at}backing.file.driver"),
+                    rng.of(&["blkdebug", "file"]),
+                ),
+                _ => {}
+            }
+            node(rng, options, &format!("{at}file."), depth - 1);
+        }
+        8 => {
+            options.set(format!("{at}driver"), "blkdebug");
+            if rng.chance(3) {
+                options.set(format!("{at}align"), rng.of(&["512", "4096", "100"]));
+            }
+            node(rng, options, &format!("{at}image."), depth - 1);
+        }
+        _ => {
+            // An image inside of a window, and one in another's disk.
+            options.set(format!("{at}driver"), "qcow2");
+            options.set(format!("{at}file.driver"), rng.of(&["raw", "qcow2"]));
+            match options.0.last().is_some_and(|(_, driver)| driver == "raw") {
+                true => {
+                    options.set(format!("{at}file.offset"), WINDOW);
+                    options.set(format!("{at}file.file.filename"), "window.raw");
+                }
+                false => options.set(format!("{at}file.file.filename"), "in.q"),
+            }
+        }
+    }
+}
+
+/// The images: plain, over another, inside of a file, inside of another's disk.
+fn images() -> Lab {
+    let lab = Lab::new();
+    lab.make(
+        "img create -q -f qcow2 a.q 2M; random a.q 5 20 w; \
+         img create -q -f qcow2 -b a.q -F qcow2 o.q 2M; img create -q -f raw x.raw 2M",
+    );
+    lab.qemu_io(&["-c", "write -P 7 100k 300k", "o.q"])
+        .ok("o.q");
+    lab.qemu_io(&["-f", "raw", "-c", "write -P 8 0 1M", "x.raw"])
+        .ok("x.raw");
+    let image = fs::read(lab.path("a.q")).unwrap();
+    let mut window = vec![0x55; WINDOW as usize];
+    window.extend(&image);
+    window.resize(window.len().next_multiple_of(64 << 10), 0);
+    fs::write(lab.path("window.raw"), window).unwrap();
+    lab.qemu_img(&["convert", "-f", "raw", "-O", "qcow2", "a.q", "in.q"])
+        .ok("in.q");
+    lab
+}
+
+#[test]
+fn what_qemu_opens_reads_the_same() {
+    if beyond_qemu("zebu beside QEMU") {
+        return;
+    }
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let first = number("ZEBU_NESTED_SEED").unwrap_or(1);
+    let runs = number("ZEBU_NESTED_RUNS").unwrap_or(120);
+    let lab = images();
+    let (mut opened, mut refused) = (0, 0);
+    for seed in first..first + runs {
+        let mut rng = Rng(seed);
+        let mut options = Options::default();
+        let depth = rng.below(5);
+        node(&mut rng, &mut options, "", depth);
+        let (text, json) = (options.as_text(), options.as_json());
+        let what = format!("seed {seed}: {text}");
+        let source: &[&str] = match rng.chance(2) {
+            true => &["--image-opts", &text],
+            false => &[&json],
+        };
+        let convert = |out| [&["convert", "-O", "raw"], source, &[out]].concat();
+        let theirs = lab.qemu_img(&convert("theirs.raw"));
+        let ours = lab.zebu(&convert("ours.raw"));
+        if theirs.status != 0 {
+            assert_eq!(
+                ours.status, 1,
+                "{what}\nours: {ours:#?}\ntheirs: {theirs:#?}"
+            );
+            refused += 1;
+            continue;
+        }
+        // What is cut off reads as zeroes with QEMU alone.
+        if ours.status == 1 && ours.err.contains("past the end of the file") {
+            refused += 1;
+            continue;
+        }
+        assert_eq!(ours.status, 0, "{what}\nours: {ours:#?}");
+        let read = |name: &str| fs::read(lab.path(name)).unwrap();
+        assert!(
+            read("ours.raw") == read("theirs.raw"),
+            "{what}: other content"
+        );
+        for command in ["info", "map"] {
+            let args = [&[command, "--output=json"], source].concat();
+            let (ours, theirs) = (lab.zebu(&args), lab.qemu_img(&args));
+            if theirs.status == 0 {
+                assert_eq!(ours.status, 0, "{what}: {command}: {ours:#?}");
+            }
+        }
+        opened += 1;
+    }
+    println!("cases: {runs} descriptions, {opened} opened, {refused} refused");
+}
