@@ -41,6 +41,7 @@ impl World {
             snaps: Vec::new(),
             bases: Vec::new(),
             base: None,
+            clean_end: true,
             killed: false,
             count: 0,
         };

@@ -123,6 +123,7 @@ impl World {
         if !right {
             return Err(format!("{by:?} session: {}", answer.text()));
         }
+        self.clean_end &= by == By::Zebu;
         // A dirty image was repaired on opening, which need not find leaks.
         self.killed |= killed;
         Ok(())
@@ -267,7 +268,9 @@ impl World {
             return Ok(());
         }
         let (cwd, name) = self.place(shell, rng);
-        let answer = if rng.one_in(4) {
+        let in_session = rng.one_in(4);
+        let commands_of_qemu = in_session && by == By::Qemu;
+        let answer = if in_session {
             // Within a session that goes on: QEMU's growth may show old content.
             let mut args = words(&["-f", "qcow2"]);
             args.extend(self.opening(shell, rng));
@@ -298,14 +301,22 @@ impl World {
         self.touched.fill(true);
         self.disk.resize(new);
         self.touched.resize(new.div_ceil(cluster), true);
-        if by == By::Qemu && new > old {
+        self.clean_end &= !commands_of_qemu;
+        self.resized(shell, rng, by, old)
+    }
+
+    /// The disk, which was `old` bytes, has another size now.
+    fn resized(&mut self, shell: &mut Shell, rng: &mut Rng, by: By, old: usize) -> Result<()> {
+        let new = self.size();
+        if by == By::Qemu && new > old && !self.clean_end {
             // It shows what happens to lie behind the old end.
-            let end = old.next_multiple_of(cluster).min(new);
+            let end = old.next_multiple_of(self.kind.cluster).min(new);
             let bytes = self.content(shell, rng, By::Qemu, &[])?;
             if bytes.len() == new {
                 self.disk.bytes[old..end].copy_from_slice(&bytes[old..end]);
             }
         }
+        self.clean_end = by == By::Zebu;
         Ok(())
     }
 
@@ -351,6 +362,7 @@ impl World {
         }
         done(run(&["-a", &tag])?).map_err(|e| format!("{by:?} snapshot -a: {e}"))?;
         self.disk = self.snaps[nth].disk.clone();
+        self.clean_end = false;
         self.touched = vec![true; self.clusters()];
         Ok(())
     }
@@ -425,6 +437,7 @@ impl World {
         all.push(name);
         done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase: {e}"))?;
         self.base = base;
+        self.clean_end &= by == By::Zebu;
         self.touched.fill(true);
         self.adopt_snapshots(shell, rng)
     }
@@ -511,14 +524,10 @@ impl World {
             // Zero clusters are nothing there.
             self.disk.disown();
         }
-        if by == By::Qemu && size > old {
-            let end = old.next_multiple_of(self.kind.cluster).min(size);
-            let bytes = self.content(shell, rng, By::Qemu, &[])?;
-            if bytes.len() == size {
-                self.disk.bytes[old..end].copy_from_slice(&bytes[old..end]);
-            }
+        match size == old {
+            true => Ok(()),
+            false => self.resized(shell, rng, by, old),
         }
-        Ok(())
     }
 
     /// The fields of the header that `amend` changes.
@@ -545,6 +554,7 @@ impl World {
         crate::world::compare(&bytes[..kept], &self.disk.bytes[..kept])?;
         self.disk.resize(size as usize);
         self.disk.bytes = bytes;
+        self.clean_end = false;
         self.touched = vec![true; self.clusters()];
         Ok(())
     }
@@ -572,6 +582,7 @@ impl World {
         self.kind.version = 3;
         self.kind.extended = false;
         self.base = None;
+        self.clean_end = by == By::Zebu;
         self.snaps.clear();
         self.killed = false;
         self.disk = Disk::new(std::mem::take(&mut self.disk.bytes));

@@ -86,6 +86,9 @@ pub struct World {
     pub bases: Vec<Base>,
     /// What is behind the image.
     pub base: Option<usize>,
+    /// What the last cluster has behind the end of the disk is zero: QEMU wrote
+    /// nothing there, which may leave other content.
+    pub clean_end: bool,
     /// It was left by a program that was killed: clusters may be leaked, and it
     /// may be marked dirty.
     pub killed: bool,
