@@ -131,7 +131,7 @@ impl World {
 
     /// Whether a range has one value.
     fn is_uniform(&self, range: &Range<usize>) -> bool {
-        let bytes = &self.disk.bytes[range.clone()];
+        let bytes = self.disk.bytes.get(range.clone()).unwrap_or_default();
         !bytes.is_empty() && bytes.iter().all(|b| *b == bytes[0])
     }
 
