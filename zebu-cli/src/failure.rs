@@ -74,8 +74,8 @@ impl Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// An error of a report on standard output. A reader that has closed its end wants
-    /// no more, which is no failure (nor is it one of qemu-img).
+    /// An error of a report on standard output. A closed pipe is no failure, as in
+    /// qemu-img.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Failure::Said(0)

@@ -122,7 +122,7 @@ pub fn repaired(
 ) -> zebu::Result<Device> {
     let mut stderr = std::io::stderr();
     let device = jobs::open(queue, source, options, &mut |message| {
-        // Nobody is left to tell that stderr is closed.
+        // An error of standard error cannot be reported.
         let _ = match message.names_program() {
             true => writeln!(stderr, "{program}: {message}"),
             false => writeln!(stderr, "{message}"),
@@ -137,7 +137,7 @@ fn warn_if_guessed(device: &Device) {
     if let LayerImage::Raw(raw) = &device.top().image
         && raw.is_guessed()
     {
-        // Nobody is left to tell that stderr is closed.
+        // An error of standard error cannot be reported.
         let _ = writeln!(
             std::io::stderr(),
             "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         \

@@ -68,7 +68,7 @@ impl Invocation {
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     file_limit::make_an_error();
-    signals::survive_questions();
+    signals::catch_progress_requests();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);
     let outcome = match invocation.name.as_str() {

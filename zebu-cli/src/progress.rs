@@ -1,5 +1,5 @@
-//! A job that takes long: how far it has come, for people and for scripts, and the signals
-//! by which they ask for that or stop it.
+//! Progress of a long job, for terminals and for scripts, and the signals that request it or
+//! stop the job.
 
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use zebu::storage::{Queue, Storage};
 use crate::failure::Failure;
 use crate::signals;
 
-/// The course of a job over a number of bytes. There is one at a time.
+/// The progress of a job over a number of bytes. There is one at a time.
 pub struct Progress {
     total: u64,
     done: u64,
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes are done. Breaks when a signal says that the job shall stop.
+    /// So many bytes are done. Breaks after a signal that stops the job.
     pub fn set(&mut self, done: u64) -> ControlFlow<()> {
         self.done = done;
         self.show();
@@ -67,8 +67,8 @@ impl Progress {
     fn show_share(&mut self, now: u64) {
         match &mut self.display {
             Display::None => {
-                if signals::take_question() {
-                    // Nobody is left to tell that stderr is closed.
+                if signals::take_progress_request() {
+                    // An error of standard error cannot be reported.
                     let _ = writeln!(io::stderr(), "{}", percent(now));
                 }
             }
@@ -76,7 +76,7 @@ impl Progress {
             Display::Plain(shown) => {
                 if shown.replace(now) != Some(now) {
                     let mut out = io::stdout().lock();
-                    // Progress that nobody reads is no reason to stop.
+                    // A closed standard output does not stop the job.
                     let _ = write!(out, "{}\r", percent(now));
                     let _ = out.flush();
                 }
@@ -108,8 +108,8 @@ pub fn interrupted(state: &str) -> Option<Failure> {
     Some(Failure::new(format!("Interrupted; {state}")).with_status(signals::exit_status(signal)))
 }
 
-/// Marks the qcow2 image in `file`, where there is one, as incomplete; says so of it. Best
-/// effort: there is another failure to be told.
+/// Marks the qcow2 image in `file`, if there is one, as incomplete; the text that says so.
+/// Its own errors are ignored: the job has failed with another one.
 pub fn incomplete(queue: &Queue, name: &str, file: Option<&dyn Storage>) -> String {
     if let Some(file) = file {
         let _ = jobs::mark_incomplete(queue, file);

@@ -1,4 +1,4 @@
-//! Refusing to write to what is read: to make an image is to lose what its file held.
+//! Detects targets that are read as a source: creating an image truncates its file.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use zebu::block::{Device, FileSpec, NbdSpec};
 
-/// What is said of it.
+/// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
 
 /// Whether `sources`, with the images behind them, read the file, the device or the export

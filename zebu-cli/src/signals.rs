@@ -1,5 +1,4 @@
-//! Signals that a person or a script sends to a command that takes long: SIGUSR1 asks how
-//! far it has come, SIGINT and SIGTERM ask it to stop.
+//! Signals to a long command: SIGUSR1 requests its progress, SIGINT and SIGTERM stop it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,9 +7,9 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 /// Set by SIGUSR1.
-fn asked() -> &'static Arc<AtomicBool> {
-    static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    ASKED.get_or_init(Arc::default)
+fn progress_requested() -> &'static Arc<AtomicBool> {
+    static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    REQUESTED.get_or_init(Arc::default)
 }
 
 /// The number of the signal that ended the job, or 0.
@@ -19,15 +18,15 @@ fn stopped_by() -> &'static Arc<AtomicUsize> {
     STOPPED_BY.get_or_init(Arc::default)
 }
 
-/// From now on SIGUSR1 does not end the program, whatever it does.
-pub fn survive_questions() {
+/// From now on SIGUSR1 does not end the program.
+pub fn catch_progress_requests() {
     // It fails for signals that cannot be caught.
-    let _ = flag::register(SIGUSR1, asked().clone());
+    let _ = flag::register(SIGUSR1, progress_requested().clone());
 }
 
-/// From now on SIGINT and SIGTERM are left to the job, which looks at [`stop_signal`]. A
-/// second one ends the program at once. A signal that is ignored stays ignored: so a
-/// shell starts programs in the background.
+/// From now on SIGINT and SIGTERM are handled by the job, which polls [`stop_signal`]. A
+/// second one ends the program at once. A signal that is ignored stays ignored: shells
+/// start background programs so.
 pub fn catch_stops() {
     let stopped = stopped_by();
     for signal in [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s)) {
@@ -49,18 +48,18 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// The signal that came since [`catch_stops`].
+/// The signal that was received since [`catch_stops`].
 pub fn stop_signal() -> Option<i32> {
     let signal = stopped_by().load(Ordering::Relaxed);
     (signal != 0).then_some(signal as i32)
 }
 
-/// Whether SIGUSR1 has come since the last call.
-pub fn take_question() -> bool {
-    asked().swap(false, Ordering::Relaxed)
+/// Whether SIGUSR1 was received since the last call.
+pub fn take_progress_request() -> bool {
+    progress_requested().swap(false, Ordering::Relaxed)
 }
 
-/// The exit status after a signal, as a shell has it for programs that it ended.
+/// The exit status after a signal, as shells report it.
 pub fn exit_status(signal: i32) -> u8 {
     128 + signal as u8
 }

@@ -53,7 +53,7 @@ pub enum Rule {
     /// A long backing file name is durable before the header's first sector
     /// says where it is.
     NameBeforeHeader,
-    /// A smaller size is durable before what is behind it is dropped.
+    /// A smaller size is durable before clusters behind it are dropped.
     SizeBeforeTail,
 }
 

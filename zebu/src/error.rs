@@ -59,12 +59,12 @@ pub enum Error {
         /// What is there.
         what: &'static str,
     },
-    /// An entry of the refcount table names a place where no block can be.
+    /// An entry of the refcount table has an offset that is not aligned to clusters.
     #[error("Refblock offset {offset:#x} unaligned (reftable index: {})", c_hex(*.index))]
     RefcountBlockUnaligned {
-        /// The place in bytes.
+        /// The offset in bytes.
         offset: u64,
-        /// Number of the entry.
+        /// Index of the entry.
         index: u64,
     },
     /// A cluster has as many references as the image's refcounts can count.
@@ -149,8 +149,8 @@ impl Error {
         }
     }
 
-    /// Whether it shows, when an image is about to change, that a change could
-    /// destroy what is in it: the image is marked corrupt then.
+    /// Whether a change that meets it marks the image as corrupt: writing on
+    /// could destroy data.
     pub(crate) fn shows_corruption(&self) -> bool {
         matches!(
             self,

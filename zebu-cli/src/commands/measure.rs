@@ -131,7 +131,7 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
             invocation.say(&why);
             Failure::new(format!("Invalid options for file format '{name}'"))
         })?;
-    // What is too large is found out when it is measured.
+    // A size that is too large is refused when it is measured.
     match NewImage::new(format, 0, &options).map_err(Failure::new)? {
         NewImage::Raw { .. } => Ok(MeasureTarget::Raw),
         NewImage::Qcow2(image) => Ok(MeasureTarget::Qcow2(Qcow2Target::from(&*image))),

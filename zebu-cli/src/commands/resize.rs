@@ -64,7 +64,7 @@ impl Change {
         }
         match size::parse(digits) {
             Ok(size) => Ok(change(size)),
-            // What no image can be is refused when it is known what the image is.
+            // Refused as size 0, after the image is opened.
             Err(size::SizeError::Range) => Ok(Change::To(0)),
             Err(size::SizeError::Syntax) => Err(Failure::new(NO_NUMBER)),
         }
@@ -81,8 +81,7 @@ impl Change {
     }
 }
 
-/// Takes out the size by which the image shall be smaller (`-8M`): no option begins with a
-/// digit.
+/// Takes a negative size (`-8M`) out of the arguments: no option begins with a digit.
 fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<String>) {
     let is_negative = |a: &OsString| match a.as_encoded_bytes() {
         [b'-', next, ..] => next.is_ascii_digit() || *next == b'.',
@@ -139,7 +138,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     let resized = queue.block_on(async {
         let resized = device.resize(&queue, new, preallocation).await;
-        // Also after a failure: what was taken for the new size is given back.
+        // Also after a failure: closing frees what was allocated for the new size.
         let closed = device.close(&queue).await;
         resized.and(closed)
     });

@@ -66,7 +66,7 @@ impl Device {
     /// Makes the top image one of version 3, durably.
     pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
-        self.alone().await;
+        self.wait_for_tasks().await;
         self.own_image()?.upgrade(queue).await
     }
 

@@ -486,7 +486,7 @@ impl Opening<'_> {
                 "The image names a data file ('{name}'), which it may not open"
             )));
         }
-        // As QEMU has it: of the current directory, not of the image's.
+        // As in QEMU, relative to the current directory and not to the image's.
         match FileSpec::resolve(&name, None) {
             // Any name can be shown.
             Err(_) if self.options.policy != Policy::Follow => Ok(None),

@@ -23,13 +23,13 @@ pub struct Raw {
     flushes: Arc<Flushes>,
 }
 
-/// Flushes of a storage, one at a time. Their requests may be gone before they end,
-/// and the kernel tells of an error once.
+/// Flushes of a storage, one at a time. A request may be dropped before its flush
+/// ends, and the kernel reports an error only once.
 #[derive(Debug, Default)]
 struct Flushes {
     gate: Gate,
-    /// The error number of one that failed, until a request was told; 0: none did.
-    untold: AtomicI32,
+    /// The error number of a failed flush that no request has reported yet; 0: none.
+    unreported: AtomicI32,
 }
 
 impl Raw {
@@ -95,8 +95,8 @@ impl Raw {
         self.guard.is_some()
     }
 
-    /// Makes durable what was written, or says that what one of the requests before
-    /// should have made durable is lost.
+    /// Makes durable what was written. Fails also if an earlier flush failed whose
+    /// request was dropped.
     pub(super) async fn flush(&self, queue: &Queue) -> Result<()> {
         let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
         let is_bare = self.is_bare;
@@ -110,12 +110,12 @@ impl Raw {
             let result = storage::flush(&*storage, &queue).await;
             if let Err(e) = &result {
                 let errno = e.raw_os_error().unwrap_or(libc::EIO);
-                flushes.untold.store(errno, Ordering::SeqCst);
+                flushes.unreported.store(errno, Ordering::SeqCst);
             }
             result
         });
         let result = flush.await;
-        match self.flushes.untold.swap(0, Ordering::SeqCst) {
+        match self.flushes.unreported.swap(0, Ordering::SeqCst) {
             0 => Ok(result?),
             errno => Err(std::io::Error::from_raw_os_error(errno).into()),
         }

@@ -52,9 +52,9 @@ impl Device {
     /// a smaller one is lost; what a larger one adds reads as zeroes, and is
     /// preallocated as asked. Durable on return.
     ///
-    /// It happens or not: after an error the disk has the size that it had, and
-    /// what a larger one would have added is not allocated. (After an error
-    /// that makes every further write fail, either size may be on the disk.)
+    /// After an error the disk has its old size, and the space of a larger one is
+    /// freed. (After an error that makes every further write fail, the header may
+    /// have either size.)
     pub async fn resize(
         &mut self,
         queue: &Queue,
@@ -63,12 +63,12 @@ impl Device {
     ) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let whole = self.begin_whole().await;
-        let result = self.resize_alone(queue, size, preallocation).await;
+        let result = self.resize_exclusive(queue, size, preallocation).await;
         end_whole(whole);
         result
     }
 
-    async fn resize_alone(
+    async fn resize_exclusive(
         &mut self,
         queue: &Queue,
         size: u64,
@@ -130,14 +130,14 @@ impl Device {
         Ok(())
     }
 
-    /// The size comes first, so that no crash shows a disk of the old size
-    /// without its tail. What is mapped behind the end is space until it is
-    /// dropped, and growing drops it before it can show ([`Device::grow`]).
+    /// The new size is durable first, so that no crash leaves the old size with
+    /// its tail missing. Mappings behind the end cost space until they are
+    /// dropped, at the latest when the disk grows ([`Device::grow`]).
     async fn shrink(&mut self, queue: &Queue, size: u64) -> Result<()> {
         let old = self.size();
         let image = self.own_image()?;
         image.check_resize()?;
-        // What cannot be dropped for damage is found while nothing has changed.
+        // Damage that prevents dropping the tail is an error before anything changes.
         image.check_tables()?;
         image.announce(queue).await?;
         image.finish_writing(queue).await?;
@@ -157,8 +157,8 @@ impl Device {
     async fn drop_tail(&mut self, queue: &Queue, old: u64) -> Result<()> {
         let size = self.size();
         let kept = self.last_cluster_end()?;
-        // Of its last cluster the rest is emptied for QEMU, which shows it
-        // again when it makes the disk larger.
+        // QEMU does not zero the rest of the last cluster when it makes the disk
+        // larger.
         let emptied = self.empty(queue, size, kept.min(old)).await;
         let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
@@ -168,8 +168,8 @@ impl Device {
         emptied
     }
 
-    /// The new part is made what it shall be behind the end of the disk, where
-    /// nothing shows it, and the size comes last.
+    /// The new part is prepared behind the end of the disk, where no read reaches
+    /// it; the size changes last.
     async fn grow(&mut self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
         let image = self.own_image()?;
         image.check_resize()?;
@@ -190,7 +190,7 @@ impl Device {
         if result.is_ok() {
             self.set_size(size);
         } else {
-            // What cannot be freed is space lost; growing frees it, too.
+            // What cannot be freed costs space; the next growth frees it.
             let _ = self.drop_added(queue, data_len).await;
         }
         result
@@ -209,7 +209,7 @@ impl Device {
         let below = self.layers().get(1).map_or(0, |layer| layer.size());
         let kept = self.last_cluster_end()?;
         let image = self.own_image()?;
-        // VM state that nobody saved lies there, and what a smaller disk left.
+        // VM state outside of snapshots is there, and what a shrink left.
         image.unmap_from(queue, kept).await?;
         image
             .grow_l1(queue, image.geometry().l1_entries_for(size))
@@ -225,7 +225,7 @@ impl Device {
             }
         }
         if preallocation == Preallocation::Off {
-            // A longer backing file must not show there.
+            // The content of a longer backing file must not appear there.
             let hidden = below.min(size);
             self.empty(queue, old, kept.min(size)).await?;
             self.empty(queue, kept, hidden).await?;
@@ -244,7 +244,7 @@ impl Device {
     async fn drop_added(&mut self, queue: &Queue, data_len: Option<u64>) -> Result<()> {
         let kept = self.last_cluster_end()?;
         let image = self.own_image()?;
-        // Fails if nobody knows which size is on the disk.
+        // Fails if the header write failed: either size may be on the disk.
         image.unmap_from(queue, kept).await?;
         match data_len {
             Some(length) if !image.data().is_device() => Ok(image.data().set_len(length)?),
@@ -259,8 +259,8 @@ impl Device {
         Ok(size.next_multiple_of(cluster_size))
     }
 
-    /// Makes a range behind the end of the disk read as zeroes: a part of the
-    /// last cluster, which stays as it is if it does already, or whole clusters.
+    /// Makes a range behind the end of the disk read as zeroes: either a part of
+    /// the last cluster, unless it does already, or whole clusters.
     async fn empty(&mut self, queue: &Queue, start: u64, end: u64) -> Result<()> {
         if start >= end {
             return Ok(());
@@ -272,7 +272,7 @@ impl Device {
             true => end.next_multiple_of(cluster_size),
             false => end,
         };
-        // With a size of then, so that all of it is inside.
+        // With a temporary size, so that the range is inside the disk.
         self.set_size(end.next_multiple_of(cluster_size).max(size));
         let result = match whole {
             true => Ok(false),
@@ -286,7 +286,7 @@ impl Device {
             other => other.map(drop),
         };
         self.set_size(size);
-        self.alone().await;
+        self.wait_for_tasks().await;
         result
     }
 
@@ -309,12 +309,12 @@ impl Device {
             LayerImage::Raw(_) => Ok(()),
         };
         self.set_size(size);
-        self.alone().await;
+        self.wait_for_tasks().await;
         result
     }
 
-    /// Allocates a range of whole clusters, in which nothing is. With `zero`
-    /// they say that they are zero, as QEMU has it over a longer backing file.
+    /// Allocates a range of whole clusters that are unallocated. With `zero` their
+    /// entries have the zero flag, as QEMU sets it over a longer backing file.
     async fn preallocate_image(
         &mut self,
         queue: &Queue,
@@ -343,12 +343,12 @@ impl Device {
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let whole = self.begin_whole().await;
-        let result = self.empty_alone(queue).await;
+        let result = self.empty_exclusive(queue).await;
         end_whole(whole);
         result
     }
 
-    async fn empty_alone(&mut self, queue: &Queue) -> Result<()> {
+    async fn empty_exclusive(&mut self, queue: &Queue) -> Result<()> {
         let image = self.own_image()?;
         if image.header().is_data_file_raw() {
             // There is nothing behind such an image, and its data file is the

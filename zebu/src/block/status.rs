@@ -125,7 +125,7 @@ impl Device {
         let is_raw = match &layer.image {
             LayerImage::Raw(_) => true,
             LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => {
-                // What was cut off is no hole: it must be read, which fails.
+                // Data past the end of a truncated file are no hole: reading them fails.
                 match image.data_before_end(host, status.length)? {
                     0 => return Ok(()),
                     length => status.length = length,

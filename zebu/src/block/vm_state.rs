@@ -51,7 +51,7 @@ impl Device {
     async fn save_vm_state(&mut self, queue: &Queue, position: u64, iov: &Iov) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let offset = self.vm_state_at(position, iov.len() as u64)?;
-        self.alone().await;
+        self.wait_for_tasks().await;
         let image = self.own_image()?;
         if image.geometry().has_data_file() {
             let text = "The VM state cannot be in an external data file";

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 
 impl Device {
     /// The top image, exclusively; `EBUSY` while tasks share it, which
-    /// [`Device::alone`] waits for.
+    /// [`Device::wait_for_tasks`] waits for.
     pub(super) fn own_image(&mut self) -> Result<&mut Image> {
         match &mut self.layers_mut()[0].image {
             LayerImage::Qcow2(image) => match image.get_mut() {
@@ -18,15 +18,15 @@ impl Device {
     }
 
     /// Waits for the tasks that dropped requests left behind.
-    pub(super) async fn alone(&mut self) {
+    pub(super) async fn wait_for_tasks(&mut self) {
         if let LayerImage::Qcow2(image) = &mut self.layers_mut()[0].image {
-            image.alone().await;
+            image.wait_for_tasks().await;
         }
     }
 
-    /// As [`Device::alone`], and begins a change of a whole image; see [`Whole`].
+    /// As [`Device::wait_for_tasks`], and begins a change of a whole image; see [`Whole`].
     pub(super) async fn begin_whole(&mut self) -> Option<Whole> {
-        self.alone().await;
+        self.wait_for_tasks().await;
         match &self.top().image {
             LayerImage::Qcow2(image) => image.writer().ok().map(|writer| writer.whole()),
             LayerImage::Raw(_) => None,

@@ -346,7 +346,7 @@ impl Device {
     /// open for writing.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
-        self.alone().await;
+        self.wait_for_tasks().await;
         match self.top().image {
             LayerImage::Raw(_) => {}
             LayerImage::Qcow2(_) => self.own_image()?.close(queue).await?,

@@ -73,8 +73,8 @@ impl Device {
         Ok(())
     }
 
-    /// Zeroes a part of one subcluster. Where all of that reads as zeroes, the
-    /// image says so from now on, whatever is behind it.
+    /// Zeroes a part of one subcluster. If all of the subcluster reads as zeroes,
+    /// it becomes a zero subcluster, which does not depend on the backing file.
     async fn zero_part(&self, queue: &Queue, image: &Image, start: u64, end: u64) -> Result<()> {
         let unit = image.geometry().subcluster_size();
         let whole = start & !(unit - 1);
@@ -152,8 +152,8 @@ impl Device {
         Ok(())
     }
 
-    /// Writes zeroes as data. Not where the range reads as such already and nothing
-    /// is behind the image that could show there later.
+    /// Writes zeroes as data, except where the range reads as zeroes already and
+    /// cannot read as anything else with another backing file.
     async fn write_zero_data(
         &self,
         queue: &Queue,
@@ -164,7 +164,7 @@ impl Device {
         let end = end.min(self.size());
         let may_stay = match image.geometry().version() {
             2 => !self.has_backing(image),
-            // Elsewhere what can stay says that it is zero.
+            // Otherwise `zero_part` has set zero flags wherever it could.
             _ => image.header().is_data_file_raw(),
         };
         let mut buffer = queue.buffer(PIECE.min(end - start) as usize);
@@ -192,7 +192,7 @@ impl Device {
         Ok(())
     }
 
-    /// Whether something is behind the top image, opened or not.
+    /// Whether the top image has a backing file, opened or not.
     pub(super) fn has_backing(&self, image: &Image) -> bool {
         self.layers().len() > 1 || image.header().backing_file().is_some()
     }

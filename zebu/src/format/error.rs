@@ -16,7 +16,7 @@ pub enum FormatError {
     /// Neither version 2 nor 3.
     #[error("Unsupported qcow2 version {0}")]
     UnsupportedVersion(u32),
-    /// The version of an image whose making has failed.
+    /// The version by which `mark_incomplete` marks a new image that was not finished.
     #[error("Image is incomplete: what made it has failed")]
     Incomplete,
     /// Fewer than 9 or more than 21 cluster bits.

@@ -252,8 +252,8 @@ impl FeatureNames {
         Self(table)
     }
 
-    /// The entries in order. What the last one lacks is zeroes, as it is for
-    /// QEMU.
+    /// The entries in order. A last one that is too short is padded with zeroes, as
+    /// in QEMU.
     pub fn iter(&self) -> impl Iterator<Item = FeatureName<'_>> {
         self.0.chunks(FEATURE_NAME_ENTRY).map(|entry| {
             let byte = |at: usize| entry.get(at).copied().unwrap_or(0);

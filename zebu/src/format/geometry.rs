@@ -63,7 +63,7 @@ impl Geometry {
         self.version
     }
 
-    /// The same of another version.
+    /// The same geometry with another version.
     #[must_use]
     pub(crate) const fn with_version(self, version: u32) -> Self {
         Geometry { version, ..self }

@@ -11,7 +11,7 @@ use super::offset::HostOffset;
 
 /// "QFI\xfb", the first four bytes of every image.
 pub const MAGIC: u32 = 0x5146_49fb;
-/// The version of an image whose making has failed.
+/// The version by which a new image that was not finished is marked.
 pub const INCOMPLETE_VERSION: u32 = u32::MAX;
 /// Length of a version 2 header in bytes.
 pub const HEADER_LENGTH_V2: u32 = 72;

@@ -331,10 +331,10 @@ impl Image {
     /// Lowers the refcounts of what is ready for it, and gives its space back
     /// to the file where that is wanted. The caller holds the metadata gate.
     ///
-    /// A refcount that cannot be read stays too high, which costs space until
-    /// a check repairs it: what the caller makes durable does not depend on
-    /// it. It is not tried again: behind damage that might hit the cluster's
-    /// next owner, and a disk that fails would be asked with every flush.
+    /// A refcount that cannot be read stays too high, which costs space until a
+    /// check repairs it; nothing that the caller makes durable depends on it. It is
+    /// not retried: in a damaged image the cluster may have been allocated again,
+    /// and a failing disk would be read at every flush.
     pub(crate) async fn settle(&self, queue: &Queue) -> Result<()> {
         let writer = self.writer()?;
         writer.frees.advance(&writer.epochs);

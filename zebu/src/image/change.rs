@@ -63,7 +63,7 @@ impl Image {
         }
         let entry = self.l1.get(index);
         if entry.raw_offset().0 == 0 || !entry.copied() {
-            // Others may want it too, for other clusters.
+            // A task: requests for other clusters may need the table, too.
             self.as_task(queue, async move |image, queue| {
                 image.make_table(queue, index, guest).await
             })

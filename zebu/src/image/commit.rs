@@ -83,8 +83,8 @@ impl Image {
         .await
     }
 
-    /// Serves the flush that was asked for as the `mine`th, and all that were
-    /// until now.
+    /// The flush with the number `mine`, and all that were requested until it
+    /// starts.
     async fn flush_asked(&self, queue: &Queue, mine: u64) -> Result<()> {
         let writer = self.writer()?;
         storage::event(&*self.file, storage::Event::FlushToOs);
@@ -292,8 +292,8 @@ impl Image {
     /// durable may be lost already, and a second one would not say so.
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         let writer = self.writer()?;
-        // The kernel tells of an error once, so this is not left before it is
-        // known.
+        // The kernel reports an error only once, so the task is not dropped before
+        // the result is known.
         let _unbroken = queue.unbroken();
         let doubt = Doubt(writer);
         storage::event(file, storage::Event::FlushToDisk);

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard};
 use super::epoch::Epochs;
 use crate::broken::{Rule, is_broken};
 
-/// References whose refcounts may be lowered, one after the other. What is left when
-/// this is dropped is ready as before.
+/// References whose refcounts may be lowered, one after the other. Those that are
+/// left when it is dropped are ready again.
 pub(crate) struct Ready<'a> {
     frees: &'a Frees,
     list: VecDeque<Freed>,
@@ -25,7 +25,7 @@ impl Ready<'_> {
         self.list.front().copied()
     }
 
-    /// So many clusters of the first are done with.
+    /// Removes so many clusters of the first reference.
     pub(crate) fn pass(&mut self, clusters: u64) {
         if let Some(first) = self.list.front_mut() {
             first.first += clusters;
@@ -141,7 +141,7 @@ impl Frees {
         }
     }
 
-    /// Takes what is ready; what was not passed by stays so.
+    /// Takes what is ready; what is not passed ([`Ready::pass`]) stays ready.
     pub(crate) fn take_ready(&self) -> Ready<'_> {
         let mut list = std::mem::take(&mut self.stages().ready);
         list.sort_unstable_by_key(|f| f.first);

@@ -142,9 +142,9 @@ impl Image {
         Ok(offset >= storage.len()?)
     }
 
-    /// How many of the first `length` bytes of data clusters from `host` on
-    /// are in clusters that the file has, at least in part: what its last
-    /// cluster lacks reads as zeroes. An external data file may be shorter.
+    /// How many of the `length` bytes of data clusters from `host` on are in
+    /// clusters that begin before the end of the file: the missing part of the
+    /// last one reads as zeroes. An external data file may be shorter.
     pub(crate) fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
         let mask = self.geometry.cluster_size() - 1;
         let last = (host + length - 1) & !mask;
@@ -155,8 +155,8 @@ impl Image {
         Ok(end.saturating_sub(host).min(length))
     }
 
-    /// Refuses compressed data that were cut off. Their length is known in
-    /// sectors, and the file may end where they do.
+    /// Refuses compressed data past the end of the file. Their length is known in
+    /// sectors only, and the file may end in the last of them.
     pub(crate) fn check_compressed(&self, guest: u64, cluster: CompressedCluster) -> Result<()> {
         let last = cluster.end().0.saturating_sub(512).max(cluster.offset.0);
         if self.is_past_end(&*self.file, last)? {

@@ -1,9 +1,9 @@
 //! Where the image's own tables are, so that nothing else is written there,
 //! whatever refcounts and mappings say.
 //!
-//! Which structures the guest's data are kept away from is an option
-//! (`overlap-check`). No cluster that is known to have a table becomes free or is
-//! taken for something else, whatever the option says.
+//! The option `overlap-check` says which structures writes of data are checked
+//! against. Independently of it, no cluster with a known table is freed or
+//! allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -29,7 +29,7 @@ const STRUCTURES: [&str; 9] = [
 
 const INACTIVE_L2_TABLE: &str = "inactive L2 table";
 
-/// The structures of an image that writes of data are kept away from.
+/// The structures of an image that writes of data are checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OverlapChecks(u16);
 
@@ -48,9 +48,9 @@ impl OverlapChecks {
     ];
     /// Nothing.
     pub const NONE: OverlapChecks = OverlapChecks(0);
-    /// What is at the same place as long as the image is open.
+    /// Structures that do not move while the image is open.
     pub const CONSTANT: OverlapChecks = OverlapChecks(0b1_0010_1011);
-    /// What is known without reading: the default.
+    /// Structures that are known without reading: the default.
     pub const CACHED: OverlapChecks = OverlapChecks(0b1_0111_1111);
     /// Everything.
     pub const ALL: OverlapChecks = OverlapChecks(0b1_1111_1111);
@@ -68,8 +68,8 @@ impl OverlapChecks {
         OverlapChecks(self.0 & !(1 << bit) | u16::from(on) << bit)
     }
 
-    /// Whether the L2 tables of snapshots are checked, which must be read to be
-    /// known.
+    /// Whether the L2 tables of snapshots are checked; the snapshots' L1 tables
+    /// must be read for that.
     pub(crate) fn has_inactive_l2(self) -> bool {
         self.has_structure(INACTIVE_L2_TABLE)
     }
@@ -228,14 +228,14 @@ impl Protected {
         places.fixed_at(range.clone()).is_none() && places.tables.range(range).next().is_none()
     }
 
-    /// Refuses a range, which is to get another use, that touches a cluster that a
-    /// table is in.
+    /// Refuses a range that touches a cluster with a table, when the range is
+    /// allocated or freed.
     #[inline]
     pub(crate) fn check(&self, offset: u64, length: u64) -> Result<()> {
         self.check_for(offset, length, OverlapChecks::ALL)
     }
 
-    /// Refuses a write of data that touches a cluster of what is checked.
+    /// Refuses a write of data to a cluster with a structure that is checked.
     #[inline]
     pub(crate) fn check_data(&self, offset: u64, length: u64) -> Result<()> {
         self.check_for(offset, length, self.checks)

@@ -354,7 +354,7 @@ impl Refcounts {
         (state.table_offset, entries)
     }
 
-    /// The first entry of the table that names no place where a block can be.
+    /// The first entry of the table whose offset is not aligned to clusters.
     pub(crate) fn unaligned(&self) -> Option<Error> {
         let state = self.state();
         let mask = state.geometry.cluster_size() - 1;

@@ -65,7 +65,7 @@ impl Image {
     }
 
     /// Unmaps every cluster from guest offset `from` (at a cluster boundary)
-    /// on: afterwards they are as in a new image. After an error some are not.
+    /// on: afterwards they are as in a new image. After an error a part is done.
     pub(crate) async fn unmap_from(&mut self, queue: &Queue, from: u64) -> Result<()> {
         self.finish_writing(queue).await?;
         let coverage = self.geometry.l2_coverage();
@@ -75,8 +75,7 @@ impl Image {
             return Ok(());
         }
         self.check_tables()?;
-        // Whole tables first: no slice may be dirty when one is dropped, also
-        // if that fails.
+        // Whole tables first: no slice may be dirty when a table is dropped.
         for index in from.div_ceil(coverage)..entries {
             if is_there(&self.l1, index) {
                 self.drop_table(queue, index).await?;

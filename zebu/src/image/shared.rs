@@ -1,13 +1,13 @@
-//! An image that tasks of queues hold, too.
+//! An image that is shared with tasks of queues.
 //!
-//! What several requests may need (a table that is loaded, a commit, a change of
-//! the header) is done by a task of the queue on which it was asked for first. The
-//! task goes on when the request that waits for it is dropped or no longer polled,
-//! so it has a share of the image.
+//! What several requests may need (loading a table, a commit, a change of the
+//! header) is done by a task of the queue of the first such request. The task goes
+//! on when the request that waits for it is dropped or no longer polled, so it
+//! shares ownership of the image.
 //!
-//! Who has the device for itself (`&mut`) waits until no task is left, and has no
-//! tasks: its own commits are part of its future. See [`Whole`](super::Whole) for what happens
-//! when that is dropped.
+//! A change of the whole image (`&mut`) waits until no task is left, and starts
+//! none: its commits are part of its future. See [`Whole`](super::Whole) for what
+//! happens when that is dropped.
 #![allow(unsafe_code)]
 
 use std::future::poll_fn;
@@ -26,8 +26,8 @@ pub struct SharedImage(Arc<Image>);
 /// What an image knows of its tasks.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    /// Where the image is, as its [`Arc`] has it, while it may be shared; null
-    /// while somebody has it for himself.
+    /// The pointer of the image's [`Arc`] while it may be shared; null while there
+    /// is a `&mut` to it.
     place: AtomicPtr<Image>,
     count: Arc<Count>,
 }
@@ -49,7 +49,7 @@ impl SharedImage {
     }
 
     /// Waits until no task is left, so that [`SharedImage::get_mut`] succeeds.
-    pub(crate) async fn alone(&mut self) {
+    pub(crate) async fn wait_for_tasks(&mut self) {
         let count = &self.0.tasks.count;
         poll_fn(|context| {
             let mut state = crate::lock(&count.0);
@@ -64,7 +64,7 @@ impl SharedImage {
         .await
     }
 
-    /// The image, for whoever has it for itself; `None` while there are tasks.
+    /// Exclusive access to the image; `None` while there are tasks.
     pub(crate) fn get_mut(&mut self) -> Option<&mut Image> {
         let image = Arc::get_mut(&mut self.0)?;
         *image.tasks.place.get_mut() = std::ptr::null_mut();
@@ -86,16 +86,15 @@ impl Deref for SharedImage {
 }
 
 impl Tasks {
-    /// A share of the image that this is of, if it may be shared.
+    /// A share of the image that has this field, if it may be shared.
     fn share(&self) -> Option<Share> {
         let place = self.place.load(Ordering::Relaxed);
         if place.is_null() {
             return None;
         }
-        // SAFETY: `place` is what `Arc::as_ptr` said, and that `Arc` is there: it
-        // has the image that `self` is a part of. `&mut` of the image is given out
-        // by `get_mut` alone, which makes `place` null before; and not while there
-        // are other shares.
+        // SAFETY: `place` comes from `Arc::as_ptr`, and that `Arc` is alive: it owns
+        // the image that `self` is a field of. Only `get_mut` returns a `&mut` to the
+        // image; it sets `place` to null first, and fails while there are shares.
         let image = unsafe {
             Arc::increment_strong_count(place);
             Arc::from_raw(place)
@@ -110,7 +109,7 @@ impl Tasks {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // Before it is counted: who finds no share left is the only owner.
+        // First, so that the `Arc` is unique when the count is 0.
         self.image = None;
         let wakers = {
             let mut state = crate::lock(&self.count.0);
@@ -125,10 +124,10 @@ impl Drop for Share {
 }
 
 impl Image {
-    /// Does `work` as a task of the queue, and waits for it. It goes on if this is
-    /// dropped or not polled, and ends with the queue.
+    /// Runs `work` as a task of the queue, and waits for it. The task goes on if
+    /// this future is dropped or not polled, and ends with the queue.
     ///
-    /// If the image is not shared now, `work` is part of this future.
+    /// During exclusive access to the image `work` is part of this future.
     pub(super) async fn as_task<T: 'static>(
         &self,
         queue: &Queue,

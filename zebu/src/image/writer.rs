@@ -34,7 +34,7 @@ pub struct WriteOptions {
     pub punch_snapshot: bool,
     /// See there.
     pub punch_other: bool,
-    /// What writes of data are kept away from.
+    /// What writes of data are checked against.
     pub overlap_checks: OverlapChecks,
 }
 
@@ -91,7 +91,7 @@ impl Writer {
         }
     }
 
-    /// What is wrong with the tables so that no change is safe.
+    /// Damage of the tables that makes every change unsafe.
     fn flaw(&self) -> Option<Error> {
         self.refcounts.unaligned().or_else(|| self.protected.flaw())
     }
@@ -142,12 +142,12 @@ impl Drop for Doubt<'_> {
     }
 }
 
-/// A change of the whole image. If it is dropped on its way, nobody knows how far it
-/// came, and the image takes no writes until it is opened again.
+/// A change of the whole image. If its future is dropped midway the state on the
+/// disk is unknown, and every write fails until the image is opened again.
 pub(crate) struct Whole(Option<Arc<AtomicI32>>);
 
 impl Whole {
-    /// It has ended, well or with an error that its caller is told of.
+    /// It succeeded, or its error is returned to the caller.
     pub(crate) fn end(mut self) {
         self.0 = None;
     }
@@ -235,8 +235,8 @@ impl Image {
             protected.set("bitmap directory", start..end);
         }
         protected.compare();
-        // A table of several entries is copied before it is written, if all of
-        // them say so: a repair leaves such tables.
+        // Several entries may have one table if none of them has the copied flag
+        // (a repair leaves such tables): it is copied before it is written.
         let mut shared = BTreeSet::new();
         for copied in [true, false] {
             for index in 0..self.l1.len() as u64 {
@@ -281,15 +281,14 @@ impl Image {
         self.writer.as_ref().map(|writer| writer.epochs.enter())
     }
 
-    /// Refuses an image whose tables are wrong in a way that makes every change
-    /// a danger to what it does not touch.
+    /// Refuses an image with damage that makes every change a danger to other data.
     pub(super) async fn refuse_damage(&self, queue: &Queue) -> Result<()> {
         if let Some(flaw) = self.writer()?.flaw() {
             return Err(flaw);
         }
-        // Only the file's start refers to the header's cluster. Where that has
-        // another refcount, refcounts are looked for at the wrong place or in
-        // the wrong width, and clusters in use may seem to be free.
+        // The header's cluster has one reference. If its refcount is another, the
+        // place or the width of refcounts is wrong, and clusters in use may seem to
+        // be free.
         let (refcount, _) = self.refcounts_alike(queue, 0, 1).await?;
         match refcount {
             1 => Ok(()),
@@ -395,9 +394,8 @@ impl Image {
         .await
     }
 
-    /// Makes everything durable, and takes back what the file was made longer ahead
-    /// of its use. Only
-    /// when no request is in flight and none will come.
+    /// Makes everything durable, and cuts off what the file was extended by in
+    /// advance. Only when no request is in flight and none will come.
     pub(crate) async fn close(&mut self, queue: &Queue) -> Result<()> {
         self.finish_writing(queue).await?;
         let Some(writer) = &self.writer else {
@@ -417,9 +415,9 @@ impl Image {
         Ok(())
     }
 
-    /// Where the last cluster in use ends, or `from` if that is more. A file may be
-    /// shorter than what its clusters take (another program cut it), so one that
-    /// nobody took in this session may have been written behind its old end.
+    /// The end of the last cluster in use, at least `from`. The file may have been
+    /// shorter than its clusters when it was opened, so that clusters allocated
+    /// before this session were written behind its old end.
     async fn end_in_use(&self, queue: &Queue, from: u64) -> Result<u64> {
         let size = self.geometry.cluster_size();
         let mut cluster = from / size;

@@ -139,7 +139,7 @@ impl Job {
         let (mut i, mut j, mut at) = (0, 0, chunk.start);
         while at < chunk.end {
             if i == a.len() || j == b.len() {
-                // What is known ends here: up to here there was no difference.
+                // A status query failed here, and there was no difference before.
                 let failed = [a_failed, b_failed].into_iter().flatten();
                 return Err(failed.min_by_key(|f| f.offset).expect("one has failed"));
             }

@@ -1,12 +1,12 @@
-//! An image whose making has failed in the middle must not be taken for a whole one.
+//! A new image that was not finished must not be taken for a complete one.
 
 use crate::Result;
 use crate::format::{INCOMPLETE_VERSION, MAGIC};
 use crate::storage::{self, Queue, Storage};
 
-/// Marks the qcow2 image in `file`, which is closed, as one that is not whole: its header gets
-/// a version that no program reads, and that zebu knows. It is still recognized as qcow2, so
-/// nobody takes it for a raw disk. A file with anything else stays as it is. Blocks.
+/// Marks the qcow2 image in `file`, which is closed, as incomplete: its header gets a version
+/// that no program opens, for which zebu has its own message. Format probing still finds
+/// qcow2, so it is not taken for a raw disk. A file of another format is not changed. Blocks.
 pub fn mark_incomplete(queue: &Queue, file: &dyn Storage) -> Result<()> {
     queue.block_on(async {
         let magic = MAGIC.to_be_bytes();

@@ -98,10 +98,9 @@ impl Cursor {
     }
 }
 
-/// What a job is told in return for telling how far it is: to go on, which nothing at all
-/// means, too, or to stop.
+/// The answer of a progress callback: whether the job continues. `()` continues.
 pub trait GoOn {
-    /// Breaks if the job shall stop.
+    /// Breaks to stop the job.
     fn go_on(self) -> ControlFlow<()>;
 }
 
@@ -206,7 +205,7 @@ pub(super) fn run<J: Job>(
     ended(job, cancelled)
 }
 
-/// How a job has ended whose threads have.
+/// The result of a job after its threads have ended.
 fn ended<J: Job>(job: &Arc<J>, cancelled: bool) -> io::Result<()> {
     match cancelled && job.cursor().done() < job.cursor().total() {
         true => Err(io::Error::from_raw_os_error(libc::ECANCELED)),

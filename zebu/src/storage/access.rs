@@ -514,7 +514,7 @@ async fn free(
 }
 
 /// Zeroes a range if that is faster than writing zeroes, else fails with
-/// `EOPNOTSUPP`: also where it is not whole pages, with direct I/O.
+/// `EOPNOTSUPP`; with direct I/O also if the range is not whole pages.
 pub(crate) async fn zero_quickly(
     storage: &dyn Storage,
     queue: &Queue,

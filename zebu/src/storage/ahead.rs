@@ -28,7 +28,7 @@ pub(crate) struct Ahead<I: Iterator<Item = u64>> {
 /// Neighbouring tables in one read.
 struct Run {
     tables: usize,
-    /// Dropped, it ends.
+    /// Cancelled when dropped.
     read: Begun<io::Result<PoolBuffer>>,
 }
 

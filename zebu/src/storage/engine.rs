@@ -85,8 +85,8 @@ thread_local! {
 }
 
 /// From now on every queue that this thread makes has an engine from `make`, whatever its options
-/// say, and jobs do all their work on this thread: what runs here depends on nothing but these
-/// engines and the storages that they drive. `None` ends that.
+/// say, and jobs start no threads: a run depends only on these engines and on the storages.
+/// `None` ends that.
 pub fn simulate_engines(make: Option<MakeEngine>) {
     SIMULATED.set(make);
 }

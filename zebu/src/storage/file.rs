@@ -110,9 +110,9 @@ pub struct OpenFile {
 /// An open regular file or block device.
 #[derive(Debug)]
 pub struct File {
-    /// Operations in flight have it, too.
+    /// Shared with operations in flight.
     fd: Arc<OwnedFd>,
-    /// What the locks are on, once there are any.
+    /// The descriptor that has the locks, once there are any.
     locks: OnceLock<Option<OwnedFd>>,
     path: PathBuf,
     cache: CacheMode,
@@ -208,17 +208,17 @@ impl File {
         lock::lock(self.lock_fd(), &self.path, request)
     }
 
-    /// The descriptor of the locks: an open file description of their own. They last as long as
-    /// that, and the kernel ends the operations of io_uring, each of which keeps the description
-    /// that it uses, some time after their process has gone.
+    /// The descriptor of the locks: an open file description of its own, with which they end.
+    /// The one for I/O may outlive the process for a while, because operations of io_uring
+    /// refer to it until the kernel has ended them.
     fn lock_fd(&self) -> RawFd {
         let own = self.locks.get_or_init(|| {
             let again = format!("/proc/self/fd/{}", self.as_raw_fd());
             let mut how = fs::OpenOptions::new();
             how.read(true)
                 .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
-            // Where that may not be, as of a file that another user opened, the locks are on the
-            // description that there is.
+            // Where that is not permitted (a file that another user opened), the locks are on
+            // the description for I/O.
             how.open(again).ok().map(OwnedFd::from)
         });
         own.as_ref().unwrap_or(&self.fd).as_raw_fd()

@@ -125,9 +125,9 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// [`Storage::alignment`].
     ///
     /// # Safety
-    /// The memory stays valid, and is used by nobody else, until the [`Started`] was
-    /// awaited or dropped, and for ever if it is forgotten. (The storage need not
-    /// stay that long: what an operation needs of it, the operation keeps.)
+    /// The memory stays valid and otherwise unused until the [`Started`] was awaited or
+    /// dropped, and for ever if it is forgotten. (The storage may be dropped before:
+    /// operations keep what they need of it.)
     unsafe fn start(
         &self,
         queue: &Queue,
@@ -174,8 +174,8 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// The path that it was opened by, for messages; empty for memory.
     fn path(&self) -> &Path;
 
-    /// The file that holds the bytes, where a file of this machine does, for what only the
-    /// kernel can do with it.
+    /// The descriptor of the file, if the storage is a local file, for system calls that
+    /// take descriptors.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }

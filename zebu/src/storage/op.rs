@@ -28,8 +28,8 @@ pub enum OpKind {
     /// from now on is the storage's affair. A file punches a hole.
     Discard,
     /// As [`OpKind::ZeroRange`] if that is faster than writing zeroes, else
-    /// fails with `EOPNOTSUPP`. A file takes all to be, and a block device none: the
-    /// kernel writes zeroes where the device cannot zero.
+    /// fails with `EOPNOTSUPP`. Files count as fast, block devices do not: the kernel
+    /// writes zeroes where the device cannot zero.
     ZeroQuickly,
     /// Allocates `length` bytes without changing what they read as
     /// (`fallocate(2)`, mode 0).

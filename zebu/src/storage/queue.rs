@@ -80,25 +80,26 @@ const COPIED_ASIDE: usize = 512 << 10;
 /// A handle to one thread's queue. Clones mean the same queue.
 ///
 /// # Futures that are dropped, kept or forgotten
-/// To drop a request's future on its way is always right. The drop waits for the
-/// operations that the kernel has, and for the answer to a write that an NBD
-/// server has. What a write should have changed reads as before or as after. What
-/// others need too (a table that is loaded, a commit, a flush of the device) is
-/// done by a task of the queue, which goes on, and whose errors are not lost.
+/// A request's future may be dropped at any time. The drop waits for the operations
+/// that the kernel has, and for the answer to a write that was sent to an NBD
+/// server. The range of a dropped write reads as before or as after. Work that
+/// other requests need too (loading a table, a commit, a flush of the device) is
+/// done by a task of the queue: it goes on, and its errors are not lost.
 ///
-/// A future that is kept and not polled holds up only requests that overlap it:
+/// A future that is kept without being polled blocks only requests that overlap it:
 /// writes to the same clusters, or to the same blocks with direct I/O. (One to an
-/// NBD server may hold up any request of its connection.) One that was forgotten
-/// (`std::mem::forget`) does so for ever, and what it allocated leaks; nothing
-/// worse comes of it as long as the memory of its [`Iov`] stays.
+/// NBD server may block any request of its connection.) A future that was forgotten
+/// (`std::mem::forget`) blocks them for ever, and the clusters that it allocated
+/// leak; it is safe as long as the memory of its [`Iov`] stays valid.
 ///
-/// Tasks go on while the queue is driven ([`Queue::block_on`]), and end with its
-/// last handle; requests of other queues that waited for them then do the work
-/// themselves. A queue that is neither driven nor dropped holds them up.
+/// Tasks run while the queue is driven ([`Queue::block_on`]), and end with its last
+/// handle; requests of other queues that waited for them then do the work
+/// themselves. A queue that is neither driven nor dropped blocks those. A device
+/// that was dropped keeps its files, and their locks, until its tasks have ended.
 pub struct Queue {
     inner: Rc<Inner>,
-    /// Whether it keeps the queue's tasks going. Handles of what the queue itself
-    /// holds, its tasks and operations, do not.
+    /// Whether the queue's tasks run as long as this handle exists. Handles inside
+    /// the queue's own tasks and operations do not count.
     keeps: bool,
 }
 
@@ -137,9 +138,9 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether `block_on` is running.
     running: Cell<bool>,
-    /// Handles that keep its tasks going.
+    /// Number of handles with `keeps`.
     keepers: Cell<usize>,
-    /// How many sections of tasks run that end by themselves only.
+    /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
     write_here: Cell<bool>,
     buffers: BufferPool,
@@ -156,8 +157,7 @@ struct Slots {
 
 enum Slot {
     Free,
-    /// In the engine; who to wake when it ends, and the file that it is on, which is
-    /// not closed before.
+    /// In the engine: the waker for its end, and its file, which is not closed before.
     Busy(
         Option<Waker>,
         #[allow(dead_code, reason = "kept, not read")] Option<Arc<OwnedFd>>,
@@ -170,7 +170,7 @@ enum Slot {
 struct Tasks {
     tasks: Vec<Task>,
     free: Vec<u32>,
-    /// Tasks until now.
+    /// Number of tasks that were ever added.
     serial: u64,
 }
 
@@ -267,7 +267,7 @@ impl Queue {
         Queue { inner, keeps: true }
     }
 
-    /// A handle for what the queue itself holds.
+    /// A handle for the queue's own tasks and operations.
     pub(super) fn for_itself(&self) -> Queue {
         Queue {
             inner: self.inner.clone(),
@@ -352,10 +352,9 @@ impl Queue {
         handle
     }
 
-    /// Runs what `work` makes of a handle as a task of this queue, which begins at
-    /// once and goes on whether or not the answer is polled. It ends with the
-    /// last handle that keeps the queue, wherever it is then; see
-    /// [`Queue::unbroken`].
+    /// Runs the future of `work` as a task of this queue. It is polled at once, and
+    /// goes on whether or not the result is awaited. It is dropped with the last
+    /// handle of the queue, but not within a section of [`Queue::unbroken`].
     pub(crate) fn detach<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Handle<T>
     where
         F: Future<Output = T> + 'static,
@@ -366,7 +365,7 @@ impl Queue {
         handle
     }
 
-    /// As [`Queue::detach`], but the task ends when the answer is dropped.
+    /// As [`Queue::detach`], but the task is cancelled when the result is dropped.
     pub(crate) fn begin<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Begun<T>
     where
         F: Future<Output = T> + 'static,
@@ -382,9 +381,9 @@ impl Queue {
         }
     }
 
-    /// While this lives in a task, the task is not dropped with its queue, but
-    /// polled to the end of the section. The section waits for nothing but its own
-    /// operations. Without effect in what is no task.
+    /// Begins a section of a task that is not cancelled with the queue: it is polled
+    /// until the result of this is dropped. The section must wait only for its own
+    /// operations. Without effect outside of tasks.
     pub(crate) fn unbroken(&self) -> Unbroken {
         let counts = !self.keeps;
         let count = &self.inner.unbroken;
@@ -442,7 +441,7 @@ impl Queue {
     /// the promise that made the `Iov`. `cached`: through the page cache.
     ///
     /// # Safety
-    /// That promise holds, and the array that is returned is kept as long as the
+    /// The promise of the `Iov` holds, and the returned array is kept as long as the
     /// [`Io`].
     pub(crate) unsafe fn submit_iov(
         &self,
@@ -522,7 +521,8 @@ impl Slots {
 }
 
 impl Inner {
-    /// Its place, and a number that tells it from others that had the place.
+    /// Its index, and a number that distinguishes it from earlier tasks with the
+    /// same index.
     fn add_task(&self, future: Pin<Box<dyn Future<Output = ()>>>) -> (u32, u64) {
         let mut tasks = self.tasks.borrow_mut();
         let tasks = &mut *tasks;
@@ -572,12 +572,12 @@ impl Inner {
             }
             future
         };
-        // With nothing borrowed: it may drive the queue.
+        // With nothing borrowed: dropping it may drive the queue.
         drop(future);
     }
 
-    /// No handle is left that keeps the tasks going. What they hold that others
-    /// wait for is given up, which wakes these.
+    /// Drops all tasks, after the last handle that keeps them. That releases their
+    /// locks, and wakes the requests of other queues that wait for them.
     fn end_tasks(&self) {
         while self.unbroken.get() > 0 {
             let ready = std::mem::take(&mut *self.shared.ready());
@@ -637,8 +637,7 @@ impl Inner {
         {
             let mut slots = self.slots.borrow_mut();
             for (token, result) in done.drain(..) {
-                // The kernel could not do it now. As after a signal, it is begun
-                // again: a flush is not failed for that.
+                // The kernel could not start it now: it is retried as after a signal.
                 let result = match result == -libc::EAGAIN {
                     true => -libc::EINTR,
                     false => result,
@@ -672,15 +671,15 @@ impl Inner {
     }
 }
 
-/// Ends the process: the engine is broken, so what is in flight can never be
-/// accounted for, and the kernel uses its memory. To unwind would free that.
+/// Ends the process: after a failure of the engine it is unknown which operations
+/// are in flight, and to unwind would free memory that the kernel still uses.
 #[cold]
 fn abort(engine: EngineKind, why: &dyn std::fmt::Display) -> ! {
     eprintln!("The {engine} I/O engine failed: {why}");
     std::process::abort()
 }
 
-/// The same if it is dropped.
+/// Ends the process if it is dropped by a panic.
 struct AbortOnPanic(EngineKind);
 
 impl Drop for AbortOnPanic {
@@ -821,7 +820,7 @@ pub struct Handle<T> {
     state: Rc<JoinState<T>>,
 }
 
-/// A future as a task, and the handle to its result.
+/// Makes a task of a future, and a handle to its result.
 fn joined<T: 'static>(
     future: impl Future<Output = T> + 'static,
 ) -> (Pin<Box<dyn Future<Output = ()>>>, Handle<T>) {
@@ -841,7 +840,7 @@ fn joined<T: 'static>(
     (task, handle)
 }
 
-/// The result of a task that ends when this is dropped ([`Queue::begin`]).
+/// The result of a task, which is cancelled when this is dropped ([`Queue::begin`]).
 pub(crate) struct Begun<T> {
     queue: Queue,
     id: u32,
@@ -901,15 +900,15 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    /// An engine that ends operations as it is told, and then fails.
+    /// An engine that completes operations with given results, and then fails.
     struct Told {
         results: Vec<i32>,
         taken: Vec<(Token, Op)>,
         panics: bool,
     }
 
-    struct Nobody;
-    impl Notify for Nobody {
+    struct NoNotify;
+    impl Notify for NoNotify {
         fn notify(&self) {}
     }
 
@@ -931,7 +930,7 @@ mod tests {
             Ok(())
         }
         fn notifier(&self) -> Arc<dyn Notify> {
-            Arc::new(Nobody)
+            Arc::new(NoNotify)
         }
     }
 

@@ -157,13 +157,13 @@ impl Threads {
 }
 
 impl Threads {
-    /// The operation that the poller does itself, who would sleep otherwise.
+    /// The operation that the polling thread executes itself instead of sleeping.
     fn take_own(&mut self) -> Option<(Token, Op)> {
         if !(1..=FEW).contains(&self.in_flight) {
             return None;
         }
-        // A flush may take seconds, in which a read beside it ends, and a socket has
-        // something to say.
+        // A flush may take seconds, in which other operations end and sockets become
+        // ready.
         let alone = self.in_flight == 1 && self.watches.is_empty();
         let is_short = |op: &Op| matches!(op.kind, OpKind::Read | OpKind::Write);
         self.batch.pop_if(|(_, op)| alone || is_short(op))

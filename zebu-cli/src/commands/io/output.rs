@@ -76,7 +76,7 @@ impl Output {
     pub fn error(&self, text: impl Display) {
         self.flush();
         if !self.0.silent {
-            // Nobody is left to tell that stderr is closed.
+            // An error of standard error cannot be reported.
             let _ = writeln!(io::stderr(), "{text}");
         }
     }

@@ -45,7 +45,7 @@ impl Image {
             Err(error) => Err(error),
         };
         if result.is_err() {
-            // What cannot be undone is space lost, not data.
+            // What cannot be undone costs space.
             let _ = self.undo_apply(queue, &l1).await;
         }
         result
@@ -118,7 +118,7 @@ impl Image {
         self.geometry = self.geometry.with_virtual_size(size);
         self.slices.clear();
         let freed = self.free_replaced(queue, l1, old_place, punch).await;
-        self.changed_anyway(freed);
+        self.log_not_freed(freed);
         Ok(())
     }
 

@@ -27,12 +27,12 @@ impl Image {
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            // What cannot be undone is space lost, not data.
+            // What cannot be undone costs space.
             let _ = self.undo_create(queue, l1).await;
             return Err(error);
         }
         let finished = self.finish_writing(queue).await;
-        self.changed_anyway(finished);
+        self.log_not_freed(finished);
         Ok(())
     }
 

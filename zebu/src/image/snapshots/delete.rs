@@ -37,7 +37,7 @@ impl Image {
         self.switch_snapshots(queue, new, rest).await?;
         let l1 = (!early).then_some(&l1);
         let freed = self.free_deleted(queue, l1, table, punch).await;
-        self.changed_anyway(freed);
+        self.log_not_freed(freed);
         Ok(())
     }
 

@@ -57,10 +57,9 @@ impl Image {
         Ok(())
     }
 
-    /// The header has made a change valid, durably, and what came after it, to
-    /// free what is not needed any more, had this result. An error would say
-    /// that nothing has changed.
-    fn changed_anyway(&self, freed: Result<()>) {
+    /// Logs a failure to free space after the header write that made a change
+    /// valid. To return the error would say that nothing has changed.
+    fn log_not_freed(&self, freed: Result<()>) {
         if let Err(error) = freed {
             tracing::warn!("space that is not needed any more is not freed: {error}");
         }

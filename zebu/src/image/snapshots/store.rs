@@ -75,8 +75,8 @@ impl Image {
         }
     }
 
-    /// Makes it a version 3 image: the snapshots get the fields that they must
-    /// have there first. Durable on return.
+    /// Makes it a version 3 image, after adding the fields that snapshots must have
+    /// in that version. Durable on return.
     pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
         self.announce(queue).await?;
         if self.snapshots.iter().any(|s| s.disk_size().is_none()) {
@@ -109,7 +109,8 @@ impl Image {
         .await?;
         self.snapshots = snapshots;
         self.protect_tables()?;
-        // The table is valid: an error would make the caller undo what it needs.
+        // The table is valid now: after an error the caller would lower the refcounts
+        // that it needs.
         if let Err(error) = self.protect_inactive(queue).await {
             tracing::warn!("the L2 tables of the snapshots are not protected: {error}");
         }

@@ -56,8 +56,8 @@ pub enum CheckMessage {
         name: String,
         entries: u32,
     },
-    /// A cluster is two things of which one must be wrong, and to repair what
-    /// follows from either could destroy the other: nothing is repaired.
+    /// A cluster has two uses that exclude each other. To repair one could destroy
+    /// the other, so nothing is repaired.
     Conflict { offset: u64, uses: [Use; 2] },
     /// The L1 tables of the snapshots overlap so much that they were not
     /// followed.

@@ -158,7 +158,7 @@ struct Check<'a> {
     rebuild: bool,
     /// What a repair may change while it looks at the tables.
     writable: Option<Writable>,
-    /// What the clusters are, where a repair has to know.
+    /// The uses of the clusters, for a repair.
     uses: Option<Uses>,
 }
 
@@ -278,7 +278,7 @@ impl Check<'_> {
             match table {
                 Ok(table) => self.count_l1(table, visits, stored).await?,
                 Err(message) => {
-                    // What it refers to is in use, and not known.
+                    // The clusters that it refers to are in use but not known.
                     self.incomplete = true;
                     self.corrupt(message.clone(), 1);
                 }
@@ -301,8 +301,8 @@ impl Check<'_> {
         }
     }
 
-    /// Counts `times` references to the clusters of a region of the file, which
-    /// is `what`.
+    /// Counts `times` references to the clusters of a region of the file, with
+    /// the use `what`.
     fn count(&mut self, what: Use, offset: u64, length: u64, times: u64) {
         if length == 0 {
             return;

@@ -1,11 +1,10 @@
-//! What each cluster of the file is read as. A repair writes only to tables
-//! that are nothing else, and stops where it cannot know which of two readings
-//! is right.
+//! The use of each cluster of the file. A repair writes only to tables without a
+//! second use, and stops where it cannot know which of two uses is right.
 
 use super::cells::Cells;
 use crate::format::Geometry;
 
-/// What a cluster is read as.
+/// The use of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The header.
@@ -41,7 +40,7 @@ impl Use {
         Use::Bitmaps,
     ];
 
-    /// What it is called.
+    /// Its name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Use::Header => "header",
@@ -61,34 +60,34 @@ impl Use {
         matches!(self, Use::L2Table | Use::Data | Use::Bitmaps)
     }
 
-    /// Whether all else that is read depends on it, and nothing in the file says
-    /// the same once more.
+    /// Whether all other metadata depend on it, and the file has no second copy of
+    /// what it says.
     fn is_root(self) -> bool {
         matches!(self, Use::L1Table | Use::SnapshotTable)
     }
 
-    /// Whether it can be made anew, elsewhere, from all the rest.
+    /// Whether it can be rebuilt, in another place, from the other metadata.
     fn is_redundant(self) -> bool {
         matches!(self, Use::RefcountTable | Use::RefcountBlock)
     }
 }
 
-/// A cluster that is read as two things of which one must be wrong.
+/// A cluster with two uses of which one must be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
     pub(super) offset: u64,
     pub(super) uses: [Use; 2],
 }
 
-/// What the clusters of the file are read as.
+/// The uses of the clusters of the file.
 pub(super) struct Uses {
     cluster_bits: u32,
-    /// 0: nothing; [`SEVERAL`]; else the number of the use and 1.
+    /// 0: none; [`SEVERAL`]; else the number of the use plus 1.
     cells: Cells,
     conflict: Option<Conflict>,
 }
 
-/// A cluster of different uses.
+/// A cluster with several uses.
 const SEVERAL: u8 = 15;
 
 impl Uses {
@@ -118,7 +117,7 @@ impl Uses {
         }
     }
 
-    /// A cluster that is `other`, too; `None`: several others.
+    /// A cluster with the use `other` is `what`, too; `None`: it has several uses.
     fn clash(&mut self, cluster: u64, what: Use, other: Option<Use>) {
         let fatal = match other {
             Some(other) if what.is_redundant() || other.is_redundant() => false,
@@ -133,13 +132,13 @@ impl Uses {
         }
     }
 
-    /// The first place where a table that all else depends on is something
-    /// else, too: either may be what is damaged.
+    /// The first cluster with a table that all other metadata depend on and a second
+    /// use: either of the two references may be damaged.
     pub(super) fn conflict(&self) -> Option<Conflict> {
         self.conflict
     }
 
-    /// Whether the cluster at `offset` is this and nothing else.
+    /// Whether `what` is the only use of the cluster at `offset`.
     pub(super) fn is_only(&self, what: Use, offset: u64) -> bool {
         self.cells.get(offset >> self.cluster_bits) == what as u8 + 1
     }

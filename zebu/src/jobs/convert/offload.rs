@@ -1,5 +1,5 @@
-//! Data that the kernel copies from file to file, without passing through this process
-//! (`copy_file_range(2)`): on file systems that can, both files share it from then on.
+//! Data that the kernel copies from file to file (`copy_file_range(2)`). On file systems with
+//! reflinks both files share the blocks.
 
 use std::io;
 use std::ops::Range;
@@ -12,8 +12,8 @@ use super::work::Job;
 use crate::storage::Queue;
 
 impl Job {
-    /// Copies what of `parts` can be copied so, and takes it out of them. The rest is read
-    /// and written as ever; once the kernel has refused, that is everything.
+    /// Copies those of `parts` that the kernel can copy, and removes them. The others are
+    /// read and written; after the first refusal by the kernel, all of them.
     pub(super) async fn offload(&self, queue: &Queue, parts: &mut Vec<Part>) {
         let Target::Raw(target) = &self.target else {
             return;
@@ -32,7 +32,7 @@ impl Job {
         *parts = left;
     }
 
-    /// Copies a range, or nothing that counts.
+    /// Copies a range; false if it has to be read and written.
     async fn copy_range(&self, queue: &Queue, range: &Range<u64>, to: BorrowedFd<'_>) -> bool {
         self.slow_down(range.end - range.start);
         for piece in self.pieces(range.clone()) {
@@ -59,7 +59,7 @@ impl Job {
     }
 }
 
-/// Blocks while the kernel copies `length` bytes.
+/// Has the kernel copy `length` bytes. Blocks.
 #[allow(unsafe_code)]
 fn copy_all(
     from: BorrowedFd<'_>,

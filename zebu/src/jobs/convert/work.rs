@@ -29,7 +29,7 @@ pub(super) struct Job {
     /// The failure with the lowest offset so far.
     pub(super) failure: Mutex<Option<ConvertError>>,
     pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
-    /// The kernel copies what it can.
+    /// Whether data are offered to the kernel to copy.
     pub(super) offload: AtomicBool,
     pub(super) start: Instant,
     /// Bytes of data written, or about to be; counted for the rate only.

@@ -1,12 +1,11 @@
 //! Repair: a check that makes the image say what was counted.
 //!
-//! Before anything is written all tables are read, and each cluster of the file
-//! is noted with what it is read as (`super::uses`). Where an L1 table or the
-//! snapshot table lies on something else, one of the two readings is wrong, and
-//! what is right by the one may be destroyed by a repair of the other: the
-//! repair stops, and nothing has changed. (Refcounts can lie anywhere: they are
-//! made anew where nothing is.) Nor is any other table changed that is read as
-//! something else, too.
+//! Before anything is written all tables are read, and the use of each cluster
+//! of the file is noted (`super::uses`). Where an L1 table or the snapshot table
+//! overlaps another structure or data, one of the two references is wrong, and to
+//! repair what follows from the wrong one may destroy the other: the repair stops,
+//! and nothing has changed. (Refcount structures may overlap anything: they are
+//! rebuilt in free space.) No other table with a second use is changed either.
 //!
 //! The order of the writes is what makes it safe to be interrupted. Between
 //! any two of the steps below stands a barrier: what is before it is durable.
@@ -144,7 +143,7 @@ impl Repair {
         Ok(report)
     }
 
-    /// Finds out what each cluster is.
+    /// Reads all tables and notes the use of each cluster.
     async fn look(&self) -> Result<Uses> {
         let mut say = |_| {};
         let mut check = Check::new(&self.queue, &self.metadata, &mut say)?;

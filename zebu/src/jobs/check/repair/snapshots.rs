@@ -21,7 +21,7 @@ impl Repair {
             self.metadata.geometry.l2_coverage(),
         );
         for snapshot in &mut self.metadata.snapshots.snapshots {
-            // As far as its L1 table reaches, where it does not say.
+            // Where the entry has no size: at most what its L1 table covers.
             let most = u64::from(snapshot.l1_size).saturating_mul(reach);
             let disk_size = snapshot.disk_size().unwrap_or(size.min(most));
             snapshot.set_extra(snapshot.vm_state_size(), disk_size, snapshot.icount());

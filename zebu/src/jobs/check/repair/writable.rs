@@ -15,7 +15,7 @@ pub(in super::super) struct Writable {
     /// where, and what they become.
     pub(in super::super) zeroed: Vec<(u64, u64)>,
     geometry: Geometry,
-    /// What the clusters were found to be before anything is written.
+    /// The uses of the clusters before anything is written.
     uses: Uses,
     /// Clusters that are referred to and not in the file: first and end of
     /// each run.
