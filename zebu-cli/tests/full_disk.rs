@@ -1,6 +1,6 @@
 //! Guards against a file system that is full, of a real kernel, and a process
-//! that may write no larger file (`ulimit -f`): an error that nobody is told
-//! of, an image with errors, what was written before gone, a program that dies.
+//! that may write no larger file (`ulimit -f`): an error that is not reported,
+//! an image with errors, what was written before gone, a program that dies.
 //!
 //! A full file system needs a loop device and mount namespaces; the test says
 //! so where they are missing.

@@ -9,7 +9,7 @@ pub type Tag = u32;
 
 /// Zeroes.
 pub const ZERO: Tag = 0;
-/// What nobody has written.
+/// Content that no step wrote.
 pub const UNKNOWN: Tag = u32::MAX;
 /// Content of a base image.
 const BASE: Tag = 0x4000_0000;

@@ -5,7 +5,7 @@
 //!
 //! - `steps`: what is done, as data, drawn from a seed;
 //! - `disk`: the files;
-//! - `sched`: who goes on;
+//! - `sched`: engine and requests;
 //! - `model`, `content`: what may be read;
 //! - `walk`: what an image has where, for damage;
 //! - `run/`: carries steps out and judges;

@@ -293,7 +293,7 @@ impl Readings {
     }
 }
 
-/// What zeroes are, for whoever makes a new disk.
+/// The content of a new disk.
 pub fn zeroes(sectors: usize) -> Vec<Cell> {
     vec![Cell::new(ZERO); sectors]
 }

@@ -1,4 +1,4 @@
-//! Who goes on: an engine that waits in virtual time, and requests that the real queues drive.
+//! The scheduler: an engine that waits in virtual time, and requests that the real queues drive.
 //!
 //! A request is a task of its queue. Its future is wrapped, so that it can be dropped after a
 //! number of polls, or be left alone for a while although it was woken.
@@ -22,9 +22,9 @@ use crate::steps::Fate;
 /// An engine that has no operations of its own: what a queue waits for happens on the disk.
 struct Waits(Arc<Disk>);
 
-struct Nobody;
+struct NoNotify;
 
-impl Notify for Nobody {
+impl Notify for NoNotify {
     fn notify(&self) {}
 }
 
@@ -48,7 +48,7 @@ impl Engine for Waits {
     }
 
     fn notifier(&self) -> Arc<dyn Notify> {
-        Arc::new(Nobody)
+        Arc::new(NoNotify)
     }
 }
 

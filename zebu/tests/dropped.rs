@@ -517,7 +517,7 @@ impl Origin {
         queue.block_on(device.close(&queue)).unwrap();
         origin.bytes = memory.to_vec();
         if format == Format::Qcow2 && version == 3 && rng.one_in(3) {
-            // A feature that nobody knows: the first write clears it.
+            // An unknown feature: the first write clears it.
             origin.bytes[95] |= 0x40;
         }
         origin.model.ever = origin.model.now.clone();

@@ -153,7 +153,7 @@ fn differences(ours: &Lab, theirs: &Lab, args: &[&str], template: &Files) -> Fou
         for name in changed(&a)
             .0
             .iter()
-            // Nobody can read all of that one.
+            // Too large to be read.
             .filter(|name| *name != "broken.q" && a.get(*name) != b.get(*name))
         {
             let other = theirs.path(name);

@@ -237,7 +237,7 @@ impl World {
         (format!("discard {at} {length}"), start..end.max(start))
     }
 
-    /// A compressed write to a cluster that nobody has written to.
+    /// A compressed write to a cluster that was never written.
     fn packed(&mut self, rng: &mut Rng) -> Option<String> {
         let cluster = self.kind.cluster;
         let nth = rng.below(self.clusters() as u64) as usize;

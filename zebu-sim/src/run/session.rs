@@ -192,7 +192,7 @@ impl Run<'_> {
             if self.disk.is_busy() {
                 continue;
             }
-            // Nothing is in flight on the disk: does anybody still run? Tasks of the library may
+            // Nothing is in flight on the disk: does a task still run? Tasks of the library may
             // wake each other before they wake a request.
             let polls = session.polls.get();
             let still = |_| {

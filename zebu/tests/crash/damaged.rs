@@ -27,7 +27,7 @@ struct Damaged {
     cluster: usize,
     /// What the disk reads as.
     active: Vec<u8>,
-    /// What nobody can read or write.
+    /// What cannot be read or written.
     lost: Range<usize>,
     /// Names, what the disk was, and what of it was lost.
     snapshots: Vec<(String, Vec<u8>, Range<usize>)>,

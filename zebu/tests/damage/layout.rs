@@ -347,8 +347,8 @@ impl Layout {
     /// - A cluster whose L1 or L2 entry, or whose stored bytes are damaged reads as
     ///   anything, or not at all. All others read as before.
     /// - What an entry leads to that is damaged and still names a cluster of the
-    ///   file may be lost when the image is written: nobody can know that it
-    ///   belongs to somebody else.
+    ///   file may be lost when the image is written: it cannot be detected that
+    ///   the cluster has another use.
     /// - The same holds for clusters whose refcount is damaged; and for all where the
     ///   header names other refcounts, unless those cannot be. A refcount block
     ///   that cannot be where the table says is known to be damaged: then all of
@@ -424,15 +424,15 @@ impl Layout {
     }
 
     /// Whether what a path leads to is lost if these bytes of the file are
-    /// given to somebody else. Tables of the active disk are protected from
+    /// allocated again. Tables of the active disk are protected from
     /// refcounts that are wrong (`with_table` is false).
     fn leans_on(&self, path: &Path, lost: &Range<u64>, with_table: bool) -> bool {
         let table = path.table.filter(|_| with_table);
         overlap(&path.data, lost) || table.is_some_and(|at| overlap(&(at..at + self.cluster), lost))
     }
 
-    /// The bytes of the file whose refcounts are damaged so that nobody can
-    /// know.
+    /// The bytes of the file whose refcounts are damaged in a way that cannot be
+    /// detected.
     fn lost_refcounts(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
         let mut lost = Vec::new();
         for (number, block) in (0..).zip(self.blocks.iter().copied()) {
