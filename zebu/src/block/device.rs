@@ -58,7 +58,7 @@ impl Layer {
         }
     }
 
-    /// Tells whoever debugs the file that the work has come to this place.
+    /// Reports an event to the file, if that is a blkdebug one.
     #[inline]
     pub(super) fn event(&self, event: Event) {
         match &self.image {

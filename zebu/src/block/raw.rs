@@ -17,8 +17,7 @@ pub struct Raw {
     /// The disk ends where the storage does.
     to_end: bool,
     pub(super) guard: Option<Guard>,
-    /// The storage is the disk without any format between: nothing is told to whoever
-    /// debugs it.
+    /// The storage is the disk without a format driver between: no events are reported.
     pub(super) is_bare: bool,
     flushes: Arc<Flushes>,
 }
@@ -71,7 +70,7 @@ impl Raw {
         &self.storage
     }
 
-    /// Tells whoever debugs the storage that the work has come to this place.
+    /// Reports an event to the storage, if that is a blkdebug one.
     #[inline]
     pub(super) fn event(&self, event: Event) {
         if !self.is_bare {

@@ -25,11 +25,11 @@ impl Stacked {
         }
     }
 
-    /// Ends the use of the image, once nobody uses its disk any more.
+    /// Closes the image, after the image above it.
     pub(super) async fn close(self, queue: &Queue) -> Result<()> {
         match Arc::try_unwrap(self.device) {
             Ok(device) => device.close(queue).await,
-            // A request that was forgotten has it.
+            // A forgotten request still refers to it.
             Err(device) => device.flush(queue).await,
         }
     }
@@ -101,7 +101,7 @@ unsafe impl Storage for Stacked {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let (device, queue, iov) = (self.device.clone(), queue.clone(), memory.cloned());
+        let (device, queue, iov) = (self.device.clone(), queue.for_itself(), memory.cloned());
         Started::later(async move {
             perform(&device, &queue, kind, offset, length, iov)
                 .await
@@ -139,7 +139,7 @@ unsafe impl Storage for Stacked {
     }
 
     fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        let (device, queue) = (self.device.clone(), queue.clone());
+        let (device, queue) = (self.device.clone(), queue.for_itself());
         Some(Box::pin(async move {
             let length = device.size().saturating_sub(offset);
             if length == 0 {

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 macro_rules! events {
     ($($event:ident $name:literal,)*) => {
-        /// A place in the work of an image. Which of them zebu comes by is told in
-        /// docs/blkdebug.md; the others are QEMU's, known and never reached.
+        /// A place in the work of an image. docs/blkdebug.md lists those that
+        /// zebu reports; the others are known by name only.
         #[allow(missing_docs, reason = "the names are QEMU's")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Event { $($event,)* }

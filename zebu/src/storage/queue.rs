@@ -268,7 +268,7 @@ impl Queue {
     }
 
     /// A handle for the queue's own tasks and operations.
-    pub(super) fn for_itself(&self) -> Queue {
+    pub(crate) fn for_itself(&self) -> Queue {
         Queue {
             inner: self.inner.clone(),
             keeps: false,
