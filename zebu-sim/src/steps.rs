@@ -196,7 +196,7 @@ pub enum Job {
 /// Damage to the file of a closed image.
 #[derive(Clone, Copy, Debug)]
 pub enum Damage {
-    /// A reserved or alignment bit of an L1 entry is set.
+    /// A bit of an L1 entry is set that makes it an error, or means nothing.
     L1(u64),
     /// The same of an L2 entry.
     L2(u64),
@@ -258,7 +258,7 @@ impl Origin {
             1..4 => 9,
             _ => 9 + rng.below(7) as u32,
         };
-        let most = (1 << 20).min((1u64 << cluster_bits) * 300);
+        let most = (1 << 20).min((1u64 << cluster_bits) * 700);
         let mut size = 512 * (8 + rng.below(most / 512));
         if rng.one_in(2) {
             size = size.next_multiple_of(1 << cluster_bits);

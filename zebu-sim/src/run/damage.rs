@@ -39,10 +39,12 @@ impl Run<'_> {
         let mut bytes = self.disk.bytes(self.image);
         let seen = walk(&bytes);
         let version = self.version;
-        // A reserved bit, or one of the offset that is zero where clusters are aligned.
+        // A reserved bit, one of the offset that is zero where clusters are aligned, or one that
+        // leads behind the end of any file.
         let bit = |n: u64, low: u64| {
             let align = seen.cluster.trailing_zeros() as u64;
             let bits: Vec<u64> = (low..align)
+                .chain(40..56)
                 .chain(if version >= 3 { 57..62 } else { 0..0 })
                 .collect();
             bits[(n >> 20) as usize % bits.len()]

@@ -234,10 +234,18 @@ impl Run<'_> {
         self.collect()
     }
 
-    /// Waits until no request is in flight.
+    /// Waits until no request is in flight, and no task of the library is left.
     pub(super) fn wait(&mut self) -> Verdict {
         while self.session.as_ref().is_some_and(|s| !s.flying.is_empty()) {
             self.go_on()?;
+        }
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        let mut idle = 0;
+        while idle < IDLE_ROUNDS {
+            idle = if self.disk.advance() { 0 } else { idle + 1 };
+            session.queues.iter().for_each(sched::turn);
         }
         Ok(())
     }

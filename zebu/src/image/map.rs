@@ -176,6 +176,23 @@ impl Image {
         })
     }
 
+    /// Refuses a host cluster that is not where the disk has it, of an image with an external
+    /// data file: it would be another cluster's.
+    pub(super) fn check_place(&self, host: HostOffset, guest: u64) -> Result<()> {
+        let place = self.cluster_start(guest);
+        if !self.geometry.has_data_file() || host.0 == place {
+            return Ok(());
+        }
+        Err(Error::Corrupt {
+            guest,
+            what: format!(
+                "External data file host cluster offset {:#x} does not match guest cluster offset: \
+                 {place:#x}",
+                host.0
+            ),
+        })
+    }
+
     /// What starts at a subcluster, and for how many bytes of its cluster.
     fn run_at(
         &self,
@@ -199,6 +216,14 @@ impl Image {
                 return Err(corrupt("Invalid cluster entry found".to_string()));
             }
         };
+        if geometry.has_data_file()
+            && let Mapping::Unallocated { host: Some(host) }
+            | Mapping::Zero { host: Some(host) }
+            | Mapping::Data { host } = mapping
+        {
+            let within = u64::from(subcluster) * geometry.subcluster_size();
+            self.check_place(HostOffset(host.0 - within), guest)?;
+        }
         Ok((mapping, u64::from(count) << geometry.subcluster_bits()))
     }
 }

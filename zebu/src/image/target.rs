@@ -211,10 +211,14 @@ impl Image {
 
     /// What an entry says, or why it is wrong.
     pub(crate) fn kind(&self, entry: L2Entry, guest: u64) -> Result<ClusterKind> {
-        entry.kind(&self.geometry).map_err(|e| Error::Corrupt {
+        let kind = entry.kind(&self.geometry).map_err(|e| Error::Corrupt {
             guest,
             what: e.to_string(),
-        })
+        })?;
+        if let ClusterKind::Data { host } | ClusterKind::Zero { host: Some(host) } = kind {
+            self.check_place(host, guest)?;
+        }
+        Ok(kind)
     }
 }
 
