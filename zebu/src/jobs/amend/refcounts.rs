@@ -106,13 +106,21 @@ impl<'a> OldRefcounts<'a> {
         let start = header.refcount_table_offset;
         // At most 8 MiB.
         let table = storage::read_vec(file, queue, start, (clusters * size) as usize).await?;
+        let length = file.len()?;
         let mut blocks = Vec::new();
         for (index, entry) in table.as_chunks::<8>().0.iter().enumerate() {
             let entry = RefcountTableEntry::from_be_bytes(*entry).without_reserved();
             let block = entry
                 .block(&geometry)
                 .map_err(|e| e.at("refcount table entry", index as u64))?;
-            blocks.push(block.map_or(0, |b| b.0));
+            let block = block.map_or(0, |b| b.0);
+            if block >= length {
+                // Read as zeroes, it would free what it counts.
+                return Err(Error::Refused(format!(
+                    "Refcount block {index:#x} at {block:#x} is past the end of the file"
+                )));
+            }
+            blocks.push(block);
         }
         let first = start / size;
         let own = (first..first + clusters)
