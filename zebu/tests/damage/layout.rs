@@ -288,6 +288,21 @@ impl Layout {
         }
     }
 
+    /// Clusters of the disk that one L2 table maps.
+    pub fn per_table(&self) -> u64 {
+        self.cluster / self.entry_size()
+    }
+
+    /// Whether the refcount table of a damaged image of version 3, which is where it
+    /// was, has an entry that is not aligned.
+    pub fn has_unaligned_block(&self, file: &[u8]) -> bool {
+        let at = |nth: usize| self.refcount_table.start + nth as u64 * 8;
+        let same = be64(file, 48) == self.refcount_table.start;
+        let entries = (0..self.blocks.len()).map(|nth| be64(file, at(nth)) & !511);
+        let mut wrong = entries.filter(|entry| !entry.is_multiple_of(self.cluster));
+        self.version >= 3 && be32(file, 4) == self.version && same && wrong.next().is_some()
+    }
+
     /// Clusters that one refcount block counts.
     pub fn per_block(&self) -> u64 {
         self.cluster * 8 / self.refcount_bits
@@ -318,6 +333,14 @@ pub struct Suspects {
     pub snapshot_table: bool,
     /// Whether the header says something else of the disk.
     pub header: bool,
+}
+
+impl Suspects {
+    /// Whether anything is suspected.
+    pub fn any(&self) -> bool {
+        let all = self.read.iter().chain(&self.written).flatten();
+        self.snapshot_table || self.header || all.into_iter().any(|suspect| *suspect)
+    }
 }
 
 /// What of `before` is not as it was.

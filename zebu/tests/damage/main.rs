@@ -178,7 +178,7 @@ fn damage_then_work() {
 }
 
 /// Every byte of the header and of the snapshot table takes some values, and the
-/// image is repaired.
+/// image is repaired, and without that read and written.
 #[test]
 fn repair_of_every_field() {
     let queue = queue();
@@ -219,6 +219,10 @@ fn repair_of_every_field() {
                 tries.run(|| {
                     let _sayer = Sayer(format!("{}: byte {at:#x} is {value:#x}", sound.name));
                     let outcome = repair::repair(&queue, &mut rng, &sound, &file, folder.path());
+                    let suspects = sound.layout.suspects(&sound.file, &file);
+                    let files = Files::new(&sound, &file);
+                    work::reading(&queue, &sound, &files, &suspects);
+                    work::session(&queue, &mut rng, &sound, &files, &suspects);
                     sound_again += u64::from(outcome.sound);
                     lost += outcome.lost;
                 });

@@ -10,7 +10,7 @@ use zebu::jobs::{
 use zebu::storage::{EngineKind, Queue};
 
 use crate::common::Rng;
-use crate::images::{Files, Sound, raw, stamp};
+use crate::images::{Files, Sound, check, raw, stamp};
 use crate::layout::Suspects;
 
 /// What each cluster of the first `length` bytes reads; `None`: an error.
@@ -264,6 +264,8 @@ struct Session<'a> {
     /// Whether what is written may go to where a suspect has its data, too.
     /// What gives that up takes ours along.
     shared: bool,
+    /// Clusters that an L2 table maps.
+    per_table: usize,
     /// Whether snapshots may be taken; and applied and deleted.
     snapshots: bool,
     resized: bool,
@@ -291,10 +293,18 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         touched: Vec::new(),
         mine: BTreeSet::new(),
         shared: suspects.written != suspects.read,
+        per_table: sound.layout.per_table() as usize,
         snapshots: !suspects.snapshot_table && sound.data.is_none(),
         resized: false,
         log: Vec::new(),
     };
+    let before = files.file.to_vec();
+    let errors = |files: &Files| check(queue, &files.file).map(|report| report.corruptions);
+    // (Where the header names other refcounts, nothing else is right of them.)
+    let same = [48..60, 96..100]
+        .into_iter()
+        .all(|field| before.get(field.clone()) == sound.file.get(field));
+    let known = errors(files).ok().filter(|_| same && !suspects.any());
     for _ in 0..2 {
         let Ok(device) = files.open(queue, true, true) else {
             break;
@@ -304,6 +314,18 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
             return;
         }
         session.run(device);
+    }
+    if let Some(known) = known {
+        let found = errors(files).expect("it was checked before");
+        assert!(
+            found <= known,
+            "{found} errors after a session, {known} before"
+        );
+    }
+    let wrote = session.log.iter().any(|line| line.starts_with("write"));
+    if wrote && sound.layout.has_unaligned_block(&before) {
+        let corrupt = files.file.to_vec()[79] & 2 != 0;
+        assert!(corrupt, "a refcount block that is not aligned, and no mark");
     }
     for view in 0..session.content.len() {
         let Ok(device) = files.open_view(queue, &session.ids, view) else {
@@ -367,9 +389,10 @@ impl Session<'_> {
     fn give_up(&mut self) {
         for suspects in self.suspects.iter_mut().filter(|_| self.shared) {
             for n in &self.mine {
-                if let Some(suspect) = suspects.get_mut(*n) {
-                    *suspect = true;
-                }
+                // Its L2 table may be such a cluster.
+                let first = n / self.per_table * self.per_table;
+                let clusters = suspects.iter_mut().skip(first).take(self.per_table);
+                clusters.for_each(|suspect| *suspect = true);
             }
         }
     }
