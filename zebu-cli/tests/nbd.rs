@@ -397,10 +397,10 @@ fn options_that_cannot_be_are_refused_before_anything_is_served() {
                 &socket,
                 "--tls-creds=t",
                 "--object",
-                "tls-creds-psk,id=t,endpoint=server,dir=/x",
+                "tls-creds-psk,id=t,endpoint=server,dir=/nowhere",
                 "x.qcow2",
             ],
-            "Unable to load /x/keys.psk: No such file",
+            "Unable to load /nowhere/keys.psk: No such file",
         ),
         (
             &["-k", &socket, "--export", "=empty.qcow2", "x.qcow2"],

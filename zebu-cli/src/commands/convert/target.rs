@@ -130,8 +130,11 @@ impl Wanted<'_> {
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
             }
         };
-        // Before it is opened, which may repair it.
-        if let Ok(spec) = source.resolve(None, None) {
+        // Locks of the sources refuse it when it is opened. With -U there are none, and
+        // to open it may repair it.
+        if self.arguments.source.force_share
+            && let Ok(spec) = source.resolve(None, None)
+        {
             self.check_not_read([Some(&spec.file), spec.data_file.as_ref()])?;
         }
         let device = self.open_device(&source, &self.caches(false, CacheMode::None), options)?;
