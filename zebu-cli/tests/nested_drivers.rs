@@ -233,3 +233,25 @@ fn what_qemu_opens_reads_the_same() {
     }
     println!("cases: {runs} descriptions, {opened} opened, {refused} refused");
 }
+
+/// What lies behind a part of a file is not the disk's to cut off.
+#[test]
+fn a_part_of_a_file_is_not_resized() {
+    let lab = Lab::new();
+    let content = vec![7; 8 << 20];
+    fs::write(lab.path("o.raw"), &content).unwrap();
+    let part = "driver=raw,offset=1M,size=2M,file.driver=file,file.filename=o.raw";
+    for args in [
+        &["resize", "--shrink", "--image-opts", part, "1M"][..],
+        &["resize", "--image-opts", part, "3M"],
+        &["io", "--image-opts", "-c", "truncate 1M", part],
+    ] {
+        let answer = lab.zebu(args);
+        assert_eq!(answer.status, 1, "{args:?}: {answer:#?}");
+        let said = format!("{}{}", answer.out, answer.err);
+        let words = "Cannot resize fixed-size raw disks";
+        assert!(said.contains(words), "{args:?}: {answer:#?}");
+        let now = fs::read(lab.path("o.raw")).unwrap();
+        assert!(now == content, "{args:?} changed the file");
+    }
+}

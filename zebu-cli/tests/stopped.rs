@@ -6,15 +6,25 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use common::{Lab, beyond_qemu, peer, program, testing_qemu};
 
-/// Starts a job in a lab, its output in pipes.
+/// Starts a job in a lab, its output in pipes. SIGINT has its default action, also where
+/// the tests run in the background of a shell, which ignores it there.
 fn start(lab: &Lab, args: &[&str]) -> Child {
-    Command::new(program())
+    let mut command = Command::new(program());
+    // SAFETY: signal(2) is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    command
         .args(args)
         .current_dir(lab.path(""))
         .env("LC_ALL", "C")

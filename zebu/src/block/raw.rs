@@ -83,6 +83,12 @@ impl Raw {
         self.offset
     }
 
+    /// Whether the disk is a part of the storage, of a size that was given. The storage
+    /// goes on behind it, so it cannot be resized.
+    pub(super) fn is_fixed(&self) -> bool {
+        !self.to_end
+    }
+
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)

@@ -107,6 +107,9 @@ impl Device {
         let LayerImage::Raw(raw) = &mut self.layers_mut()[0].image else {
             return Ok(());
         };
+        if raw.is_fixed() {
+            return Err(Error::Refused("Cannot resize fixed-size raw disks".into()));
+        }
         let file = raw.storage().clone();
         if file.is_device() {
             return match size > old {

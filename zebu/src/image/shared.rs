@@ -134,7 +134,8 @@ impl Image {
         work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,
     ) -> T {
         let Some(share) = self.tasks.share() else {
-            return work(self, queue).await;
+            // Rare, and would make the futures of all requests larger.
+            return Box::pin(work(self, queue)).await;
         };
         let task = async move |queue: Queue| {
             let image = share.image.as_ref().expect("there until it is dropped");

@@ -36,6 +36,10 @@ impl Image {
     /// be changed.
     async fn begin_snapshots(&mut self, queue: &Queue) -> Result<()> {
         self.writer()?.check()?;
+        // Nothing was about to be written there, so the image is not marked as corrupt.
+        if let Some(flaw) = self.writer()?.protected.flaw() {
+            return Err(Error::Refused(flaw.to_string()));
+        }
         self.refuse_damage(queue).await?;
         if self.header.has_data_file() {
             return Err(errno(libc::ENOTSUP));
