@@ -198,6 +198,14 @@ if begin sessions; then
     unset ZEBU_SESSIONS_STEPS
     end "steps of zebu and QEMU in turn"
 fi
+if begin blkdebug; then
+    ZEBU_BLKDEBUG_RUNS=${ZEBU_BLKDEBUG_RUNS:-$(of 60 1500 20000)}
+    ZEBU_NESTED_RUNS=${ZEBU_NESTED_RUNS:-$(of 150 4000 20000)}
+    export ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
+    program --test blkdebug --test nested_drivers -- --nocapture
+    unset ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
+    end "scripts with injected errors, nested drivers"
+fi
 if begin one-thread; then
     ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 3000 100000 2000000)}
     export ZEBU_MODEL_STEPS
