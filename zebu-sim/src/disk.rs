@@ -1,7 +1,7 @@
 //! A disk in virtual time: files whose operations take a while, overtake each other, fail, and are
 //! torn or lost when the power goes.
 //!
-//! Nothing happens by itself. Whoever has nothing else to do calls [`Disk::advance`], which ends
+//! Nothing happens by itself. When nothing else can run, [`Disk::advance`] is called, which ends
 //! the operation that is due next. Operations take effect when they end, with the memory as it is
 //! then. How long each takes is drawn from a generator that the simulation seeds again at each
 //! step, so that the same steps always meet the same disk.

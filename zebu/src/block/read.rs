@@ -195,7 +195,7 @@ impl Device {
         }
     }
 
-    /// Tells whoever debugs the files that data of a layer are read.
+    /// Reports to blkdebug that data of a layer are read.
     fn reads_from(&self, layer: usize) {
         for above in &self.layers()[..layer] {
             above.event(storage::Event::ReadBackingAio);

@@ -203,7 +203,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     }
 }
 
-/// Tells whoever debugs `storage` that the work has come to this place.
+/// Reports an event to `storage`, if that is a blkdebug filter.
 #[inline]
 pub fn event(storage: &dyn Storage, event: Event) {
     if let Some(debug) = storage.blkdebug() {

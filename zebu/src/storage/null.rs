@@ -41,7 +41,7 @@ unsafe impl Storage for Null {
         memory: Option<&Iov>,
     ) -> Started {
         let count = match (kind, memory) {
-            // Zeroes, whatever is asked: the memory may hold somebody else's data.
+            // Zeroes, whatever is asked: the memory may hold data of another request.
             (OpKind::Read, Some(iov)) => {
                 let inside = self.size.saturating_sub(offset).min(iov.len() as u64) as usize;
                 iov.slice(0, inside).fill(0);
