@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, Watchdog, each, engines, queue};
+use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, each, engines, queue};
 use zebu::block::{Device, Format, OpenOptions, Zeroing};
 use zebu::storage::{self, Buffer, CacheMode, EngineKind, File, OpenFile, Queue, Storage};
 
@@ -432,12 +432,6 @@ fn a_dropped_request_has_ended() {
             // A dropped write is complete: all of its operations have ended.
             let ready = poll_once(pin!(write(storage, queue, 0, &mut pieces)));
             assert!(!matches!(ready, Poll::Ready(Err(_))));
-            if storage.cache_mode() == CacheMode::WriteOnce {
-                // But for one that waits for its turn to be copied: that is called off.
-                queue
-                    .block_on(write(storage, queue, 0, &mut pieces))
-                    .unwrap();
-            }
             pieces.put(&vec![1; LENGTH]);
             let back = queue.block_on(storage::read_vec(storage, queue, 0, LENGTH));
             assert!(back.unwrap() == expected);
@@ -593,78 +587,6 @@ fn the_last_offsets_are_errors_and_no_more() {
             storage.extent(u64::MAX).unwrap();
         });
     });
-}
-
-/// What is written past the page cache and, beside it, into the page cache.
-#[test]
-fn a_file_written_in_two_ways_has_every_byte() {
-    // Of two and a half pieces, between which a copy may end.
-    const CHUNK: usize = 640 << 10;
-    const CHUNKS: u64 = 64;
-    const THREADS: u64 = 2;
-    let content = |chunk: u64, round: u64| {
-        let mut bytes = vec![0; CHUNK];
-        Rng::new(chunk * 10 + round + 1).fill(&mut bytes);
-        bytes
-    };
-    let places = Places::new();
-    for engine in engines() {
-        let Some(storage) = places.open(Place::Disk, CacheMode::WriteOnce) else {
-            return;
-        };
-        let _watchdog = Watchdog::new(&format!("two ways, {engine}"));
-        storage.set_len(CHUNKS * CHUNK as u64).unwrap();
-        for round in 0..3 {
-            std::thread::scope(|scope| {
-                for thread in 0..THREADS {
-                    let storage = storage.clone();
-                    scope.spawn(move || {
-                        let queue = queue(engine, false);
-                        // All of the thread's chunks are in flight at once.
-                        let handles: Vec<_> = (0..CHUNKS)
-                            .filter(|chunk| chunk % THREADS == thread)
-                            .map(|chunk| {
-                                let (storage, queue2) = (storage.clone(), queue.clone());
-                                queue.spawn(async move {
-                                    let mut pieces = Pieces::one(CHUNK);
-                                    pieces.put(&content(chunk, round));
-                                    let at = chunk * CHUNK as u64;
-                                    if chunk % 3 == 0 {
-                                        // Too small for copies: past the page cache.
-                                        let bytes = pieces.get();
-                                        for (n, part) in bytes.chunks(32 << 10).enumerate() {
-                                            let mut pieces = Pieces::one(part.len());
-                                            pieces.put(part);
-                                            let at = at + (n * (32 << 10)) as u64;
-                                            let part = write(&*storage, &queue2, at, &mut pieces);
-                                            part.await.unwrap();
-                                        }
-                                    } else {
-                                        let all = write(&*storage, &queue2, at, &mut pieces);
-                                        all.await.unwrap();
-                                    }
-                                    // Seen at once by who reads past the page cache.
-                                    read(&*storage, &queue2, at, &mut pieces).await.unwrap();
-                                    assert!(pieces.get() == content(chunk, round));
-                                })
-                            })
-                            .collect();
-                        queue.block_on(async {
-                            for handle in handles {
-                                handle.await;
-                            }
-                        });
-                    });
-                }
-            });
-            // And by others, who read from it.
-            let bytes = fs::read(storage.path()).unwrap();
-            assert_eq!(bytes.len() as u64, CHUNKS * CHUNK as u64);
-            for (chunk, bytes) in (0..).zip(bytes.chunks(CHUNK)) {
-                assert!(bytes == content(chunk, round), "{engine}: {chunk}, {round}");
-            }
-        }
-    }
 }
 
 /// A read by the queue's thread of what the page cache has, in part, and of the end of

@@ -6,8 +6,7 @@
 //! The page cache must not be used beside direct I/O either, and it is, by
 //! `fallocate(2)` and `ftruncate(2)` for the rest of a page that they zero in
 //! part: a direct write to that page then fails to invalidate it, and the next
-//! flush ends with `EIO`. So these get whole pages only, and so do copies
-//! (`overflow.rs`).
+//! flush ends with `EIO`. So these get whole pages only.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -55,11 +54,6 @@ impl Blocks {
 
     fn state(&self) -> MutexGuard<'_, State> {
         crate::lock(&self.state)
-    }
-
-    /// Plain writes in flight.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.state().plain.len()
     }
 
     /// Begins a plain write, unless that must wait.

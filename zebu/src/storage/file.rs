@@ -14,7 +14,6 @@ use std::time::Instant;
 use super::halves::Halves;
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
-use super::overflow::Overflow;
 use super::{
     Alignment, Blocks, EngineKind, Iov, Queue, QueueOptions, Started, Storage, StorageExtent,
     yield_once,
@@ -37,17 +36,10 @@ pub enum CacheMode {
     DirectSync,
     /// Through the page cache; flushes are ignored.
     Unsafe,
-    /// Through the page cache while that is quick, else `O_DIRECT` as far as the
-    /// device keeps up and the rest through the page cache; flushes are ignored.
-    /// For a new file that is written once; of two writes of the same bytes the
-    /// second begins after the first has ended. QEMU has nothing like it. What is
-    /// opened for reading, or is no regular file on ext4, XFS or Btrfs, has
-    /// [`CacheMode::None`] instead.
-    WriteOnce,
 }
 
 impl CacheMode {
-    /// Those that QEMU has, too.
+    /// All of them.
     pub const ALL: [CacheMode; 5] = [
         Self::None,
         Self::WriteBack,
@@ -56,7 +48,7 @@ impl CacheMode {
         Self::Unsafe,
     ];
 
-    /// QEMU's name, if it has it.
+    /// QEMU's name.
     pub fn name(self) -> &'static str {
         match self {
             CacheMode::None => "none",
@@ -64,21 +56,17 @@ impl CacheMode {
             CacheMode::WriteThrough => "writethrough",
             CacheMode::DirectSync => "directsync",
             CacheMode::Unsafe => "unsafe",
-            CacheMode::WriteOnce => "write-once",
         }
     }
 
     /// Whether it means `O_DIRECT`.
     pub fn is_direct(self) -> bool {
-        matches!(
-            self,
-            CacheMode::None | CacheMode::DirectSync | CacheMode::WriteOnce
-        )
+        matches!(self, CacheMode::None | CacheMode::DirectSync)
     }
 
     /// Whether a flush does nothing.
     pub fn ignores_flushes(self) -> bool {
-        matches!(self, CacheMode::Unsafe | CacheMode::WriteOnce)
+        self == CacheMode::Unsafe
     }
 
     /// Whether a write is durable when it completes.
@@ -121,7 +109,6 @@ pub struct File {
     /// Whether there is no disk: to read is to copy, also with `O_DIRECT`.
     in_memory: bool,
     blocks: Blocks,
-    overflow: Option<Arc<Overflow>>,
     halves: Arc<Halves>,
 }
 
@@ -174,25 +161,16 @@ impl File {
             Alignment::NONE
         };
         let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
-        let overflow = match how.cache {
-            CacheMode::WriteOnce if how.write && !device => Overflow::of(fd.as_raw_fd(), page),
-            _ => None,
-        };
-        let cache = match how.cache {
-            CacheMode::WriteOnce if overflow.is_none() => CacheMode::None,
-            other => other,
-        };
         Ok(File {
             // The node of a device is on a tmpfs, too.
             in_memory: !device && file_system(fd.as_raw_fd()) == TMPFS,
             fd,
             locks: OnceLock::new(),
             path,
-            cache,
+            cache: how.cache,
             blocks: Blocks::new(page),
             alignment,
             device,
-            overflow: overflow.map(Arc::new),
             halves: Arc::default(),
         })
     }
@@ -232,15 +210,6 @@ impl File {
             true => (u64::MAX, metadata.rdev()),
             false => (metadata.dev(), metadata.ino()),
         })
-    }
-
-    /// After a file was cut to nothing, ext4 writes back at the next close whatever it
-    /// holds by then (`auto_da_alloc` in ext4(5)), so that a crash does not leave
-    /// neither the old content nor the new. Nobody relies on that here, and to wait for it
-    /// takes as long as to write: so there is a close now, while it holds nothing.
-    fn settle_truncation(&self) {
-        // If it fails, the last close takes longer.
-        let _ = fs::File::open(format!("/proc/self/fd/{}", self.as_raw_fd()));
     }
 
     fn metadata(&self) -> io::Result<fs::Metadata> {
@@ -352,32 +321,6 @@ unsafe fn copy_later(fd: Arc<OwnedFd>, offset: u64, iov: &Iov) -> Started {
     Started::later(async move {
         yield_once().await;
         write_now(fd.as_raw_fd(), offset, &iov)
-    })
-}
-
-/// A write that goes into the page cache, or else to the device. Not at once: who
-/// starts several writes has all of them on their way before this thread copies.
-///
-/// # Safety
-/// As [`Storage::start`].
-unsafe fn copy_or_write(
-    overflow: Arc<Overflow>,
-    queue: Queue,
-    fd: Arc<OwnedFd>,
-    offset: u64,
-    iov: &Iov,
-) -> Started {
-    let iov = iov.clone();
-    Started::later(async move {
-        yield_once().await;
-        // What a copy cannot do the device may, or says why not.
-        if let Some(Ok(written)) = overflow.write(offset, &iov) {
-            return Ok(written);
-        }
-        // SAFETY: the file and the memory stay, as the caller promises, until
-        // the `Started` that this future is in has ended.
-        let (io, segments) = unsafe { queue.submit_iov(OpKind::Write, &fd, offset, &iov, false) };
-        Started::in_flight(io, segments).wait().await
     })
 }
 
@@ -520,20 +463,6 @@ unsafe impl Storage for File {
             {
                 return Started::done(Ok(count));
             }
-            if kind == OpKind::Read
-                && let Some(overflow) = &self.overflow
-                && let Some(count) = overflow.read(offset, iov)
-            {
-                return Started::done(Ok(count));
-            }
-            if kind == OpKind::Write
-                && let Some(overflow) = &self.overflow
-                && overflow.takes(self.blocks.in_flight(), offset, length)
-            {
-                let (overflow, queue) = (overflow.clone(), queue.for_itself());
-                // SAFETY: passed on.
-                return unsafe { copy_or_write(overflow, queue, fd.clone(), offset, iov) };
-            }
             let align = self.alignment.offset.max(MAX_PAGE as usize);
             if self.is_scattered(kind, iov) {
                 let halves = &self.halves;
@@ -581,11 +510,7 @@ unsafe impl Storage for File {
                 )),
             };
         }
-        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)?;
-        if length == 0 && self.cache.ignores_flushes() {
-            self.settle_truncation();
-        }
-        Ok(())
+        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)
     }
 
     fn allocated(&self) -> io::Result<u64> {

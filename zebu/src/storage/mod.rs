@@ -22,7 +22,6 @@ mod native;
 pub mod nbd;
 mod null;
 mod op;
-mod overflow;
 mod polling;
 mod queue;
 mod ready;

@@ -46,9 +46,8 @@ struct Arguments {
     /// Options of the target's format; help lists them
     #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Cache mode of the target (the same ones); if not given, direct I/O where the file
-    /// system has it, and the page cache for what the device does not take
-    /// at once
+    /// Cache mode of the target (the same ones); if not given, none where the file
+    /// system can, else writeback
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
     target_cache: Option<String>,
     /// Backing file of the target, with the content of the source's: what the

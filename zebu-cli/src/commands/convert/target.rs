@@ -76,15 +76,16 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The cache modes to try. Direct I/O, in the mode `direct`, spares a copy,
-    /// but needs a bounce buffer for what is not aligned.
-    fn caches(&self, aligned: bool, direct: CacheMode) -> Vec<CacheMode> {
+    /// The cache modes to try. Without `-t` it is direct I/O where the file system has it
+    /// and the writes are whole blocks, else the page cache.
+    fn caches(&self, whole_blocks: bool) -> Vec<CacheMode> {
+        // Compressed clusters lie at any byte, and what the kernel copies (-C) passes through
+        // the page cache, or not at all.
+        let is_direct = whole_blocks && !self.arguments.compress && !self.arguments.copy_range;
         match self.cache {
             Some(cache) => vec![cache],
-            // What the kernel copies passes through the page cache, or not at all.
-            None if self.arguments.copy_range => vec![CacheMode::Unsafe],
-            None if aligned => vec![direct, CacheMode::Unsafe],
-            None => vec![CacheMode::Unsafe],
+            None if is_direct => vec![CacheMode::None, CacheMode::WriteBack],
+            None => vec![CacheMode::WriteBack],
         }
     }
 
@@ -137,7 +138,7 @@ impl Wanted<'_> {
         {
             self.check_not_read([Some(&spec.file), spec.data_file.as_ref()])?;
         }
-        let device = self.open_device(&source, &self.caches(false, CacheMode::None), options)?;
+        let device = self.open_device(&source, &self.caches(false), options)?;
         self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;
         self.check_size(device.size())?;
         // What it holds past the end of its backing file may be anything.
@@ -148,7 +149,7 @@ impl Wanted<'_> {
     fn existing_raw(&self) -> Result<Target, Failure> {
         self.check_raw()?;
         let spec = file_of(self.name).map_err(Failure::new)?;
-        let opened = open::in_first(&self.caches(self.aligned, CacheMode::None), |cache| {
+        let opened = open::in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile {
                 write: true,
                 create: false,
@@ -229,7 +230,7 @@ impl Wanted<'_> {
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
         }
-        let caches = self.caches(self.writes_are_aligned(&image), CacheMode::WriteOnce);
+        let caches = self.caches(self.writes_are_aligned(&image));
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
         let data_file = create.get("data_file").and_then(|name| file_of(name).ok());
         // Locks say the same, but not with -U.
@@ -294,7 +295,7 @@ impl Wanted<'_> {
             NewImage::Raw { .. } => true,
             NewImage::Qcow2(image) => image.cluster_bits >= 12,
         };
-        self.aligned && whole && !self.arguments.compress
+        self.aligned && whole
     }
 
     /// Opens the backing file, if there is to be one, before anything that is

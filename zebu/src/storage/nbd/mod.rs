@@ -52,11 +52,7 @@ pub struct Nbd {
 
 impl Nbd {
     /// Connects. Blocks: within the limits of time that the options set.
-    pub fn open(mut options: NbdOptions) -> crate::Result<Nbd> {
-        if options.cache == CacheMode::WriteOnce {
-            // That is for files.
-            options.cache = CacheMode::None;
-        }
+    pub fn open(options: NbdOptions) -> crate::Result<Nbd> {
         let name = options.name.clone();
         let client = Client::connect(options)?;
         Ok(Nbd {
