@@ -141,11 +141,11 @@ impl Device {
         let image = self.own_image()?;
         image.check_resize()?;
         // Damage that prevents dropping the tail is an error before anything changes.
-        image.check_tables()?;
+        let kept = size.next_multiple_of(image.geometry().cluster_size());
+        image.check_unmap(kept)?;
         image.announce(queue).await?;
         image.finish_writing(queue).await?;
         if is_broken(Rule::SizeBeforeTail) {
-            let kept = size.next_multiple_of(image.geometry().cluster_size());
             image.unmap_from(queue, kept).await?;
         }
         image.set_size(queue, size).await?;

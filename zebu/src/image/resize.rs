@@ -74,7 +74,7 @@ impl Image {
         if !(from / coverage..entries).any(|index| is_there(&self.l1, index)) {
             return Ok(());
         }
-        self.check_tables()?;
+        self.check_unmap(from)?;
         // Whole tables first: no slice may be dirty when a table is dropped.
         for index in from.div_ceil(coverage)..entries {
             if is_there(&self.l1, index) {
@@ -96,9 +96,12 @@ impl Image {
         self.finish_writing(queue).await
     }
 
-    /// Refuses an image whose active L1 table is damaged.
-    pub(crate) fn check_tables(&self) -> Result<()> {
-        self.check_l1(&self.l1)
+    /// Refuses an image whose active L1 table is damaged, if what is unmapped from
+    /// `from` on could be in use elsewhere. (A repair leaves an L2 table that two
+    /// entries share, which writes copy; but dropped as a whole it would take along
+    /// what the other entry still maps if its refcount is wrong.)
+    pub(crate) fn check_unmap(&self, from: u64) -> Result<()> {
+        self.check_l1(&self.l1, from.div_ceil(self.geometry.l2_coverage()))
     }
 
     /// Drops an L2 table and everything that it refers to. No slice is dirty.

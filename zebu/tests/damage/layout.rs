@@ -67,6 +67,7 @@ pub struct Layout {
     pub blocks: Vec<u64>,
     pub fields: Vec<Field>,
     pub snapshot_ids: Vec<String>,
+    header: [u64; 6],
 }
 
 impl Layout {
@@ -91,6 +92,7 @@ impl Layout {
             blocks: Vec::new(),
             fields: Vec::new(),
             snapshot_ids: Vec::new(),
+            header: Layout::header_of(file),
         };
         layout.header(file);
         layout.disk(file, be64(file, 40), be32(file, 36));
@@ -301,6 +303,49 @@ impl Layout {
         let entries = (0..self.blocks.len()).map(|nth| be64(file, at(nth)) & !511);
         let mut wrong = entries.filter(|entry| !entry.is_multiple_of(self.cluster));
         self.version >= 3 && be32(file, 4) == self.version && same && wrong.next().is_some()
+    }
+
+    /// A cluster of an image that was repaired which is a part of an L1 table or of the
+    /// snapshot table, and data, an L2 table or a refcount block, too.
+    pub fn root_with_another_use(&self, file: &[u8]) -> Option<u64> {
+        // Of an image with another size or place of something less is known.
+        let (here, sound) = (Layout::header_of(file), self.header);
+        if here != sound {
+            return None;
+        }
+        let now = Layout::of(file);
+        let mut roots = vec![(be64(file, 40), u64::from(be32(file, 36)) * 8)];
+        roots.push((
+            now.snapshot_table.start,
+            now.snapshot_table.end - now.snapshot_table.start,
+        ));
+        let disks = now.paths.iter().flatten();
+        let data = disks
+            .clone()
+            .map(|path| path.data.clone())
+            .filter(|data| !data.is_empty());
+        let tables = disks.filter_map(|path| path.table);
+        let tables = tables.chain(now.blocks.iter().copied().filter(|block| *block != 0));
+        let mut others = data.chain(tables.map(|at| at..at + self.cluster));
+        let found = others.find(|other| {
+            let mut roots = roots.iter();
+            roots.any(|(at, length)| {
+                *at < other.end && other.start < (at + length).next_multiple_of(self.cluster)
+            })
+        });
+        found.map(|range| range.start)
+    }
+
+    /// What of the header says how large the disk is and where tables are.
+    fn header_of(file: &[u8]) -> [u64; 6] {
+        [
+            be64(file, 0),
+            be64(file, 24),
+            u64::from(be32(file, 20)),
+            u64::from(be32(file, 60)),
+            be64(file, 64),
+            u64::from(be32(file, 96)),
+        ]
     }
 
     /// Clusters that one refcount block counts.

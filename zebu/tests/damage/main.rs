@@ -40,8 +40,10 @@ fn number(variable: &str) -> Option<u64> {
 /// One or two places of the metadata are set to something else, or the file
 /// gets another length. What was done.
 fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
-    if rng.one_in(6) {
-        return relength(rng, sound.layout.cluster, file);
+    match rng.below(12) {
+        0 | 1 => return relength(rng, sound.layout.cluster, file),
+        2..=4 => return cross(rng, sound, file),
+        _ => {}
     }
     let mut said = String::new();
     for _ in 0..1 + rng.below(8) / 7 {
@@ -74,6 +76,54 @@ fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
             _ => file[at] = file[at].wrapping_add(1),
         }
         said += &format!("{kind} {:#x?}, byte {at:#x} is {:#x}; ", field.at, file[at]);
+    }
+    said
+}
+
+/// Two or three entries refer to one cluster: that of a table, or data.
+fn cross(rng: &mut Rng, sound: &Sound, file: &mut [u8]) -> String {
+    let layout = &sound.layout;
+    let cluster = layout.cluster;
+    let any = |rng: &mut Rng, list: Vec<u64>| {
+        list.get(rng.below(list.len().max(1) as u64) as usize)
+            .copied()
+    };
+    let disks = layout.paths.iter().flatten();
+    let place = match rng.below(4) {
+        0 => Some(layout::be64(file, 40)),
+        1 => any(rng, disks.filter_map(|path| path.table).collect()),
+        2 => any(
+            rng,
+            layout
+                .blocks
+                .iter()
+                .copied()
+                .filter(|block| *block != 0)
+                .collect(),
+        ),
+        _ => any(rng, disks.map(|path| path.data.start).collect()),
+    };
+    let place = place.unwrap_or(0) / cluster * cluster;
+    let mut said = format!("to {place:#x} lead ");
+    let mut kinds = ["L1 entry", "L2 entry", "refcount table entry"];
+    if rng.one_in(3) {
+        kinds = ["L1 entry"; 3];
+    }
+    for _ in 0..2 + rng.below(2) {
+        let kind = kinds[rng.below(3) as usize];
+        let fields = layout.fields.iter().filter(|field| field.what == kind);
+        let Some(at) = any(rng, fields.map(|field| field.at.start).collect()) else {
+            continue;
+        };
+        let flags = layout::be64(file, at)
+            & match kind {
+                "refcount table entry" => 0,
+                _ => 1 << 63,
+            };
+        if let Some(bytes) = file.get_mut(at as usize..at as usize + 8) {
+            bytes.copy_from_slice(&(flags | place).to_be_bytes());
+        }
+        said += &format!("{kind} {at:#x}, ");
     }
     said
 }

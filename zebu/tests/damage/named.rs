@@ -3,7 +3,8 @@
 use zebu::block::{Device, Format, OpenOptions};
 use zebu::format::INCOMPATIBLE_CORRUPT;
 use zebu::jobs::{
-    self, ConvertOptions, CreateQcow2, NewBacking, Preallocation, RepairMode, Target,
+    self, AmendOptions, ConvertOptions, CreateQcow2, NewBacking, NewDataFile, Preallocation,
+    RepairMode, Target,
 };
 use zebu::storage::{EngineKind, Queue};
 
@@ -213,4 +214,152 @@ fn a_raw_image_ends_with_its_file() {
     assert_eq!(device.size(), 1024);
     let status = queue.block_on(device.status(&queue, 700, 324)).unwrap();
     assert!(status.zero);
+}
+
+#[test]
+fn a_repaired_image_with_a_shared_l2_table_is_resized() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 8 << 20,
+        cluster_bits: 12,
+        ..CreateQcow2::default()
+    };
+    // A table has 2 MiB.
+    let sound = written(&queue, &options, &[(0, 64 << 10), (2 << 20, 64 << 10)]);
+    let mut file = sound.file.clone();
+    let l1 = be64(&file, 40) as usize;
+    file.copy_within(l1..l1 + 8, l1 + 24);
+    let files = Files::new(&sound, &file);
+    let resized = |device: &mut zebu::block::Device, mib: u64| {
+        let resize = device.resize(&queue, mib << 20, zebu::block::Preallocation::Off);
+        queue.block_on(resize).is_ok()
+    };
+    // As it is it is refused.
+    let mut device = files.open(&queue, true, true).unwrap();
+    assert!(!resized(&mut device, 7) && !resized(&mut device, 4));
+    queue.block_on(device.close(&queue)).unwrap();
+
+    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    assert_eq!(report.unwrap().corruptions, 0);
+    let mut device = files.open(&queue, true, true).unwrap();
+    assert!(!resized(&mut device, 4), "a shared table is dropped");
+    for mib in [9, 8, 7, 16] {
+        assert!(resized(&mut device, mib), "{mib} MiB");
+    }
+    // The table was copied when a part of it went.
+    assert!(resized(&mut device, 4));
+    queue.block_on(device.close(&queue)).unwrap();
+    // Copied flags are missing where one of two references has gone, as after writes.
+    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    assert_eq!(report.unwrap().corruptions, 0);
+    let device = files.open(&queue, false, true).unwrap();
+    let mut bytes = vec![0; 4 << 20];
+    device.read_blocking(&queue, 0, &mut bytes).unwrap();
+    assert!(bytes == sound.content[0][..4 << 20]);
+}
+
+#[test]
+fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 1 << 20,
+        data_file: Some(NewDataFile {
+            name: "data.raw".into(),
+            raw: false,
+        }),
+        ..CreateQcow2::default()
+    };
+    let files = Files {
+        file: Sparse::new(&[]),
+        data: Some(Sparse::new(&[])),
+        base: None,
+    };
+    let data = files.data.clone().unwrap();
+    jobs::create_qcow2(&queue, &*files.file, Some(&*data), &options).unwrap();
+    let device = files.open(&queue, true, true).unwrap();
+    device.write_blocking(&queue, 0, &[1; 256 << 10]).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+    let sound = Sound::new(&queue, "a data file".into(), &files);
+    let entry = sound.layout.paths[0][1].entry.start as usize;
+    // Another cluster's place, one behind the disk, and one behind everything.
+    for place in [2u64 << 16, 1 << 21, 1 << 45] {
+        let mut file = sound.file.clone();
+        file[entry..entry + 8].copy_from_slice(&(1 << 63 | place).to_be_bytes());
+        let files = Files::new(&sound, &file);
+        let device = files.open(&queue, true, true).unwrap();
+        let mut bytes = vec![0; 64 << 10];
+        for cluster in 0..4 {
+            let read = device.read_blocking(&queue, cluster << 16, &mut bytes);
+            assert_eq!(read.is_ok(), cluster != 1, "{place:#x}, cluster {cluster}");
+        }
+        let text = device
+            .write_blocking(&queue, 1 << 16, &[2; 512])
+            .unwrap_err();
+        let text = text.to_string();
+        assert!(
+            text.contains("does not match guest cluster offset"),
+            "{text}"
+        );
+        drop(device);
+        assert!(files.data.unwrap().to_vec() == *sound.data.as_ref().unwrap());
+    }
+}
+
+#[test]
+fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
+    let queue = queue();
+    let options = CreateQcow2 {
+        size: 1 << 20,
+        cluster_bits: 9,
+        backing: Some(NewBacking {
+            name: "base.raw".into(),
+            format: Some("raw".into()),
+        }),
+        ..CreateQcow2::default()
+    };
+    let sound = written(&queue, &options, &[(0, 600 << 10)]);
+    let mut file = sound.file.clone();
+    let entry = be64(&file, 48) as usize + 8;
+    let past = (file.len() as u64).next_multiple_of(512) + 512;
+    file[entry..entry + 8].copy_from_slice(&past.to_be_bytes());
+
+    let files = Files::new(&sound, &file);
+    let device = files.open(&queue, true, true).unwrap();
+    let width = AmendOptions {
+        refcount_order: Some(5),
+        ..AmendOptions::default()
+    };
+    let error = jobs::amend(&queue, device, &width).unwrap_err();
+    assert!(
+        error.to_string().contains("past the end of the file"),
+        "{error}"
+    );
+    let reads = |files: &Files| {
+        let device = files.open(&queue, false, true).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        device.read_blocking(&queue, 0, &mut bytes).unwrap();
+        bytes
+    };
+    assert!(reads(&files) == sound.content[0]);
+
+    let files = Files::new(&sound, &file);
+    let below = Device::from_storage(
+        &queue,
+        files.base.clone().unwrap(),
+        &OpenOptions {
+            format: Some(Format::Raw),
+            write: true,
+            ..OpenOptions::default()
+        },
+    )
+    .unwrap();
+    let top = files.open(&queue, true, false).unwrap();
+    let options = jobs::CommitOptions {
+        empty: true,
+        rate: None,
+        engine: EngineKind::Threads,
+    };
+    let committed = jobs::commit(&queue, top, below, &options, |_| {});
+    assert!(committed.is_err());
+    assert!(reads(&files) == sound.content[0]);
 }

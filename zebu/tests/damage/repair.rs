@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use zebu::block::Preallocation;
 use zebu::jobs::{self, RepairMode};
 use zebu::storage::Queue;
 
@@ -84,6 +85,11 @@ pub fn repair(
             Err(error) => assert!(error.to_string().contains("data-file"), "{what}: {error}"),
         }
     }
+    if clean {
+        let file = files.file.to_vec();
+        let two = sound.layout.root_with_another_use(&file);
+        assert_eq!(two, None, "{what}: a table, and something else");
+    }
     if clean && whole {
         what += ", then a session";
         for n in write(queue, rng, sound, &files, &before) {
@@ -152,7 +158,46 @@ fn write(
     queue
         .block_on(device.close(queue))
         .expect("a repaired image closes");
+    if sound.content.len() == 1 || sound.layout.version >= 3 {
+        resize(queue, rng, sound, files);
+    }
     Vec::new()
+}
+
+/// Makes a repaired disk larger, writes there, and makes it as large as it was.
+fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files) {
+    let Ok(mut device) = files.open(queue, true, true) else {
+        return;
+    };
+    let old = device.size();
+    let coverage = sound.layout.per_table() * sound.layout.cluster;
+    // (Files in memory have a limit.)
+    let most = (2 * coverage).min(64 << 20);
+    let new = old + 512 * (1 + rng.below(most / 512));
+    if !old.is_multiple_of(512) || new > 200 << 20 {
+        return;
+    }
+    for size in [new, old] {
+        let resize = device.resize(queue, size, Preallocation::Off);
+        let result = queue.block_on(resize);
+        assert!(
+            result.is_ok(),
+            "a repaired disk of {old:#x} bytes gets {size:#x}: {result:?}"
+        );
+        if size == new {
+            let mut bytes = [1; 512];
+            device
+                .read_blocking(queue, new - 512, &mut bytes)
+                .expect("the added part reads");
+            assert_eq!(bytes, [0; 512], "the added part");
+            device
+                .write_blocking(queue, new - 512, &[1; 512])
+                .expect("the added part is written");
+        }
+    }
+    queue
+        .block_on(device.close(queue))
+        .expect("a repaired image closes");
 }
 
 /// Fails if a sector was lost that QEMU's repair keeps. How many both lose.

@@ -29,7 +29,7 @@ impl Image {
         let size = self.size_at(&snapshot)?;
         let mut l1 = self.snapshot_l1(queue, &snapshot).await?;
         // What is replaced must be known to be freed as a whole.
-        self.check_l1(&self.l1)?;
+        self.check_l1(&self.l1, 0)?;
         self.check_references(queue, &self.l1).await?;
         if size != self.size() && self.snapshots.iter().any(|s| s.disk_size().is_none()) {
             // Those without a size have that of the disk, until it changes.

@@ -36,7 +36,7 @@ impl Image {
     /// durable: of the L2 tables on the disk, of the L1 table with the next
     /// commit. What is damaged is left alone.
     pub(super) async fn set_copied(&self, queue: &Queue) -> Result<()> {
-        if self.check_l1(&self.l1).is_err() {
+        if self.check_l1(&self.l1, 0).is_err() {
             return Ok(());
         }
         let size = self.geometry.cluster_size();

@@ -19,7 +19,7 @@ impl Image {
     pub(crate) async fn snapshot_create(&mut self, queue: &Queue, name: &[u8]) -> Result<()> {
         self.begin_snapshots(queue).await?;
         let new = self.new_snapshot(name)?;
-        self.check_l1(&self.l1)?;
+        self.check_l1(&self.l1, 0)?;
         self.raise(queue, &self.l1).await?;
         let mut l1 = None;
         let result = match self.prepare_snapshot(queue, new, &mut l1).await {

@@ -84,7 +84,7 @@ impl Image {
             )));
         }
         let l1 = read_l1(&*self.file, queue, offset, entries).await?;
-        self.check_l1(&l1)?;
+        self.check_l1(&l1, 0)?;
         Ok(l1)
     }
 }

@@ -61,8 +61,9 @@ impl References<'_> {
 
 impl Image {
     /// Refuses an L1 table with an entry that leads to no L2 table, or where
-    /// something else is, or where another entry leads.
-    pub(in crate::image) fn check_l1(&self, l1: &L1Table) -> Result<()> {
+    /// something else is; or where another entry leads, if one of the two says that
+    /// it is the only one, or is from `alone` on.
+    pub(in crate::image) fn check_l1(&self, l1: &L1Table, alone: u64) -> Result<()> {
         let protected = &self.writer()?.protected;
         let wrong = |index: u64, what: String| Error::Corrupt {
             guest: index.saturating_mul(self.geometry.l2_coverage()),
@@ -86,7 +87,11 @@ impl Image {
             tables.push((table.0, index));
         }
         tables.sort_unstable();
-        match tables.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let shall_be_alone = |index| index >= alone || l1.get(index).copied();
+        let mut pairs = tables.windows(2);
+        match pairs.find(|pair| {
+            pair[0].0 == pair[1].0 && pair.iter().any(|(_, index)| shall_be_alone(*index))
+        }) {
             None => Ok(()),
             Some(pair) => {
                 let what = format!("L2 table offset {:#x} occurs twice", pair[0].0);

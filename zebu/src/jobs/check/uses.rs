@@ -70,6 +70,15 @@ impl Use {
     fn is_redundant(self) -> bool {
         matches!(self, Use::RefcountTable | Use::RefcountBlock)
     }
+
+    /// What is redundant gives way to everything else, and a root to nothing.
+    fn importance(self) -> u8 {
+        match () {
+            () if self.is_root() => 2,
+            () if self.is_redundant() => 0,
+            () => 1,
+        }
+    }
 }
 
 /// A cluster with two uses of which one must be wrong.
@@ -82,19 +91,20 @@ pub(super) struct Conflict {
 /// The uses of the clusters of the file.
 pub(super) struct Uses {
     cluster_bits: u32,
-    /// 0: none; [`SEVERAL`]; else the number of the use plus 1.
+    /// 0: none; else the number of the most important use plus 1, with [`OTHERS`] if
+    /// it is not the only one.
     cells: Cells,
     conflict: Option<Conflict>,
 }
 
-/// A cluster with several uses.
-const SEVERAL: u8 = 15;
+/// Set for a cluster with several uses.
+const OTHERS: u8 = 0x80;
 
 impl Uses {
     pub(super) fn new(geometry: &Geometry, file_len: u64) -> Self {
         Uses {
             cluster_bits: geometry.cluster_bits(),
-            cells: Cells::new(geometry.clusters_for(file_len), 2),
+            cells: Cells::new(geometry.clusters_for(file_len), 3),
             conflict: None,
         }
     }
@@ -111,23 +121,23 @@ impl Uses {
             if before == code && what.is_shared() {
                 continue;
             }
-            self.cells.set(cluster, SEVERAL);
-            let other = Use::ALL.get(usize::from(before) - 1).copied();
+            let other = Use::ALL[usize::from(before & !OTHERS) - 1];
             self.clash(cluster, what, other);
+            let kept = match what.importance() > other.importance() {
+                true => what,
+                false => other,
+            };
+            self.cells.set(cluster, (kept as u8 + 1) | OTHERS);
         }
     }
 
-    /// A cluster with the use `other` is `what`, too; `None`: it has several uses.
-    fn clash(&mut self, cluster: u64, what: Use, other: Option<Use>) {
-        let fatal = match other {
-            Some(other) if what.is_redundant() || other.is_redundant() => false,
-            Some(other) => what.is_root() || other.is_root(),
-            None => what.is_root(),
-        };
-        if fatal {
+    /// A cluster whose most important use so far is `other` is `what`, too.
+    fn clash(&mut self, cluster: u64, what: Use, other: Use) {
+        let redundant = what.is_redundant() || other.is_redundant();
+        if !redundant && (what.is_root() || other.is_root()) {
             self.conflict.get_or_insert(Conflict {
                 offset: cluster << self.cluster_bits,
-                uses: [other.unwrap_or(Use::Data), what],
+                uses: [other, what],
             });
         }
     }
@@ -141,5 +151,38 @@ impl Uses {
     /// Whether `what` is the only use of the cluster at `offset`.
     pub(super) fn is_only(&self, what: Use, offset: u64) -> bool {
         self.cells.get(offset >> self.cluster_bits) == what as u8 + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a repair that goes on although a cluster with a table that
+    //! everything depends on is something else, too.
+    use super::*;
+
+    fn conflict(uses: &[Use]) -> Option<[Use; 2]> {
+        let mut noted = Uses {
+            cluster_bits: 16,
+            cells: Cells::new(8, 3),
+            conflict: None,
+        };
+        uses.iter().for_each(|what| noted.note(*what, 3, 4));
+        assert_eq!(noted.is_only(uses[0], 3 << 16), uses.len() == 1);
+        noted.conflict().map(|conflict| conflict.uses)
+    }
+
+    #[test]
+    fn a_root_stays_known_among_several_uses() {
+        use Use::{Data, Header, L1Table, RefcountBlock};
+        assert_eq!(conflict(&[L1Table]), None);
+        assert_eq!(conflict(&[L1Table, RefcountBlock]), None);
+        let found = Some([L1Table, Data]);
+        assert_eq!(conflict(&[L1Table, RefcountBlock, Data]), found);
+        assert_eq!(conflict(&[RefcountBlock, L1Table, Data]), found);
+        let found = Some([Data, L1Table]);
+        assert_eq!(conflict(&[RefcountBlock, Data, L1Table]), found);
+        assert_eq!(conflict(&[Data, RefcountBlock, L1Table]), found);
+        assert_eq!(conflict(&[Header, Data, L1Table]), Some([Header, L1Table]));
+        assert_eq!(conflict(&[Data, Header, RefcountBlock]), None);
     }
 }
