@@ -435,6 +435,45 @@ fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind)
 }
 
 #[test]
+fn a_request_that_is_not_polled_holds_up_no_other() {
+    for engine in EngineKind::ALL {
+        let manners = Manners {
+            headers: Headers::Structured,
+            hangs_up: None,
+            many: false,
+        };
+        let Ok(queue) = Queue::new(QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        }) else {
+            continue;
+        };
+        let _patience = Patience::new(format!("a request that is not polled, {engine}"));
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let _server = Server::start(&socket, manners);
+        let nbd = Nbd::open(NbdOptions::new(NbdServer::Unix(socket), "x")).unwrap();
+        let read = |at| storage::read_vec(&nbd, &queue, at, 512);
+        let mut kept: Vec<_> = (0..3).map(|nth| Box::pin(read(nth * 512))).collect();
+        queue.block_on(async {
+            for one in &mut kept {
+                poll_fn(|context| {
+                    let _ = one.as_mut().poll(context);
+                    Poll::Ready(())
+                })
+                .await;
+            }
+            for nth in 0..20 {
+                read(nth * 4096).await.unwrap();
+            }
+            for one in kept {
+                one.await.unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn every_request_gets_its_own_answer() {
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
         for (many, connections, threads) in [(false, 4, 1), (false, 4, 4), (true, 3, 4)] {

@@ -1,20 +1,19 @@
-//! One connection, and who waits for its answers.
+//! One connection, and the requests that wait for its answers.
 //!
-//! Everything is behind one lock, under which nobody waits: the socket never
-//! blocks. Of the requests of each queue that wait here, one leads: it waits for
-//! the socket, too, and when there is something, sends and receives for all.
-//! When it has what it wants it hands on to another one. A queue that shares
-//! the connection with others has a leader of its own, so that no thread
-//! depends on what another one is doing.
+//! Everything is behind one lock, under which nothing waits: the socket never
+//! blocks. Each queue with requests in flight has a task that waits for the socket, and
+//! sends and receives for all requests of all queues; it ends when its queue has none
+//! left. So a request whose future is kept without being polled holds up no other
+//! one, and no thread depends on what another one is doing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::handshake::{Agreed, Facts};
 use super::session::{Over, Session};
-use super::slots::{Memory, Outcome, Slot, SlotId, Slots};
+use super::slots::{Memory, Outcome, SlotId, Slots};
 use super::wire::Socket;
 use super::{NbdError, NbdOptions, reconnect, watchdog};
 use crate::nbd::{Request, transmission};
@@ -39,8 +38,8 @@ struct State {
     slots: Slots,
     /// What is not wholly sent, in order.
     output: VecDeque<SlotId>,
-    /// Who leads, of each queue.
-    leaders: Vec<Leader>,
+    /// The tasks that send and receive, one of each queue with requests.
+    drivers: Vec<Driver>,
     /// When the connection was lost, until an answer came again; and how often
     /// meanwhile.
     lost: Option<(Instant, u32)>,
@@ -49,10 +48,11 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Leader {
+struct Driver {
     queue: u64,
-    id: SlotId,
-    /// It was told that there is something to send, and did not run since.
+    /// None before it was polled.
+    waker: Option<Waker>,
+    /// It was woken since there is something to send, and did not run since.
     told: bool,
 }
 
@@ -65,15 +65,14 @@ enum Phase {
     Broken(NbdError),
 }
 
-/// What the one who waits does next.
+/// What the task of a queue does next.
 pub(super) enum Step {
-    /// Take this.
-    Done(Outcome),
-    /// Wait to be woken.
-    Follow,
-    /// Wait for this socket, too, to be readable, and to be writable if so
-    /// said.
-    Lead(Arc<Socket>, bool),
+    /// Its queue has no requests: it ends.
+    End,
+    /// Wait to be woken: there is no connection now.
+    Rest,
+    /// Wait to be woken, or for this socket to be readable, or writable if so said.
+    Wait(Arc<Socket>, bool),
 }
 
 impl Link {
@@ -91,7 +90,7 @@ impl Link {
                 phase: Phase::Up(Box::new(session)),
                 slots: Slots::default(),
                 output: VecDeque::new(),
-                leaders: Vec::new(),
+                drivers: Vec::new(),
                 lost: None,
                 progress: 0,
             }),
@@ -113,31 +112,52 @@ impl Link {
         crate::lock(&self.state)
     }
 
-    /// Takes a request up. It is sent by whoever leads, or by who waits for it.
+    /// Takes a request up. Also whether its queue needs a task that calls
+    /// [`Link::drive`].
     pub(super) fn submit(
         &self,
         queue: u64,
         request: Request,
         memory: Option<Memory>,
-    ) -> Result<SlotId, NbdError> {
-        let (id, leader) = {
+    ) -> Result<(SlotId, bool), NbdError> {
+        let (id, driver) = {
             let mut state = self.state();
             if let Phase::Broken(error) = &state.phase {
                 return Err(error.clone());
             }
             let id = state.slots.insert(request, memory, queue);
             state.output.push_back(id);
-            (id, state.tell_leader(queue))
+            let driver = state.tell_driver(queue);
+            if driver.is_none() {
+                state.drivers.push(Driver {
+                    queue,
+                    waker: None,
+                    told: true,
+                });
+            }
+            (id, driver)
         };
-        leader.into_iter().for_each(Waker::wake);
-        Ok(id)
+        let is_new = driver.is_none();
+        driver.flatten().into_iter().for_each(Waker::wake);
+        Ok((id, is_new))
     }
 
-    /// Goes on with a request that is waited for. `arrived`: the socket that
-    /// was waited for is ready.
-    pub(super) fn poll(
+    /// What came of a request, if its answer is complete.
+    pub(super) fn poll(&self, id: SlotId, context: &Context<'_>) -> Poll<Outcome> {
+        let mut state = self.state();
+        match state.slots.take_outcome(id) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                state.set_waker(id, context.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Sends and receives what there is, for the task of a queue. `arrived`: the socket
+    /// that was waited for is ready.
+    pub(super) fn drive(
         self: &Arc<Self>,
-        id: SlotId,
         queue: u64,
         arrived: bool,
         context: &Context<'_>,
@@ -146,28 +166,20 @@ impl Link {
         let mut lost = None;
         let step = {
             let mut state = self.state();
-            let leads = state.lead(queue, id);
+            state.note_driver(queue, context.waker());
             let mut blocked = false;
-            if leads && state.slots.get(id).is_some_and(|s| s.outcome.is_none()) {
-                match state.pump(arrived, &mut woken) {
-                    Ok(more) => blocked = more,
-                    Err(over) => lost = self.lose(&mut state, over, &mut woken),
-                }
+            match state.pump(arrived, &mut woken) {
+                Ok(more) => blocked = more,
+                Err(over) => lost = self.lose(&mut state, over, &mut woken),
             }
-            match state.slots.take_outcome(id) {
-                Some(outcome) => {
-                    state.resign(queue, id, &mut woken);
-                    Step::Done(outcome)
+            if state.slots.has_requests_of(queue) {
+                match &state.phase {
+                    Phase::Up(session) => Step::Wait(session.socket().clone(), blocked),
+                    _ => Step::Rest,
                 }
-                None => {
-                    state.set_waker(id, context.waker());
-                    match &state.phase {
-                        Phase::Up(session) if leads => {
-                            Step::Lead(session.socket().clone(), blocked)
-                        }
-                        _ => Step::Follow,
-                    }
-                }
+            } else {
+                state.end_driver(queue, &mut woken);
+                Step::End
             }
         };
         woken.into_iter().for_each(Waker::wake);
@@ -175,6 +187,13 @@ impl Link {
             reconnect::begin(self, wait);
         }
         step
+    }
+
+    /// The task of a queue is dropped.
+    pub(super) fn end_driver(&self, queue: u64) {
+        let mut woken = Vec::new();
+        self.state().end_driver(queue, &mut woken);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Nobody waits for a request any more. When this returns its memory is not
@@ -191,8 +210,7 @@ impl Link {
     }
 
     /// Takes a request off, unless it is a change that the server knows of.
-    /// That goes on, whoever leads: the socket to wait for, and whether for room
-    /// to send, too.
+    /// That goes on: the socket to wait for, and whether for room to send, too.
     fn try_abandon(
         self: &Arc<Self>,
         queue: u64,
@@ -220,7 +238,8 @@ impl Link {
                     if state.slots.abandon(id) {
                         state.output.retain(|other| *other != id);
                     }
-                    state.resign(queue, id, &mut woken);
+                    // Its task may have nothing to do any more.
+                    woken.extend(state.tell_driver(queue).flatten());
                     None
                 }
             }
@@ -261,7 +280,7 @@ impl Link {
         state.lost = Some((since, times + 1));
         state.phase = Phase::Lost;
         state.output = state.slots.rewind().into();
-        state.wake_all(woken);
+        state.wake_drivers(woken);
         Some(match times {
             0 => Duration::ZERO,
             _ => FIRST_WAIT * 2u32.pow((times - 1).min(4)),
@@ -281,6 +300,7 @@ impl Link {
         }
         state.output.clear();
         state.phase = Phase::Broken(error);
+        state.wake_drivers(woken);
     }
 }
 
@@ -304,7 +324,7 @@ impl Link {
             if same {
                 let session = Session::new(agreed, self.server.clone());
                 state.phase = Phase::Up(Box::new(session));
-                state.wake_all(&mut woken);
+                state.wake_drivers(&mut woken);
             } else {
                 let text = "the export is another one after the connection was lost";
                 self.fail(&mut state, text.into(), &mut woken);
@@ -365,57 +385,42 @@ impl Drop for Link {
 }
 
 impl State {
-    /// Who is to be woken since there is something to send. The first request
-    /// of a batch does that; when the leader comes to run, the whole batch is
-    /// there.
-    fn tell_leader(&mut self, queue: u64) -> Option<Waker> {
-        let mut leaders = self.leaders.iter_mut();
-        let leader = leaders.find(|leader| leader.queue == queue && !leader.told)?;
-        leader.told = true;
-        self.slots.get(leader.id)?.waker.clone()
-    }
-
-    /// Whether this request leads, which it does if no other one of its queue
-    /// does.
-    fn lead(&mut self, queue: u64, id: SlotId) -> bool {
-        let mut leaders = self.leaders.iter_mut();
-        match leaders.find(|leader| leader.queue == queue) {
-            Some(leader) if leader.id == id => {
-                leader.told = false;
-                true
+    /// The waker of a queue's task, if it is to be woken since there is something to
+    /// send: the first request of a batch does that, and when the task comes to run, the
+    /// whole batch is there. None: it has none.
+    fn tell_driver(&mut self, queue: u64) -> Option<Option<Waker>> {
+        let mut drivers = self.drivers.iter_mut();
+        match drivers.find(|driver| driver.queue == queue) {
+            Some(driver) if driver.told => Some(None),
+            Some(driver) => {
+                driver.told = true;
+                Some(driver.waker.clone())
             }
-            Some(_) => false,
-            None => {
-                self.leaders.push(Leader {
-                    queue,
-                    id,
-                    told: false,
-                });
-                true
-            }
+            None => None,
         }
     }
 
-    /// This request leads no more, and will not: another one of its queue that
-    /// waits does, once it runs. Also if it did not lead yet: it may be the one
-    /// that was woken to do so.
-    fn resign(&mut self, queue: u64, id: SlotId, woken: &mut Vec<Waker>) {
-        let led = |leader: &Leader| leader.id == id;
-        if let Some(place) = self.leaders.iter().position(led) {
-            self.leaders.swap_remove(place);
+    /// A queue's task runs.
+    fn note_driver(&mut self, queue: u64, waker: &Waker) {
+        let mut drivers = self.drivers.iter_mut();
+        if let Some(driver) = drivers.find(|driver| driver.queue == queue) {
+            driver.told = false;
+            if !driver
+                .waker
+                .as_ref()
+                .is_some_and(|old| old.will_wake(waker))
+            {
+                driver.waker = Some(waker.clone());
+            }
         }
-        if self.leaders.iter().any(|leader| leader.queue == queue) {
-            return;
-        }
-        let waits = |slot: &Slot| {
-            let same = slot.queue == queue && slot.outcome.is_none();
-            same.then(|| slot.waker.clone()).flatten()
-        };
-        woken.extend(self.slots.iter().find_map(|(_, slot)| waits(slot)));
+    }
+
+    /// A queue's task ends.
+    fn end_driver(&mut self, queue: u64, woken: &mut Vec<Waker>) {
+        self.drivers.retain(|driver| driver.queue != queue);
         // It may have been the one that waited for room to send the rest.
         if !self.output.is_empty() {
-            let leaders = self.leaders.iter();
-            woken.extend(leaders.filter_map(|l| self.slots.get(l.id)?.waker.clone()));
+            self.wake_drivers(woken);
         }
     }
 
@@ -427,8 +432,9 @@ impl State {
         }
     }
 
-    fn wake_all(&self, woken: &mut Vec<Waker>) {
-        woken.extend(self.slots.iter().filter_map(|(_, s)| s.waker.clone()));
+    fn wake_drivers(&self, woken: &mut Vec<Waker>) {
+        let drivers = self.drivers.iter();
+        woken.extend(drivers.filter_map(|driver| driver.waker.clone()));
     }
 
     /// Sends and receives what there is. Whether something could not be sent.

@@ -10,6 +10,7 @@ use std::task::Poll;
 use super::client::Client;
 use super::link::{Link, Step};
 use super::slots::{Memory, Outcome, SlotId};
+use super::wire::Socket;
 use crate::nbd::{Command, Request, STATE_HOLE, STATE_ZERO, command, transmission};
 use crate::storage::{Asking, Iov, OpKind, Queue, RemoteExtent, Started};
 
@@ -28,27 +29,45 @@ struct Waiting {
 
 impl Waiting {
     async fn outcome(mut self) -> Outcome {
+        let outcome = poll_fn(|context| self.link.poll(self.id, context)).await;
+        self.ended = true;
+        outcome
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.link.abandon(self.queue.number(), self.id);
+        }
+    }
+}
+
+/// What a queue's task holds.
+struct Driving {
+    link: Arc<Link>,
+    queue: Queue,
+    /// The link knows of the end already.
+    ended: bool,
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.link.end_driver(self.queue.number());
+        }
+    }
+}
+
+impl Driving {
+    /// Sends and receives until no request of the queue is left.
+    async fn run(mut self) {
         let number = self.queue.number();
-        loop {
-            let socket = poll_fn(
-                |context| match self.link.poll(self.id, number, false, context) {
-                    Step::Done(outcome) => Poll::Ready(Err(outcome)),
-                    Step::Follow => Poll::Pending,
-                    Step::Lead(socket, blocked) => Poll::Ready(Ok((socket, blocked))),
-                },
-            )
-            .await;
-            let (socket, blocked) = match socket {
-                Ok(lead) => lead,
-                Err(outcome) => {
-                    self.ended = true;
-                    return outcome;
-                }
-            };
+        while let Some((socket, blocked)) = self.next().await {
             // On the socket of now, which changes with a reconnect.
             let mut waited = None;
             let mut writable = blocked.then(|| self.queue.writable(&*socket));
-            let ended = poll_fn(|context| {
+            let ends = poll_fn(|context| {
                 loop {
                     let mut arrived = false;
                     let readable = waited.get_or_insert_with(|| self.queue.readable(&*socket));
@@ -62,9 +81,9 @@ impl Waiting {
                     {
                         writable = None;
                     }
-                    match self.link.poll(self.id, number, arrived, context) {
-                        Step::Done(outcome) => return Poll::Ready(Some(outcome)),
-                        Step::Lead(now, blocked) if Arc::ptr_eq(&now, &socket) => {
+                    match self.link.drive(number, arrived, context) {
+                        Step::End => return Poll::Ready(true),
+                        Step::Wait(now, blocked) if Arc::ptr_eq(&now, &socket) => {
                             if !blocked {
                                 writable = None;
                             } else if writable.is_none() {
@@ -77,24 +96,27 @@ impl Waiting {
                             return Poll::Pending;
                         }
                         // Another one, or none, is to be waited for.
-                        _ => return Poll::Ready(None),
+                        _ => return Poll::Ready(false),
                     }
                 }
             })
             .await;
-            if let Some(outcome) = ended {
-                self.ended = true;
-                return outcome;
+            if ends {
+                break;
             }
         }
+        self.ended = true;
     }
-}
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.link.abandon(self.queue.number(), self.id);
-        }
+    /// The socket to wait for, and whether for room to send, too; none at the end.
+    async fn next(&self) -> Option<(Arc<Socket>, bool)> {
+        let number = self.queue.number();
+        poll_fn(|context| match self.link.drive(number, false, context) {
+            Step::End => Poll::Ready(None),
+            Step::Rest => Poll::Pending,
+            Step::Wait(socket, blocked) => Poll::Ready(Some((socket, blocked))),
+        })
+        .await
     }
 }
 
@@ -106,13 +128,25 @@ fn submit(
     memory: Option<Memory>,
 ) -> io::Result<Waiting> {
     let link = client.link(queue.number());
-    let id = link.submit(queue.number(), request, memory)?;
-    Ok(Waiting {
+    let (id, first) = link.submit(queue.number(), request, memory)?;
+    let waiting = Waiting {
         link: link.clone(),
         queue: queue.for_itself(),
         id,
         ended: false,
-    })
+    };
+    if first {
+        let link = link.clone();
+        drop(queue.detach(|queue| {
+            let driving = Driving {
+                link,
+                queue,
+                ended: false,
+            };
+            driving.run()
+        }));
+    }
+    Ok(waiting)
 }
 
 fn request(command: Command, flags: u16, offset: u64, length: u64) -> Request {

@@ -363,6 +363,12 @@ impl Slots {
         false
     }
 
+    /// Whether an answer for this queue is outstanding that is still wanted.
+    pub(super) fn has_requests_of(&self, queue: u64) -> bool {
+        self.iter()
+            .any(|(_, s)| s.queue == queue && s.outcome.is_none() && !s.abandoned)
+    }
+
     /// Whether somebody waits for an answer.
     pub(super) fn are_awaited(&self) -> bool {
         self.iter()
