@@ -107,7 +107,7 @@ impl Raw {
         let is_bare = self.is_bare;
         let flush = queue.detach(|queue| async move {
             let _pass = flushes.gate.enter().await;
-            let _unbroken = queue.unbroken();
+            let _unbroken = queue.unbroken(&*storage);
             if !is_bare {
                 storage::event(&*storage, storage::Event::FlushToOs);
                 storage::event(&*storage, storage::Event::FlushToDisk);

@@ -171,11 +171,92 @@ unsafe impl Storage for Stacked {
         Some(self.device.top().file())
     }
 
+    fn is_stacked(&self) -> bool {
+        true
+    }
+
     fn cache_mode(&self) -> CacheMode {
         self.device.top().data().cache_mode()
     }
 
     fn is_device(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a queue that cannot end because a flush in the image below waits for
+    //! another one.
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::super::{Format, OpenOptions};
+    use super::*;
+    use crate::jobs::{CreateQcow2, create_qcow2};
+    use crate::storage::{EngineKind, File, OpenFile, QueueOptions};
+
+    #[test]
+    fn a_queue_ends_while_its_flush_waits_for_another_queue() {
+        for format in [Format::Raw, Format::Qcow2] {
+            let [one, other] = [(); 2].map(|()| {
+                let options = QueueOptions {
+                    engine: EngineKind::Threads,
+                    ..QueueOptions::default()
+                };
+                Queue::new(options).unwrap()
+            });
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let how = OpenFile {
+                write: true,
+                ..OpenFile::default()
+            };
+            let file: Arc<dyn Storage> = Arc::new(File::open(file.path(), how).unwrap());
+            let size = 16 << 20;
+            let options = CreateQcow2 {
+                size,
+                ..CreateQcow2::default()
+            };
+            create_qcow2(&one, &*file, None, &options).unwrap();
+            let write = OpenOptions {
+                write: true,
+                ..OpenOptions::default()
+            };
+            let below = Device::from_storage(&one, file, &write).unwrap();
+            let stacked = Stacked::new(below);
+            let below = stacked.device.clone();
+            let stacked: Arc<dyn Storage> = Arc::new(stacked);
+            if format == Format::Qcow2 {
+                let options = CreateQcow2 {
+                    size: 1 << 20,
+                    ..CreateQcow2::default()
+                };
+                create_qcow2(&one, &*stacked, None, &options).unwrap();
+            }
+            let above = OpenOptions {
+                format: Some(format),
+                ..write
+            };
+            let above = Device::from_storage(&one, stacked, &above).unwrap();
+            above.write_blocking(&one, 0, &[1; 4096]).unwrap();
+
+            let mut context = Context::from_waker(Waker::noop());
+            {
+                let mut begun = pin!(below.flush(&other));
+                assert!(begun.as_mut().poll(&mut context).is_pending());
+                let mut waits = Box::pin(above.flush(&one));
+                assert!(waits.as_mut().poll(&mut context).is_pending());
+                drop(waits);
+                // Nobody drives the other one meanwhile.
+                drop(one);
+                other.block_on(begun).unwrap();
+            }
+            above.write_blocking(&other, 8192, &[2; 4096]).unwrap();
+            other.block_on(above.flush(&other)).unwrap();
+            let mut bytes = [0; 4096];
+            above.read_blocking(&other, 0, &mut bytes).unwrap();
+            assert_eq!(bytes, [1; 4096]);
+        }
     }
 }

@@ -293,14 +293,15 @@ impl Image {
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         let writer = self.writer()?;
         // The kernel reports an error only once, so the task is not dropped before
-        // the result is known.
-        let _unbroken = queue.unbroken();
-        let doubt = Doubt(writer);
+        // the result is known. (An image that this one is in reports it again.)
+        let _unbroken = queue.unbroken(file);
+        let doubt = (!file.is_stacked()).then(|| Doubt(writer));
         storage::event(file, storage::Event::FlushToDisk);
         let result = storage::flush(file, queue).await;
+        doubt.into_iter().for_each(Doubt::resolve);
         match &result {
-            Ok(()) => doubt.resolve(),
-            Err(_) if is_broken(Rule::FailedFlushIsFinal) => doubt.resolve(),
+            Ok(()) => {}
+            Err(_) if is_broken(Rule::FailedFlushIsFinal) => {}
             Err(e) => writer.fail(e.raw_os_error().unwrap_or(libc::EIO)),
         }
         result.map_err(Error::Io)

@@ -355,7 +355,7 @@ impl Image {
         let replacement = header.replace(&old, &bytes)?;
         // From here on nobody knows which header is valid unless this ends
         // well, and nothing more may be written.
-        let _unbroken = queue.unbroken();
+        let _unbroken = queue.unbroken(&*self.file);
         let doubt = Doubt(writer);
         self.write_header(queue, replacement).await?;
         *writer.header() = header;

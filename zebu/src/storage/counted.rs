@@ -135,6 +135,10 @@ unsafe impl Storage for Counted {
         self.storage.below()
     }
 
+    fn is_stacked(&self) -> bool {
+        self.storage.is_stacked()
+    }
+
     fn blkdebug(&self) -> Option<&Blkdebug> {
         self.storage.blkdebug()
     }

@@ -196,6 +196,12 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether it is made of the disk of another image. An operation may wait there for
+    /// what other queues do; and a flush that failed is remembered there.
+    fn is_stacked(&self) -> bool {
+        self.below().is_some_and(Storage::is_stacked)
+    }
+
     /// What fails on purpose here, if anything does: it is told of the [`Event`]s.
     fn blkdebug(&self) -> Option<&Blkdebug> {
         None

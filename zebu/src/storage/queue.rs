@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use super::Storage;
 use super::buffer::{Buffer, BufferPool, Iov};
 use super::engine::{Completion, Engine, EngineKind, Interest, Notify, Token, is_simulated};
 use super::op::{Op, OpKind};
@@ -381,11 +382,13 @@ impl Queue {
         }
     }
 
-    /// Begins a section of a task that is not cancelled with the queue: it is polled
-    /// until the result of this is dropped. The section must wait only for its own
-    /// operations. Without effect outside of tasks.
-    pub(crate) fn unbroken(&self) -> Unbroken {
-        let counts = !self.keeps;
+    /// Begins a section of a task, for operations of `storage`, that is not cancelled with the
+    /// queue: it is polled until the result of this is dropped. The section must wait
+    /// for nothing else. Without effect outside of tasks, and for a storage in another image:
+    /// there an operation may wait for a queue that nobody drives while this one ends.
+    /// (That image has such sections of its own, and remembers what failed.)
+    pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Unbroken {
+        let counts = !self.keeps && !storage.is_stacked();
         let count = &self.inner.unbroken;
         count.set(count.get() + usize::from(counts));
         Unbroken {
@@ -1020,7 +1023,8 @@ mod tests {
         drop(queue.detach(|queue| async move {
             let _held = held;
             {
-                let _unbroken = queue.unbroken();
+                let storage = super::super::Memory::new(Vec::new());
+                let _unbroken = queue.unbroken(&storage);
                 for _ in 0..3 {
                     yield_once().await;
                     count.set(count.get() + 1);
