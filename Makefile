@@ -1,15 +1,16 @@
-# Benchmarks. docs/benchmarking.md tells what they do.
+# Benchmarks. docs/benchmarking.md says what they do.
 #
-#   make bench          everything, into docs/benchmarks.md and docs/charts/
-#   make bench-quick    the same small and short, in less than ten minutes
-#   make bench EXPERIMENTS="convert compare" BENCH_DIR=/a/fast/disk BENCH_FLAGS=--cold
+#   make bench          everything, into docs/benchmarks.md, docs/charts/ and the README
+#   make bench-quick    the same small and short, into target/bench-quick
+#   make bench EXPERIMENTS="convert compare" BENCH_DIR=/a/fast/disk BENCH_FLAGS="--runs 9"
 
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BENCH_DIR ?= target/bench
 BENCH_FLAGS ?=
 EXPERIMENTS ?=
-# A run of some experiments must not take the place of the report of all.
-BENCH_REPORT ?= $(if $(strip $(EXPERIMENTS)),$(BENCH_DIR)/report.md,docs/benchmarks.md)
+# A run of some experiments must not take the place of the page of all.
+BENCH_PAGE ?= $(if $(strip $(EXPERIMENTS)),--page $(BENCH_DIR)/benchmarks.md,--page docs/benchmarks.md --readme README.md)
+ZEBU_BENCH = QEMU_IMG=$${QEMU_IMG:-$$(sh scripts/get-qemu.sh target/peers/qemu)/qemu-img} $(TARGET_DIR)/release/zebu-bench
 
 # Every promise of docs/reliability.md, tested, with a table of the cases:
 #
@@ -21,10 +22,12 @@ RELIABILITY ?=
 .PHONY: bench bench-quick bench-build reliability
 
 bench: bench-build
-	$(TARGET_DIR)/release/zebu-bench --dir $(BENCH_DIR) --report $(BENCH_REPORT) $(BENCH_FLAGS) $(EXPERIMENTS)
+	$(ZEBU_BENCH) run --dir $(BENCH_DIR) $(BENCH_FLAGS) $(EXPERIMENTS)
+	$(ZEBU_BENCH) report --results $(BENCH_DIR)/results.json $(BENCH_PAGE)
 
 bench-quick: bench-build
-	$(TARGET_DIR)/release/zebu-bench --quick --dir $(BENCH_DIR) --report $(BENCH_DIR)/quick.md $(BENCH_FLAGS) $(EXPERIMENTS)
+	$(ZEBU_BENCH) run --dir target/bench-quick --size 128M --runs 3 --seconds 0.05 $(BENCH_FLAGS) $(EXPERIMENTS)
+	$(ZEBU_BENCH) report --results target/bench-quick/results.json --page target/bench-quick/benchmarks.md
 
 bench-build:
 	cargo build --release -p zebu-cli -p zebu-bench

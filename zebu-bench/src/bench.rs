@@ -1,14 +1,12 @@
-//! What every experiment is given: the programs, the rules, the sizes.
+//! What every experiment is given: the programs, the sizes, and how rows are measured.
 
-use crate::error::Result;
-use crate::measure::alternate::Rules;
-use crate::measure::cache::Temperature;
-use crate::measure::child::{self, command};
+use crate::error::{Context, Result};
+use crate::measure::alternate::{Case, Rules, alternate};
+use crate::measure::child::command;
 use crate::measure::meter::Meter;
-use crate::measure::{Cell, Contender, Series, alternate};
-use crate::options::{Options, Writes};
+use crate::measure::{Program, Series};
+use crate::options::Run;
 use crate::peers::Peers;
-use crate::units::{GIB, MIB};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Bench {
     /// The command line.
-    pub options: Options,
+    pub options: Run,
     /// Where images and outputs lie, absolute.
     pub dir: PathBuf,
     /// The zebu under test.
@@ -25,31 +23,24 @@ pub struct Bench {
     pub peers: Peers,
 }
 
-/// Runs of a cell with one request in flight.
-const RUNS_OF_ONE_IN_FLIGHT: usize = 9;
+/// A probe must last this long to tell a rate: below 10 ms the clock of bench is too coarse.
+const PROBE_SECONDS: f64 = 0.04;
+/// No probe has more than this many times the requests of the first.
+const PROBE_GROWTH: u64 = 64;
+
+/// Requests of one kind, of which any number can be run.
+pub struct Requests<'a> {
+    /// How many are in flight.
+    pub depth: u64,
+    /// Requests of the first probe.
+    pub first: u64,
+    /// At most so many in a run.
+    pub most: u64,
+    /// The programs for a number of requests.
+    pub make: &'a dyn Fn(u64) -> Vec<Program>,
+}
 
 impl Bench {
-    /// The size of images where the experiment does not set one.
-    pub fn size(&self) -> u64 {
-        self.options.size.unwrap_or(if self.options.quick {
-            256 * MIB
-        } else {
-            2 * GIB
-        })
-    }
-
-    /// The size of images that are full of data, for requests past the page cache.
-    pub fn filled_size(&self) -> u64 {
-        2 * self.size().max(512 * MIB)
-    }
-
-    /// How long a run is to last that may last as long as one likes: what the command line
-    /// says, else `quick` or `whole`.
-    pub fn seconds(&self, quick: f64, whole: f64) -> f64 {
-        let usual = if self.options.quick { quick } else { whole };
-        self.options.seconds.unwrap_or(usual)
-    }
-
     /// Where the output of programs that are not measured goes.
     pub fn scratch(&self) -> PathBuf {
         let dir = self.dir.join("scratch");
@@ -57,119 +48,220 @@ impl Bench {
         dir
     }
 
-    /// How cells are run.
-    pub fn rules(&self) -> Rules {
+    fn rules(&self, runs: usize) -> Rules {
         Rules {
-            runs: self.options.runs.unwrap_or(5).max(1),
-            // With --quick there is no time for it: the median of five has room for a first run
-            // that is slower.
-            trial: !self.options.quick && !self.options.no_trial,
-            temperature: if self.options.cold {
-                Temperature::Cold
-            } else {
-                Temperature::Hot
-            },
+            runs,
             dir: self.dir.clone(),
-            // What is read, when it is cold, and what is written.
-            room: 2 * self.size(),
+            free_pages: self.options.size,
         }
     }
 
-    /// Runs a cell by the rules.
-    pub fn alternate(&self, cell: &Cell<'_>) -> Vec<Series> {
-        alternate(&self.rules(), cell)
+    /// Measures a row. Of several programs of one name (QEMU with different flags) the one that is
+    /// fastest in one run is measured.
+    pub fn measure(&self, mut case: Case<'_>) -> Vec<Series> {
+        let (variants, mut programs) = variants(case.programs);
+        let tried = Case {
+            programs: variants,
+            inputs: case.inputs.clone(),
+            judge: None,
+        };
+        let seconds: Vec<f64> = alternate(&self.rules(1), &tried)
+            .iter()
+            .map(Series::least)
+            .collect();
+        case.programs = fastest_of_each(tried.programs, &seconds);
+        case.programs.append(&mut programs);
+        alternate(&self.rules(self.options.runs), &case)
     }
 
-    /// The same for requests of which `depth` are in flight. With one, programs that wait for the
-    /// disk differ by less than two runs of one do, so there are more runs.
-    pub fn alternate_requests(&self, depth: u64, cell: &Cell<'_>) -> Vec<Series> {
-        alternate(&self.rules_of_requests(depth), cell)
+    /// Measures requests: how many a run has, and what came out. `judge` as in [`Case`].
+    pub fn measure_requests(
+        &self,
+        requests: &Requests<'_>,
+        inputs: &[PathBuf],
+        judge: Option<&crate::measure::alternate::Judge<'_>>,
+    ) -> (u64, Vec<Series>) {
+        let case = |count| Case {
+            programs: (requests.make)(count),
+            inputs: inputs.to_vec(),
+            judge,
+        };
+        let (count, seconds) = match self.probe(requests, &case) {
+            Ok(probed) => probed,
+            Err(failed) => return (1, failed),
+        };
+        let mut case = case(count);
+        case.programs = fastest_of_each(case.programs, &seconds);
+        (count, alternate(&self.rules(self.options.runs), &case))
     }
 
-    /// Its rules.
-    pub fn rules_of_requests(&self, depth: u64) -> Rules {
-        let mut rules = self.rules();
-        if depth == 1 && self.options.runs.is_none() && !self.options.quick {
-            rules.runs = RUNS_OF_ONE_IN_FLIGHT;
+    /// The number of requests with which runs last about as long as the command line says, and the
+    /// seconds of each program in a short run; what failed, if all did. Where the programs differ,
+    /// some last longer and some shorter.
+    fn probe<'a>(
+        &self,
+        requests: &Requests<'_>,
+        case: &dyn Fn(u64) -> Case<'a>,
+    ) -> std::result::Result<(u64, Vec<f64>), Vec<Series>> {
+        let Requests {
+            depth, first, most, ..
+        } = *requests;
+        let wanted = self.options.seconds;
+        let mut count = first.min(most).max(depth);
+        loop {
+            let unjudged = Case {
+                judge: None,
+                ..case(count)
+            };
+            let all = alternate(&self.rules(1), &unjudged);
+            let seconds: Vec<f64> = all.iter().map(Series::least).collect();
+            let ran = seconds.iter().copied().filter(|s| s.is_finite());
+            let (least, greatest) =
+                ran.fold((f64::INFINITY, 0f64), |(a, b), s| (a.min(s), b.max(s)));
+            if greatest == 0.0 {
+                return Err(all);
+            }
+            let largest = count >= most.min(first * PROBE_GROWTH);
+            if least >= PROBE_SECONDS || greatest >= wanted || largest {
+                let middle = (least * greatest).sqrt();
+                let count = (count as f64 * wanted / middle) as u64;
+                let count = count.clamp(depth, most.max(depth)).next_multiple_of(depth);
+                return Ok((count, seconds));
+            }
+            count = (count * 8).min(most).max(depth);
         }
-        rules
     }
 
-    /// A place for the output of a contender. Each has its own, so that nobody writes where
-    /// another one's pages lie.
+    /// A place for the output of a program. Each has its own, so that none writes where another
+    /// one's pages lie.
     pub fn output(&self, name: &str) -> PathBuf {
         let dir = self.dir.join("out");
         let _ = std::fs::create_dir_all(&dir);
         dir.join(name)
     }
 
-    /// zebu as a contender. `flags` tell it from its other contenders and stand in its command
-    /// line behind `verb`.
-    pub fn zebu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
-        contender("zebu", &self.zebu, verb, flags, rest)
+    /// zebu with these arguments; `flags` stand in its command line behind `verb`.
+    pub fn zebu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Program {
+        program("zebu", &self.zebu, verb, flags, rest)
     }
 
-    /// QEMU as a contender, likewise.
-    pub fn qemu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
-        contender("QEMU", &self.peers.qemu.img, verb, flags, rest)
+    /// qemu-img likewise.
+    pub fn qemu(&self, verb: &str, flags: &str, rest: &[&Path]) -> Program {
+        program("QEMU", &self.peers.qemu.img, verb, flags, rest)
     }
 
-    /// Whether write cells are run. `image` is one that may be written to with 0xff.
-    pub fn writes(&self, image: &Path) -> bool {
-        match self.options.writes {
-            Writes::Always => true,
-            Writes::Never => false,
-            Writes::Auto => self.try_write(image).is_ok(),
-        }
-    }
-
-    fn try_write(&self, image: &Path) -> Result<()> {
-        let mut line = command([self.zebu.as_os_str()]);
-        line.extend(words("bench -c 1 -d 1 -s 64k -f qcow2 -w --pattern 255"));
-        line.push(image.into());
-        child::run(&line, &self.scratch()).map(|_| ())
+    /// The program beside this one.
+    pub fn own_program(&self, name: &str) -> Result<PathBuf> {
+        let own = std::env::current_exe().context(|| "own path".into())?;
+        Ok(own.with_file_name(name))
     }
 }
 
-fn contender(name: &str, program: &Path, verb: &str, flags: &str, rest: &[&Path]) -> Contender {
-    let mut line = command([program.as_os_str()]);
+/// The programs whose name occurs more than once, and the others.
+fn variants(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+    let names: Vec<String> = programs.iter().map(|p| p.name.clone()).collect();
+    let occurs = |name: &String| names.iter().filter(|n| *n == name).count();
+    programs.into_iter().partition(|p| occurs(&p.name) > 1)
+}
+
+/// Of each name the program with the least seconds.
+fn fastest_of_each(programs: Vec<Program>, seconds: &[f64]) -> Vec<Program> {
+    let all: Vec<(Program, f64)> = programs.into_iter().zip(seconds.iter().copied()).collect();
+    let is_fastest = |i: usize| {
+        let (own, own_seconds) = &all[i];
+        all.iter().enumerate().all(|(j, (other, seconds))| {
+            let slower = seconds.is_nan() || own_seconds < seconds;
+            j == i || other.name != own.name || slower || (own_seconds == seconds && i < j)
+        })
+    };
+    let fastest: Vec<Program> = (0..all.len())
+        .filter(|i| is_fastest(*i))
+        .map(|i| all[i].0.clone())
+        .collect();
+    fastest
+}
+
+fn program(name: &str, path: &Path, verb: &str, flags: &str, rest: &[&Path]) -> Program {
+    let mut line = command([path.as_os_str()]);
     line.extend(words(verb).chain(words(flags)));
     line.extend(rest.iter().map(|p| p.as_os_str().to_owned()));
     let meter = match verb.starts_with("bench") {
         true => Meter::Bench,
         false => Meter::Wall,
     };
-    Contender::new(name, flags, line, meter)
+    Program::new(name, flags, line, meter)
 }
 
 fn words(text: &str) -> impl Iterator<Item = OsString> + '_ {
     text.split_whitespace().map(OsString::from)
 }
 
+/// A step that scatters requests over an image: an odd number of blocks near 0.38 (the golden
+/// section) of it. Odd, so on an image of 2^n blocks every block is visited before one comes
+/// again; and less than the 2 GiB that bench allows.
+pub fn scattering_step(size: u64, block: u64) -> u64 {
+    let blocks = (size as f64 / block as f64 * 0.381_966) as u64;
+    (blocks.min((1 << 31) / block - 2) | 1) * block
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::{GIB, KIB, MIB};
 
     #[test]
     fn a_command_line_is_program_verb_flags_and_files() {
-        let c = contender(
+        let files = [Path::new("a b"), Path::new("c")];
+        let c = program(
             "QEMU",
             Path::new("qemu-img"),
             "convert -O raw",
             "-m 16 -W",
-            &[Path::new("a b"), Path::new("c")],
+            &files,
         );
-        assert_eq!(
-            c.command,
-            [
-                "qemu-img", "convert", "-O", "raw", "-m", "16", "-W", "a b", "c"
-            ]
-            .map(OsString::from)
-        );
+        let wanted = [
+            "qemu-img", "convert", "-O", "raw", "-m", "16", "-W", "a b", "c",
+        ];
+        assert_eq!(c.command, wanted.map(OsString::from));
         assert_eq!(c.meter, Meter::Wall);
         assert_eq!(
-            contender("zebu", Path::new("z"), "bench", "", &[]).meter,
+            program("zebu", Path::new("z"), "bench", "", &[]).meter,
             Meter::Bench
         );
+    }
+
+    #[test]
+    fn of_several_variants_the_fastest_is_measured() {
+        let one = |name: &str, flags: &str| program(name, Path::new("p"), "", flags, &[]);
+        let all = vec![
+            one("QEMU", "-n"),
+            one("QEMU", "-i io_uring"),
+            one("zebu", ""),
+        ];
+        let (two, one) = variants(all.clone());
+        assert_eq!((two.len(), one.len()), (2, 1));
+        let chosen = |seconds: &[f64]| -> Vec<String> {
+            let fastest = fastest_of_each(all.clone(), seconds);
+            fastest.into_iter().map(|p| p.name + &p.flags).collect()
+        };
+        assert_eq!(chosen(&[2.0, 1.0, 9.0]), ["QEMU-i io_uring", "zebu"]);
+        assert_eq!(chosen(&[1.0, 1.0, 9.0]), ["QEMU-n", "zebu"]);
+        assert_eq!(chosen(&[f64::NAN, 3.0, 9.0]), ["QEMU-i io_uring", "zebu"]);
+    }
+
+    #[test]
+    fn the_step_visits_every_block_once_before_it_repeats() {
+        let (size, block) = (64 * MIB, 4 * KIB);
+        let step = scattering_step(size, block);
+        let mut seen = vec![false; (size / block) as usize];
+        let mut at = 0;
+        for _ in 0..size / block {
+            assert!(!std::mem::replace(&mut seen[(at / block) as usize], true));
+            at = (at + step) % size;
+        }
+        for size in [GIB, 4 * GIB, 40 * GIB] {
+            let step = scattering_step(size, block);
+            assert!(step < 1 << 31 && (step / block) % 2 == 1);
+        }
     }
 }

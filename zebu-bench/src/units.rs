@@ -37,13 +37,28 @@ pub fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// Writes seconds with as many places as tell something.
-pub fn seconds(s: f64) -> String {
-    match s {
-        s if s >= 100.0 => format!("{s:.1}"),
-        s if s >= 0.1 => format!("{s:.3}"),
-        s => format!("{s:.4}"),
+/// Writes a figure with three or four digits that tell something: `12,345`, `12.3`, `0.123`.
+pub fn figure(v: f64) -> String {
+    match v {
+        v if v >= 1000.0 => thousands(v),
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v if v >= 1.0 => format!("{v:.2}"),
+        v => format!("{v:.3}"),
     }
+}
+
+/// Writes a whole number with commas between thousands.
+pub fn thousands(v: f64) -> String {
+    let digits = format!("{v:.0}");
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }
 
 /// Writes a ratio: `3.21×`.
@@ -53,11 +68,6 @@ pub fn ratio(r: f64) -> String {
     } else {
         "—".into()
     }
-}
-
-/// Writes bytes as MiB with one place.
-pub fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / MIB as f64)
 }
 
 #[cfg(test)]
@@ -86,10 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn times_and_ratios_are_short() {
-        assert_eq!(seconds(123.456), "123.5");
-        assert_eq!(seconds(1.23456), "1.235");
-        assert_eq!(seconds(0.01234), "0.0123");
+    fn figures_and_ratios_are_short() {
+        assert_eq!(figure(1_234_567.0), "1,234,567");
+        assert_eq!(figure(999.4), "999");
+        assert_eq!(figure(12.345), "12.3");
+        assert_eq!(figure(1.23456), "1.23");
+        assert_eq!(figure(0.01234), "0.012");
         assert_eq!(ratio(3.216), "3.22×");
         assert_eq!(ratio(f64::NAN), "—");
     }

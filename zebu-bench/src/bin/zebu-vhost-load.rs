@@ -1,8 +1,7 @@
-//! A virtual machine's share of a disk's work, for measurements: asks a
-//! vhost-user-blk server for requests of one kind, keeping so many in flight,
-//! and prints how many seconds they took.
+//! What the driver of a virtual machine's disk does, for measurements: asks a vhost-user-blk server
+//! for requests of one kind, keeping so many in flight, and prints how many seconds they took.
 //!
-//! usage: zebu-vhost-load SOCKET randread|randwrite|read|write BYTES DEPTH COUNT
+//! usage: zebu-vhost-load SOCKET randread|randwrite BYTES DEPTH COUNT
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,14 +13,16 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 const SECTOR: u64 = 512;
 /// A server that answers nothing for so long has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The requests, and where the next one is.
 struct Load {
     kind: u32,
-    random: bool,
     bytes: u64,
     depth: u16,
     count: u64,
+    blocks: u64,
+    random: u64,
 }
 
 fn main() -> ExitCode {
@@ -39,23 +40,24 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<f64, String> {
     let [socket, kind, bytes, depth, count] = arguments else {
-        return Err("usage: SOCKET randread|randwrite|read|write BYTES DEPTH COUNT".into());
+        return Err("usage: SOCKET randread|randwrite BYTES DEPTH COUNT".into());
     };
     let number = |text: &String| {
         text.parse::<u64>()
             .map_err(|_| format!("not a number: {text}"))
     };
     let load = Load {
-        kind: if kind.ends_with("write") { WRITE } else { READ },
-        random: kind.starts_with("rand"),
+        kind: if kind == "randwrite" { WRITE } else { READ },
         bytes: number(bytes)?,
         depth: number(depth)?.clamp(1, 128) as u16,
         count: number(count)?,
+        blocks: 1,
+        random: 0x9e37_79b9_7f4a_7c15,
     };
-    drive(Path::new(socket), &load).map_err(|e| e.to_string())
+    drive(Path::new(socket), load).map_err(|e| e.to_string())
 }
 
-fn drive(socket: &Path, load: &Load) -> std::io::Result<f64> {
+fn drive(socket: &Path, mut load: Load) -> std::io::Result<f64> {
     let setup = Setup {
         slots: load.depth,
         bytes: load.bytes,
@@ -65,24 +67,15 @@ fn drive(socket: &Path, load: &Load) -> std::io::Result<f64> {
     let mut connection = machine.connect(socket)?;
     let sectors = connection.config(0, 8)?;
     let sectors = u64::from_le_bytes(sectors.try_into().expect("8 bytes"));
-    let blocks = (sectors * SECTOR / load.bytes).max(1);
+    load.blocks = (sectors * SECTOR / load.bytes).max(1);
     let mut ring = machine.ring(0)?;
     connection.start(&ring)?;
-    let mut place = Places {
-        random: load.random,
-        blocks,
-        state: 0x9e37_79b9_7f4a_7c15,
-    };
     let start = Instant::now();
-    let mut begun = 0;
-    let mut ended = 0;
-    for slot in 0..load.depth.min(load.count.min(u64::from(load.depth)) as u16) {
-        begin(&mut ring, load, slot, place.next());
-        begun += 1;
-    }
-    ring.kick(begun as u16)?;
-    while ended < load.count {
-        if !ring.wait(PATIENCE)? {
+    let (mut submitted, mut completed) = (u64::from(load.depth).min(load.count), 0);
+    (0..submitted as u16).for_each(|slot| load.submit(&mut ring, slot));
+    ring.kick(submitted as u16)?;
+    while completed < load.count {
+        if !ring.wait(TIMEOUT)? {
             return Err(std::io::Error::other("no answer"));
         }
         let mut new = 0;
@@ -90,10 +83,10 @@ fn drive(socket: &Path, load: &Load) -> std::io::Result<f64> {
             if status != 0 {
                 return Err(std::io::Error::other(format!("status {status}")));
             }
-            ended += 1;
-            if begun < load.count {
-                begin(&mut ring, load, slot, place.next());
-                begun += 1;
+            completed += 1;
+            if submitted < load.count {
+                load.submit(&mut ring, slot);
+                submitted += 1;
                 new += 1;
             }
         }
@@ -106,34 +99,14 @@ fn drive(socket: &Path, load: &Load) -> std::io::Result<f64> {
     Ok(seconds)
 }
 
-fn begin(ring: &mut Ring, load: &Load, slot: u16, block: u64) {
-    let sector = block * (load.bytes / SECTOR);
-    ring.request(
-        slot,
-        load.kind,
-        sector,
-        (load.bytes, load.kind == READ),
-        &[load.bytes],
-    );
-}
-
-/// Which block comes next.
-struct Places {
-    random: bool,
-    blocks: u64,
-    state: u64,
-}
-
-impl Places {
-    fn next(&mut self) -> u64 {
-        if !self.random {
-            self.state = self.state.wrapping_add(1);
-            return self.state % self.blocks;
-        }
+impl Load {
+    fn submit(&mut self, ring: &mut Ring, slot: u16) {
         // xorshift.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state % self.blocks
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let sector = self.random % self.blocks * (self.bytes / SECTOR);
+        let segment = (self.bytes, self.kind == READ);
+        ring.request(slot, self.kind, sector, segment, &[self.bytes]);
     }
 }

@@ -1,18 +1,18 @@
-//! P5: a qcow2 image of a real file system to raw.
+//! Seed 004, P5: a qcow2 image of a real file system to raw.
 
 use super::Experiment;
-use super::conversion::{Conversion, Conversions, content, speed, tried};
 use crate::bench::Bench;
 use crate::error::Result;
 use crate::inputs::fs_image::{self, Kind};
-use crate::inputs::same::same;
-use crate::measure::Contender;
-use crate::measure::series::{fastest, find};
-use crate::report::Section;
-use crate::report::verdict::{Bound, Verdict};
+use crate::measure::{Case, Program, Series};
+use crate::peers::qemu::done;
+use crate::results::{self, Group, Ratio, Row, Scale, Unit};
+use crate::units::{self, MIB};
+use std::path::Path;
+use std::process::Command;
 
-/// How zebu is measured: as it comes, and written past the page cache in any order.
-const ZEBU_FLAGS: [&str; 2] = ["", "-t none -W"];
+/// What peak memory of any conversion may be, in MiB.
+const MEMORY: f64 = 64.0;
 
 /// The experiment `convert`.
 pub struct Convert;
@@ -22,65 +22,99 @@ impl Experiment for Convert {
         "convert"
     }
 
-    fn about(&self) -> &'static str {
-        "zlib, zstd and plain qcow2 of a real file system to raw (seed 004, P5)"
+    fn title(&self) -> &'static str {
+        "Convert to raw"
     }
 
-    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
-        let size = bench.size();
-        let raw = fs_image::raw(bench, size)?;
-        section.method(format!(
-            "A {} as qcow2 of three kinds, to a new raw file on the same file system. Flags of QEMU: \
-             the fastest of {}. The output of each program is compared with the raw image once. \
-             Before each run outputs are removed, the file system is synced and the input is read \
-             into the page cache (or dropped from it with `--cold`). go-qcow2reader and qcow2-rs run \
-             with their own defaults; qcow2-rs reads past the page cache and knows no zstd. \
-             With `--quick` these two run on zlib only.",
-            content(bench, &raw)?,
-            tried(bench),
-        ));
-        let peers = &["go-qcow2reader", "qcow2-rs"];
-        let mut conversions = Conversions::new(bench, "Convert to raw", ZEBU_FLAGS, peers, &[]);
-        for (kind, target) in [(Kind::Zlib, 3.0), (Kind::Zstd, 2.0), (Kind::Plain, 1.25)] {
-            let label = kind.name();
-            let image = fs_image::qcow2(bench, size, kind)?;
-            let mut others: Vec<Contender> = Vec::new();
-            if kind == Kind::Zlib || !bench.options.quick {
-                others.extend(bench.peers.go.iter().map(|go| go.contender(&image, None)));
-                let qcow2_rs = bench.peers.qcow2_rs.iter();
-                others.extend(
-                    qcow2_rs
-                        .filter(|_| kind != Kind::Zstd)
-                        .map(|it| it.contender(&image)),
-                );
-            }
-            let judge = |c: &Contender| c.output.as_ref().map_or(Ok(()), |o| same(o, &raw));
-            let conversion = Conversion {
-                label,
-                verb: "convert -f qcow2 -O raw",
-                input: &image,
-                ending: "raw",
-                others,
-                judge: &judge,
-            };
-            let all = conversions.measure(section, conversion);
-            let ratio = conversions.add(section, label, &all, vec![]);
-            section.verdict(Verdict::new(
-                "P5",
-                format!("convert {label} to raw, against QEMU's best"),
-                Bound::AtLeast(target),
-                ratio,
-            ));
-            if kind == Kind::Zlib {
-                section.verdict(Verdict::new(
-                    "P5",
-                    "convert zlib to raw, against go-qcow2reader",
-                    Bound::AtLeast(5.0),
-                    speed(find(&all, "zebu", ""), fastest(&all, "go-qcow2reader")),
-                ));
-            }
+    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+        let raw = fs_image::raw(bench, bench.options.size)?;
+        to.about = format!(
+            "A {} as qcow2, compressed with zlib or zstd or plain, to a new raw file on the same \
+             disk; the input is in the page cache. Plain: all programs end with the data on the \
+             disk (`-t none`). Every output is compared with the raw image once.",
+            content(bench, &raw)?
+        );
+        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
+        let mut memory = memory();
+        for (kind, floor) in [(Kind::Zlib, 3.3), (Kind::Zstd, 2.5), (Kind::Plain, 1.25)] {
+            let image = fs_image::qcow2(bench, bench.options.size, kind)?;
+            let judge = |p: &Program| same(p, &raw);
+            let all = bench.measure(Case {
+                programs: programs(bench, kind, &image),
+                inputs: vec![image.clone()],
+                judge: Some(&judge),
+            });
+            let label = format!("{} to raw", kind.name());
+            add(to, &mut times, &mut memory, (&label, floor), &all);
         }
-        conversions.finish(section);
+        to.groups.extend([times, memory]);
         Ok(())
     }
+}
+
+fn programs(bench: &Bench, kind: Kind, image: &Path) -> Vec<Program> {
+    const VERB: &str = "convert -f qcow2 -O raw";
+    let raw = |name: &str| bench.output(&format!("{name}.raw"));
+    let (qemu, zebu): (&[&str], &str) = match kind {
+        Kind::Plain => (
+            &["-t none -m 16 -W", "-t none -W", "-t none -T none -m 16 -W"],
+            "-t none",
+        ),
+        _ => (&["", "-m 16 -W", "-m 16 -W -t none"], ""),
+    };
+    let variant = |flags: &&str| bench.qemu(VERB, flags, &[image]).to(raw("qemu"));
+    let mut all: Vec<Program> = qemu.iter().map(variant).collect();
+    all.push(bench.zebu(VERB, zebu, &[image]).to(raw("zebu")));
+    // qcow2-rs knows no zstd; both leave plain data to the page cache.
+    if kind != Kind::Plain {
+        let go = bench.peers.go.iter();
+        all.extend(go.map(|go| go.convert(image).to(raw("go"))));
+    }
+    if kind == Kind::Zlib {
+        let it = bench.peers.qcow2_rs.iter();
+        all.extend(it.map(|it| it.convert(image).to(raw("qcow2-rs"))));
+    }
+    all
+}
+
+/// Whether a program's output has the content of `raw`.
+fn same(program: &Program, raw: &Path) -> Result<()> {
+    let mut cmp = Command::new("cmp");
+    cmp.arg(raw).args(&program.output);
+    done(cmp)
+}
+
+/// The group of peak memory, which conversions to raw and to qcow2 share.
+pub fn memory() -> Group {
+    Group::new("Peak memory in MiB", Unit::Mebibytes, Ratio::None)
+}
+
+/// Adds the seconds and the peak memory of a conversion.
+pub fn add(
+    to: &mut results::Experiment,
+    times: &mut Group,
+    memory: &mut Group,
+    (label, floor): (&str, f64),
+    all: &[Series],
+) {
+    to.add(times, Row::new(label, Some(floor), all, |s| s), all);
+    let mut row = Row::new(label, Some(MEMORY), all, |s| s);
+    row.figures
+        .retain(|f| f.program == "zebu" || f.program == "QEMU");
+    for figure in &mut row.figures {
+        let series = all.iter().find(|s| s.name == figure.program && s.ok());
+        let peak = series.map_or(&[][..], |s| &s.peak);
+        figure.runs = peak.iter().map(|p| p / MIB as f64).collect();
+    }
+    to.add(memory, row, &[]);
+}
+
+/// The image that is converted, in words.
+pub fn content(bench: &Bench, raw: &Path) -> Result<String> {
+    Ok(format!(
+        "file-system image of {} ({}, {} MiB of it data)",
+        bench.options.tree.display(),
+        units::size(bench.options.size),
+        fs_image::allocated(raw)? / MIB
+    ))
 }

@@ -1,67 +1,56 @@
 //! The experiments: one file each. A new one is a file with a struct that has [`Experiment`],
 //! and a line in [`ALL`].
 
-mod best;
 mod cache;
 mod compare;
-mod conversion;
 mod convert;
 mod engines;
 mod fragmented;
-mod guest;
-mod memory;
 mod metadata;
 mod nbd;
-mod requests;
-mod servers;
+mod served;
 mod subclusters;
 mod to_qcow2;
 mod vhost;
-mod workers;
 
 use crate::bench::Bench;
 use crate::error::{Error, Result};
-use crate::report::Section;
+use crate::results::Experiment as Measured;
+
+/// A ratio to this one still counts as "not slower": two runs of one program differ by as much on
+/// a quiet machine.
+const NOT_SLOWER: f64 = 0.97;
 
 /// One experiment.
 pub trait Experiment: Sync {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
 
-    /// What it shows, in a line.
-    fn about(&self) -> &'static str;
+    /// Its heading on the page.
+    fn title(&self) -> &'static str;
 
-    /// Whether it is among all that `--quick` runs.
-    fn is_quick(&self) -> bool {
-        true
-    }
-
-    /// Runs it. Whatever was found before an error is kept in `section`.
-    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()>;
+    /// Runs it. Whatever was found before an error is kept in `to`.
+    fn run(&self, bench: &Bench, to: &mut Measured) -> Result<()>;
 }
 
-/// All experiments, in the order of the report.
+/// All experiments, in the order of the page.
 pub const ALL: &[&dyn Experiment] = &[
     &convert::Convert,
     &to_qcow2::ToQcow2,
-    &workers::Workers,
     &compare::Compare,
     &fragmented::Fragmented,
     &engines::Engines,
     &subclusters::Subclusters,
     &cache::Cache,
-    &guest::Guest,
-    &metadata::Metadata,
-    &memory::Memory,
     &nbd::Nbd,
     &vhost::Vhost,
+    &metadata::Metadata,
 ];
 
-/// The experiments of these names; all if there is none, or with `quick` all that are.
-pub fn named(names: &[String], quick: bool) -> Result<Vec<&'static dyn Experiment>> {
+/// The experiments of these names; all if there is none.
+pub fn named(names: &[String]) -> Result<Vec<&'static dyn Experiment>> {
     if names.is_empty() {
-        let all = ALL.iter().copied();
-        return Ok(all.filter(|e| !quick || e.is_quick()).collect());
+        return Ok(ALL.to_vec());
     }
     names
         .iter()
@@ -82,16 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn experiments_are_found_by_name() {
-        assert_eq!(named(&[], false).unwrap().len(), ALL.len());
-        assert!(named(&[], true).unwrap().len() < ALL.len());
-        assert_eq!(named(&["guest".into()], true).unwrap()[0].name(), "guest");
-        let error = named(&["nothing".into()], false).err().unwrap();
-        assert!(error.0.contains("convert"));
-    }
-
-    #[test]
-    fn names_are_unique() {
+    fn experiments_are_found_by_name_and_names_are_unique() {
+        assert_eq!(named(&[]).unwrap().len(), ALL.len());
+        assert_eq!(named(&["nbd".into()]).unwrap()[0].name(), "nbd");
+        assert!(named(&["x".into()]).err().unwrap().0.contains("convert"));
         for (i, e) in ALL.iter().enumerate() {
             assert!(ALL[..i].iter().all(|other| other.name() != e.name()));
         }

@@ -1,25 +1,17 @@
-//! P5: a raw image of a real file system to qcow2.
+//! Seed 004, P5: a raw image of a real file system to qcow2.
 
 use super::Experiment;
-use super::conversion::{Conversion, Conversions, content, tried};
+use super::convert::{add, content, memory};
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::inputs::fs_image::{self, Kind};
-use crate::measure::series::find;
-use crate::measure::{Contender, Series};
+use crate::measure::{Case, Program};
 use crate::peers::qemu::done;
-use crate::report::Section;
-use crate::report::verdict::{Bound, Verdict};
-use crate::units;
+use crate::results::{self, Figure, Group, Ratio, Row, Scale, Unit};
+use crate::units::MIB;
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-/// How zebu is measured: as it comes, and in any order.
-const ZEBU_FLAGS: [&str; 2] = ["", "-W"];
-/// Peak memory of any conversion, in MiB (P8).
-const LIMIT_MIB: f64 = 64.0;
 
 /// The experiment `to-qcow2`.
 pub struct ToQcow2;
@@ -29,86 +21,69 @@ impl Experiment for ToQcow2 {
         "to-qcow2"
     }
 
-    fn about(&self) -> &'static str {
-        "a real file system to plain, zlib and zstd qcow2 (P5)"
+    fn title(&self) -> &'static str {
+        "Convert to qcow2"
     }
 
-    fn run(&self, bench: &Bench, section: &mut Section) -> Result<()> {
-        let raw = fs_image::raw(bench, bench.size())?;
-        section.method(format!(
-            "A raw {} to new qcow2 images of three kinds on the same file system. Flags of QEMU: the \
-             fastest of {}. Each program's image is checked and compared with the raw one by \
-             qemu-img, once. Sizes are lengths of files, against that of QEMU without flags, which \
-             packs in order.",
-            content(bench, &raw)?,
-            tried(bench),
-        ));
-        let more = ["size against QEMU", "peak MiB"];
-        let mut conversions = Conversions::new(bench, "Convert to qcow2", ZEBU_FLAGS, &[], &more);
-        for (kind, target) in [(Kind::Plain, 1.5), (Kind::Zlib, 6.0), (Kind::Zstd, 2.0)] {
-            let label = kind.name();
-            let verb = format!("convert -f raw -O qcow2 {}", kind.options().join(" "));
-            let lengths = RefCell::new(HashMap::new());
-            let judge = |c: &Contender| {
-                let length = judged(&bench.peers.qemu.img, c, &raw)?;
-                let key = (c.name.clone(), c.flags.clone());
-                lengths.borrow_mut().insert(key, length);
+    fn run(&self, bench: &Bench, to: &mut results::Experiment) -> Result<()> {
+        let raw = fs_image::raw(bench, bench.options.size)?;
+        to.about = format!(
+            "The raw {} to a new qcow2 image, plain (`-t none`) or compressed (`-c`). qemu-img \
+             checks every image and compares it with the raw one once. Sizes are lengths of files.",
+            content(bench, &raw)?
+        );
+        let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
+        let mut sizes = Group::new("Size of the image in MiB", Unit::Mebibytes, Ratio::Size);
+        let mut memory = memory();
+        for (kind, floor) in [(Kind::Plain, 1.5), (Kind::Zlib, 5.5), (Kind::Zstd, 2.0)] {
+            let lengths = RefCell::new(Vec::new());
+            let judge = |p: &Program| {
+                let length = judged(&bench.peers.qemu.img, p, &raw)? as f64 / MIB as f64;
+                lengths.borrow_mut().push(Figure {
+                    program: p.name.clone(),
+                    flags: p.flags.clone(),
+                    runs: vec![length],
+                });
                 Ok(())
             };
-            let conversion = Conversion {
+            let all = bench.measure(Case {
+                programs: programs(bench, kind, &raw),
+                inputs: vec![raw.clone()],
+                judge: Some(&judge),
+            });
+            let label = format!("raw to {}", kind.name());
+            add(to, &mut times, &mut memory, (&label, floor), &all);
+            let row = Row {
                 label,
-                verb: &verb,
-                input: &raw,
-                ending: "qcow2",
-                others: vec![],
-                judge: &judge,
+                bound: Some(1.02),
+                figures: lengths.take(),
             };
-            let all = conversions.measure(section, conversion);
-            let length = |name: &str| {
-                let length = lengths.borrow().get(&(name.into(), String::new())).copied();
-                length.map_or(f64::NAN, |l: u64| l as f64)
-            };
-            let length = length("zebu") / length("QEMU");
-            let peak = find(&all, "zebu", "").map(|z: &Series| z.peak);
-            let more = vec![units::ratio(length), peak.map_or("—".into(), units::mib)];
-            let ratio = conversions.add(section, label, &all, more);
-            verdicts(section, label, target, [ratio, length], peak);
+            to.add(&mut sizes, row, &[]);
         }
-        conversions.finish(section);
+        to.groups.extend([times, sizes, memory]);
         Ok(())
     }
 }
 
-fn verdicts(
-    section: &mut Section,
-    label: &str,
-    target: f64,
-    [speed, length]: [f64; 2],
-    peak: Option<u64>,
-) {
-    section.verdict(Verdict::new(
-        "P5",
-        format!("convert to {label} qcow2, against QEMU's best"),
-        Bound::AtLeast(target),
-        speed,
-    ));
-    section.verdict(Verdict::new(
-        "P5",
-        format!("size of {label} qcow2, against QEMU's"),
-        Bound::AtMost(1.02),
-        length,
-    ));
-    let peak = peak.map_or(f64::NAN, |p| p as f64 / units::MIB as f64);
-    let what = format!("peak memory of convert to {label} qcow2");
-    section.verdict(Verdict::new("P8", what, Bound::AtMost(LIMIT_MIB), peak).unit(" MiB"));
+fn programs(bench: &Bench, kind: Kind, raw: &Path) -> Vec<Program> {
+    let verb = format!("convert -f raw -O qcow2 {}", kind.options().join(" "));
+    let out = |name: &str| bench.output(&format!("{name}.qcow2"));
+    let (qemu, zebu): (&[&str], &str) = match kind {
+        Kind::Plain => (&["-t none -m 16 -W", "-t none -W"], "-t none"),
+        // Compressed clusters are packed in the order in which they are written, so `-W` and
+        // `-m` change little but the order.
+        _ => (&["", "-m 16 -W"], ""),
+    };
+    let variant = |flags: &&str| bench.qemu(&verb, flags, &[raw]).to(out("qemu"));
+    let mut all: Vec<Program> = qemu.iter().map(variant).collect();
+    all.push(bench.zebu(&verb, zebu, &[raw]).to(out("zebu")));
+    all
 }
 
-/// The length of what a contender made, if it is whole and has the content of `raw`.
-fn judged(qemu_img: &Path, contender: &Contender, raw: &Path) -> Result<u64> {
-    let output: &PathBuf = contender
-        .output
-        .as_ref()
-        .ok_or_else(|| Error::new("no output"))?;
+/// The length of what a program made, if it is whole and has the content of `raw`.
+fn judged(qemu_img: &Path, program: &Program, raw: &Path) -> Result<u64> {
+    let output = program.output.as_ref();
+    let output = output.ok_or_else(|| Error::new("no output"))?;
     let mut check = Command::new(qemu_img);
     check.args(["check", "-q", "-f", "qcow2"]).arg(output);
     done(check)?;
@@ -118,6 +93,6 @@ fn judged(qemu_img: &Path, contender: &Contender, raw: &Path) -> Result<u64> {
         .arg(raw)
         .arg(output);
     done(compare)?;
-    let about = || output.display().to_string();
-    Ok(output.metadata().context(about)?.len())
+    let length = output.metadata().context(|| output.display().to_string())?;
+    Ok(length.len())
 }

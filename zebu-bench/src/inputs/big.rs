@@ -15,17 +15,7 @@ pub fn empty(bench: &Bench, size: u64) -> Result<PathBuf> {
         bench
             .dir
             .join(format!("images/empty-{}.qcow2", units::size(size))),
-        |part| create(bench, part, size, "preallocation=off"),
-    )
-}
-
-/// An image with all its tables, every cluster mapped to a hole of the file.
-pub fn preallocated(bench: &Bench, size: u64) -> Result<PathBuf> {
-    kept(
-        bench
-            .dir
-            .join(format!("images/metadata-{}.qcow2", units::size(size))),
-        |part| create(bench, part, size, "preallocation=metadata"),
+        |part| create(bench, part, size),
     )
 }
 
@@ -37,16 +27,16 @@ pub fn scattered(bench: &Bench, size: u64, step: u64) -> Result<PathBuf> {
         units::size(step)
     );
     kept(bench.dir.join(name), |part| {
-        create(bench, part, size, "preallocation=off")?;
+        create(bench, part, size)?;
         let writes = (0..size / step).map(|i| format!("write -P 0xff {} {}", i * step, 64 * KIB));
         qemu_io(bench, part, writes)
     })
 }
 
-fn create(bench: &Bench, path: &Path, size: u64, options: &str) -> Result<()> {
+fn create(bench: &Bench, path: &Path, size: u64) -> Result<()> {
     let mut command = Command::new(&bench.peers.qemu.img);
     command
-        .args(["create", "-q", "-f", "qcow2", "-o", options])
+        .args(["create", "-q", "-f", "qcow2"])
         .arg(path)
         .arg(size.to_string());
     done(command)

@@ -1,12 +1,12 @@
-//! A raw file and a qcow2 image that are full of data, for requests that bypass the page cache.
-//! Every block is written: a block of a file that was only reserved is answered without I/O.
+//! qcow2 images that are full of data, for requests that bypass the page cache. Every block is
+//! written: a block of a file that was only reserved is answered without I/O.
 
 use super::kept;
 use super::random::Random;
 use crate::bench::Bench;
 use crate::error::{Context, Error, Result};
 use crate::peers::qemu::done;
-use crate::units::{self, KIB};
+use crate::units;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
@@ -14,20 +14,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A raw file of `size` bytes that do not compress.
-pub fn raw(bench: &Bench, size: u64) -> Result<PathBuf> {
-    raw_named(bench, "filled", size)
-}
-
-/// Another such file, for whoever leaves zeroes in it: those may be read without I/O.
-pub fn raw_to_overwrite(bench: &Bench, size: u64) -> Result<PathBuf> {
-    raw_named(bench, "overwritten", size)
-}
-
-fn raw_named(bench: &Bench, name: &str, size: u64) -> Result<PathBuf> {
+fn raw(bench: &Bench, size: u64) -> Result<PathBuf> {
     kept(
         bench
             .dir
-            .join(format!("images/{name}-{}.raw", units::size(size))),
+            .join(format!("images/filled-{}.raw", units::size(size))),
         |part| {
             let name = || part.display().to_string();
             let mut file = File::create(part).context(name)?;
@@ -43,12 +34,7 @@ fn raw_named(bench: &Bench, name: &str, size: u64) -> Result<PathBuf> {
 }
 
 /// The same bytes as a qcow2 image with every cluster allocated, in order.
-pub fn qcow2(bench: &Bench, size: u64) -> Result<PathBuf> {
-    qcow2_of_clusters(bench, size, 64 * KIB)
-}
-
-/// The same with clusters of another size.
-pub fn qcow2_of_clusters(bench: &Bench, size: u64, cluster: u64) -> Result<PathBuf> {
+pub fn qcow2(bench: &Bench, size: u64, cluster: u64) -> Result<PathBuf> {
     let raw = raw(bench, size)?;
     let name = format!(
         "images/filled-{}-{}.qcow2",

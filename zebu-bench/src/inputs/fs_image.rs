@@ -110,14 +110,3 @@ fn slug(path: &str) -> String {
         .collect();
     text.trim_matches('-').to_owned()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tree_names_the_image() {
-        assert_eq!(slug("/usr/lib"), "usr-lib");
-        assert_eq!(slug("/"), "");
-    }
-}

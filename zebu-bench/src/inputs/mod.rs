@@ -5,14 +5,10 @@ pub mod filled;
 pub mod fragmented;
 pub mod fs_image;
 pub mod random;
-pub mod same;
 pub mod staging;
-pub mod utilization;
 
 use crate::error::{Context, Result};
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// The file at `path`; if it is not there yet, `make` makes it under another name, so that what
 /// was broken off is not taken for whole.
@@ -24,7 +20,6 @@ pub fn kept(path: PathBuf, make: impl FnOnce(&Path) -> Result<()>) -> Result<Pat
         std::fs::create_dir_all(dir).context(|| dir.display().to_string())?;
     }
     println!("making {}", path.display());
-    let _clock = Clock::start();
     let mut part = path.clone().into_os_string();
     part.push(".part");
     let part = PathBuf::from(part);
@@ -32,41 +27,6 @@ pub fn kept(path: PathBuf, make: impl FnOnce(&Path) -> Result<()>) -> Result<Pat
     make(&part)?;
     std::fs::rename(&part, &path).context(|| path.display().to_string())?;
     Ok(path)
-}
-
-thread_local! {
-    /// Since when inputs are being made, and how long that took before.
-    static MAKING: Cell<(Option<Instant>, Duration)> = const { Cell::new((None, Duration::ZERO)) };
-}
-
-/// How long inputs have been made so far.
-pub fn time_making() -> Duration {
-    MAKING.get().1
-}
-
-/// Counts the time until it is dropped; one within another counts nothing.
-struct Clock(Option<Instant>);
-
-impl Clock {
-    fn start() -> Clock {
-        let (since, before) = MAKING.get();
-        match since {
-            Some(_) => Clock(None),
-            None => {
-                let now = Some(Instant::now());
-                MAKING.set((now, before));
-                Clock(now)
-            }
-        }
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        if let Some(start) = self.0 {
-            MAKING.set((None, MAKING.get().1 + start.elapsed()));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! Where the seconds of a run are read: on our clock, or in what the program says.
+//! Where the seconds of a run are read: on the suite's clock, or in what the program prints.
 
 use super::child::Outcome;
-use super::served::server_cpu;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -17,19 +16,11 @@ pub enum Meter {
     /// fio's JSON: the seconds its requests took, made from their number and their rate, as
     /// its runtime is only told in milliseconds.
     Fio,
-    /// The one or the other of a client, and the CPU seconds of its server; see [`served`](super::served).
-    Served,
+    /// The one or the other, by what a client of a server prints.
+    Client,
 }
 
 impl Meter {
-    /// The CPU seconds that count.
-    pub fn cpu(self, outcome: &Outcome) -> f64 {
-        match self {
-            Meter::Served => server_cpu(&outcome.stdout).unwrap_or(f64::NAN),
-            _ => outcome.cpu,
-        }
-    }
-
     /// The seconds of a run.
     pub fn seconds(self, outcome: &Outcome) -> Result<f64> {
         match self {
@@ -41,7 +32,7 @@ impl Meter {
             }
             Meter::Fio => fio_seconds(&outcome.stdout)
                 .ok_or_else(|| Error::new("its output is not fio's JSON")),
-            Meter::Served => bench_seconds(&outcome.stdout)
+            Meter::Client => bench_seconds(&outcome.stdout)
                 .or_else(|| fio_seconds(&outcome.stdout))
                 .ok_or_else(|| Error::new("its output says no time")),
         }

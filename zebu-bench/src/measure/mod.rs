@@ -1,13 +1,10 @@
-//! Measurement: runs of programs, alternated, and the figures taken from them.
+//! Measurement: runs of programs, in turn, and what each took.
 
 pub mod alternate;
 pub mod cache;
 pub mod child;
 pub mod meter;
-pub mod series;
 pub mod served;
 pub mod stats;
-pub mod syscalls;
 
-pub use alternate::{Cell, Contender, alternate};
-pub use series::Series;
+pub use alternate::{Case, Program, Series};

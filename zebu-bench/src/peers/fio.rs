@@ -1,7 +1,7 @@
 //! fio on the raw file: the limit that the device and the engine set.
 
 use super::on_path;
-use crate::measure::Contender;
+use crate::measure::Program;
 use crate::measure::child::command;
 use crate::measure::meter::Meter;
 use crate::report::machine::said;
@@ -37,8 +37,6 @@ pub struct Job<'a> {
     pub start: u64,
     /// See `start`.
     pub size: u64,
-    /// Whether the file is to be full before the job; otherwise its holes are written into.
-    pub laid_out: bool,
 }
 
 /// Looks for fio on PATH.
@@ -49,12 +47,12 @@ pub fn find() -> Option<Fio> {
 }
 
 impl Fio {
-    /// The job as a contender named `fio`.
-    pub fn contender(&self, job: &Job<'_>) -> Contender {
+    /// The job as a program named `fio`.
+    pub fn run(&self, job: &Job<'_>) -> Program {
         let mut line = command([self.program.as_os_str()]);
         line.extend(arguments(job).into_iter().map(Into::into));
         line.push(format!("--filename={}", job.file.display()).into());
-        Contender::new("fio", "", line, Meter::Fio)
+        Program::new("fio", "", line, Meter::Fio)
     }
 }
 
@@ -110,7 +108,7 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         args.extend([
             "--end_fsync=0".into(),
             "--fallocate=none".into(),
-            format!("--overwrite={}", u8::from(job.laid_out)),
+            "--overwrite=1".into(),
         ]);
     }
     args
@@ -132,30 +130,25 @@ mod tests {
             file: Path::new("x"),
             start: 65536,
             size: 1 << 20,
-            laid_out: true,
         };
+        let has = |args: &[String], wanted: &str| args.iter().any(|a| a == wanted);
         let args = arguments(&job);
-        for want in [
+        for wanted in [
             "--ioengine=libaio",
             "--rw=randread",
             "--iodepth=32",
             "--io_size=4096000",
-            "--offset=65536",
         ] {
-            assert!(args.iter().any(|a| a == want), "{want} in {args:?}");
+            assert!(has(&args, wanted), "{wanted} in {args:?}");
         }
-        let pool = arguments(&Job {
-            engine: "threads",
+        let engine = "threads";
+        let in_order = arguments(&Job {
+            engine,
+            random: false,
             ..job.clone()
         });
-        let in_order = arguments(&Job {
-            engine: "threads",
-            random: false,
-            ..job
-        });
-        assert!(in_order.iter().any(|a| a == "--rw=read:126976"));
-        assert!(in_order.iter().any(|a| a == "--size=921600"));
-        assert!(pool.iter().any(|a| a == "--numjobs=32"));
-        assert!(pool.iter().any(|a| a == "--io_size=126976"));
+        assert!(has(&in_order, "--rw=read:126976") && has(&in_order, "--size=921600"));
+        let pool = arguments(&Job { engine, ..job });
+        assert!(has(&pool, "--numjobs=32") && has(&pool, "--io_size=126976"));
     }
 }

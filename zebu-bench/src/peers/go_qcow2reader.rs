@@ -3,7 +3,7 @@
 use super::on_path;
 use super::qemu::done;
 use crate::error::{Context, Error, Result};
-use crate::measure::Contender;
+use crate::measure::Program;
 use crate::measure::child::command;
 use crate::measure::meter::Meter;
 use std::path::{Path, PathBuf};
@@ -24,14 +24,10 @@ pub struct GoQcow2Reader {
 }
 
 impl GoQcow2Reader {
-    /// The driver as a contender that reads `image`, with its own number of workers or this
-    /// one; the output is still to be added.
-    pub fn contender(&self, image: &Path, workers: Option<u32>) -> Contender {
-        let mut line = command([self.program.as_os_str()]);
-        let flags = workers.map_or(String::new(), |n| format!("-m {n}"));
-        line.extend(flags.split_whitespace().map(Into::into));
-        line.push(image.into());
-        Contender::new("go-qcow2reader", &flags, line, Meter::Wall)
+    /// The conversion of `image` to raw; the output is still to be added.
+    pub fn convert(&self, image: &Path) -> Program {
+        let line = command([self.program.as_os_str(), image.as_os_str()]);
+        Program::new("go-qcow2reader", "", line, Meter::Wall)
     }
 }
 
@@ -39,8 +35,7 @@ impl GoQcow2Reader {
 pub fn build(dir: &Path, offline: bool) -> Result<GoQcow2Reader> {
     let version = std::env::var("GO_QCOW2READER_VERSION").unwrap_or_else(|_| VERSION.into());
     let go = on_path("go");
-    // A driver of other text is another program.
-    let program = dir.join(format!("convert-{version}-{:08x}", fingerprint(DRIVER)));
+    let program = dir.join(format!("convert-{version}"));
     let toolchain = dir.join("go-version");
     if !program.is_file() {
         if offline {
@@ -74,25 +69,9 @@ pub fn build(dir: &Path, offline: bool) -> Result<GoQcow2Reader> {
     })
 }
 
-/// FNV-1a, which is the same in every build.
-fn fingerprint(text: &str) -> u32 {
-    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-    text.bytes().fold(0x811c_9dc5, step)
-}
-
 fn module(version: &str) -> String {
     format!(
         "module driver\n\ngo 1.22\n\nrequire (\n\tgithub.com/klauspost/compress {ZSTD_VERSION}\n\t\
          github.com/lima-vm/go-qcow2reader {version}\n)\n"
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_module_requires_the_version() {
-        assert!(module("v1.2.3").contains("\tgithub.com/lima-vm/go-qcow2reader v1.2.3\n"));
-    }
 }

@@ -5,7 +5,7 @@ pub mod go_qcow2reader;
 pub mod qcow2_rs;
 pub mod qemu;
 
-use crate::options::Options;
+use crate::options::Run;
 use std::path::{Path, PathBuf};
 
 /// What was found.
@@ -19,18 +19,12 @@ pub struct Peers {
     pub go: Option<go_qcow2reader::GoQcow2Reader>,
     /// The program of qcow2-rs.
     pub qcow2_rs: Option<qcow2_rs::Qcow2Rs>,
-    /// strace, which counts system calls.
-    pub strace: Option<PathBuf>,
 }
 
 impl Peers {
     /// Finds, fetches or builds the peers under `dir`; says in `notes` what is left out.
-    pub fn find(
-        options: &Options,
-        dir: &Path,
-        notes: &mut Vec<String>,
-    ) -> crate::error::Result<Peers> {
-        let qemu = qemu::find(options, &dir.join("qemu"), notes)?;
+    pub fn find(options: &Run, dir: &Path, notes: &mut Vec<String>) -> crate::error::Result<Peers> {
+        let qemu = qemu::find(options.qemu_img.as_deref())?;
         let fio = fio::find().or_else(|| left_out(notes, "fio", "it is not on PATH"));
         let go = match go_qcow2reader::build(&dir.join("go-qcow2reader"), options.offline) {
             Ok(go) => Some(go),
@@ -40,14 +34,11 @@ impl Peers {
             Ok(it) => Some(it),
             Err(e) => left_out(notes, "qcow2-rs", &e.to_string()),
         };
-        let strace = on_path("strace")
-            .or_else(|| left_out(notes, "the count of system calls", "no strace on PATH"));
         Ok(Peers {
             qemu,
             fio,
             go,
             qcow2_rs,
-            strace,
         })
     }
 }
@@ -67,15 +58,4 @@ pub fn on_path(program: &str) -> Option<PathBuf> {
         .chain(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo/bin")))
         .map(|dir| dir.join(program))
         .find(|file| file.is_file())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_on_path() {
-        assert!(on_path("sh").is_some());
-        assert!(on_path("no-such-program-anywhere").is_none());
-    }
 }

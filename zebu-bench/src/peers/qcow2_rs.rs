@@ -3,7 +3,7 @@
 use super::on_path;
 use super::qemu::done;
 use crate::error::{Error, Result};
-use crate::measure::Contender;
+use crate::measure::Program;
 use crate::measure::child::command;
 use crate::measure::meter::Meter;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ pub struct Qcow2Rs {
 }
 
 impl Qcow2Rs {
-    /// The conversion of `image` to raw as a contender; the output is still to be added.
-    pub fn contender(&self, image: &Path) -> Contender {
+    /// The conversion of `image` to raw; the output is still to be added.
+    pub fn convert(&self, image: &Path) -> Program {
         let mut line = command([self.program.as_os_str()]);
         line.extend(command(["convert", "-f", "qcow2", "-O", "raw"]));
         line.push(image.into());
         line.push("-o".into());
-        Contender::new("qcow2-rs", "", line, Meter::Wall)
+        Program::new("qcow2-rs", "", line, Meter::Wall)
     }
 }
 

@@ -27,7 +27,6 @@ pub fn facts(dir: &Path) -> Vec<(String, String)> {
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     add("system", pretty_name(&release).unwrap_or_default());
     add("file system of the images", file_system(dir));
-    add("load when begun", load());
     facts
 }
 
@@ -68,14 +67,6 @@ fn file_system(dir: &Path) -> String {
     said("stat", &["-f", "-c", "%T", &dir.to_string_lossy()])
 }
 
-fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace()
-        .take(3)
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
 /// The value of the first `name : value` line.
 fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| {
@@ -112,19 +103,5 @@ mod tests {
         assert_eq!(field(text, "model name").unwrap(), "A CPU @ 3 GHz");
         assert_eq!(gib(&field(text, "MemTotal").unwrap()), "16.0 GiB");
         assert_eq!(field(text, "absent"), None);
-    }
-
-    #[test]
-    fn system_name() {
-        assert_eq!(
-            pretty_name("ID=x\nPRETTY_NAME=\"Some Linux 12\"\n").unwrap(),
-            "Some Linux 12"
-        );
-    }
-
-    #[test]
-    fn this_machine_has_memory_and_space() {
-        assert!(available_memory() > 0);
-        assert!(free_space(Path::new("/")) > 0);
     }
 }

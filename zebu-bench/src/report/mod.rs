@@ -1,225 +1,429 @@
-//! The report: what was measured, as Markdown with charts.
+//! The report: one page with charts, made from the saved figures of a run.
 
-pub mod cells;
+pub mod chart;
 pub mod machine;
-pub mod summary;
-pub mod svg;
 pub mod table;
-pub mod verdict;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
+use crate::measure::stats::least;
+use crate::options;
+use crate::results::{Experiment, Group, Ratio, Results, Row, Scale};
+use crate::units;
+use chart::{Bar, Chart};
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Duration;
-use svg::Chart;
 use table::Table;
-use verdict::Verdict;
 
-/// What one experiment found.
-#[derive(Debug, Default)]
-pub struct Section {
-    /// The experiment's name, as on the command line.
-    pub name: String,
-    /// Its heading.
-    pub title: String,
-    /// How it was done, a paragraph each.
-    pub method: Vec<String>,
-    /// Its targets and how they came out.
-    pub verdicts: Vec<Verdict>,
-    /// Its tables, each with a chart or without.
-    pub tables: Vec<(Table, Option<Chart>)>,
-    /// What was left out and why, and other remarks.
-    pub notes: Vec<String>,
+/// The marks in the README between which the summary goes.
+const MARKS: [&str; 2] = ["<!-- benchmarks -->", "<!-- /benchmarks -->"];
+/// The chart of the summary.
+const SUMMARY: &str = "summary";
+/// A table of more rows is folded where a chart shows it.
+const OPEN_ROWS: usize = 8;
+/// Programs that are no peers in a table: zebu has its own column, fio is the limit.
+const NOT_PEERS: [&str; 3] = ["zebu", "QEMU", "fio"];
+
+/// Writes the page and its charts, and the summary into the README.
+pub fn write(options: &options::Report) -> Result<()> {
+    let results = Results::load(&options.results)?;
+    let page = &options.page;
+    let dir = parent(page);
+    let charts = dir.join("charts");
+    // Charts that the last report had and this one has not must not stay.
+    let _ = std::fs::remove_dir_all(&charts);
+    std::fs::create_dir_all(&charts).context(|| charts.display().to_string())?;
+    for (name, chart) in all_charts(&results) {
+        let to = charts.join(format!("{name}.svg"));
+        std::fs::write(&to, chart.draw()).context(|| to.display().to_string())?;
+    }
+    std::fs::write(page, markdown(&results)).context(|| page.display().to_string())?;
+    println!("{}", page.display());
+    let Some(readme) = &options.readme else {
+        return Ok(());
+    };
+    let name = || readme.display().to_string();
+    let text = std::fs::read_to_string(readme).context(name)?;
+    let charts = charts.strip_prefix(parent(readme)).unwrap_or(&charts);
+    let text = between_marks(&text, &summary(&results, &charts.to_string_lossy()))?;
+    std::fs::write(readme, text).context(name)
 }
 
-impl Section {
-    /// An empty section.
-    pub fn new(name: &str, title: &str) -> Self {
-        println!("\n## {title}");
-        Section {
-            name: name.into(),
-            title: title.into(),
-            ..Section::default()
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+/// `text` with `new` between the marks.
+fn between_marks(text: &str, new: &str) -> Result<String> {
+    let parts = text.split_once(MARKS[0]).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(MARKS[1])?;
+        Some(format!(
+            "{before}{}\n\n{new}\n{}{after}",
+            MARKS[0], MARKS[1]
+        ))
+    });
+    parts.ok_or_else(|| Error::new(format!("no marks {} and {}", MARKS[0], MARKS[1])))
+}
+
+/// The page.
+fn markdown(results: &Results) -> String {
+    let mut out = String::from(
+        "# Benchmarks\n\n\
+         zebu side by side with the newest QEMU, which has its best flags. A figure is the median \
+         of runs in which the programs take turns; whiskers in charts are the slowest and the \
+         fastest run. *Ratio* is how many times as fast as QEMU zebu is. Make this page with\n\n\
+         ```sh\nmake bench\n```\n\n\
+         [benchmarking.md](benchmarking.md) says how each figure is made.\n\n",
+    );
+    out += &summary(results, "charts");
+    for experiment in &results.experiments {
+        section(&mut out, experiment);
+    }
+    let _ = write!(out, "\n## The machine\n\n");
+    let mut facts = Table::new(&["", ""]);
+    for (what, value) in &results.machine {
+        facts.rows.push(vec![what.clone(), value.clone()]);
+    }
+    let took = format!("{:.0} min", results.seconds / 60.0);
+    facts.rows.push(vec!["the run took".into(), took]);
+    out += &facts.markdown();
+    bullets(&mut out, &results.notes);
+    out
+}
+
+fn section(out: &mut String, experiment: &Experiment) {
+    let _ = write!(out, "\n## {}\n\n{}\n", experiment.title, experiment.about);
+    for (name, chart) in charts_of(experiment) {
+        let _ = write!(out, "\n![{}](charts/{name}.svg)\n", chart.title);
+    }
+    for group in &experiment.groups {
+        if group.rows.is_empty() {
+            continue;
         }
-    }
-
-    /// Adds a paragraph on how it is done.
-    pub fn method(&mut self, text: impl Into<String>) {
-        self.method.push(text.into());
-    }
-
-    /// Adds a remark, told at once.
-    pub fn note(&mut self, text: impl Into<String>) {
-        let text = text.into();
-        println!("note: {text}");
-        self.notes.push(text);
-    }
-
-    /// Adds the outcome of a target, told at once.
-    pub fn verdict(&mut self, verdict: Verdict) {
-        println!("target: {verdict}");
-        self.verdicts.push(verdict);
-    }
-
-    /// Adds a table and its chart. A table without rows is left out.
-    pub fn table(&mut self, table: Table, chart: Option<Chart>) {
-        if !table.rows.is_empty() {
-            self.tables.push((table, chart));
-        }
-    }
-}
-
-/// The whole report.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// Facts of the machine and versions: (what, value).
-    pub facts: Vec<(String, String)>,
-    /// What the experiments found.
-    pub sections: Vec<Section>,
-    /// What was left out of the whole suite.
-    pub notes: Vec<String>,
-}
-
-/// What the time that a run takes is called among the facts.
-const TOOK: &str = "the run took";
-
-impl Report {
-    /// Sets among the facts how long the run has taken so far.
-    pub fn took(&mut self, time: Duration) {
-        self.facts.retain(|(what, _)| what != TOOK);
-        let seconds = time.as_secs();
-        let text = format!("{} min {} s", seconds / 60, seconds % 60);
-        self.facts.push((TOOK.into(), text));
-    }
-
-    /// Writes the report to `path`, and its charts into `charts/` beside it.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let dir = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
+        let unit = group.unit.name();
+        let title = match group.title.to_lowercase().contains(&unit.to_lowercase()) {
+            true => group.title.clone(),
+            false => format!("{} ({unit})", group.title),
         };
-        let charts = dir.join("charts");
-        std::fs::create_dir_all(&charts).context(|| charts.display().to_string())?;
-        for section in &self.sections {
-            for (file, chart) in charts_of(section) {
-                let to = dir.join(&file);
-                std::fs::write(&to, chart.draw()).context(|| to.display().to_string())?;
-            }
-        }
-        std::fs::write(path, self.markdown()).context(|| path.display().to_string())
+        let table = table_of(group).markdown();
+        let _ = match group.rows.len() > OPEN_ROWS && group.chart.is_some() {
+            true => write!(
+                out,
+                "\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"
+            ),
+            false => write!(out, "\n**{title}**\n\n{table}"),
+        };
     }
-
-    /// The report as Markdown.
-    pub fn markdown(&self) -> String {
-        let mut out = String::from("# Benchmarks\n\n");
-        out.push_str(
-            "Ratios are of medians, taken side by side: the programs of a cell run in turn \
-             (A B B A). `1.234 (1.200–1.301)` is a median with the least and the greatest run. \
-             CPU is user plus system seconds of the process; memory is its peak resident size. \
-             [benchmarking.md](benchmarking.md) tells how to run this and how each cell is made, \
-             [bounds.md](bounds.md) what bounds the targets that are missed.\n\n",
-        );
-        let mut facts = Table::new("", &["machine and programs", ""]);
-        for (what, value) in &self.facts {
-            facts.rows.push(vec![what.clone(), value.clone()]);
-        }
-        out.push_str(&facts.markdown());
-        bullets(&mut out, &self.notes);
-        self.targets(&mut out);
-        for section in &self.sections {
-            let _ = writeln!(out, "\n## {}\n", section.title);
-            for p in &section.method {
-                let _ = writeln!(out, "{p}\n");
-            }
-            let mut charts = charts_of(section).into_iter().peekable();
-            for (table, chart) in &section.tables {
-                if !table.title.is_empty() {
-                    let _ = writeln!(out, "### {}\n", table.title);
-                }
-                out.push_str(&table.markdown());
-                if chart.is_some()
-                    && let Some((file, _)) = charts.next()
-                {
-                    let _ = writeln!(out, "\n![{}]({file})", table.title);
-                }
-                out.push('\n');
-            }
-            bullets(&mut out, &section.notes);
-        }
-        out
-    }
-
-    fn targets(&self, out: &mut String) {
-        let verdicts: Vec<&Verdict> = self.sections.iter().flat_map(|s| &s.verdicts).collect();
-        out.push_str("\n## Targets\n\n");
-        out.push_str(&summary::table(&verdicts).markdown());
-        let heads = ["", "experiment", "what", "bound", "reached", "outcome"];
-        let mut table = Table::new("", &heads);
-        for section in &self.sections {
-            for v in &section.verdicts {
-                table.rows.push(v.row(&section.name));
-            }
-        }
-        if !table.rows.is_empty() {
-            out.push_str("\n### Each figure\n\n");
-            out.push_str(&table.markdown());
-        }
-    }
-}
-
-/// The charts of a section with the names of their files, from the report.
-fn charts_of(section: &Section) -> Vec<(String, &Chart)> {
-    section
-        .tables
-        .iter()
-        .filter_map(|(_, chart)| chart.as_ref())
-        .enumerate()
-        .map(|(i, chart)| (format!("charts/{}-{}.svg", section.name, i + 1), chart))
-        .collect()
+    bullets(out, &experiment.notes);
 }
 
 fn bullets(out: &mut String, lines: &[String]) {
-    if !lines.is_empty() {
-        out.push('\n');
+    for (i, line) in lines.iter().enumerate() {
+        let _ = writeln!(out, "{}- {line}", if i == 0 { "\n" } else { "" });
     }
-    for line in lines {
-        let _ = writeln!(out, "- {line}");
+}
+
+/// The table of a group: QEMU, zebu, ratio, limit, and other peers.
+fn table_of(group: &Group) -> Table {
+    let has = |program: &str| group.rows.iter().any(|r| r.of(program).is_some());
+    let mut peers: Vec<&str> = Vec::new();
+    for figure in group.rows.iter().flat_map(|r| &r.figures) {
+        if !NOT_PEERS.contains(&&*figure.program) && !peers.contains(&&*figure.program) {
+            peers.push(&figure.program);
+        }
     }
+    let flags = |r: &Row| r.of("QEMU").map_or(String::new(), |f| f.flags.clone());
+    let has_flags = group.ratio == Ratio::Speed && group.rows.iter().any(|r| !flags(r).is_empty());
+    let has_bounds = group.rows.iter().any(|r| r.bound.is_some());
+    let with = |on: bool, head: &'static str| on.then_some(head);
+    let mut heads = vec![""];
+    heads.extend(with(has("QEMU"), "QEMU"));
+    heads.extend(with(has_flags, "its flags"));
+    heads.push("zebu");
+    heads.extend(with(group.ratio != Ratio::None, "ratio"));
+    heads.extend(with(has("fio"), "limit: fio"));
+    heads.extend(with(group.ratio == Ratio::SpeedOfFio, "of fio"));
+    heads.extend(with(has_bounds, "asked"));
+    heads.extend(peers.iter());
+    let mut table = Table::new(&heads);
+    let ratio = |r: Option<f64>| r.map_or("—".into(), units::ratio);
+    for row in &group.rows {
+        let shown = |p: &str| row.of(p).map_or("—".into(), |f| units::figure(f.median()));
+        let cell = |head: &&str| match *head {
+            "" => row.label.clone(),
+            "its flags" if flags(row).is_empty() => "none".into(),
+            "its flags" => format!("`{}`", flags(row)),
+            "ratio" => ratio(group.ratio_of(row)),
+            "of fio" => ratio(group.advantage(row, "fio")),
+            "limit: fio" => shown("fio"),
+            "asked" => asked(group, row),
+            program => shown(program),
+        };
+        table.rows.push(heads.iter().map(cell).collect());
+    }
+    table
+}
+
+/// A row's bound, and whether it was missed.
+fn asked(group: &Group, row: &Row) -> String {
+    let Some(bound) = row.bound else {
+        return String::new();
+    };
+    let text = bound_text(group, bound);
+    match group.holds(row) {
+        Some(false) => format!("{text}, **missed**"),
+        _ => text,
+    }
+}
+
+fn bound_text(group: &Group, bound: f64) -> String {
+    match group.ratio {
+        Ratio::Size => format!("≤ {bound}×"),
+        Ratio::None => format!("≤ {bound}"),
+        Ratio::SpeedOfFio => format!("≥ {bound}× fio"),
+        Ratio::Speed => format!("≥ {bound}×"),
+    }
+}
+
+/// The summary: a table with a row for each group, and the chart of all.
+fn summary(results: &Results, charts: &str) -> String {
+    let mut table = Table::new(&["", "zebu against QEMU", "lowest row", "asked", "missed"]);
+    for experiment in &results.experiments {
+        for group in experiment.groups.iter().filter(|g| !g.rows.is_empty()) {
+            table.rows.push(summary_row(experiment, group));
+        }
+    }
+    format!(
+        "{}\n![Speed against QEMU]({charts}/{SUMMARY}.svg)\n",
+        table.markdown()
+    )
+}
+
+fn summary_row(experiment: &Experiment, group: &Group) -> Vec<String> {
+    let judged = group
+        .rows
+        .iter()
+        .filter_map(|r| Some((r, group.judged(r)?)));
+    let most = matches!(group.ratio, Ratio::Size | Ratio::None);
+    let worst = judged.max_by(|a, b| match most {
+        true => a.1.total_cmp(&b.1),
+        false => b.1.total_cmp(&a.1),
+    });
+    let (against, worst) = match (group.ratio, worst) {
+        (_, None) => ("—".into(), "—".into()),
+        (Ratio::None, Some((row, value))) => {
+            let unit = group.unit.name().replace("nanoseconds", "ns");
+            let worst = format!("{} {unit} ({})", units::figure(value), row.label);
+            ("—".into(), worst)
+        }
+        (ratio, Some((row, value))) => {
+            let of = if ratio == Ratio::SpeedOfFio {
+                " of fio"
+            } else {
+                ""
+            };
+            let worst = format!("{}{of} ({})", units::ratio(value), row.label);
+            (units::ratio(group.mean()), worst)
+        }
+    };
+    let mut bounds: Vec<String> = Vec::new();
+    for bound in group.rows.iter().filter_map(|r| r.bound) {
+        let text = bound_text(group, bound);
+        if !bounds.contains(&text) {
+            bounds.push(text);
+        }
+    }
+    let mut asked = bounds.join(", ");
+    let mut missed = group
+        .rows
+        .iter()
+        .filter(|r| group.holds(r) == Some(false))
+        .count();
+    if let Some(floor) = group.mean_floor {
+        let _ = write!(asked, "; mean ≥ {floor}×");
+        missed += usize::from(group.mean() < floor);
+    }
+    let missed = match (missed, asked.is_empty()) {
+        (_, true) => String::new(),
+        (0, _) => "none".into(),
+        (n, _) => format!("**{n}**"),
+    };
+    vec![name_of(experiment, group), against, worst, asked, missed]
+}
+
+/// The name of a group where its experiment is not the heading.
+fn name_of(experiment: &Experiment, group: &Group) -> String {
+    // Where only one group compares speed, the experiment names it.
+    let is_speed = |g: &&Group| matches!(g.ratio, Ratio::Speed | Ratio::SpeedOfFio);
+    let speeds = experiment.groups.iter().filter(is_speed).count();
+    match speeds == 1 && is_speed(&group) {
+        true => experiment.title.clone(),
+        false => format!("{}: {}", experiment.title, first_lower(&group.title)),
+    }
+}
+
+/// The text with a small first letter, but for abbreviations.
+fn first_lower(text: &str) -> String {
+    let mut chars = text.chars();
+    match (chars.next(), text.chars().nth(1)) {
+        (Some(first), Some(second)) if second.is_lowercase() || second == ' ' => {
+            first.to_lowercase().chain(chars).collect()
+        }
+        _ => text.into(),
+    }
+}
+
+/// All charts with the names of their files.
+fn all_charts(results: &Results) -> Vec<(String, Chart)> {
+    let mut all = vec![(SUMMARY.to_owned(), summary_chart(results))];
+    all.extend(results.experiments.iter().flat_map(charts_of));
+    all
+}
+
+/// The mean of each group that compares speed; whiskers go down to its slowest row.
+fn summary_chart(results: &Results) -> Chart {
+    let mut chart = Chart::new(
+        "Speed against QEMU",
+        "times as fast as QEMU; more is better",
+    );
+    chart.reference = Some(1.0);
+    chart.note = "bars: geometric mean of an experiment's rows; whiskers: down to its slowest row";
+    for experiment in &results.experiments {
+        for group in &experiment.groups {
+            let ratios = group.ratios();
+            if !matches!(group.ratio, Ratio::Speed | Ratio::SpeedOfFio) || ratios.is_empty() {
+                continue;
+            }
+            let label = name_of(experiment, group);
+            let mean = group.mean();
+            chart.row(
+                &label,
+                vec![Bar::new("zebu", mean, &[least(&ratios), mean])],
+            );
+        }
+    }
+    chart
+}
+
+/// The charts of an experiment with the names of their files.
+fn charts_of(experiment: &Experiment) -> Vec<(String, Chart)> {
+    let drawn = |group: &Group| Some(chart_of(experiment, group, group.chart?));
+    let charts = experiment
+        .groups
+        .iter()
+        .filter(|g| !g.rows.is_empty())
+        .filter_map(drawn);
+    let name = |(i, chart)| match i {
+        0 => (experiment.name.clone(), chart),
+        i => (format!("{}-{}", experiment.name, i + 1), chart),
+    };
+    charts.enumerate().map(name).collect()
+}
+
+fn chart_of(experiment: &Experiment, group: &Group, scale: Scale) -> Chart {
+    let better = match group.unit.less_is_better() {
+        true => "less is better",
+        false => "more is better",
+    };
+    let axis = match scale {
+        Scale::Absolute => format!("{}; {better}", group.unit.name()),
+        Scale::Relative => format!("{}, QEMU = 1; {better}", group.unit.name()),
+    };
+    let mut chart = Chart::new(&name_of(experiment, group), &axis);
+    chart.note = "whiskers: the slowest and the fastest run";
+    if scale == Scale::Relative {
+        chart.reference = Some(1.0);
+    }
+    for row in &group.rows {
+        let unit = match (scale, row.of("QEMU")) {
+            (Scale::Absolute, _) => 1.0,
+            (Scale::Relative, Some(qemu)) => qemu.median(),
+            (Scale::Relative, None) => continue,
+        };
+        let bar = |f: &crate::results::Figure| {
+            let runs: Vec<f64> = f.runs.iter().map(|v| v / unit).collect();
+            Bar::new(&f.program, f.median() / unit, &runs)
+        };
+        chart.row(&row.label, row.figures.iter().map(bar).collect());
+    }
+    chart
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verdict::Bound;
+    use crate::results::Unit;
+    use crate::results::tests::row;
+
+    fn results() -> Results {
+        let mut group = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
+        group.rows = vec![
+            row(
+                "zlib",
+                Some(3.3),
+                &[("QEMU", &[4.0, 4.2]), ("zebu", &[1.0]), ("fio", &[0.5])],
+            ),
+            row(
+                "plain",
+                Some(1.25),
+                &[("QEMU", &[1.0]), ("zebu", &[1.0]), ("go", &[2.0])],
+            ),
+        ];
+        let mut memory = Group::new("Peak memory in MiB", Unit::Mebibytes, Ratio::None);
+        memory.rows = vec![row("zlib", Some(64.0), &[("zebu", &[26.0])])];
+        Results {
+            machine: vec![("CPU".into(), "a cpu".into())],
+            experiments: vec![Experiment {
+                name: "convert".into(),
+                title: "Convert to raw".into(),
+                about: "How.".into(),
+                groups: vec![group, memory],
+                notes: vec!["go is left out".into()],
+            }],
+            ..Results::default()
+        }
+    }
 
     #[test]
-    fn a_report_has_facts_targets_tables_and_notes_in_order() {
-        let mut section = Section::new("convert", "Convert");
-        section.method("How.");
-        section.verdict(Verdict::new("P5", "zlib", Bound::AtLeast(3.0), 4.5));
-        let mut table = Table::new("Times", &["image", "zebu"]);
-        table.rows.push(vec!["zlib".into(), "1.0".into()]);
-        section.table(table, Some(Chart::new("Times", "s")));
-        section.table(Table::new("Empty", &["x"]), None);
-        section.note("fio is not there");
-        let mut report = Report {
-            facts: vec![("CPU".into(), "a cpu".into())],
-            sections: vec![section],
-            notes: vec![],
-        };
-        report.took(Duration::from_secs(59));
-        report.took(Duration::from_secs(125));
-        let text = report.markdown();
-        assert!(text.contains("2 min 5 s") && !text.contains("0 min 59 s"));
-        let at = |s: &str| {
-            text.find(s)
-                .unwrap_or_else(|| panic!("{s} missing:\n{text}"))
-        };
-        assert!(at("a cpu") < at("## Targets"));
-        assert!(at("## Targets") < at("### Each figure"));
-        assert!(at("### Each figure") < at("## Convert"));
-        assert!(at("How.") < at("### Times"));
-        assert!(at("charts/convert-1.svg") < at("- fio is not there"));
-        assert!(!text.contains("Empty"));
+    fn a_page_has_summary_tables_charts_and_notes() {
+        let page = markdown(&results());
+        for part in [
+            "charts/summary.svg",
+            "| Convert to raw | ",
+            "1.00× (plain)",
+            "≥ 3.3×, ≥ 1.25×",
+            "26.0 MiB (zlib)",
+            "## Convert to raw\n\nHow.\n",
+            "![Convert to raw](charts/convert.svg)",
+            "≥ 1.25×, **missed**",
+            "- go is left out",
+            "a cpu",
+        ] {
+            assert!(page.contains(part), "{part} is not in\n{page}");
+        }
+        let names: Vec<String> = all_charts(&results()).into_iter().map(|c| c.0).collect();
+        assert_eq!(names, ["summary", "convert"]);
+    }
+
+    #[test]
+    fn the_summary_goes_between_the_marks() {
+        let text = "a\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nb\n";
+        let new = between_marks(text, "new").unwrap();
+        assert_eq!(
+            new,
+            "a\n<!-- benchmarks -->\n\nnew\n<!-- /benchmarks -->\nb\n"
+        );
+        assert_eq!(between_marks(&new, "new").unwrap(), new);
+        assert!(between_marks("nothing", "new").is_err());
+    }
+
+    #[test]
+    fn abbreviations_keep_their_case() {
+        assert_eq!(first_lower("Peak memory"), "peak memory");
+        assert_eq!(first_lower("A look-up"), "a look-up");
+        assert_eq!(first_lower("NBD"), "NBD");
+        assert_eq!(first_lower("4 KiB"), "4 KiB");
     }
 }

@@ -6,7 +6,7 @@ use super::deflate::{Deflate, Effort};
 use super::{CodecError, Compression, is_dst_too_small};
 
 /// The zlib level that is meant when none is named: within 2 % of the size
-/// that QEMU writes, at several times its speed. `docs/codec.md` has figures.
+/// that QEMU writes, at several times its speed. `docs/codec.md` says why.
 const ZLIB_DEFAULT: i32 = 2;
 
 /// Likewise for zstd, where QEMU takes 3.
