@@ -1,39 +1,52 @@
 //! The options of an image that is to be made (`-o`): `key=value,…`.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
 use zebu::block::Format;
 
+use crate::failure::Failure;
 use crate::known_options::known_options;
 
 /// Keys and values in the order given; a later one counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreateOptions {
-    list: Vec<(String, String)>,
+    list: Vec<(String, OsString)>,
 }
+
+/// The options that are file names, of any bytes. The others are UTF-8.
+const NAMES: [&str; 2] = ["backing_file", "data_file"];
 
 impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
     /// value are doubled. An error is what is wrong with them.
-    pub fn parse(format: Format, texts: &[String]) -> Result<Self, String> {
+    pub fn parse(format: Format, texts: &[OsString]) -> Result<Self, String> {
         let known: Vec<&str> = known_options(format).iter().map(|o| o.name).collect();
         Self::parse_known(&known, texts)
     }
 
     /// The same for options of these names.
-    pub fn parse_known(known: &[&str], texts: &[String]) -> Result<Self, String> {
+    pub fn parse_known(known: &[&str], texts: &[OsString]) -> Result<Self, String> {
         let is_known = |key: &str| known.contains(&key);
         let mut options = CreateOptions::default();
         for item in texts.iter().flat_map(|text| split(text)) {
-            let (key, value) = match item.split_once('=') {
-                Some((key, value)) => (key.to_string(), value.to_string()),
-                None => match item.strip_prefix("no") {
-                    Some(key) if !is_known(&item) => (key.to_string(), "off".to_string()),
-                    _ => (item, "on".to_string()),
+            let mut parts = item.splitn(2, |b| *b == b'=');
+            let word = String::from_utf8_lossy(parts.next().unwrap_or_default());
+            let (key, value) = match parts.next() {
+                Some(value) => (&*word, OsStr::from_bytes(value)),
+                None => match word.strip_prefix("no") {
+                    Some(key) if !is_known(&word) => (key, OsStr::new("off")),
+                    _ => (&*word, OsStr::new("on")),
                 },
             };
-            if !is_known(&key) {
+            if !is_known(key) {
                 return Err(format!("Invalid parameter '{key}'"));
             }
-            options.list.push((key, value));
+            if value.to_str().is_none() && !NAMES.contains(&key) {
+                let value = value.display();
+                return Err(format!("Parameter '{key}' does not accept value '{value}'"));
+            }
+            options.set(key, value);
         }
         Ok(options)
     }
@@ -44,38 +57,50 @@ impl CreateOptions {
     }
 
     /// Sets an option, as if it were given last.
-    pub fn set(&mut self, key: &str, value: impl Into<String>) {
+    pub fn set(&mut self, key: &str, value: impl Into<OsString>) {
         self.list.push((key.to_string(), value.into()));
     }
 
     /// The value of an option.
+    pub fn value(&self, key: &str) -> Option<&OsStr> {
+        let of_key = |pair: &&(String, OsString)| pair.0 == key;
+        self.list.iter().rev().find(of_key).map(|(_, v)| &**v)
+    }
+
+    /// The value of an option that is no file's name.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let of_key = |pair: &&(String, String)| pair.0 == key;
-        self.list.iter().rev().find(of_key).map(|(_, v)| v.as_str())
+        self.value(key)?.to_str()
     }
 }
 
 /// Whether `-o` asks for the list of options.
-pub fn asks_for_help(texts: &[String]) -> bool {
+pub fn asks_for_help(texts: &[OsString]) -> bool {
     let mut items = texts.iter().flat_map(|text| split(text));
-    items.any(|item| item == "help" || item == "?")
+    items.any(|item| item == b"help" || item == b"?")
 }
 
-/// Whether a value of `-o` is a list: not empty, and no empty item at an end.
-pub fn is_list(text: &str) -> bool {
-    let commas = text.len() - text.trim_end_matches(',').len();
-    !text.is_empty() && !text.starts_with(',') && commas.is_multiple_of(2)
+/// Refuses a value of `-o` that is no list: empty, or with an empty item at an end.
+pub fn check_list(text: &OsStr) -> Result<(), Failure> {
+    let bytes = text.as_bytes();
+    let commas = bytes.iter().rev().take_while(|b| **b == b',').count();
+    match !bytes.is_empty() && !bytes.starts_with(b",") && commas.is_multiple_of(2) {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "Invalid option list: {}",
+            text.display()
+        ))),
+    }
 }
 
 /// The items of a list with commas between them; two commas mean one.
-fn split(text: &str) -> Vec<String> {
-    let mut items = vec![String::new()];
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        if c == ',' && chars.next_if_eq(&',').is_none() {
-            items.push(String::new());
+pub fn split(text: &OsStr) -> Vec<Vec<u8>> {
+    let mut items = vec![Vec::new()];
+    let mut bytes = text.as_bytes().iter().peekable();
+    while let Some(byte) = bytes.next() {
+        if *byte == b',' && bytes.next_if_eq(&&b',').is_none() {
+            items.push(Vec::new());
         } else if let Some(item) = items.last_mut() {
-            item.push(c);
+            item.push(*byte);
         }
     }
     items.retain(|item| !item.is_empty());
@@ -88,13 +113,14 @@ mod tests {
 
     #[test]
     fn commas_are_doubled() {
-        assert_eq!(split("a=1,b=x,,y,c"), ["a=1", "b=x,y", "c"]);
+        let split = |text| split(OsStr::new(text));
+        assert_eq!(split("a=1,b=x,,y,c"), [&b"a=1"[..], b"b=x,y", b"c"]);
         assert!(split("").is_empty());
     }
 
     #[test]
     fn the_last_value_counts() {
-        let texts = ["cluster_size=4k".to_string(), "cluster_size=64k".into()];
+        let texts = ["cluster_size=4k".into(), "cluster_size=64k".into()];
         let options = CreateOptions::parse(Format::Qcow2, &texts).unwrap();
         assert_eq!(options.get("cluster_size"), Some("64k"));
         assert!(CreateOptions::parse(Format::Raw, &texts).is_err());

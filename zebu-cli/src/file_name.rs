@@ -1,11 +1,14 @@
 //! What the name of a file that is written means.
 
-use zebu::block::FileSpec;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use zebu::block::{FileSpec, protocol};
 
 /// The file, or the export of a server, that a name means. What does not exist
 /// yet is described by no options, so `json:` is refused.
-pub fn file_of(name: &str) -> Result<FileSpec, String> {
-    if let Some(path) = name.strip_prefix("file:") {
+pub fn file_of(name: &OsStr) -> Result<FileSpec, String> {
+    if let Some(path) = after_file(name) {
         return Ok(FileSpec::new(path));
     }
     match protocol(name) {
@@ -17,20 +20,34 @@ pub fn file_of(name: &str) -> Result<FileSpec, String> {
     }
 }
 
-/// What a name starts with, up to a colon, if that is before any slash.
-fn protocol(name: &str) -> Option<&str> {
-    let end = name.find([':', '/'])?;
-    name[end..].starts_with(':').then(|| &name[..end])
+/// What follows `file:`, if a name begins with it.
+pub fn after_file(name: &OsStr) -> Option<&OsStr> {
+    name.as_bytes()
+        .strip_prefix(b"file:")
+        .map(OsStr::from_bytes)
 }
 
 /// A name that an image at `image` stores, as it is from here.
-pub fn beside(name: &str, image: &str) -> String {
-    let folder = image.strip_prefix("file:").unwrap_or(image).rfind('/');
-    match folder {
-        Some(slash) if !name.starts_with('/') && protocol(name).is_none() => {
-            let image = image.strip_prefix("file:").unwrap_or(image);
-            format!("{}{name}", &image[..=slash])
+pub fn beside(name: &OsStr, image: &OsStr) -> OsString {
+    let image = after_file(image).unwrap_or(image).as_bytes();
+    match image.iter().rposition(|b| *b == b'/') {
+        Some(slash) if !name.as_bytes().starts_with(b"/") && protocol(name).is_none() => {
+            let mut path = OsStr::from_bytes(&image[..=slash]).to_owned();
+            path.push(name);
+            path
         }
-        _ => name.to_string(),
+        _ => name.to_owned(),
     }
+}
+
+/// A name as the value of an option, its commas doubled.
+pub fn as_value(name: &OsStr) -> OsString {
+    let mut value = OsString::new();
+    for (place, part) in name.as_bytes().split(|b| *b == b',').enumerate() {
+        if place > 0 {
+            value.push(",,");
+        }
+        value.push(OsStr::from_bytes(part));
+    }
+    value
 }

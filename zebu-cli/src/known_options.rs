@@ -1,9 +1,13 @@
 //! The options that a format knows (`-o`): which there are, what their values
 //! are, how they are told.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+
 use zebu::block::Format;
 
 use crate::create_options::CreateOptions;
+use crate::file_name::as_value;
 use crate::size;
 
 /// What a value of an option is.
@@ -173,7 +177,7 @@ pub fn known_options(format: Format) -> &'static [Known] {
 }
 
 /// What `-o help` prints.
-pub fn option_help(format: Format, name: Option<&str>) -> String {
+pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
     // What is of the file and not of the format is told with a file name.
     let of_file = |option: &Known| match format {
         Format::Raw => option.name != "size",
@@ -269,18 +273,24 @@ pub fn is_on(options: &CreateOptions, name: &str) -> bool {
     matches!(options.get(name), Some("on" | "yes" | "true" | "y"))
 }
 
-/// The line that tells what is made.
-pub fn formatting(format: Format, name: &str, options: &CreateOptions) -> String {
-    let mut line = format!("Formatting '{name}', fmt={}", format.name());
+/// The line that tells what is made, with names of any bytes.
+pub fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
+    let mut line = OsString::from("Formatting '");
+    line.push(name);
+    line.push(format!("', fmt={}", format.name()));
     for option in known_options(format) {
-        let value = match (options.get(option.name), option.kind) {
-            (Some(_), Kind::Size) => size_of(options, option.name).map(|n| n.to_string()),
-            (Some(text), _) => Some(text.replace(',', ",,")),
-            (None, _) => option.default.map(str::to_string),
+        let value = match (options.value(option.name), option.kind) {
+            (Some(_), Kind::Size) => {
+                size_of(options, option.name).map(|n| OsString::from(n.to_string()))
+            }
+            (Some(text), _) => Some(as_value(text)),
+            (None, _) => option.default.map(OsString::from),
         };
         if let Some(value) = value {
-            line += &format!(" {}={value}", option.name);
+            line.push(format!(" {}=", option.name));
+            line.push(value);
         }
     }
-    line + "\n"
+    line.push("\n");
+    line.into_vec()
 }

@@ -1,5 +1,6 @@
 //! Images that are made, by `create` and by `convert`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::sync::Arc;
 
@@ -120,8 +121,8 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
         Some("0.10" | "v2") => 2,
         Some(other) => return Err(wrong("version", other)),
     };
-    let text = |name| options.get(name).map(str::to_string);
-    let backing_format = text("backing_fmt");
+    let name = |key| options.value(key).map(OsStr::to_owned);
+    let backing_format = options.get("backing_fmt").map(str::to_string);
     if let Some(other) = backing_format.as_deref()
         && !is_format(other)
     {
@@ -139,11 +140,11 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
     refuse_encryption(options)?;
     let cluster_size = size_of(options, "cluster_size").unwrap_or(65536);
     let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
-    let backing = text("backing_file").map(|name| NewBacking {
+    let backing = name("backing_file").map(|name| NewBacking {
         name,
         format: backing_format.clone(),
     });
-    let data_file = text("data_file").map(|name| NewDataFile {
+    let data_file = name("data_file").map(|name| NewDataFile {
         name,
         raw: is_on(options, "data_file_raw"),
     });
@@ -182,7 +183,7 @@ fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
     let given = known_options(Format::Qcow2)
         .iter()
         .map(|option| option.name)
-        .find(|name| name.starts_with("encrypt.") && options.get(name).is_some())
+        .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())
         .or(is_on(options, "encryption").then_some("encryption"));
     match given {
         Some(name) => Err(format!("{name}: encryption is not part of this version")),
@@ -341,8 +342,8 @@ fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
         ),
         // That it could not be opened is said already.
         (None, zebu::Error::While { source, .. }) => {
-            format!("Could not create '{}': {source}", spec.name())
+            format!("Could not create '{}': {source}", spec.name().display())
         }
-        (None, e) => format!("Could not create '{}': {e}", spec.name()),
+        (None, e) => format!("Could not create '{}': {e}", spec.name().display()),
     }
 }

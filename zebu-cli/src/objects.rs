@@ -3,12 +3,15 @@
 //! They hold for every image that the process opens, like strict mode
 //! (`untrusted.rs`), and are kept in the same way.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use zebu::block::TlsObjects;
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
+use crate::create_options::split;
 use crate::failure::Failure;
 
 static CREDENTIALS: Mutex<TlsObjects> = Mutex::new(TlsObjects::new());
@@ -16,14 +19,15 @@ static CREDENTIALS: Mutex<TlsObjects> = Mutex::new(TlsObjects::new());
 /// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on` or
 /// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, or the same as
 /// JSON.
-pub fn add(text: &str) -> Result<(), Failure> {
+pub fn add(text: &OsStr) -> Result<(), Failure> {
     let (id, credentials) =
-        parse(text).map_err(|why| Failure::new(format!("--object {text}: {why}")))?;
+        parse(text).map_err(|why| Failure::new(format!("--object {}: {why}", text.display())))?;
     let mut kept = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
     match kept.insert(id.clone(), credentials.clone()) {
         // The options of one command are looked at more than once.
         Some(other) if other != credentials => Err(Failure::new(format!(
-            "--object {text}: attempt to add duplicate property '{id}' to object"
+            "--object {}: attempt to add duplicate property '{id}' to object",
+            text.display()
         ))),
         _ => Ok(()),
     }
@@ -35,7 +39,7 @@ pub fn credentials() -> TlsObjects {
     kept.clone()
 }
 
-fn parse(text: &str) -> Result<(String, TlsCredentials), String> {
+fn parse(text: &OsStr) -> Result<(String, TlsCredentials), String> {
     let object = Object::parse(text)?;
     if object.is_server == Some(true) {
         return Err("Expecting TLS credentials with a client endpoint".into());
@@ -78,14 +82,14 @@ pub enum Kind {
 
 impl Object {
     /// Reads `TYPE,id=ID,...` or JSON.
-    pub fn parse(text: &str) -> Result<Object, String> {
-        let mut members = match text.starts_with('{') {
+    pub fn parse(text: &OsStr) -> Result<Object, String> {
+        let mut members = match text.as_bytes().starts_with(b"{") {
             true => json(text)?,
             false => words(text),
         };
         let place = members.iter().position(|(key, _)| key == "qom-type");
         let of_type = place.map(|place| members.remove(place).1);
-        let mut kind = match of_type.as_deref() {
+        let mut kind = match of_type.as_deref().and_then(OsStr::to_str) {
             Some("tls-creds-x509") => Kind::Certificates,
             Some("tls-creds-psk") => Kind::Keys { user: None },
             _ => {
@@ -96,9 +100,15 @@ impl Object {
         };
         let (mut id, mut directory, mut is_server, mut verify) = (None, None, None, true);
         for (key, value) in members {
+            if key == "dir" {
+                directory = Some(value);
+                continue;
+            }
+            let Ok(value) = value.into_string() else {
+                return Err(format!("the value of '{key}' is not UTF-8"));
+            };
             match (&*key, &mut kind) {
                 ("id", _) => id = Some(value),
-                ("dir", _) => directory = Some(value),
                 ("endpoint", _) => {
                     is_server = match &*value {
                         "server" => Some(true),
@@ -129,27 +139,29 @@ impl Object {
 
 /// Options by commas, of which a doubled one is a comma; the first word is the
 /// type.
-fn words(text: &str) -> Vec<(String, String)> {
-    let marked = text.replace(",,", "\0");
-    let pair = |(place, word): (usize, &str)| {
-        let (key, value) = match word.split_once('=') {
-            Some(pair) => pair,
-            None if place == 0 => ("qom-type", word),
-            None => (word, "on"),
+fn words(text: &OsStr) -> Vec<(String, OsString)> {
+    let pair = |(place, word): (usize, Vec<u8>)| {
+        let mut parts = word.splitn(2, |b| *b == b'=');
+        let key = parts.next().unwrap_or_default();
+        let (key, value) = match parts.next() {
+            Some(value) => (key, value),
+            None if place == 0 => (&b"qom-type"[..], key),
+            None => (key, &b"on"[..]),
         };
-        (key.to_string(), value.replace('\0', ","))
+        let key = String::from_utf8_lossy(key).into_owned();
+        (key, OsStr::from_bytes(value).to_owned())
     };
-    marked.split(',').enumerate().map(pair).collect()
+    split(text).into_iter().enumerate().map(pair).collect()
 }
 
-fn json(text: &str) -> Result<Vec<(String, String)>, String> {
+fn json(text: &OsStr) -> Result<Vec<(String, OsString)>, String> {
     let map: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(text).map_err(|e| e.to_string())?;
+        serde_json::from_slice(text.as_bytes()).map_err(|e| e.to_string())?;
     let members = map
         .into_iter()
         .map(|(key, value)| match value {
-            serde_json::Value::String(text) => (key, text),
-            other => (key, other.to_string()),
+            serde_json::Value::String(text) => (key, text.into()),
+            other => (key, other.to_string().into()),
         })
         .collect();
     Ok(members)
@@ -174,14 +186,14 @@ mod tests {
             "tls-creds-x509,id=a,dir=/x,,y,endpoint=client",
             r#"{"id":"a","dir":"/x,y","qom-type":"tls-creds-x509","verify-peer":true}"#,
         ] {
-            let (id, credentials) = parse(text).unwrap();
+            let (id, credentials) = parse(OsStr::new(text)).unwrap();
             assert_eq!(
                 (&*id, credentials),
                 ("a", files("/x,y", Verify::Name)),
                 "{text}"
             );
         }
-        let off = parse("tls-creds-x509,id=a,dir=/x,verify-peer=off").unwrap();
+        let off = parse(OsStr::new("tls-creds-x509,id=a,dir=/x,verify-peer=off")).unwrap();
         assert_eq!(off.1, files("/x", Verify::Nothing));
         for (text, user) in [
             ("tls-creds-psk,id=a,dir=/x", "qemu"),
@@ -198,7 +210,7 @@ mod tests {
                 file: "/x/keys.psk".into(),
                 user: Some(user.into()),
             });
-            assert_eq!(parse(text).unwrap().1, key, "{text}");
+            assert_eq!(parse(OsStr::new(text)).unwrap().1, key, "{text}");
         }
         for text in [
             "",
@@ -216,7 +228,7 @@ mod tests {
             "tls-creds-x509,id=a,dir=/x,priority=NORMAL",
             "{",
         ] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse(OsStr::new(text)).is_err(), "{text}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Opening images as the options say, and saying why one cannot be opened.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::str::FromStr;
 
@@ -19,13 +20,13 @@ pub fn queue() -> Result<Queue, Failure> {
 }
 
 /// The line for an image that cannot be opened.
-pub fn failure(name: &str, error: &Error) -> Failure {
-    Failure::new(format!("Could not open '{name}': {error}"))
+pub fn failure(name: &OsStr, error: &Error) -> Failure {
+    Failure::new(format!("Could not open '{}': {error}", name.display()))
 }
 
 /// What the common options say about opening; the rest as by default.
 pub fn options(
-    name: &str,
+    name: &OsStr,
     source: &SourceOptions,
     cache: CacheMode,
 ) -> Result<OpenOptions, Failure> {
@@ -43,11 +44,11 @@ pub fn options(
 }
 
 /// The image that `name` and the options mean.
-pub fn source(name: &str, options: &SourceOptions) -> Source {
+pub fn source(name: &OsStr, options: &SourceOptions) -> Source {
     if options.image_opts {
-        Source::Options(name.to_string())
+        Source::Options(name.to_owned())
     } else {
-        Source::Name(name.to_string())
+        Source::Name(name.to_owned())
     }
 }
 
@@ -58,7 +59,7 @@ pub const ONCE_THROUGH: u64 = 1 << 20;
 /// Opens an image to read it once.
 pub fn device(
     queue: &Queue,
-    name: &str,
+    name: &OsStr,
     source_options: &SourceOptions,
     cache: CacheMode,
 ) -> Result<Device, Failure> {
@@ -72,7 +73,7 @@ pub fn device(
 /// Opens an image, or one of its snapshots, with options of the caller's own.
 pub fn device_with(
     queue: &Queue,
-    name: &str,
+    name: &OsStr,
     source_options: &SourceOptions,
     options: &OpenOptions,
 ) -> Result<Device, Failure> {
@@ -144,7 +145,7 @@ fn warn_if_guessed(device: &Device) {
              Automatically detecting the format is dangerous for raw images, write operations on \
              block 0 will be restricted.\n         \
              Specify the 'raw' format explicitly to remove the restrictions.",
-            device.top().name
+            device.top().name.display()
         );
     }
 }

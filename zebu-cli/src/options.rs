@@ -1,5 +1,7 @@
 //! Options that several commands share.
 
+use std::ffi::{OsStr, OsString};
+
 use zebu::storage::CacheMode;
 
 use crate::failure::Failure;
@@ -21,7 +23,7 @@ pub struct SourceOptions {
     /// tls-creds-x509,id=ID,dir=DIR,endpoint=client or
     /// tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=NAME
     #[arg(long, value_name = "OBJDEF")]
-    pub object: Vec<String>,
+    pub object: Vec<OsString>,
 }
 
 impl SourceOptions {
@@ -87,7 +89,7 @@ pub fn rate(value: Option<&str>) -> Result<Option<u64>, Failure> {
 }
 
 /// The only file name of a command that takes one.
-pub fn one_name(names: &[String]) -> Result<&str, Failure> {
+pub fn one_name(names: &[OsString]) -> Result<&OsStr, Failure> {
     match names {
         [name] => Ok(name),
         _ => Err(Failure::new("Expecting one image file name").with_hint()),

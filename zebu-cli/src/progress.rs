@@ -1,6 +1,7 @@
 //! Progress of a long job, for terminals and for scripts, and the signals that request it or
 //! stop the job.
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
@@ -110,11 +111,11 @@ pub fn interrupted(state: &str) -> Option<Failure> {
 
 /// Marks the qcow2 image in `file`, if there is one, as incomplete; the text that says so.
 /// Its own errors are ignored: the job has failed with another one.
-pub fn incomplete(queue: &Queue, name: &str, file: Option<&dyn Storage>) -> String {
+pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> String {
     if let Some(file) = file {
         let _ = jobs::mark_incomplete(queue, file);
     }
-    format!("'{name}' is incomplete")
+    format!("'{}' is incomplete", name.display())
 }
 
 fn bar(total: u64) -> ProgressBar {

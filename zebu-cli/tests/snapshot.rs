@@ -214,7 +214,7 @@ impl Pair<'_> {
                     write: true,
                     ..OpenOptions::default()
                 };
-                let device = Device::open(&queue, &Source::Name(path), &options);
+                let device = Device::open(&queue, &Source::Name(path.into()), &options);
                 let device = device.expect("open");
                 for (at, bytes) in &writes {
                     let written = device.write_blocking(&queue, *at, bytes);
@@ -400,7 +400,7 @@ fn one_device_does_it_all() {
         write: true,
         ..OpenOptions::default()
     };
-    let device = Device::open(&queue, &Source::Name(path), &options);
+    let device = Device::open(&queue, &Source::Name(path.into()), &options);
     let mut device = device.expect("open");
     let write = |device: &Device, at, pattern| {
         let written = device.write_blocking(&queue, at, &[pattern; 100_000]);

@@ -88,7 +88,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 
 fn open(path: &Path) -> Device {
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    let source = Source::Name(path.to_str().unwrap().to_string());
+    let source = Source::Name(path.into());
     Device::open(&queue, &source, &OpenOptions::default()).unwrap()
 }
 

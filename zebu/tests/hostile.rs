@@ -416,7 +416,7 @@ fn names_that_the_policy_forbids() {
         let bytes = with_header(header);
         let path = directory.path().join("x.qcow2");
         fs::write(&path, &bytes).expect("a file");
-        let source = Source::Name(path.to_string_lossy().into_owned());
+        let source = Source::Name(path.clone().into());
         let options = OpenOptions {
             policy: Policy::Nothing,
             ..OpenOptions::default()
@@ -438,7 +438,7 @@ fn names_that_the_policy_forbids() {
     // Where names are followed, one may mean a server.
     let path = directory.path().join("x.qcow2");
     fs::write(&path, with_header(&backed)).expect("a file");
-    let source = Source::Name(path.to_string_lossy().into_owned());
+    let source = Source::Name(path.clone().into());
     let followed = Device::open(&queue(), &source, &OpenOptions::default());
     let text = followed.expect_err("no server is named").to_string();
     assert!(text.contains("NBD server address missing"), "{text}");
@@ -455,7 +455,7 @@ fn chain(directory: &Path, count: usize, then: Option<usize>) -> Source {
         let path = directory.join(format!("{n}.qcow2"));
         fs::write(path, with_header(&header)).expect("a file");
     }
-    Source::Name(directory.join("0.qcow2").to_string_lossy().into_owned())
+    Source::Name(directory.join("0.qcow2").into())
 }
 
 #[test]
@@ -494,7 +494,7 @@ fn json_nested_deep() {
         for depth in [100, 10_000, 1_000_000] {
             let (open, close) = (open.repeat(depth), close.repeat(depth));
             let name = format!("json:{{\"driver\":{open}1{close}}}");
-            let result = case("json", || Source::Name(name).resolve(None, None));
+            let result = case("json", || Source::Name(name.into()).resolve(None, None));
             assert!(result.is_err());
         }
     }
@@ -504,7 +504,7 @@ fn json_nested_deep() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("x.qcow2");
     fs::write(&path, with_header(&header)).expect("a file");
-    let source = Source::Name(path.to_string_lossy().into_owned());
+    let source = Source::Name(path.clone().into());
     let result = Device::open(&queue(), &source, &OpenOptions::default());
     assert!(result.is_err());
 }
@@ -606,7 +606,7 @@ fn largest_tables_in_a_sparse_file() {
     file.write_at(&header.encode().expect("a header"), 0)
         .expect("written");
     file.set_len(4 << 30).expect("a sparse file");
-    let source = Source::Name(path.to_string_lossy().into_owned());
+    let source = Source::Name(path.clone().into());
     let device = case("L1 table of 32 MiB", || {
         Device::open(&queue(), &source, &OpenOptions::default())
     })

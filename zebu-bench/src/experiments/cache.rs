@@ -135,7 +135,7 @@ fn hit(image: &Path) -> zebu::Result<f64> {
         l2_cache_size: Some(u64::MAX),
         ..OpenOptions::default()
     };
-    let source = Source::Name(image.display().to_string());
+    let source = Source::Name(image.into());
     let device = Device::open(&queue, &source, &options)?;
     let LayerImage::Qcow2(image) = &device.top().image else {
         return Err(zebu::Error::Refused("It is not a qcow2 image".into()));

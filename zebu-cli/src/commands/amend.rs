@@ -1,6 +1,6 @@
 //! `amend`: change options of an image that were given when it was created.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::{Device, Format, OpenOptions};
@@ -27,14 +27,14 @@ struct Arguments {
     image_opts: bool,
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
-    object: Vec<String>,
+    object: Vec<OsString>,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
     cache: Option<String>,
     /// What to change; help lists what can be changed
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
-    options: Vec<String>,
+    options: Vec<OsString>,
     /// Allow unsafe changes. None of those that there are is unsafe
     #[arg(long)]
     force: bool,
@@ -46,7 +46,7 @@ struct Arguments {
     quiet: bool,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// What can be amended, by name, kind and description.
@@ -124,12 +124,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if arguments.options.is_empty() {
         return Err(Failure::new("Must specify options (-o)").with_hint());
     }
-    if let Some(text) = arguments
-        .options
-        .iter()
-        .find(|o| !create_options::is_list(o))
-    {
-        return Err(Failure::new(format!("Invalid option list: {text}")));
+    for list in &arguments.options {
+        create_options::check_list(list)?;
     }
     let helps = create_options::asks_for_help(&arguments.options);
     if let Some(format) = arguments.format.as_deref().filter(|_| helps) {
@@ -192,7 +188,7 @@ fn help(format: Format) -> Outcome {
 }
 
 /// What the options say, or what is wrong with them.
-fn changes(texts: &[String]) -> Result<AmendOptions, String> {
+fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
     let amendable = AMENDABLE.iter().map(|(name, ..)| *name);
     let known: Vec<&str> = amendable.clone().chain(FOR_CREATION).collect();
     let options = CreateOptions::parse_known(&known, texts)?;
@@ -210,7 +206,7 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
     };
     if ["backing_file", "backing_fmt"]
         .iter()
-        .any(|name| options.get(name).is_some())
+        .any(|name| options.value(name).is_some())
     {
         return Err("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.".into());
     }
@@ -225,7 +221,7 @@ fn changes(texts: &[String]) -> Result<AmendOptions, String> {
         lazy_refcounts: switch("lazy_refcounts"),
         // As in qemu-img, 0 is no size.
         size: size_of(&options, "size").filter(|size| *size != 0),
-        data_file: options.get("data_file").map(str::to_string),
+        data_file: options.value("data_file").map(OsStr::to_owned),
         data_file_raw: switch("data_file_raw"),
     })
 }

@@ -1,19 +1,19 @@
 //! `check`: find errors and leaks in an image, and repair them.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use clap::Parser;
-use serde_json::{Map, Value, json};
 use zebu::block::{LayerImage, OpenOptions};
 use zebu::image::Image;
 use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
+use crate::json::{self, Map, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
 use crate::program::Invocation;
-use crate::{json, open, output};
+use crate::{open, output};
 
 /// Check basic image integrity
 #[derive(Parser)]
@@ -35,7 +35,7 @@ struct Arguments {
     repair: Option<String>,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// The image has errors.
@@ -187,11 +187,11 @@ fn to_text(report: &CheckReport) -> String {
 }
 
 /// The keys in the order of qemu-img; counts of 0 are left out but for one.
-fn to_json(report: &CheckReport, name: &str, format: &str) -> Value {
+fn to_json(report: &CheckReport, name: &OsStr, format: &str) -> Value {
     let mut map = Map::new();
-    let mut count = |key: &str, value: u64| {
+    let mut count = |key, value: u64| {
         if value != 0 || key == "check-errors" {
-            map.insert(key.to_string(), json!(value));
+            map.add(key, value);
         }
     };
     count("image-end-offset", report.image_end_offset);
@@ -203,13 +203,10 @@ fn to_json(report: &CheckReport, name: &str, format: &str) -> Value {
     count("leaks", report.leaks);
     count("leaks-fixed", report.leaks_fixed);
     count("allocated-clusters", report.allocated_clusters);
-    map.insert("filename".into(), json!(name));
-    map.insert("format".into(), json!(format));
+    map.add("filename", name);
+    map.add("format", format);
     if report.fragmented_clusters != 0 {
-        map.insert(
-            "fragmented-clusters".into(),
-            json!(report.fragmented_clusters),
-        );
+        map.add("fragmented-clusters", report.fragmented_clusters);
     }
     Value::Object(map)
 }

@@ -1,6 +1,7 @@
 //! `commit`: what an image says, into the image that it is based on.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -25,14 +26,14 @@ struct Arguments {
     image_opts: bool,
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
-    object: Vec<String>,
+    object: Vec<OsString>,
     /// Cache mode of the images: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE_MODE")]
     cache: Option<String>,
     /// Commit down to this image of the chain; the image is not emptied
     #[arg(short = 'b', long, value_name = "BASE_IMG")]
-    base: Option<String>,
+    base: Option<OsString>,
     /// Do not empty the image
     #[arg(short = 'd', long)]
     drop: bool,
@@ -47,7 +48,7 @@ struct Arguments {
     quiet: bool,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// Runs the command.
@@ -75,6 +76,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress.finish(false);
         return Err(Failure::new(match &arguments.base {
             Some(base) => {
+                let (base, name) = (base.display(), name.display());
                 format!("Did not find '{base}' in the backing chain of '{name}'")
             }
             None => "Image does not have a backing file".into(),
@@ -120,7 +122,7 @@ fn commit(
 
 /// Which image of the chain `base` names; if it is not given, the one behind
 /// the top.
-fn base_depth(device: &Device, base: Option<&str>) -> Option<usize> {
+fn base_depth(device: &Device, base: Option<&OsStr>) -> Option<usize> {
     let layers = device.layers();
     let Some(base) = base else {
         return (layers.len() > 1).then_some(1);
@@ -130,7 +132,7 @@ fn base_depth(device: &Device, base: Option<&str>) -> Option<usize> {
 
 /// Whether `name` is that of an image of the chain: as the one above it stores
 /// it, or as a path, seen from there.
-fn is_named(device: &Device, depth: usize, name: &str) -> bool {
+fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
     let above = &device.layers()[depth - 1];
     if let LayerImage::Qcow2(image) = &above.image
         && image.header().backing_file() == Some(name.as_bytes())

@@ -1,6 +1,6 @@
 //! `compare`: whether two images have the same content.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::Device;
@@ -37,7 +37,7 @@ struct Arguments {
     cache: Option<String>,
     /// The images
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// The images differ.
@@ -60,7 +60,7 @@ fn run_inner(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let [first, second] = arguments.names.as_slice() else {
         return Err(Failure::new("Expecting two image file names").with_hint());
     };
-    let names = [first.as_str(), second.as_str()];
+    let names = [first.as_os_str(), second.as_os_str()];
     let cache = source_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
     let devices = open_both(&queue, &arguments, names, cache)?;
@@ -70,7 +70,7 @@ fn run_inner(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 fn open_both(
     queue: &Queue,
     arguments: &Arguments,
-    names: [&str; 2],
+    names: [&OsStr; 2],
     cache: CacheMode,
 ) -> Result<[Device; 2], Failure> {
     let second = SourceOptions {
@@ -83,7 +83,7 @@ fn open_both(
     ])
 }
 
-fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Outcome {
+fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> Outcome {
     let say = |text: &str| {
         if !arguments.quiet {
             output::say(text);
@@ -142,7 +142,7 @@ fn compare(arguments: &Arguments, names: [&str; 2], devices: [Device; 2]) -> Out
             source,
         }) => Err(Failure::new(format!(
             "Error while reading offset {offset} of {}: {source}",
-            names[device]
+            names[device].display()
         ))
         .with_status(CANNOT_READ)),
     };

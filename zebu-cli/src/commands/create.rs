@@ -1,6 +1,6 @@
 //! `create`: a new image.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
@@ -22,10 +22,10 @@ struct Arguments {
     format: Option<String>,
     /// Options of the format; help lists them
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
-    options: Vec<String>,
+    options: Vec<OsString>,
     /// Put the new image on top of this one
     #[arg(short = 'b', long = "backing", value_name = "FILE")]
-    backing: Option<String>,
+    backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
@@ -34,27 +34,23 @@ struct Arguments {
     backing_unsafe: bool,
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
-    object: Vec<String>,
+    object: Vec<OsString>,
     /// Print nothing but errors
     #[arg(short, long)]
     quiet: bool,
     /// The new image, then its size if there is no backing file to take it from
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
-    if let Some(text) = arguments
-        .options
-        .iter()
-        .find(|o| !create_options::is_list(o))
-    {
-        return Err(Failure::new(format!("Invalid option list: {text}")));
+    for list in &arguments.options {
+        create_options::check_list(list)?;
     }
     let format = arguments.format.as_deref().unwrap_or("raw");
-    let name = arguments.names.first().map(String::as_str);
+    let name = arguments.names.first().map(OsString::as_os_str);
     if create_options::asks_for_help(&arguments.options) {
         return output::report(&option_help(
             parse_format(format).map_err(Failure::new)?,
@@ -65,16 +61,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(Failure::new("Expecting image file name").with_hint());
     };
     let size = match arguments.names.get(1) {
-        Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
+        Some(text) => {
+            let text = text.to_string_lossy();
+            Some(size::parse_option("image size", &text).map_err(Failure::new)?)
+        }
         None => None,
     };
     if let Some(extra) = arguments.names.get(2) {
-        return Err(Failure::new(format!("Unexpected argument: {extra}")).with_hint());
+        return Err(Failure::new(format!("Unexpected argument: {}", extra.display())).with_hint());
     }
     for object in &arguments.object {
         objects::add(object)?;
     }
-    create(&arguments, format, name, size).map_err(|why| Failure::new(format!("{name}: {why}")))?;
+    create(&arguments, format, name, size)
+        .map_err(|why| Failure::new(format!("{}: {why}", name.display())))?;
     Ok(0)
 }
 
@@ -82,7 +82,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 fn create(
     arguments: &Arguments,
     format: &str,
-    name: &str,
+    name: &OsStr,
     size: Option<u64>,
 ) -> Result<(), String> {
     let format = parse_format(format)?;
@@ -95,9 +95,10 @@ fn create(
         }
         options.set("size", size.to_string());
     }
+    let backing_format = arguments.backing_format.as_ref().map(OsStr::new);
     for (value, key, what) in [
-        (&arguments.backing, "backing_file", "file"),
-        (&arguments.backing_format, "backing_fmt", "file format"),
+        (arguments.backing.as_deref(), "backing_file", "file"),
+        (backing_format, "backing_fmt", "file format"),
     ] {
         let Some(value) = value else { continue };
         if format == Format::Raw {
@@ -105,7 +106,7 @@ fn create(
                 "Backing {what} not supported for file format 'raw'"
             ));
         }
-        options.set(key, value.as_str());
+        options.set(key, value);
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
     look_at_backing(&queue, arguments, name, &file, &mut options)?;
@@ -124,11 +125,11 @@ fn create(
 fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,
-    name: &str,
+    name: &OsStr,
     file: &FileSpec,
     options: &mut CreateOptions,
 ) -> Result<(), String> {
-    let Some(backing) = options.get("backing_file").map(str::to_string) else {
+    let Some(backing) = options.value("backing_file").map(OsStr::to_owned) else {
         return Ok(());
     };
     if backing.is_empty() {
@@ -158,7 +159,7 @@ fn look_at_backing(
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
     if same_file::reads(std::slice::from_ref(&device), file) {
-        return Err(format!("'{backing}' reads this file"));
+        return Err(format!("'{}' reads this file", backing.display()));
     }
     if format.is_none() {
         let found = device.top().format().name();

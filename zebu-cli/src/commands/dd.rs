@@ -1,6 +1,7 @@
 //! `dd`: a part of an image to a new image.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
@@ -33,14 +34,14 @@ struct Arguments {
     output_format: Option<String>,
     /// What is copied from where to where
     #[arg(value_name = "OPERANDS", hide = true)]
-    operands: Vec<String>,
+    operands: Vec<OsString>,
 }
 
 /// The operands. `count` counts from the start of the input, also with `skip`:
 /// so does qemu-img.
 struct Operands {
-    input: String,
-    output: String,
+    input: OsString,
+    output: OsString,
     block: u64,
     count: Option<u64>,
     skip: u64,
@@ -58,7 +59,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (start, length) = match operands.range(source.size()) {
         Some(range) => range,
         None => {
-            invocation.say(&format!("{input}: cannot skip to specified offset"));
+            invocation.say(&format!(
+                "{}: cannot skip to specified offset",
+                input.display()
+            ));
             (0, 0)
         }
     };
@@ -94,15 +98,23 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 }
 
 impl Operands {
-    fn parse(texts: &[String]) -> Result<Operands, Failure> {
+    fn parse(texts: &[OsString]) -> Result<Operands, Failure> {
         let (mut input, mut output) = (None, None);
         let (mut block, mut count, mut skip) = (512, None, 0);
         for text in texts {
             let unknown = |name: &str| Failure::new(format!("unrecognized operand {name}"));
-            let (name, value) = text.split_once('=').ok_or_else(|| unknown(text))?;
+            let bytes = text.as_bytes();
+            if let Some(name) = bytes.strip_prefix(b"if=") {
+                input = Some(OsStr::from_bytes(name).to_owned());
+                continue;
+            }
+            if let Some(name) = bytes.strip_prefix(b"of=") {
+                output = Some(OsStr::from_bytes(name).to_owned());
+                continue;
+            }
+            let text = text.to_string_lossy();
+            let (name, value) = text.split_once('=').ok_or_else(|| unknown(&text))?;
             match name {
-                "if" => input = Some(value.to_string()),
-                "of" => output = Some(value.to_string()),
                 "bs" => block = number(name, value, 1, i32::MAX as u64)?,
                 "count" => count = Some(number(name, value, 0, i64::MAX as u64)?),
                 "skip" => skip = number(name, value, 0, i64::MAX as u64)?,
@@ -148,7 +160,7 @@ fn output_format(name: Option<&str>) -> Result<Format, Failure> {
 }
 
 /// Making the output would destroy the input.
-fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
+fn refuse_same_file(source: &Device, output: &OsStr) -> Result<(), Failure> {
     match file_of(output) {
         Ok(file) if same_file::reads(std::slice::from_ref(source), &file) => {
             Err(creation_failure(output, same_file::READ_FROM))
@@ -157,13 +169,19 @@ fn refuse_same_file(source: &Device, output: &str) -> Result<(), Failure> {
     }
 }
 
-fn creation_failure(output: &str, why: &str) -> Failure {
+fn creation_failure(output: &OsStr, why: &str) -> Failure {
     Failure::new(format!(
-        "{output}: error while creating output image: {why}"
+        "{}: error while creating output image: {why}",
+        output.display()
     ))
 }
 
-fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result<Device, Failure> {
+fn make_target(
+    queue: &Queue,
+    format: Format,
+    name: &OsStr,
+    length: u64,
+) -> Result<Device, Failure> {
     let file = file_of(name).map_err(Failure::new)?;
     let make = || {
         let image = NewImage::new(format, length, &CreateOptions::default())?;
@@ -175,13 +193,8 @@ fn make_target(queue: &Queue, format: Format, name: &str, length: u64) -> Result
         write: true,
         ..untrusted::defaults()
     };
-    zebu::jobs::open(
-        queue,
-        &Source::Name(name.to_string()),
-        &options,
-        &mut |_| {},
-    )
-    .map_err(|e| open::failure(name, &e))
+    zebu::jobs::open(queue, &Source::Name(name.to_owned()), &options, &mut |_| {})
+        .map_err(|e| open::failure(name, &e))
 }
 
 #[cfg(test)]
@@ -190,8 +203,8 @@ mod tests {
     use super::*;
 
     fn range(texts: &[&str], size: u64) -> Option<(u64, u64)> {
-        let mut all = vec!["if=a".to_string(), "of=b".into()];
-        all.extend(texts.iter().map(|t| t.to_string()));
+        let mut all = vec![OsString::from("if=a"), "of=b".into()];
+        all.extend(texts.iter().map(OsString::from));
         Operands::parse(&all).ok().unwrap().range(size)
     }
 

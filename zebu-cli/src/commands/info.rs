@@ -5,19 +5,19 @@ mod text;
 mod untrusted_report;
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use serde_json::Value;
 use zebu::block::{Device, OpenOptions, Source};
 use zebu::format::Snapshot;
 use zebu::image::Image;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
+use crate::json::{self, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name};
 use crate::program::Invocation;
-use crate::{json, open, output, untrusted};
+use crate::{open, output, untrusted};
 
 use report::Report;
 use untrusted_report::Untrusted;
@@ -35,19 +35,19 @@ struct Arguments {
     output: Option<String>,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// What is specific to qcow2, as lines for people; `io` shows them too.
-pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<String> {
-    let mut out = String::from("Format specific information:\n");
+pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<Vec<u8>> {
+    let mut out = b"Format specific information:\n".to_vec();
     text::dump(&mut out, &report::specific(queue, image)?, 1);
     Ok(out)
 }
 
 /// The list of snapshots; `snapshot` shows it too.
-pub fn snapshot_list(snapshots: &[Snapshot]) -> String {
-    let mut out = String::new();
+pub fn snapshot_list(snapshots: &[Snapshot]) -> Vec<u8> {
+    let mut out = Vec::new();
     text::snapshots(&mut out, snapshots);
     out
 }
@@ -67,9 +67,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let text = match format {
         OutputFormat::Human => text::reports(&reports),
         OutputFormat::Json if arguments.backing_chain => {
-            json::pretty(&Value::Array(reports.iter().map(Report::to_json).collect()))
+            let list = Value::List(reports.iter().map(Report::to_json).collect());
+            json::pretty(&list).into_bytes()
         }
-        OutputFormat::Json => json::pretty(&reports[0].to_json()),
+        OutputFormat::Json => json::pretty(&reports[0].to_json()).into_bytes(),
     };
     output::report(&text)
 }
@@ -77,12 +78,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 /// The image, and with `chain` those behind it: at least one.
 fn collect(
     queue: &Queue,
-    name: &str,
+    name: &OsStr,
     mut source: Source,
     mut options: OpenOptions,
     chain: bool,
 ) -> Result<Vec<Report>, Failure> {
-    let mut name = name.to_string();
+    let mut name = name.to_owned();
     let mut seen = HashSet::new();
     let mut reports = Vec::new();
     // Options that name a format are checked against it when they are read.
@@ -93,7 +94,8 @@ fn collect(
     loop {
         if !seen.insert(name.clone()) {
             return Err(Failure::new(format!(
-                "Backing file '{name}' creates an infinite loop."
+                "Backing file '{}' creates an infinite loop.",
+                name.display()
             )));
         }
         let device =
@@ -109,7 +111,7 @@ fn collect(
         {
             let text = format!(
                 "The image names a backing file ('{}'), which it may not open",
-                backing.name
+                backing.name.display()
             );
             return Err(open::failure(&name, &zebu::Error::Refused(text)));
         }

@@ -1,8 +1,9 @@
 //! `map`: where the data of a disk is.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, Status};
@@ -30,7 +31,7 @@ struct Arguments {
     max_length: Option<String>,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// A row of the map: ranges of the device that are alike and that lie in a
@@ -106,12 +107,14 @@ fn human(
             ));
         };
         let file = device.layers().get(row.status.depth);
-        let file = file.map_or_else(String::new, |l| l.data().path().display().to_string());
+        let file = file.map_or(OsStr::new(""), |l| l.data().path().as_os_str());
         let line: String = [row.start, row.status.length, host]
             .iter()
             .map(|number| format!("{:<16}", c_hex(*number)))
             .collect();
-        Ok(writeln!(out, "{line}{file}")?)
+        out.write_all(line.as_bytes())?;
+        out.write_all(file.as_bytes())?;
+        Ok(writeln!(out)?)
     })
 }
 

@@ -1,20 +1,21 @@
 //! `measure`: how large a file a new image would need.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use serde_json::{Map, json};
 use zebu::block::Format;
 use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
 use zebu::storage::CacheMode;
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
+use crate::json::{self, Map};
 use crate::known_options::check_values;
 use crate::new_image::NewImage;
 use crate::options::{OutputFormat, SourceOptions};
 use crate::program::Invocation;
-use crate::{json, open, output, size};
+use crate::{open, output, size};
 
 /// Calculate file size required for a new image
 #[derive(Parser)]
@@ -26,19 +27,19 @@ struct Arguments {
     target_format: Option<String>,
     /// Options of the new image
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
-    target_options: Vec<String>,
+    target_options: Vec<OsString>,
     /// Size of the new disk, if it is not a copy
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<String>,
     /// Measure this snapshot of the image
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
-    snapshot: Option<String>,
+    snapshot: Option<OsString>,
     /// How to print the report: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
     /// The image to be copied
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// Formats that qemu-img knows and has no measure for.
@@ -104,12 +105,16 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 fn measure_image(
     invocation: &Invocation,
     arguments: &Arguments,
-    name: &str,
+    name: &OsStr,
 ) -> Result<Measure, Failure> {
     let queue = open::queue()?;
     let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
     options.l2_cache_size = Some(open::ONCE_THROUGH);
-    options.snapshot = arguments.snapshot.as_deref().map(Into::into);
+    options.snapshot = arguments
+        .snapshot
+        .as_deref()
+        .map(OsStr::as_bytes)
+        .map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;
     jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))
@@ -152,9 +157,9 @@ fn to_text(measured: &Measure) -> String {
 fn to_json(measured: &Measure) -> String {
     let mut map = Map::new();
     if let Some(bitmaps) = measured.bitmaps {
-        map.insert("bitmaps".into(), json!(bitmaps));
+        map.add("bitmaps", bitmaps);
     }
-    map.insert("required".into(), json!(measured.required));
-    map.insert("fully-allocated".into(), json!(measured.fully_allocated));
+    map.add("required", measured.required);
+    map.add("fully-allocated", measured.fully_allocated);
     json::pretty(&map.into())
 }

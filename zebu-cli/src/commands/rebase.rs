@@ -1,6 +1,6 @@
 //! `rebase`: an image on top of another backing file.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::{Device, ImageSpec, OpenOptions, Source};
@@ -25,7 +25,7 @@ struct Arguments {
     cache: Option<String>,
     /// The new backing file; "" for none
     #[arg(short = 'b', long, value_name = "BACKING_FILENAME")]
-    backing: Option<String>,
+    backing: Option<OsString>,
     /// Format of the new backing file
     #[arg(short = 'F', long, value_name = "BACKING_FMT")]
     backing_format: Option<String>,
@@ -47,7 +47,7 @@ struct Arguments {
     quiet: bool,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// Runs the command.
@@ -93,7 +93,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     if let Some(NewBacking { name, format: None }) = &backing {
         return Err(Failure::new(format!(
-            "Could not change the backing file to '{name}': backing format must be specified"
+            "Could not change the backing file to '{}': backing format must be specified",
+            name.display()
         )));
     }
     rebase(&queue, &arguments, overlay, new, backing)
@@ -119,10 +120,11 @@ fn rebase(
         progress.finish(result.is_ok());
         result
     };
-    let name = backing.map_or_else(String::new, |b| b.name);
+    let name = backing.map_or_else(OsString::new, |b| b.name);
     result.map_err(|e| match e {
         RebaseError::Header(e) => Failure::new(format!(
-            "Could not change the backing file to '{name}': {e}"
+            "Could not change the backing file to '{}': {e}",
+            name.display()
         )),
         RebaseError::Engine(e) => {
             let failed = || Failure::new(zebu::strerror(&e).to_string());
@@ -153,7 +155,8 @@ fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
 }
 
 fn cannot_open(backing: &Option<NewBacking>, error: &zebu::Error) -> Failure {
-    let name = backing.as_ref().map_or("", |b| b.name.as_str());
+    let name = backing.as_ref().map_or(OsStr::new(""), |b| &b.name);
+    let name = name.display();
     Failure::new(format!("Could not open new backing file '{name}': {error}"))
 }
 
@@ -172,7 +175,7 @@ fn new_spec(
         if !is_unsafe {
             untrusted::policy().check_source(&source)?;
         }
-        source.resolve(Some(&image.name()), format)
+        source.resolve(Some(image.name()), format)
     };
     let spec = match format.and_then(resolve) {
         Ok(spec) => spec,
@@ -182,7 +185,7 @@ fn new_spec(
     jobs::check_no_loop(queue, &image.path, &spec, untrusted::policy()).map_err(|e| {
         Failure::new(format!(
             "Could not change the backing file to '{}': {e}",
-            backing.name
+            backing.name.display()
         ))
     })?;
     Ok(Some(spec))

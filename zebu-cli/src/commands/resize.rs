@@ -29,7 +29,7 @@ struct Arguments {
     image_opts: bool,
     /// Objects of QEMU, such as keys: refused
     #[arg(long, value_name = "OBJDEF")]
-    object: Vec<String>,
+    object: Vec<OsString>,
     /// What to allocate of the new part: off, metadata, falloc or full
     #[arg(long, value_name = "PREALLOC")]
     preallocation: Option<String>,
@@ -41,7 +41,7 @@ struct Arguments {
     quiet: bool,
     /// The image, and its new size or, after + or -, by how much to change it
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// What a size argument says.
@@ -82,7 +82,7 @@ impl Change {
 }
 
 /// Takes a negative size (`-8M`) out of the arguments: no option begins with a digit.
-fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<String>) {
+fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<OsString>) {
     let is_negative = |a: &OsString| match a.as_encoded_bytes() {
         [b'-', next, ..] => next.is_ascii_digit() || *next == b'.',
         _ => false,
@@ -90,7 +90,7 @@ fn take_negative(mut arguments: Vec<OsString>) -> (Vec<OsString>, Option<String>
     let end = arguments.iter().position(|a| a == "--");
     let options = &arguments[..end.unwrap_or(arguments.len())];
     let found = options.iter().rposition(is_negative);
-    let less = found.map(|at| arguments.remove(at).to_string_lossy().into_owned());
+    let less = found.map(|at| arguments.remove(at));
     (arguments, less)
 }
 
@@ -100,7 +100,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let names = arguments.names.iter().chain(&less).collect::<Vec<_>>();
     let (name, change) = match names[..] {
-        [name, change] => (name, Change::parse(change)?),
+        [name, change] => (name, Change::parse(&change.to_string_lossy())?),
         [] | [_] => {
             return Err(Failure::new("Expecting image file name and size").with_hint());
         }

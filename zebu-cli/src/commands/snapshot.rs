@@ -1,6 +1,7 @@
 //! `snapshot`: list, take, apply and delete internal snapshots.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::{ArgAction, Parser};
 use zebu::Error;
@@ -28,16 +29,16 @@ struct Arguments {
     list: u8,
     /// Take a snapshot of this name
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
-    create: Vec<String>,
+    create: Vec<OsString>,
     /// Go back to the snapshot of this id or name
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
-    apply: Vec<String>,
+    apply: Vec<OsString>,
     /// Delete the snapshot of this name
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
-    delete: Vec<String>,
+    delete: Vec<OsString>,
     /// The image
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 /// QEMU keeps so many bytes of the name of a new snapshot.
@@ -46,9 +47,9 @@ const MAX_NAME: usize = 255;
 /// What is to be done.
 enum Action<'a> {
     List,
-    Create(&'a str),
-    Apply(&'a str),
-    Delete(&'a str),
+    Create(&'a OsStr),
+    Apply(&'a OsStr),
+    Delete(&'a OsStr),
 }
 
 impl Arguments {
@@ -84,15 +85,15 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         Action::List => return output::report(&info::snapshot_list(snapshots(&device))),
         Action::Create(tag) => (
             create(&queue, &mut device, tag),
-            format!("create snapshot '{tag}'"),
+            format!("create snapshot '{}'", tag.display()),
         ),
         Action::Apply(tag) => (
             apply(&queue, &mut device, tag),
-            format!("apply snapshot '{tag}'"),
+            format!("apply snapshot '{}'", tag.display()),
         ),
         Action::Delete(tag) => (
             delete(&queue, &mut device, tag),
-            format!("delete snapshot '{tag}'"),
+            format!("delete snapshot '{}'", tag.display()),
         ),
     };
     let closed = queue.block_on(device.close(&queue));
@@ -113,10 +114,10 @@ fn is_raw(device: &Device) -> bool {
 }
 
 /// What is wrong, if something is, here and below.
-fn create(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
-    let fits = |length: &usize| tag.is_char_boundary(*length);
-    let kept = (0..=MAX_NAME).rev().find(fits).unwrap_or(0);
-    let result = queue.block_on(device.snapshot_create(queue, &tag[..kept]));
+fn create(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> {
+    let tag = tag.as_bytes();
+    let kept = &tag[..tag.len().min(MAX_NAME)];
+    let result = queue.block_on(device.snapshot_create(queue, kept));
     result.map_err(|error| match error {
         // QEMU has no words of its own for these.
         Error::RefcountOverflow { .. } => {
@@ -127,11 +128,11 @@ fn create(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
     })
 }
 
-fn apply(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
+fn apply(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> {
     if is_raw(device) {
         return Err("Block driver does not support snapshots".into());
     }
-    let wanted = SnapshotName::IdOrName(tag.to_string());
+    let wanted = SnapshotName::IdOrName(tag.as_bytes().to_vec());
     let has_bitmaps = match &device.top().image {
         LayerImage::Raw(_) => false,
         LayerImage::Qcow2(image) => image.header().has_bitmaps(),
@@ -143,7 +144,7 @@ fn apply(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
     })
 }
 
-fn delete(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
+fn delete(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> {
     // Unlike `apply`, QEMU looks for the name only.
     if !snapshots(device)
         .iter()
@@ -153,7 +154,7 @@ fn delete(queue: &Queue, device: &mut Device, tag: &str) -> Result<(), String> {
     }
     let wanted = SnapshotName::Exact {
         id: None,
-        name: Some(tag.to_string()),
+        name: Some(tag.as_bytes().to_vec()),
     };
     let result = queue.block_on(device.snapshot_delete(queue, &wanted));
     result.map_err(|error| error.to_string())

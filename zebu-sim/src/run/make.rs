@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
 
     pub(super) fn backing_name(&self, number: usize) -> NewBacking {
         NewBacking {
-            name: format!("base{number}"),
+            name: format!("base{number}").into(),
             format: Some(self.bases[number].format.name().into()),
         }
     }

@@ -1,5 +1,6 @@
 //! An image and the chain of images behind it, as one device.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +17,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Layer {
     /// Its name, as messages and `info` show it.
-    pub name: String,
+    pub name: OsString,
     /// What it was opened by.
     pub spec: ImageSpec,
     /// The image.

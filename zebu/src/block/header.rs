@@ -1,5 +1,8 @@
 //! Changing what the header of an open image says.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::device::{Device, LayerImage};
 use crate::broken::{Rule, is_broken};
 use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
@@ -26,10 +29,10 @@ impl Device {
     pub async fn set_backing(
         &mut self,
         queue: &Queue,
-        name: Option<&str>,
+        name: Option<&OsStr>,
         format: Option<&str>,
     ) -> Result<()> {
-        let name = name.filter(|name| !name.is_empty()).map(str::as_bytes);
+        let name = name.filter(|name| !name.is_empty()).map(OsStr::as_bytes);
         let format = format.map(str::as_bytes);
         let header = self.top_qcow2()?.header();
         if name.is_some_and(|name| name.len() > MAX_BACKING_NAME)

@@ -28,7 +28,7 @@ pub use resize::Preallocation;
 pub use source::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls,
-    NullSpec, OverlapChecks, Qcow2Options, RawOptions, Source,
+    NullSpec, OverlapChecks, Qcow2Options, RawOptions, Source, json_text, protocol,
 };
 pub use status::Status;
 pub use write::Zeroing;

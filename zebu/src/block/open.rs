@@ -2,6 +2,8 @@
 //! policy goes.
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -480,14 +482,15 @@ impl Opening<'_> {
                 "'data-file' is required for this image".into(),
             ));
         };
-        let name = String::from_utf8_lossy(name);
+        let name = OsStr::from_bytes(name);
         if self.options.policy != Policy::Follow && !self.only_tables() {
             return Err(Error::Refused(format!(
-                "The image names a data file ('{name}'), which it may not open"
+                "The image names a data file ('{}'), which it may not open",
+                name.display()
             )));
         }
         // As in QEMU, relative to the current directory and not to the image's.
-        match FileSpec::resolve(&name, None) {
+        match FileSpec::resolve(name, None) {
             // Any name can be shown.
             Err(_) if self.options.policy != Policy::Follow => Ok(None),
             resolved => resolved.map(Some),
@@ -500,9 +503,7 @@ impl Opening<'_> {
             return Ok(None);
         }
         let behind = |e: Error| e.during("Could not open backing file");
-        let name = header
-            .backing_file()
-            .map(|name| String::from_utf8_lossy(name).into_owned());
+        let name = header.backing_file().map(OsStr::from_bytes);
         let (name, more) = match (&spec.backing, name) {
             (BackingSpec::None, _) | (BackingSpec::Default, None) => return Ok(None),
             (BackingSpec::Image(image), _) => return Ok(Some((**image).clone())),
@@ -514,7 +515,8 @@ impl Opening<'_> {
         };
         if self.options.policy != Policy::Follow {
             return Err(Error::Refused(format!(
-                "The image names a backing file ('{name}'), which it may not open"
+                "The image names a backing file ('{}'), which it may not open",
+                name.display()
             )));
         }
         let format = match header.extensions.backing_format() {
@@ -523,8 +525,8 @@ impl Opening<'_> {
         };
         let of = spec.file.name();
         match more {
-            None => Source::Name(name).resolve(Some(&of), format),
-            Some(more) => more.resolve(Some(&name), Some(&of), format),
+            None => Source::Name(name.into()).resolve(Some(of), format),
+            Some(more) => more.resolve(Some(name), Some(of), format),
         }
         .map(Some)
         .map_err(behind)
@@ -537,7 +539,7 @@ impl Opening<'_> {
         if self.seen.contains(&identity) {
             return Err(Error::Refused(format!(
                 "Backing file '{}' creates an infinite loop.",
-                spec.name()
+                spec.name().display()
             )));
         }
         self.seen.push(identity);
@@ -625,7 +627,9 @@ impl Opening<'_> {
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
             // The repair of the image above would not mend this one.
-            e if e.is_dirty() => Error::Refused(format!("'{}': {e}", image.display_name())),
+            e if e.is_dirty() => {
+                Error::Refused(format!("'{}': {e}", image.display_name().display()))
+            }
             e => e,
         })?;
         let identity = opening.seen.get(self.seen.len()).cloned();

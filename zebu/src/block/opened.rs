@@ -74,7 +74,7 @@ impl FileSpec {
                     return Err(Error::Refused(format!(
                         "'{}' driver requires '{}' to be either a character or block device",
                         self.driver.name(),
-                        self.name()
+                        self.name().display()
                     )));
                 }
                 Ok(OpenedFile::Local(Arc::new(file)))
@@ -168,7 +168,7 @@ impl NbdSpec {
 /// What the operating system said, with the file that it said it of.
 fn could_not_open(error: std::io::Error, spec: &FileSpec) -> Error {
     match error.raw_os_error() {
-        Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name())),
+        Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name().display())),
         None => Error::Io(error),
     }
 }

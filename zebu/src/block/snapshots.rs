@@ -11,11 +11,11 @@ impl Device {
     /// Takes an internal snapshot of the disk, of this name (at most 255
     /// bytes; others may have the same), with the next free number as its id.
     /// Durable on return; after an error there is none.
-    pub async fn snapshot_create(&mut self, queue: &Queue, name: &str) -> Result<()> {
+    pub async fn snapshot_create(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
         self.top_for_writing(0, 0)?;
         let whole = self.begin_whole().await;
         let image = self.image_with_snapshots()?;
-        let result = image.snapshot_create(queue, name.as_bytes()).await;
+        let result = image.snapshot_create(queue, name.as_ref()).await;
         let result = told(queue, image, result).await;
         end_whole(whole);
         result

@@ -6,27 +6,35 @@ use crate::format::Snapshot;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotName {
     /// An id, or if there is none like it, a name.
-    IdOrName(String),
+    IdOrName(Vec<u8>),
     /// What of these is given must agree.
     Exact {
         /// The id.
-        id: Option<String>,
+        id: Option<Vec<u8>>,
         /// The name.
-        name: Option<String>,
+        name: Option<Vec<u8>>,
     },
 }
 
 impl From<&str> for SnapshotName {
+    fn from(text: &str) -> Self {
+        SnapshotName::from(text.as_bytes())
+    }
+}
+
+impl From<&[u8]> for SnapshotName {
     /// Reads what `-l` takes: an id or name, or
     /// `snapshot.id=ID,snapshot.name=NAME`, either part of which may be left
     /// out.
-    fn from(text: &str) -> Self {
+    fn from(text: &[u8]) -> Self {
         let (mut id, mut name) = (None, None);
-        for part in text.split(',') {
-            match part.split_once('=') {
-                Some(("snapshot.id", value)) => id = Some(value.to_string()),
-                Some(("snapshot.name", value)) => name = Some(value.to_string()),
-                _ => return SnapshotName::IdOrName(text.to_string()),
+        for part in text.split(|b| *b == b',') {
+            if let Some(value) = part.strip_prefix(b"snapshot.id=") {
+                id = Some(value.to_vec());
+            } else if let Some(value) = part.strip_prefix(b"snapshot.name=") {
+                name = Some(value.to_vec());
+            } else {
+                return SnapshotName::IdOrName(text.to_vec());
             }
         }
         SnapshotName::Exact { id, name }
@@ -43,15 +51,12 @@ impl SnapshotName {
     pub(crate) fn position(&self, snapshots: &[Snapshot]) -> Option<usize> {
         match self {
             SnapshotName::IdOrName(text) => {
-                let wanted = text.as_bytes();
-                let by_id = snapshots.iter().position(|s| s.id_text() == wanted);
-                by_id.or_else(|| snapshots.iter().position(|s| s.name_text() == wanted))
+                let by_id = snapshots.iter().position(|s| s.id_text() == text);
+                by_id.or_else(|| snapshots.iter().position(|s| s.name_text() == text))
             }
             SnapshotName::Exact { id, name } => snapshots.iter().position(|s| {
-                id.as_ref().is_none_or(|id| s.id_text() == id.as_bytes())
-                    && name
-                        .as_ref()
-                        .is_none_or(|name| s.name_text() == name.as_bytes())
+                id.as_ref().is_none_or(|id| s.id_text() == id)
+                    && name.as_ref().is_none_or(|name| s.name_text() == name)
             }),
         }
     }

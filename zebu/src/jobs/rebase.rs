@@ -6,8 +6,10 @@
 //! durably before the header names the new backing file.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -123,7 +125,7 @@ async fn name_backing(
     overlay: &mut Device,
     backing: Option<&NewBacking>,
 ) -> Result<(), RebaseError> {
-    let name = backing.map(|b| b.name.as_str());
+    let name = backing.map(|b| b.name.as_os_str());
     let format = backing.and_then(|b| b.format.as_deref());
     overlay
         .set_backing(queue, name, format)
@@ -147,7 +149,7 @@ pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec, policy: Poli
         if found == image {
             return Err(Error::Refused(format!(
                 "Backing file '{}' creates an infinite loop.",
-                spec.file.name()
+                spec.file.name().display()
             )));
         }
         if !seen.insert(found) {
@@ -173,11 +175,11 @@ fn backing_of(queue: &Queue, spec: ImageSpec) -> Option<ImageSpec> {
         return None;
     };
     let header = image.header();
-    let name = String::from_utf8_lossy(header.backing_file()?).into_owned();
+    let name = OsStr::from_bytes(header.backing_file()?).to_owned();
     let format = header.extensions.backing_format();
     let format = format.and_then(|f| String::from_utf8_lossy(f).parse().ok());
     Source::Name(name)
-        .resolve(Some(&device.top().spec.file.name()), format)
+        .resolve(Some(device.top().spec.file.name()), format)
         .ok()
 }
 

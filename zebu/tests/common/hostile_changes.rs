@@ -12,6 +12,7 @@
 //! What is done is chosen by the last bytes of the image, so that the same bytes
 //! are treated alike.
 
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -403,7 +404,7 @@ pub fn snapshots(queue: &Queue, bytes: &[u8]) {
     let mut random = random_of(bytes);
     for _ in 0..4 {
         let id = &ids[random.below(ids.len() as u64) as usize];
-        let name = SnapshotName::IdOrName(id.clone());
+        let name = SnapshotName::IdOrName(id.clone().into());
         let _ = match random.below(4) {
             0 => queue.block_on(device.snapshot_create(queue, "new")),
             1 => queue.block_on(device.snapshot_apply(queue, &name)),
@@ -476,10 +477,10 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
 pub fn name(text: &str) {
     for source in [
         Source::Name(text.into()),
-        Source::Name(format!("json:{text}")),
+        Source::Name(format!("json:{text}").into()),
         Source::Options(text.into()),
     ] {
-        for relative_to in [None, Some("directory/image")] {
+        for relative_to in [None, Some(OsStr::new("directory/image"))] {
             match source.resolve(relative_to, None) {
                 Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
                 Ok(spec) => {
@@ -489,5 +490,5 @@ pub fn name(text: &str) {
             }
         }
     }
-    let _ = FileSpec::resolve(text, Some("directory/image"));
+    let _ = FileSpec::resolve(OsStr::new(text), Some(OsStr::new("directory/image")));
 }

@@ -619,7 +619,7 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
             for snapshot in image.snapshots().iter().take(3) {
                 let id = String::from_utf8_lossy(&snapshot.id).into_owned();
                 let options = OpenOptions {
-                    snapshot: Some(SnapshotName::IdOrName(id)),
+                    snapshot: Some(SnapshotName::IdOrName(id.into())),
                     ..options.clone()
                 };
                 if let Ok(device) = Device::from_storage(queue, storage.clone(), &options) {

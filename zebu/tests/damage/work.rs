@@ -506,7 +506,7 @@ impl Session<'_> {
             return None;
         }
         let n = self.rng.below(self.ids.len() as u64) as usize;
-        Some((n, SnapshotName::IdOrName(self.ids[n].clone())))
+        Some((n, SnapshotName::IdOrName(self.ids[n].clone().into())))
     }
 
     fn snapshot_apply(&mut self, device: &mut Device) {

@@ -86,7 +86,7 @@ fn setup(values: &[u64]) -> Setup {
                 raw: values[6] == 2,
             }),
             backing: backing.map(|(_, format)| NewBacking {
-                name: format!("backing.{}", format.name()),
+                name: format!("backing.{}", format.name()).into(),
                 format: Some(format.name().into()),
             }),
             preallocation: [

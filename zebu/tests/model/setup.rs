@@ -93,7 +93,7 @@ impl Setup {
                 },
                 preallocation,
                 backing: backing.map(|(_, format)| NewBacking {
-                    name: format!("backing.{}", format.name()),
+                    name: format!("backing.{}", format.name()).into(),
                     format: Some(format.name().into()),
                 }),
                 data_file,
@@ -173,7 +173,7 @@ impl Setup {
         let data = options.data_file.as_mut().map(|data| {
             // QEMU takes a relative name as of the current folder.
             let path = folder.join(&data.name);
-            data.name = text(&path).to_string();
+            data.name = text(&path).into();
             create(path)
         });
         let data = data.as_ref().map(|data| data as _);
@@ -277,7 +277,7 @@ impl Opening {
             ..OpenOptions::default()
         };
         let image = setup.image(folder);
-        let source = Source::Name(text(&image).to_string());
+        let source = Source::Name(text(&image).into());
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))
     }
 }

@@ -113,7 +113,7 @@ struct Arguments {
     threads: Option<String>,
     /// The image
     #[arg(value_name = "FILE")]
-    files: Vec<String>,
+    files: Vec<OsString>,
 }
 
 /// Runs the command.
@@ -129,7 +129,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         true => Source::Options(file.clone()),
         false => Source::Name(file.clone()),
     };
-    let can_not = |why: String| Failure::new(format!("Could not open '{file}': {why}"));
+    let can_not = |why: String| Failure::new(format!("Could not open '{}': {why}", file.display()));
     if how.write && how.force_share {
         let text = "force-share=on can only be used with read-only images";
         return Err(can_not(text.into()));
@@ -158,7 +158,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     if let Some(device) = Arc::into_inner(device) {
         let closing = queue.block_on(device.close(&queue));
-        closing.map_err(|e| Failure::new(format!("Could not close '{file}': {e}")))?;
+        closing.map_err(|e| Failure::new(format!("Could not close '{}': {e}", file.display())))?;
     }
     let time = time?;
     crate::output::say(&format!(

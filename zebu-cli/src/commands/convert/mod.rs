@@ -2,8 +2,9 @@
 
 mod target;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::Device;
@@ -36,7 +37,7 @@ struct Arguments {
     /// Internal snapshot of the source to convert: id, name, or
     /// snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
-    snapshot: Option<String>,
+    snapshot: Option<OsString>,
     /// Format of the target: raw (if not given) or qcow2
     #[arg(short = 'O', long = "target-format", value_name = "FMT")]
     target_format: Option<String>,
@@ -45,7 +46,7 @@ struct Arguments {
     target_image_opts: bool,
     /// Options of the target's format; help lists them
     #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
-    options: Vec<String>,
+    options: Vec<OsString>,
     /// Cache mode of the target (the same ones); if not given, none where the file
     /// system can, else writeback
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
@@ -53,7 +54,7 @@ struct Arguments {
     /// Backing file of the target, with the content of the source's: what the
     /// source has of it is left to it
     #[arg(short = 'B', long = "backing", value_name = "FILE")]
-    backing: Option<String>,
+    backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
@@ -114,7 +115,7 @@ struct Arguments {
     quiet: bool,
     /// The sources, then the target
     #[arg(value_name = "FILENAME")]
-    names: Vec<String>,
+    names: Vec<OsString>,
 }
 
 impl Arguments {
@@ -132,12 +133,12 @@ const MAX_LANES: u64 = 16;
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let lists = &arguments.options;
-    if let Some(text) = lists.iter().find(|o| !create_options::is_list(o)) {
-        return Err(Failure::new(format!("Invalid option list: {text}")));
+    for list in lists {
+        create_options::check_list(list)?;
     }
     if create_options::asks_for_help(lists) {
         let format = parse_format(arguments.target_format()).map_err(Failure::new)?;
-        let target = arguments.names.last().map(String::as_str);
+        let target = arguments.names.last().map(OsString::as_os_str);
         return output::report(&option_help(format, target));
     }
     let mut options = job_options(&arguments)?;
@@ -204,7 +205,10 @@ fn convert(
         }
         Err(e) => e,
     };
-    let name = arguments.names.last().map_or("", String::as_str);
+    let name = arguments
+        .names
+        .last()
+        .map_or(OsStr::new(""), OsString::as_os_str);
     let state = incomplete(queue, name, file.as_deref());
     let why = match &error {
         ConvertError::Engine(e) => match interrupted(&state) {
@@ -313,10 +317,14 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
 fn open_sources(
     queue: &Queue,
     arguments: &Arguments,
-    names: &[String],
+    names: &[OsString],
 ) -> Result<Vec<Device>, Failure> {
     let cache = source_cache(arguments.source_cache.as_deref())?;
-    let snapshot = arguments.snapshot.as_deref().map(SnapshotName::from);
+    let snapshot = arguments
+        .snapshot
+        .as_deref()
+        .map(OsStr::as_bytes)
+        .map(SnapshotName::from);
     if snapshot.is_some() && names.len() > 1 {
         return Err(Failure::new(
             "No support for concatenating multiple snapshot",

@@ -1,5 +1,7 @@
 //! What a conversion writes to: a new image, or one that is there.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
 use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
@@ -11,7 +13,7 @@ use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
 use super::Arguments;
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
-use crate::file_name::{beside, file_of};
+use crate::file_name::{after_file, as_value, beside, file_of};
 use crate::known_options::check_values;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
@@ -22,7 +24,7 @@ use crate::{objects, open, same_file, untrusted};
 pub fn open(
     queue: &Queue,
     arguments: &Arguments,
-    name: &str,
+    name: &OsStr,
     sources: &[Device],
     options: &mut ConvertOptions,
 ) -> Result<Target, Failure> {
@@ -46,7 +48,7 @@ pub fn open(
     }
 }
 
-fn total(arguments: &Arguments, name: &str, sources: &[Device]) -> Result<u64, Failure> {
+fn total(arguments: &Arguments, name: &OsStr, sources: &[Device]) -> Result<u64, Failure> {
     let mut sizes = sources.iter().map(Device::size);
     sizes
         .try_fold(0u64, |sum, size| sum.checked_add(size))
@@ -56,15 +58,18 @@ fn total(arguments: &Arguments, name: &str, sources: &[Device]) -> Result<u64, F
         })
 }
 
-fn creation_failure(name: &str, format: &str, why: &str) -> Failure {
-    Failure::new(format!("{name}: error while converting {format}: {why}"))
+fn creation_failure(name: &OsStr, format: &str, why: &str) -> Failure {
+    Failure::new(format!(
+        "{}: error while converting {format}: {why}",
+        name.display()
+    ))
 }
 
 /// The target as it shall be.
 struct Wanted<'a> {
     queue: &'a Queue,
     arguments: &'a Arguments,
-    name: &'a str,
+    name: &'a OsStr,
     sources: &'a [Device],
     /// Size of the disk in bytes.
     total: u64,
@@ -121,11 +126,11 @@ impl Wanted<'_> {
 impl Wanted<'_> {
     fn existing(&self, options: &mut ConvertOptions) -> Result<Target, Failure> {
         let source = match self.arguments.target_image_opts {
-            true => Source::Options(self.name.to_string()),
+            true => Source::Options(self.name.to_owned()),
             false => {
                 let name = self.arguments.target_format();
                 let format = parse_format(name).map_err(Failure::new)?;
-                if format == Format::Raw && !self.name.starts_with("json:") {
+                if format == Format::Raw && !self.name.as_bytes().starts_with(b"json:") {
                     return self.existing_raw();
                 }
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
@@ -173,17 +178,18 @@ impl Wanted<'_> {
 
     /// The target, which lies on `backing`. In strict mode that is opened since
     /// the user names it, not since the target does.
-    fn source(&self, backing: Option<&str>, format: Option<&str>) -> Source {
+    fn source(&self, backing: Option<&OsStr>, format: Option<&str>) -> Source {
         let Some(backing) = backing.filter(|_| untrusted::is_on()) else {
-            return Source::Name(self.name.to_string());
+            return Source::Name(self.name.to_owned());
         };
-        let quoted = |name: &str| name.replace(',', ",,");
-        let name = quoted(self.name.strip_prefix("file:").unwrap_or(self.name));
-        let backing = quoted(&beside(backing, self.name));
-        let format = format.map_or_else(String::new, |f| format!(",backing.driver={f}"));
-        Source::Options(format!(
-            "file.filename={name},backing.file.filename={backing}{format}"
-        ))
+        let mut options = OsString::from("file.filename=");
+        options.push(as_value(after_file(self.name).unwrap_or(self.name)));
+        options.push(",backing.file.filename=");
+        options.push(as_value(&beside(backing, self.name)));
+        if let Some(format) = format {
+            options.push(format!(",backing.driver={format}"));
+        }
+        Source::Options(options)
     }
 
     fn check_size(&self, size: u64) -> Result<(), Failure> {
@@ -232,7 +238,9 @@ impl Wanted<'_> {
         }
         let caches = self.caches(self.writes_are_aligned(&image));
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
-        let data_file = create.get("data_file").and_then(|name| file_of(name).ok());
+        let data_file = create
+            .value("data_file")
+            .and_then(|name| file_of(name).ok());
         // Locks say the same, but not with -U.
         let unread = self.check_not_read([Some(&file), data_file.as_ref()]);
         let backing = match unread.and_then(|()| self.look_at_backing(&create, &file)) {
@@ -254,7 +262,7 @@ impl Wanted<'_> {
         }
         let cache = files.cache_mode();
         drop(files);
-        let source = self.source(create.get("backing_file"), create.get("backing_fmt"));
+        let source = self.source(create.value("backing_file"), create.get("backing_fmt"));
         let device = self.open_device(&source, &[cache], options)?;
         Ok(Target::Image(device))
     }
@@ -269,19 +277,19 @@ impl Wanted<'_> {
             return Ok(create);
         }
         if let Some(backing) = &arguments.backing {
-            create.set("backing_file", backing.as_str());
+            create.set("backing_file", backing.as_os_str());
         }
         if let Some(format) = &arguments.backing_format {
             create.set("backing_fmt", format.as_str());
         }
-        let why = if create.get("backing_file").is_some() && self.concatenated {
+        let why = if create.value("backing_file").is_some() && self.concatenated {
             "Having a backing file for the target makes no sense when concatenating multiple \
              input images"
-        } else if create.get("backing_file").is_some() && create.get("backing_fmt").is_none() {
+        } else if create.value("backing_file").is_some() && create.get("backing_fmt").is_none() {
             "Use of backing file requires explicit backing format"
         } else if arguments.compress && create.get("preallocation").is_some_and(|p| p != "off") {
             "Compression and preallocation not supported at the same time"
-        } else if arguments.compress && create.get("data_file").is_some() {
+        } else if arguments.compress && create.value("data_file").is_some() {
             "Compression and an external data file not supported at the same time"
         } else {
             return Ok(create);
@@ -305,7 +313,7 @@ impl Wanted<'_> {
         create: &CreateOptions,
         target: &FileSpec,
     ) -> Result<Option<u64>, Failure> {
-        let Some(backing) = create.get("backing_file") else {
+        let Some(backing) = create.value("backing_file") else {
             return Ok(None);
         };
         let format = create.get("backing_fmt").map(Format::from_str);

@@ -1,18 +1,21 @@
 //! What `info` knows of one image, and its form for programs.
 
-use serde_json::{Map, Value, json};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, LayerImage, Source};
+use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, LayerImage, Source, protocol};
 use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
 use zebu::storage::{Queue, Storage};
 
 use super::untrusted_report::Untrusted;
+use crate::json::{Map, Value};
 
 /// One image.
 pub struct Report {
-    pub name: String,
+    pub name: OsString,
     pub format: &'static str,
     pub virtual_size: u64,
     /// Bytes that the file takes on its device, if that is known.
@@ -29,7 +32,7 @@ pub struct Report {
 
 /// The file that the image is.
 pub struct FileReport {
-    pub name: String,
+    pub name: OsString,
     /// QEMU's name for what kind of file it is.
     pub protocol: &'static str,
     pub length: u64,
@@ -43,9 +46,9 @@ pub struct FileReport {
 /// The backing file, by its names.
 pub struct Backing {
     /// As the image has it.
-    pub name: String,
+    pub name: OsString,
     /// From where the program runs.
-    pub full_name: String,
+    pub full_name: OsString,
     pub format: Option<String>,
 }
 
@@ -92,42 +95,44 @@ impl Report {
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
         let children: Vec<Value> = self.file.iter().map(FileReport::to_json).collect();
-        map.insert("children".into(), json!(children));
+        map.add("children", children);
         if let Some(format) = self.backing.as_ref().and_then(|b| b.format.as_ref()) {
-            map.insert("backing-filename-format".into(), json!(format));
+            map.add("backing-filename-format", format.as_str());
         }
         let snapshots = self.qcow2.as_ref().map_or(&[][..], |q| &q.snapshots);
         if !snapshots.is_empty() {
             let list: Vec<Value> = snapshots.iter().map(snapshot).collect();
-            map.insert("snapshots".into(), json!(list));
+            map.add("snapshots", list);
         }
-        map.insert("virtual-size".into(), json!(self.virtual_size));
-        map.insert("filename".into(), json!(self.name));
+        map.add("virtual-size", self.virtual_size);
+        map.add("filename", &self.name);
         if let Some(qcow2) = &self.qcow2 {
-            map.insert("cluster-size".into(), json!(qcow2.cluster_size));
+            map.add("cluster-size", qcow2.cluster_size);
         }
-        map.insert("format".into(), json!(self.format));
+        map.add("format", self.format);
         if let Some(disk_size) = self.disk_size {
-            map.insert("actual-size".into(), json!(disk_size));
+            map.add("actual-size", disk_size);
         }
         if let Some(qcow2) = &self.qcow2 {
-            let specific = json!({"type": self.format, "data": qcow2.specific});
-            map.insert("format-specific".into(), specific);
+            let specific = Map::new()
+                .with("type", self.format)
+                .with("data", qcow2.specific.clone());
+            map.add("format-specific", specific);
         }
         if let Some(backing) = &self.backing {
-            map.insert("full-backing-filename".into(), json!(backing.full_name));
-            map.insert("backing-filename".into(), json!(backing.name));
+            map.add("full-backing-filename", &backing.full_name);
+            map.add("backing-filename", &backing.name);
         }
         if self.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
-            map.insert("encrypted".into(), json!(true));
+            map.add("encrypted", true);
         }
         let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
         // Of a server's bytes nobody knows.
         if let Some(is_dirty) = is_dirty.or((!self.is_remote).then_some(false)) {
-            map.insert("dirty-flag".into(), json!(is_dirty));
+            map.add("dirty-flag", is_dirty);
         }
         if let Some(untrusted) = &self.untrusted {
-            map.insert("untrusted".into(), untrusted.to_json());
+            map.add("untrusted", untrusted.to_json());
         }
         Value::Object(map)
     }
@@ -168,42 +173,40 @@ impl FileReport {
     fn to_json(&self) -> Value {
         let mut info = Map::new();
         let children: Vec<Value> = self.below.iter().map(|below| below.to_json()).collect();
-        info.insert("children".into(), json!(children));
-        info.insert("virtual-size".into(), json!(self.length));
-        info.insert("filename".into(), json!(self.name));
-        info.insert("format".into(), json!(self.protocol));
+        info.add("children", children);
+        info.add("virtual-size", self.length);
+        info.add("filename", &self.name);
+        info.add("format", self.protocol);
         if let Some(disk_size) = self.disk_size {
-            info.insert("actual-size".into(), json!(disk_size));
+            info.add("actual-size", disk_size);
         }
         if self.protocol == "file" {
-            let specific = json!({"type": "file", "data": {}});
-            info.insert("format-specific".into(), specific);
+            let specific = Map::new().with("type", "file").with("data", Map::new());
+            info.add("format-specific", specific);
         }
         if self.protocol != "nbd" {
-            info.insert("dirty-flag".into(), json!(false));
+            info.add("dirty-flag", false);
         }
-        json!({"name": self.role, "info": info})
+        Map::new().with("name", self.role).with("info", info).into()
     }
 }
 
 impl Backing {
     fn of(layer: &Layer, image: &Image) -> Option<Backing> {
         let header = image.header();
-        let name = text(header.backing_file()?);
-        let format = header.extensions.backing_format().map(text);
+        let name = OsStr::from_bytes(header.backing_file()?).to_owned();
+        let format = header.extensions.backing_format();
+        let format = format.map(|format| String::from_utf8_lossy(format).into_owned());
         // Names with a protocol, json: among them, are what they are.
-        let has_protocol = name
-            .split_once(':')
-            .is_some_and(|(protocol, _)| !protocol.contains('/'));
-        let resolved = match has_protocol {
-            true => None,
-            false => Source::Name(name.clone())
-                .resolve(Some(&layer.spec.file.name()), None)
+        let resolved = match protocol(&name) {
+            Some(_) => None,
+            None => Source::Name(name.clone())
+                .resolve(Some(layer.spec.file.name()), None)
                 .ok(),
         };
         Some(Backing {
             // A name that means nothing here is shown as it is.
-            full_name: resolved.map_or_else(|| name.clone(), |spec| spec.file.name().into_owned()),
+            full_name: resolved.map_or_else(|| name.clone(), |spec| spec.file.name().to_owned()),
             name,
             format: format.filter(|format| !format.is_empty()),
         })
@@ -229,70 +232,67 @@ pub fn specific(queue: &Queue, image: &Image) -> Result<Value> {
     let luks = queue.block_on(image.luks_header(queue))?;
     let header = image.header();
     let mut map = Map::new();
-    let mut add = |key: &str, value: Value| {
-        map.insert(key.to_string(), value);
-    };
     let is_v3 = header.version >= 3;
-    add("compat", json!(if is_v3 { "1.1" } else { "0.10" }));
-    add("compression-type", json!(header.compression.name()));
+    map.add("compat", if is_v3 { "1.1" } else { "0.10" });
+    map.add("compression-type", header.compression.name());
     if is_v3 {
-        add("lazy-refcounts", json!(header.lazy_refcounts()));
+        map.add("lazy-refcounts", header.lazy_refcounts());
         if !bitmaps.is_empty() {
             let list: Vec<Value> = bitmaps.iter().map(bitmap).collect();
-            add("bitmaps", json!(list));
+            map.add("bitmaps", list);
         }
     }
-    add("refcount-bits", json!(image.geometry().refcount_bits()));
+    map.add("refcount-bits", image.geometry().refcount_bits());
     if let Some(luks) = luks {
-        add("encrypt", encryption(&luks));
+        map.add("encrypt", encryption(&luks));
     } else if header.is_encrypted() {
-        add("encrypt", json!({"format": "aes"}));
+        map.add("encrypt", Map::new().with("format", "aes"));
     }
     if is_v3 {
         if header.has_data_file() {
             if let Some(name) = header.extensions.data_file() {
-                add("data-file", json!(text(name)));
+                map.add("data-file", name);
             }
-            add("data-file-raw", json!(header.is_data_file_raw()));
+            map.add("data-file-raw", header.is_data_file_raw());
         }
-        add("corrupt", json!(header.is_corrupt()));
-        add("extended-l2", json!(header.has_extended_l2()));
+        map.add("corrupt", header.is_corrupt());
+        map.add("extended-l2", header.has_extended_l2());
     }
     Ok(Value::Object(map))
 }
 
 fn encryption(luks: &LuksHeader) -> Value {
     let mut map = Map::new();
-    let mut add = |key: &str, value: Value| {
-        map.insert(key.to_string(), value);
-    };
-    add("ivgen-alg", json!(luks.iv_generator.name()));
-    add("detached-header", json!(false));
-    add("hash-alg", json!(luks.hash.name()));
-    add("cipher-alg", json!(luks.cipher.to_string()));
-    add("uuid", json!(text(&luks.uuid)));
+    map.add("ivgen-alg", luks.iv_generator.name());
+    map.add("detached-header", false);
+    map.add("hash-alg", luks.hash.name());
+    map.add("cipher-alg", &*luks.cipher.to_string());
+    map.add("uuid", &luks.uuid[..]);
     if let Some(hash) = luks.iv_generator.hash() {
-        add("ivgen-hash-alg", json!(hash.name()));
+        map.add("ivgen-hash-alg", hash.name());
     }
-    add("format", json!("luks"));
-    add("cipher-mode", json!(luks.mode.name()));
+    map.add("format", "luks");
+    map.add("cipher-mode", luks.mode.name());
     let slots: Vec<Value> = luks.slots.iter().map(luks_slot).collect();
-    add("slots", json!(slots));
-    add("payload-offset", json!(luks.payload_offset()));
-    add("master-key-iters", json!(luks.digest_iterations));
+    map.add("slots", slots);
+    map.add("payload-offset", luks.payload_offset());
+    map.add("master-key-iters", luks.digest_iterations);
     Value::Object(map)
 }
 
 fn luks_slot(slot: &LuksSlot) -> Value {
     if !slot.active {
-        return json!({"active": false, "key-offset": slot.key_offset()});
+        return Map::new()
+            .with("active", false)
+            .with("key-offset", slot.key_offset())
+            .into();
     }
-    json!({
-        "active": true,
-        "iters": slot.iterations,
-        "key-offset": slot.key_offset(),
-        "stripes": slot.stripes,
-    })
+    Map::new()
+        .with("active", true)
+        .with("iters", slot.iterations)
+        .with("key-offset", slot.key_offset())
+        .with("stripes", slot.stripes)
+        .into()
 }
 
 fn bitmap(bitmap: &BitmapEntry) -> Value {
@@ -303,38 +303,24 @@ fn bitmap(bitmap: &BitmapEntry) -> Value {
     if bitmap.auto() {
         flags.push("auto");
     }
-    json!({
-        "flags": flags,
-        "name": text(&bitmap.name),
-        "granularity": bitmap.granularity().unwrap_or(0),
-    })
+    Map::new()
+        .with("flags", flags)
+        .with("name", &bitmap.name[..])
+        .with("granularity", bitmap.granularity().unwrap_or(0))
+        .into()
 }
 
 fn snapshot(snapshot: &Snapshot) -> Value {
     let mut map = Map::new();
-    let mut add = |key: &str, value: Value| {
-        map.insert(key.to_string(), value);
-    };
     if let Some(icount) = snapshot.icount() {
-        add("icount", json!(icount));
+        map.add("icount", icount);
     }
-    add(
-        "vm-clock-nsec",
-        json!(snapshot.vm_clock_nsec % 1_000_000_000),
-    );
-    add("name", json!(text(snapshot.name_text())));
-    add("date-sec", json!(snapshot.date_sec));
-    add("date-nsec", json!(snapshot.date_nsec));
-    add(
-        "vm-clock-sec",
-        json!(snapshot.vm_clock_nsec / 1_000_000_000),
-    );
-    add("id", json!(text(snapshot.id_text())));
-    add("vm-state-size", json!(snapshot.vm_state_size()));
+    map.add("vm-clock-nsec", snapshot.vm_clock_nsec % 1_000_000_000);
+    map.add("name", snapshot.name_text());
+    map.add("date-sec", snapshot.date_sec);
+    map.add("date-nsec", snapshot.date_nsec);
+    map.add("vm-clock-sec", snapshot.vm_clock_nsec / 1_000_000_000);
+    map.add("id", snapshot.id_text());
+    map.add("vm-state-size", snapshot.vm_state_size());
     Value::Object(map)
-}
-
-/// A string of an image, for people and programs that expect UTF-8.
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

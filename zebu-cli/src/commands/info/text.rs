@@ -1,52 +1,55 @@
 //! The report for people.
 
-use std::fmt::Write;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
-use serde_json::Value;
 use zebu::format::Snapshot;
 
-use super::report::{FileReport, Report, text};
+use super::report::{FileReport, Report};
+use crate::json::Value;
 use crate::{localtime, size};
 
-/// All reports, an empty line between them.
-pub fn reports(reports: &[Report]) -> String {
-    let texts: Vec<String> = reports.iter().map(report).collect();
-    texts.join("\n")
+/// All reports, an empty line between them. Names are shown as they are, of any bytes.
+pub fn reports(reports: &[Report]) -> Vec<u8> {
+    let texts: Vec<Vec<u8>> = reports.iter().map(report).collect();
+    texts.join(&b'\n')
 }
 
-fn report(report: &Report) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail, here and below.
+fn report(report: &Report) -> Vec<u8> {
+    let mut out = Vec::new();
+    name(&mut out, "image: ", &report.name);
+    // Writing to memory cannot fail, here and below.
     let _ = write!(
         out,
-        "image: {}\nfile format: {}\nvirtual size: {}\ndisk size: {}\n",
-        report.name,
+        "\nfile format: {}\nvirtual size: {}\ndisk size: {}\n",
         report.format,
         exact(report.virtual_size),
         disk_size(report.disk_size)
     );
     if let Some(qcow2) = &report.qcow2 {
         if qcow2.is_encrypted {
-            out.push_str("encrypted: yes\n");
+            out.extend(b"encrypted: yes\n");
         }
         let _ = writeln!(out, "cluster_size: {}", qcow2.cluster_size);
         if qcow2.is_dirty {
-            out.push_str("cleanly shut down: no\n");
+            out.extend(b"cleanly shut down: no\n");
         }
     }
     if let Some(backing) = &report.backing {
-        let _ = write!(out, "backing file: {}", backing.name);
+        name(&mut out, "backing file: ", &backing.name);
         if backing.name != backing.full_name {
-            let _ = write!(out, " (actual path: {})", backing.full_name);
+            name(&mut out, " (actual path: ", &backing.full_name);
+            out.push(b')');
         }
-        out.push('\n');
+        out.push(b'\n');
         if let Some(format) = &backing.format {
             let _ = writeln!(out, "backing file format: {format}");
         }
     }
     if let Some(qcow2) = &report.qcow2 {
         snapshots(&mut out, &qcow2.snapshots);
-        out.push_str("Format specific information:\n");
+        out.extend(b"Format specific information:\n");
         dump(&mut out, &qcow2.specific, 1);
     }
     if let Some(untrusted) = &report.untrusted {
@@ -58,19 +61,24 @@ fn report(report: &Report) -> String {
     out
 }
 
+fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
+    out.extend(before.as_bytes());
+    out.extend(name.as_bytes());
+}
+
 /// The file of an image, and those below.
-fn child(out: &mut String, file: &FileReport, above: &str, indent: &str) {
+fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
     let path = format!("{above}/{}", file.role);
     // What has a file below is told of as an image.
-    let [name, kind, length] = match &file.below {
+    let [label, kind, length] = match &file.below {
         None => ["filename", "protocol type", "file length"],
         Some(_) => ["image", "file format", "virtual size"],
     };
+    let before = format!("{indent}Child node '{path}':\n{indent}    {label}: ");
+    name(out, &before, &file.name);
     let _ = write!(
         out,
-        "{indent}Child node '{path}':\n{indent}    {name}: {}\n{indent}    {kind}: {}\n\
-         {indent}    {length}: {}\n{indent}    disk size: {}\n",
-        file.name,
+        "\n{indent}    {kind}: {}\n{indent}    {length}: {}\n{indent}    disk size: {}\n",
         file.protocol,
         exact(file.length),
         disk_size(file.disk_size)
@@ -91,27 +99,35 @@ fn exact(bytes: u64) -> String {
 
 /// Values as lines `key: value`, four spaces a level, and dashes in keys as
 /// spaces.
-pub fn dump(out: &mut String, value: &Value, level: usize) {
+pub fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
     let indent = "    ".repeat(level);
-    let mut line = |key: String, value: &Value| match value {
-        Value::Array(_) | Value::Object(_) => {
-            let _ = writeln!(out, "{indent}{key}:");
-            dump(out, value, level + 1);
-        }
-        Value::String(text) => {
-            let _ = writeln!(out, "{indent}{key}: {text}");
-        }
-        other => {
-            let _ = writeln!(out, "{indent}{key}: {other}");
+    let mut line = |key: String, value: &Value| {
+        let _ = write!(out, "{indent}{key}:");
+        match value {
+            Value::List(_) | Value::Object(_) => {
+                out.push(b'\n');
+                dump(out, value, level + 1);
+            }
+            Value::Text(text) => {
+                out.push(b' ');
+                out.extend(text);
+                out.push(b'\n');
+            }
+            Value::Bool(value) => {
+                let _ = writeln!(out, " {value}");
+            }
+            Value::Number(number) => {
+                let _ = writeln!(out, " {number}");
+            }
         }
     };
     match value {
         Value::Object(map) => {
-            for (key, value) in map {
+            for (key, value) in &map.0 {
                 line(key.replace('-', " "), value);
             }
         }
-        Value::Array(list) => {
+        Value::List(list) => {
             for (index, value) in list.iter().enumerate() {
                 line(format!("[{index}]"), value);
             }
@@ -121,31 +137,41 @@ pub fn dump(out: &mut String, value: &Value, level: usize) {
 }
 
 /// The list of snapshots with its heads; nothing if there is none.
-pub fn snapshots(out: &mut String, list: &[Snapshot]) {
+pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
     if list.is_empty() {
         return;
     }
-    out.push_str("Snapshot list:\n");
-    let mut row = |cells: [&str; 6]| {
-        let [id, tag, size, date, clock, icount] = cells;
-        let _ = writeln!(
-            out,
-            "{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {icount:>10}"
-        );
+    out.extend(b"Snapshot list:\n");
+    let mut row = |id: &[u8], tag: &[u8], cells: [&str; 4]| {
+        padded(out, id, 7);
+        padded(out, tag, 16);
+        let [size, date, clock, icount] = cells;
+        let _ = writeln!(out, "{size:>8} {date:>19} {clock:>15} {icount:>10}");
     };
-    row(["ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"]);
+    row(b"ID", b"TAG", ["VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"]);
     for snapshot in list {
-        row([
-            &text(snapshot.id_text()),
-            &text(snapshot.name_text()),
-            &size::human(snapshot.vm_state_size()),
-            &localtime::format(i64::from(snapshot.date_sec)),
-            &clock(snapshot.vm_clock_nsec),
-            &snapshot
-                .icount()
-                .map_or_else(String::new, |n| n.to_string()),
-        ]);
+        row(
+            snapshot.id_text(),
+            snapshot.name_text(),
+            [
+                &size::human(snapshot.vm_state_size()),
+                &localtime::format(i64::from(snapshot.date_sec)),
+                &clock(snapshot.vm_clock_nsec),
+                &snapshot
+                    .icount()
+                    .map_or_else(String::new, |n| n.to_string()),
+            ],
+        );
     }
+}
+
+/// A text of any bytes, at least so many bytes long, and a blank.
+fn padded(out: &mut Vec<u8>, text: &[u8], width: usize) {
+    out.extend(text);
+    out.extend(std::iter::repeat_n(
+        b' ',
+        width.saturating_sub(text.len()) + 1,
+    ));
 }
 
 /// A time that a guest ran: hours, minutes, seconds and milliseconds.
@@ -163,15 +189,20 @@ fn clock(nanoseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json::Map;
 
     #[test]
     fn values_as_lines() {
-        let mut out = String::new();
-        let value = json!({"compat": "1.1", "bitmaps": [{"flags": ["auto"], "name": "b"}], "corrupt": false});
+        let mut out = Vec::new();
+        let bitmap = Map::new().with("flags", vec!["auto"]).with("name", "b");
+        let value = Map::new()
+            .with("compat", "1.1")
+            .with("bitmaps", vec![bitmap])
+            .with("corrupt", false)
+            .into();
         dump(&mut out, &value, 1);
         assert_eq!(
-            out,
+            String::from_utf8_lossy(&out),
             "    compat: 1.1\n    bitmaps:\n        [0]:\n            flags:\n                \
              [0]: auto\n            name: b\n    corrupt: false\n"
         );

@@ -1,12 +1,13 @@
 //! What `info --untrusted` says more: what the image would have made whoever
 //! trusts it open.
 
-use std::fmt::Write;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
-use serde_json::{Map, Value, json};
 use zebu::block::{Device, FileSpec, LayerImage, Source};
 
-use super::report::text;
+use crate::json::{Map, Value};
 
 /// What is said of an image that nobody vouches for.
 pub struct Untrusted {
@@ -20,12 +21,12 @@ struct Named {
     /// As what: `backing-file` or `data-file`.
     role: &'static str,
     /// The name, as the header has it.
-    name: String,
+    name: OsString,
     /// The format that the header says it has; None: guessed from its content.
     format: Option<String>,
     /// The path that zebu would open, or the URI of an NBD server's export;
     /// None of a name that it refuses.
-    path: Option<String>,
+    path: Option<OsString>,
 }
 
 impl Untrusted {
@@ -35,24 +36,25 @@ impl Untrusted {
         let layer = device.top();
         if let LayerImage::Qcow2(image) = &layer.image {
             let (header, file) = (image.header(), layer.spec.file.name());
-            if let Some(name) = header.backing_file().map(text) {
-                let format = header.extensions.backing_format().map(text);
-                let spec = Source::Name(name.clone()).resolve(Some(&file), None);
+            if let Some(name) = header.backing_file().map(OsStr::from_bytes) {
+                let format = header.extensions.backing_format();
+                let format = format.map(|format| String::from_utf8_lossy(format).into_owned());
+                let spec = Source::Name(name.into()).resolve(Some(file), None);
                 would_open.push(Named {
                     role: "backing-file",
                     format: format.filter(|f| !f.is_empty()),
-                    path: spec.ok().map(|s| s.file.name().into_owned()),
-                    name,
+                    path: spec.ok().map(|s| s.file.name().to_owned()),
+                    name: name.into(),
                 });
             }
-            let data_file = header.extensions.data_file().map(text);
+            let data_file = header.extensions.data_file().map(OsStr::from_bytes);
             if let Some(name) = data_file.filter(|_| header.has_data_file()) {
-                let spec = FileSpec::resolve(&name, Some(&file));
+                let spec = FileSpec::resolve(name, Some(file));
                 would_open.push(Named {
                     role: "data-file",
                     format: Some("raw".into()),
-                    path: spec.ok().map(|s| s.name().into_owned()),
-                    name,
+                    path: spec.ok().map(|s| s.name().to_owned()),
+                    name: name.into(),
                 });
             }
         }
@@ -65,40 +67,42 @@ impl Untrusted {
     /// For programs.
     pub fn to_json(&self) -> Value {
         let would_open: Vec<Value> = self.would_open.iter().map(Named::to_json).collect();
-        json!({"format-guessed": self.format_guessed, "would-open": would_open})
+        Map::new()
+            .with("format-guessed", self.format_guessed)
+            .with("would-open", would_open)
+            .into()
     }
 
     /// For people.
-    pub fn to_text(&self, out: &mut String) {
-        // Writing to a String cannot fail.
+    pub fn to_text(&self, out: &mut Vec<u8>) {
+        // Writing to memory cannot fail.
         let guessed = if self.format_guessed { "yes" } else { "no" };
         let _ = writeln!(out, "untrusted:\n    format guessed: {guessed}");
         if self.would_open.is_empty() {
-            out.push_str("    would open: nothing else\n");
+            out.extend(b"    would open: nothing else\n");
         }
         for named in &self.would_open {
-            let path = named.path.as_deref().unwrap_or("a name that is refused");
+            let path = named.path.as_deref();
+            let path = path.unwrap_or(OsStr::new("a name that is refused"));
             let format = named.format.as_deref().unwrap_or("guessed");
-            let _ = writeln!(
-                out,
-                "    would open: {} '{}' (format: {format}; path: {path})",
-                named.role, named.name
-            );
+            let _ = write!(out, "    would open: {} '", named.role);
+            out.extend(named.name.as_bytes());
+            let _ = write!(out, "' (format: {format}; path: ");
+            out.extend(path.as_bytes());
+            out.extend(b")\n");
         }
     }
 }
 
 impl Named {
     fn to_json(&self) -> Value {
-        let mut map = Map::new();
-        map.insert("as".into(), json!(self.role));
-        map.insert("name".into(), json!(self.name));
+        let mut map = Map::new().with("as", self.role).with("name", &self.name);
         if let Some(format) = &self.format {
-            map.insert("format".into(), json!(format));
+            map.add("format", format.as_str());
         }
         if let Some(path) = &self.path {
-            map.insert("path".into(), json!(path));
+            map.add("path", path);
         }
-        Value::Object(map)
+        map.into()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zebu::storage::{Blkdebug, Event};
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::session::Session;
 use super::words::strerror;
 
@@ -20,7 +20,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: set,
+        run: Handler::Words(set),
     },
     Command {
         name: "remove_break",
@@ -31,7 +31,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: true,
-        run: remove,
+        run: Handler::Words(remove),
     },
     Command {
         name: "resume",
@@ -42,7 +42,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: true,
-        run: resume,
+        run: Handler::Words(resume),
     },
     Command {
         name: "wait_break",
@@ -53,7 +53,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: true,
-        run: wait,
+        run: Handler::Words(wait),
     },
 ];
 

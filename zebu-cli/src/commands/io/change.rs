@@ -3,7 +3,7 @@
 
 use zebu::block::Preallocation;
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
@@ -27,7 +27,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: discard,
+        run: Handler::Words(discard),
     },
     Command {
         name: "flush",
@@ -38,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: flush,
+        run: Handler::Words(flush),
     },
     Command {
         name: "truncate",
@@ -54,7 +54,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(3),
         needs_file: true,
-        run: truncate,
+        run: Handler::Words(truncate),
     },
 ];
 

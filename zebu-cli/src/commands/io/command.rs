@@ -1,5 +1,7 @@
 //! What a command is, and the one table of all of them.
 
+use std::ffi::OsStr;
+
 use super::session::Session;
 use super::{breakpoint, change, control, look, read, reopen, write, zone};
 
@@ -23,7 +25,15 @@ pub struct Command {
     /// Whether a file must be open.
     pub needs_file: bool,
     /// Does it. The arguments come without the command's name.
-    pub run: fn(&mut Session, &[&str]) -> Outcome,
+    pub run: Handler,
+}
+
+/// What does a command. File names may have any bytes, so that the arguments of commands that
+/// take some are no `str`.
+#[derive(Debug)]
+pub enum Handler {
+    Words(fn(&mut Session, &[&str]) -> Outcome),
+    Names(fn(&mut Session, &[&OsStr]) -> Outcome),
 }
 
 /// What a command returns.

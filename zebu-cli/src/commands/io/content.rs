@@ -1,5 +1,6 @@
 //! What a command writes.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 
@@ -20,13 +21,13 @@ impl Content {
 
     /// What a file holds: its start, if it is longer than a request can be.
     /// The error is a line.
-    pub fn of_file(name: &str) -> Result<Content, String> {
+    pub fn of_file(name: &OsStr) -> Result<Content, String> {
         let mut bytes = Vec::new();
         let read = File::open(name).and_then(|file| file.take(MAX_REQUEST).read_to_end(&mut bytes));
         match read {
-            Ok(0) => Err(format!("{name}: file is empty")),
+            Ok(0) => Err(format!("{}: file is empty", name.display())),
             Ok(_) => Ok(Content::Bytes(bytes)),
-            Err(error) => Err(format!("{name}: {}", zebu::strerror(&error))),
+            Err(error) => Err(format!("{}: {}", name.display(), zebu::strerror(&error))),
         }
     }
 

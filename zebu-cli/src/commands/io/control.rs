@@ -1,11 +1,12 @@
 //! The commands about the session itself.
 
+use std::ffi::{OsStr, OsString};
 use std::future::poll_fn;
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::command::{self, Command, Failure, Outcome};
+use super::command::{self, Command, Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::parse_integer;
 use super::opening::Opening;
@@ -37,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: None,
         needs_file: false,
-        run: open,
+        run: Handler::Names(open),
     },
     Command {
         name: "close",
@@ -48,7 +49,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: close,
+        run: Handler::Words(close),
     },
     Command {
         name: "quit",
@@ -59,7 +60,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: None,
         needs_file: false,
-        run: quit,
+        run: Handler::Words(quit),
     },
     Command {
         name: "help",
@@ -70,7 +71,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(1),
         needs_file: false,
-        run: help,
+        run: Handler::Words(help),
     },
     Command {
         name: "sleep",
@@ -81,7 +82,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: false,
-        run: sleep,
+        run: Handler::Words(sleep),
     },
     Command {
         name: "abort",
@@ -92,7 +93,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: false,
-        run: abort,
+        run: Handler::Words(abort),
     },
     Command {
         name: "sigraise",
@@ -106,11 +107,11 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(1),
         needs_file: false,
-        run: sigraise,
+        run: Handler::Words(sigraise),
     },
 ];
 
-fn open(session: &mut Session, args: &[&str]) -> Outcome {
+fn open(session: &mut Session, args: &[&OsStr]) -> Outcome {
     let mut opening = Opening::default();
     let mut options = Getopt::new(args, "snCro:ki:t:d:U", &[]);
     for option in options.by_ref() {
@@ -131,11 +132,11 @@ fn open(session: &mut Session, args: &[&str]) -> Outcome {
 }
 
 /// Adds more options to a list of options.
-fn join(options: &mut Option<String>, more: &str) {
+fn join(options: &mut Option<OsString>, more: &OsStr) {
     match options {
         Some(text) => {
-            text.push(',');
-            text.push_str(more);
+            text.push(",");
+            text.push(more);
         }
         None => *options = Some(more.to_owned()),
     }

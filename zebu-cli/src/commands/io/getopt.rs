@@ -1,6 +1,9 @@
 //! Options as getopt_long(3) reads them: short ones together (`-qP 7`), long
 //! ones by any unambiguous start, options after arguments, `--` to end them.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 /// A long option: its name, whether it takes a value, and the letter that
 /// [`Getopt`] reports for it.
 pub type Long = (&'static str, Takes, char);
@@ -16,73 +19,95 @@ pub enum Takes {
     ValueOrNothing,
 }
 
-/// Goes through the arguments of one program or command.
-pub struct Getopt<'a> {
-    args: &'a [&'a str],
+/// Goes through the arguments of one program or command. They are `str`, or `OsStr` where
+/// there may be file names among them.
+pub struct Getopt<'a, T: Word + ?Sized = str> {
+    args: &'a [&'a T],
     /// Letters, one that takes a value followed by `:`.
     short: &'static str,
     long: &'static [Long],
     next: usize,
     /// What is left of a word of short options.
-    word: &'a str,
-    rest: Vec<&'a str>,
+    word: Option<&'a T>,
+    rest: Vec<&'a T>,
+}
+
+/// An argument.
+pub trait Word: AsRef<OsStr> {
+    /// The same from this byte on, which follows a whole character.
+    fn after(&self, at: usize) -> &Self;
+}
+
+impl Word for str {
+    fn after(&self, at: usize) -> &str {
+        &self[at..]
+    }
+}
+
+impl Word for OsStr {
+    fn after(&self, at: usize) -> &OsStr {
+        OsStr::from_bytes(&self.as_bytes()[at..])
+    }
 }
 
 /// An option that was given: its letter, and its value if it takes one.
-pub type Given<'a> = (char, Option<&'a str>);
+pub type Given<'a, T = str> = (char, Option<&'a T>);
 
-impl<'a> Getopt<'a> {
+impl<'a, T: Word + ?Sized> Getopt<'a, T> {
     /// Options of `args` by `short` (`"vP:"`) and `long`.
-    pub fn new(args: &'a [&'a str], short: &'static str, long: &'static [Long]) -> Self {
+    pub fn new(args: &'a [&'a T], short: &'static str, long: &'static [Long]) -> Self {
         Getopt {
             args,
             short,
             long,
             next: 0,
-            word: "",
+            word: None,
             rest: Vec::new(),
         }
     }
 
     /// The arguments that are no options, once all options were taken.
-    pub fn into_rest(self) -> Vec<&'a str> {
+    pub fn into_rest(self) -> Vec<&'a T> {
         self.rest
     }
 
     /// The value of an option: the rest of its word, or the next argument.
-    fn value(&mut self) -> Option<&'a str> {
+    fn value(&mut self) -> Option<&'a T> {
         let value = *self.args.get(self.next)?;
         self.next += 1;
         Some(value)
     }
 
-    fn short_option(&mut self) -> Result<Given<'a>, String> {
-        let mut letters = self.word.chars();
-        let letter = letters.next().unwrap_or_default();
-        self.word = letters.as_str();
+    fn short_option(&mut self, word: &'a T) -> Result<Given<'a, T>, String> {
+        // What is no UTF-8 is no option either, and ends the word.
+        let letters = word.as_ref().to_string_lossy();
+        let letter = letters.chars().next().unwrap_or_default();
+        let length = letter.len_utf8();
+        self.word = match word.as_ref().len() > length {
+            true => Some(word.after(length)),
+            false => None,
+        };
         let takes_value = match self.short.find(letter).filter(|_| letter != ':') {
-            Some(at) => self.short[at + letter.len_utf8()..].starts_with(':'),
+            Some(at) => self.short[at + length..].starts_with(':'),
             None => return Err(format!("invalid option -- '{letter}'")),
         };
         if !takes_value {
             return Ok((letter, None));
         }
-        let value = match std::mem::take(&mut self.word) {
-            "" => self.value(),
-            rest => Some(rest),
-        };
-        match value {
+        match self.word.take().or_else(|| self.value()) {
             Some(value) => Ok((letter, Some(value))),
             None => Err(format!("option requires an argument -- '{letter}'")),
         }
     }
 
-    fn long_option(&mut self, text: &'a str) -> Result<Given<'a>, String> {
-        let (name, value) = match text.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (text, None),
-        };
-        let &(full, takes, letter) = self.find_long(name, text)?;
+    /// `word` begins with the two dashes.
+    fn long_option(&mut self, word: &'a T) -> Result<Given<'a, T>, String> {
+        let bytes = word.as_ref().as_bytes();
+        let equals = bytes.iter().position(|b| *b == b'=');
+        let name = String::from_utf8_lossy(&bytes[2..equals.unwrap_or(bytes.len())]);
+        let value = equals.map(|at| word.after(at + 1));
+        let text = String::from_utf8_lossy(&bytes[2..]);
+        let &(full, takes, letter) = self.find_long(&name, &text)?;
         match (takes, value) {
             (Takes::Value | Takes::ValueOrNothing, Some(value)) => Ok((letter, Some(value))),
             (Takes::Value, None) => match self.value() {
@@ -112,23 +137,24 @@ impl<'a> Getopt<'a> {
     }
 }
 
-impl<'a> Iterator for Getopt<'a> {
+impl<'a, T: Word + ?Sized> Iterator for Getopt<'a, T> {
     /// The option, or what is wrong with it in getopt's words.
-    type Item = Result<Given<'a>, String>;
+    type Item = Result<Given<'a, T>, String>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if !self.word.is_empty() {
-                return Some(self.short_option());
+            if let Some(word) = self.word.take() {
+                return Some(self.short_option(word));
             }
             let arg = self.value()?;
-            if arg == "--" {
+            let bytes = arg.as_ref().as_bytes();
+            if bytes == b"--" {
                 self.rest.extend(&self.args[self.next..]);
                 self.next = self.args.len();
-            } else if let Some(name) = arg.strip_prefix("--").filter(|_| !self.long.is_empty()) {
-                return Some(self.long_option(name));
-            } else if arg.len() > 1 && arg.starts_with('-') {
-                self.word = &arg[1..];
+            } else if bytes.starts_with(b"--") && !self.long.is_empty() {
+                return Some(self.long_option(arg));
+            } else if bytes.len() > 1 && bytes[0] == b'-' {
+                self.word = Some(arg.after(1));
             } else {
                 self.rest.push(arg);
             }

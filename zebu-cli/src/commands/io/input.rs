@@ -1,8 +1,10 @@
 //! Standard input, read by a thread of its own, so that requests in flight go
 //! on while the session waits for the next command.
 
+use std::ffi::{OsStr, OsString};
 use std::future::poll_fn;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -55,14 +57,14 @@ impl Input {
 
     /// The next line, without its end; None at the end of the input. Lines
     /// that have not come yet are not waited for: see [`Input::is_ready`].
-    pub fn take_line(&mut self) -> Option<String> {
+    pub fn take_line(&mut self) -> Option<OsString> {
         let rest = &self.buffer[self.start..];
         let (length, skip) = match rest.iter().position(|b| *b == b'\n') {
             Some(at) => (at, at + 1),
             None if rest.is_empty() => return None,
             None => (rest.len(), rest.len()),
         };
-        let line = String::from_utf8_lossy(&rest[..length]).into_owned();
+        let line = OsStr::from_bytes(&rest[..length]).to_owned();
         self.start += skip;
         Some(line)
     }

@@ -3,7 +3,7 @@
 use zebu::block::{Device, Layer, LayerImage};
 use zebu::storage::Queue;
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::number::human_size;
 use super::session::Session;
 use super::words::size;
@@ -20,7 +20,7 @@ pub const COMMANDS: &[Command] = &[
         min: 1,
         max: Some(2),
         needs_file: true,
-        run: alloc,
+        run: Handler::Words(alloc),
     },
     Command {
         name: "map",
@@ -31,7 +31,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: map,
+        run: Handler::Words(map),
     },
     Command {
         name: "length",
@@ -42,7 +42,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: length,
+        run: Handler::Words(length),
     },
     Command {
         name: "info",
@@ -53,7 +53,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: info,
+        run: Handler::Words(info),
     },
 ];
 
@@ -158,24 +158,27 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
     let image = session.image()?;
     let text = describe(&image.queue, image.device.top())
         .map_err(|e| Failure::Out(format!("Could not get image info: {e}")))?;
-    out.print(format_args!("{text}"));
+    out.print_bytes(&text);
     Ok(())
 }
 
 /// What `info` says of an image.
-fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<String> {
+fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<Vec<u8>> {
     let (cluster_size, vm_state, specific) = match &layer.image {
-        LayerImage::Raw(_) => (0, 0, String::new()),
+        LayerImage::Raw(_) => (0, 0, Vec::new()),
         LayerImage::Qcow2(image) => (
             image.geometry().cluster_size(),
             image.vm_state_offset(),
             specific_text(queue, image)?,
         ),
     };
-    Ok(format!(
-        "format name: {}\ncluster size: {}\nvm state offset: {}\n{specific}",
+    let mut text = format!(
+        "format name: {}\ncluster size: {}\nvm state offset: {}\n",
         layer.format().name(),
         human_size(cluster_size as f64),
         human_size(vm_state as f64),
-    ))
+    )
+    .into_bytes();
+    text.extend(specific);
+    Ok(text)
 }

@@ -23,7 +23,7 @@ mod words;
 mod write;
 mod zone;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use zebu::block::Device;
 use zebu::storage::Queue;
@@ -82,7 +82,7 @@ const HELP: &str = "\
 /// What the command line says.
 #[derive(Default)]
 struct Arguments {
-    commands: Vec<String>,
+    commands: Vec<OsString>,
     opening: Opening,
     image_opts: bool,
     /// Print this and do nothing else.
@@ -91,8 +91,7 @@ struct Arguments {
 
 /// Runs the program.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let words: Vec<_> = arguments.iter().map(|a| a.to_string_lossy()).collect();
-    let words: Vec<&str> = words.iter().map(|w| w.as_ref()).collect();
+    let words: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
     let arguments = parse(invocation, &words)?;
     if let Some(text) = arguments.text {
         return crate::output::report(&text);
@@ -129,7 +128,7 @@ pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
     let opening = Opening::default();
     session.image = Some(image::OpenImage::new(queue, device, opening, None));
     for line in lines.lines() {
-        session.run(line);
+        session.run(OsStr::new(line));
         if session.quit {
             break;
         }
@@ -137,15 +136,15 @@ pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
     session.finish()
 }
 
-fn parse(invocation: &Invocation, words: &[&str]) -> Result<Arguments, Failure> {
+fn parse(invocation: &Invocation, words: &[&OsStr]) -> Result<Arguments, Failure> {
     let mut all = Arguments::default();
     let mut options = Getopt::new(words, "hVc:d:f:rsnCmki:t:T:U", LONG);
     for option in options.by_ref() {
         match option.map_err(|e| Failure::new(e).with_hint())? {
             ('c', Some(text)) => all.commands.push(text.to_owned()),
-            ('f', Some(name)) => all.opening.format = Some(name.to_owned()),
+            ('f', Some(name)) => all.opening.format = Some(name.to_string_lossy().into_owned()),
             ('I', _) => all.image_opts = true,
-            ('Y', value) => untrusted::set(value.unwrap_or_default())?,
+            ('Y', value) => untrusted::set(&value.unwrap_or_default().to_string_lossy())?,
             ('h', _) => all.text = Some(help(invocation)),
             ('V', _) => all.text = Some(version(invocation)),
             ('O', text) => objects::add(text.unwrap_or_default())?,

@@ -1,5 +1,6 @@
 //! What to open, and how.
 
+use std::ffi::{OsStr, OsString};
 use std::rc::Rc;
 
 use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
@@ -7,17 +8,18 @@ use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
 use super::overlay::Overlay;
+use crate::file_name::as_value;
 use crate::{open, untrusted};
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
 pub struct Opening {
     /// The file name.
-    pub name: Option<String>,
+    pub name: Option<OsString>,
     /// Options (`-o`, or all of an `--image-opts`).
-    pub options: Option<String>,
+    pub options: Option<OsString>,
     /// Options that `reopen` gave since, which win over those.
-    pub changes: Vec<(String, String)>,
+    pub changes: Vec<(String, OsString)>,
     /// The format (`-f`).
     pub format: Option<String>,
     /// For reading only (`-r`).
@@ -40,8 +42,8 @@ pub struct Opening {
 impl Opening {
     /// Takes one of the options that the program and `open` have in common;
     /// others give None. The error is a line to follow the program's name.
-    pub fn set(&mut self, letter: char, value: Option<&str>) -> Option<Result<(), String>> {
-        let value = value.unwrap_or_default();
+    pub fn set(&mut self, letter: char, value: Option<&OsStr>) -> Option<Result<(), String>> {
+        let value = value.unwrap_or_default().to_string_lossy();
         match letter {
             'r' => self.read_only = true,
             's' => self.snapshot = true,
@@ -57,7 +59,7 @@ impl Opening {
                 Ok(engine) => self.engine = Some(engine),
                 Err(e) => return Some(Err(e)),
             },
-            'd' => match value {
+            'd' => match &*value {
                 "unmap" | "on" => self.ignore_discards = false,
                 "ignore" | "off" => self.ignore_discards = true,
                 _ => return Some(Err(format!("Invalid discard option: {value}"))),
@@ -70,7 +72,7 @@ impl Opening {
     /// The line that says why it cannot be opened.
     pub fn can_not(&self, why: impl std::fmt::Display) -> String {
         match &self.name {
-            Some(name) => format!("can't open device {name}: {why}"),
+            Some(name) => format!("can't open device {}: {why}", name.display()),
             None => format!("can't open: {why}"),
         }
     }
@@ -149,21 +151,22 @@ impl Opening {
 }
 
 /// `source` with options added to it.
-fn changed(source: Source, changes: &[(String, String)]) -> Source {
+fn changed(source: Source, changes: &[(String, OsString)]) -> Source {
     if changes.is_empty() {
         return source;
     }
-    let more: Vec<_> = changes
-        .iter()
-        .map(|(key, value)| format!("{key}={}", value.replace(',', ",,")))
-        .collect();
-    let more = more.join(",");
+    let option = |(key, value): &(String, OsString)| {
+        let mut option = OsString::from(format!("{key}="));
+        option.push(as_value(value));
+        option
+    };
+    let more: Vec<OsString> = changes.iter().map(option).collect();
+    let more = more.join(OsStr::new(","));
+    let with = |text: OsString| [text, more.clone()].join(OsStr::new(","));
     match source {
+        Source::Options(text) => Source::Options(with(text)),
+        Source::NameWithOptions(name, text) => Source::NameWithOptions(name, with(text)),
         Source::Name(name) => Source::NameWithOptions(name, more),
-        Source::Options(text) => Source::Options(format!("{text},{more}")),
-        Source::NameWithOptions(name, text) => {
-            Source::NameWithOptions(name, format!("{text},{more}"))
-        }
     }
 }
 
@@ -175,7 +178,7 @@ mod tests {
 
     #[test]
     fn options_are_added_to_any_name() {
-        let changes = [("lazy-refcounts".to_owned(), "on".to_owned())];
+        let changes = [("lazy-refcounts".to_owned(), "on".into())];
         for (source, result) in [
             (
                 Source::Name("a,b".into()),

@@ -43,7 +43,16 @@ impl Output {
 
     /// Writes text, or remembers that nobody reads it any more.
     pub fn print(&self, text: Arguments<'_>) {
-        let result = self.0.stdout.borrow_mut().write_fmt(text);
+        self.write(|out| out.write_fmt(text));
+    }
+
+    /// The same for bytes.
+    pub fn print_bytes(&self, text: &[u8]) {
+        self.write(|out| out.write_all(text));
+    }
+
+    fn write(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+        let result = write(&mut *self.0.stdout.borrow_mut());
         self.note(result);
         if self.0.waiting.get() {
             self.flush();

@@ -1,7 +1,9 @@
 //! The temporary image that takes the writes of `-s`.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use zebu::block::{Device, OpenOptions, Source};
@@ -9,6 +11,7 @@ use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
+use crate::file_name::as_value;
 use crate::untrusted;
 
 /// Where temporary images are made unless `TMPDIR` says otherwise: they may be
@@ -21,7 +24,7 @@ const DIRECTORY: &str = "/var/tmp";
 pub struct Overlay {
     file: File,
     /// Options of the image behind it, if these are not in its header.
-    backing: String,
+    backing: OsString,
 }
 
 impl Overlay {
@@ -33,15 +36,13 @@ impl Overlay {
         let (name, backing) = match opening.source() {
             // In strict mode nothing is opened that an image names, be it this
             // one.
-            Source::Name(name) if untrusted::is_on() => (
-                None,
-                under_backing(&format!(
-                    "driver={},file.filename={}",
-                    base.top().format().name(),
-                    absolute(&name).replace(',', ",,")
-                )),
-            ),
-            Source::Name(name) => (Some(absolute(&name)), String::new()),
+            Source::Name(name) if untrusted::is_on() => (None, {
+                let format = base.top().format().name();
+                let mut options = OsString::from(format!("driver={format},file.filename="));
+                options.push(as_value(&absolute(&name)));
+                under_backing(&options)
+            }),
+            Source::Name(name) => (Some(absolute(&name)), OsString::new()),
             Source::Options(text) => (None, under_backing(&text)),
             Source::NameWithOptions(name, text) => (Some(absolute(&name)), under_backing(&text)),
         };
@@ -80,10 +81,11 @@ impl Overlay {
     /// How to open it. Nothing in it outlives the process, so that nothing
     /// need be flushed.
     pub fn source(&self) -> Source {
-        let (path, backing) = (self.path(), &self.backing);
-        Source::Options(format!(
-            "driver=qcow2,file.filename={path},cache.direct=off,cache.no-flush=on{backing}"
-        ))
+        let path = self.path();
+        let own = format!("driver=qcow2,file.filename={path},cache.direct=off,cache.no-flush=on");
+        let mut options = OsString::from(own);
+        options.push(&self.backing);
+        Source::Options(options)
     }
 }
 
@@ -103,7 +105,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
 }
 
 /// A name that means the same from any directory.
-fn absolute(name: &str) -> String {
+fn absolute(name: &OsStr) -> OsString {
     let is_path = ![
         "json:",
         "file:",
@@ -114,30 +116,29 @@ fn absolute(name: &str) -> String {
         "nbds+",
     ]
     .iter()
-    .any(|prefix| name.starts_with(prefix));
+    .any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()));
     match std::path::absolute(Path::new(name)) {
-        Ok(path) if is_path => path.to_string_lossy().into_owned(),
+        Ok(path) if is_path => path.into_os_string(),
         _ => name.to_owned(),
     }
 }
 
 /// The options of an image as those of the image behind another one, each
 /// after a comma.
-fn under_backing(text: &str) -> String {
-    let mut all = String::new();
-    let mut rest = text;
+fn under_backing(text: &OsStr) -> OsString {
+    let mut all = OsString::new();
+    let mut rest = text.as_bytes();
     while !rest.is_empty() {
         let end = option_end(rest);
-        all.push_str(",backing.");
-        all.push_str(&rest[..end]);
+        all.push(",backing.");
+        all.push(OsStr::from_bytes(&rest[..end]));
         rest = rest.get(end + 1..).unwrap_or_default();
     }
     all
 }
 
 /// Where the first option ends: at a comma that is not doubled.
-fn option_end(text: &str) -> usize {
-    let bytes = text.as_bytes();
+fn option_end(bytes: &[u8]) -> usize {
     let mut at = 0;
     while at < bytes.len() {
         match (bytes[at], bytes.get(at + 1)) {
@@ -157,6 +158,7 @@ mod tests {
 
     #[test]
     fn options_are_moved_behind() {
+        let under_backing = |text| under_backing(OsStr::new(text));
         assert_eq!(
             under_backing("driver=qcow2,file.filename=a,,b,lazy-refcounts=on"),
             ",backing.driver=qcow2,backing.file.filename=a,,b,backing.lazy-refcounts=on"
@@ -167,6 +169,7 @@ mod tests {
 
     #[test]
     fn names_become_absolute() {
+        let absolute = |name| absolute(OsStr::new(name)).into_string().unwrap();
         assert!(absolute("x:y").ends_with("/x:y") && absolute("x").starts_with('/'));
         assert_eq!(absolute("json:{}"), "json:{}");
         assert_eq!(absolute("/a/b"), "/a/b");

@@ -6,7 +6,7 @@ use std::time::Instant;
 use zebu::block::{Device, LayerImage};
 use zebu::storage::{Buffer, Queue};
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
 use super::output::Output;
@@ -38,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: read,
+        run: Handler::Words(read),
     },
     Command {
         name: "readv",
@@ -57,7 +57,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: readv,
+        run: Handler::Words(readv),
     },
     Command {
         name: "aio_read",
@@ -79,7 +79,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: aio_read,
+        run: Handler::Words(aio_read),
     },
     Command {
         name: "aio_flush",
@@ -90,7 +90,7 @@ pub const COMMANDS: &[Command] = &[
         min: 0,
         max: Some(0),
         needs_file: true,
-        run: aio_flush,
+        run: Handler::Words(aio_flush),
     },
 ];
 

@@ -1,13 +1,17 @@
 //! The command that opens the image again with other options.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
 use zebu::block::Format;
 use zebu::storage::CacheMode;
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::opening::Opening;
 use super::session::Session;
+use crate::create_options::split;
 
 /// reopen.
 pub const COMMANDS: &[Command] = &[Command {
@@ -27,7 +31,7 @@ pub const COMMANDS: &[Command] = &[Command {
     min: 0,
     max: None,
     needs_file: true,
-    run: reopen,
+    run: Handler::Names(reopen),
 }];
 
 /// What any image can change.
@@ -61,19 +65,19 @@ const QCOW2_KEYS: &[&str] = &[
 struct Flags {
     read_only: Option<bool>,
     cache: Option<CacheMode>,
-    options: Vec<(String, String)>,
+    options: Vec<(String, OsString)>,
 }
 
 impl Flags {
-    fn parse(args: &[&str]) -> Result<Flags, Failure> {
+    fn parse(args: &[&OsStr]) -> Result<Flags, Failure> {
         let mut flags = Flags::default();
         let mut options = Getopt::new(args, "rwc:o:", &[]);
         for option in options.by_ref() {
             match option.map_err(Failure::Option)? {
-                ('c', Some(value)) => match value.parse() {
+                ('c', Some(value)) => match value.to_string_lossy().parse() {
                     Ok(cache) => flags.cache = Some(cache),
                     Err(()) => {
-                        let text = format!("Invalid cache option: {value}");
+                        let text = format!("Invalid cache option: {}", value.display());
                         return Err(Failure::Named(text));
                     }
                 },
@@ -133,26 +137,28 @@ impl Flags {
 }
 
 /// The options of a list, in its order.
-fn options_of(text: &str) -> Vec<(String, String)> {
-    let text = text.replace(",,", "\0");
-    let words = text.split(',').filter(|word| !word.is_empty());
-    let option = |word: &str| {
-        let (key, value) = match word.split_once('=') {
-            Some(option) => option,
-            None => match word.strip_prefix("no") {
-                Some(key) => (key, "off"),
-                None => (word, "on"),
+fn options_of(text: &OsStr) -> Vec<(String, OsString)> {
+    let option = |word: Vec<u8>| {
+        let mut parts = word.splitn(2, |b| *b == b'=');
+        let key = String::from_utf8_lossy(parts.next().unwrap_or_default());
+        match parts.next() {
+            Some(value) => (key.into_owned(), OsStr::from_bytes(value).to_owned()),
+            None => match key.strip_prefix("no") {
+                Some(key) => (key.to_owned(), "off".into()),
+                None => (key.into_owned(), "on".into()),
             },
-        };
-        (key.to_owned(), value.replace('\0', ","))
+        }
     };
-    words.map(option).collect()
+    split(text).into_iter().map(option).collect()
 }
 
 /// Whether an option is what the image was opened with, whatever option it is.
-fn is_unchanged(image: &OpenImage, key: &str, value: &str) -> Result<bool, String> {
+fn is_unchanged(image: &OpenImage, key: &str, value: &OsStr) -> Result<bool, String> {
     if ["file", "backing"].contains(&key) {
-        return Err(format!("Cannot find device='' nor node-name='{value}'"));
+        return Err(format!(
+            "Cannot find device='' nor node-name='{}'",
+            value.display()
+        ));
     }
     let spec = &image.device.top().spec;
     Ok(match key {
@@ -164,7 +170,12 @@ fn is_unchanged(image: &OpenImage, key: &str, value: &str) -> Result<bool, Strin
 }
 
 /// Sets one option.
-fn change(opening: &mut Opening, format: Format, key: String, value: String) -> Result<(), String> {
+fn change(
+    opening: &mut Opening,
+    format: Format,
+    key: String,
+    value: OsString,
+) -> Result<(), String> {
     let own = match format {
         Format::Raw => RAW_KEYS,
         Format::Qcow2 => QCOW2_KEYS,
@@ -182,10 +193,11 @@ fn change(opening: &mut Opening, format: Format, key: String, value: String) -> 
     if !key.starts_with("file.") && !KEYS.contains(&base) && !own.contains(&base) {
         return Err(format!("Cannot change the option '{key}'"));
     }
-    match (key.as_str(), value.as_str()) {
+    match (key.as_str(), &*value.to_string_lossy()) {
         ("read-only", "on" | "yes" | "true" | "y") if opening.read_only => {}
         ("read-only", "on" | "yes" | "true" | "y") => {
             let name = opening.name.as_deref().unwrap_or_default();
+            let name = name.display();
             return Err(format!(
                 "Read-only block node '{name}' cannot support read-write users"
             ));
@@ -199,7 +211,7 @@ fn change(opening: &mut Opening, format: Format, key: String, value: String) -> 
     Ok(())
 }
 
-fn reopen(session: &mut Session, args: &[&str]) -> Outcome {
+fn reopen(session: &mut Session, args: &[&OsStr]) -> Outcome {
     let flags = Flags::parse(args)?;
     flags.check().map_err(Failure::Named)?;
     let image = session.image()?;
@@ -236,7 +248,8 @@ mod tests {
 
     #[test]
     fn lists_of_options() {
-        let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let option = |key: &str, value: &str| (key.to_owned(), OsString::from(value));
+        let options_of = |text| options_of(OsStr::new(text));
         assert_eq!(
             options_of("a=1,b=x,,y,nolazy,z"),
             [
@@ -253,7 +266,7 @@ mod tests {
     fn what_the_image_is_cannot_be_changed() {
         let mut opening = Opening::default();
         let mut set = |format, key: &str, value: &str| {
-            change(&mut opening, format, key.to_owned(), value.to_owned())
+            change(&mut opening, format, key.to_owned(), value.into())
         };
         assert_eq!(set(Format::Qcow2, "lazy-refcounts", "on"), Ok(()));
         assert_eq!(set(Format::Qcow2, "overlap-check.active-l2", "off"), Ok(()));

@@ -1,7 +1,10 @@
 //! A session: the image that is open, the requests in flight on it, and the
 //! commands one after another.
 
-use super::command::{self, Command, Failure, Outcome};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use super::command::{self, Command, Failure, Handler, Outcome};
 use super::image::OpenImage;
 use super::input::Input;
 use super::opening::Opening;
@@ -99,11 +102,14 @@ impl Session {
     }
 
     /// Runs one line.
-    pub fn run(&mut self, line: &str) {
-        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+    pub fn run(&mut self, line: &OsStr) {
+        let words = line.as_bytes().split(|b| *b == b' ');
+        let words = words.filter(|word| !word.is_empty());
+        let words: Vec<&OsStr> = words.map(OsStr::from_bytes).collect();
         let Some((name, args)) = words.split_first() else {
             return;
         };
+        let name = &*name.to_string_lossy();
         let Some(command) = command::find(name) else {
             let text = format!("command \"{name}\" not found");
             return self.fail(Failure::Err(text), name, "");
@@ -117,12 +123,19 @@ impl Session {
         }
     }
 
-    fn run_command(&mut self, command: &Command, name: &str, args: &[&str]) -> Outcome {
+    fn run_command(&mut self, command: &Command, name: &str, args: &[&OsStr]) -> Outcome {
         if command.needs_file && self.image.is_none() {
             return Err(no_file());
         }
         command.check_count(name, args.len())?;
-        let outcome = (command.run)(self, args);
+        let outcome = match command.run {
+            Handler::Names(run) => run(self, args),
+            Handler::Words(run) => {
+                let words: Vec<_> = args.iter().map(|word| word.to_string_lossy()).collect();
+                let words: Vec<&str> = words.iter().map(|word| &**word).collect();
+                run(self, &words)
+            }
+        };
         self.tell_of_suspensions();
         outcome
     }
@@ -139,7 +152,7 @@ impl Session {
     }
 
     /// Runs the commands of the command line.
-    pub fn run_all(&mut self, commands: &[String]) {
+    pub fn run_all(&mut self, commands: &[OsString]) {
         for line in commands {
             self.run(line);
             if self.quit {

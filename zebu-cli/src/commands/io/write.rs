@@ -1,10 +1,12 @@
 //! The commands that write: write, writev, aio_write.
 
+use std::ffi::OsStr;
+
 use zebu::block::Zeroing;
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::content::Content;
-use super::getopt::Getopt;
+use super::getopt::{Getopt, Word};
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
 use super::session::Session;
@@ -37,7 +39,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: write,
+        run: Handler::Names(write),
     },
     Command {
         name: "writev",
@@ -56,7 +58,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: writev,
+        run: Handler::Words(writev),
     },
     Command {
         name: "aio_write",
@@ -80,7 +82,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: None,
         needs_file: true,
-        run: aio_write,
+        run: Handler::Words(aio_write),
     },
 ];
 
@@ -98,14 +100,14 @@ struct Flags<'a> {
     unmap: bool,
     zeroes: bool,
     pattern: Option<u8>,
-    file: Option<&'a str>,
+    file: Option<&'a OsStr>,
 }
 
 impl<'a> Flags<'a> {
-    fn parse(
-        args: &'a [&'a str],
+    fn parse<T: Word + ?Sized>(
+        args: &'a [&'a T],
         letters: &'static str,
-    ) -> Result<(Flags<'a>, Vec<&'a str>), Failure> {
+    ) -> Result<(Flags<'a>, Vec<&'a T>), Failure> {
         let mut flags = Flags::default();
         let mut options = Getopt::new(args, letters, &[]);
         for option in options.by_ref() {
@@ -124,8 +126,10 @@ impl<'a> Flags<'a> {
                 ('r', _) => flags.registered = true,
                 ('u', _) => flags.unmap = true,
                 ('z', _) => flags.zeroes = true,
-                ('P', Some(value)) => flags.pattern = Some(pattern(value)?),
-                ('s', value) => flags.file = value,
+                ('P', Some(value)) => {
+                    flags.pattern = Some(pattern(&value.as_ref().to_string_lossy())?)
+                }
+                ('s', value) => flags.file = value.map(AsRef::as_ref),
                 _ => {}
             }
         }
@@ -199,14 +203,15 @@ impl<'a> Flags<'a> {
 
 const NEEDS_ZEROES: &str = "-u requires -z to be specified";
 
-fn write(session: &mut Session, args: &[&str]) -> Outcome {
+fn write(session: &mut Session, args: &[&OsStr]) -> Outcome {
     session.image_to_write()?;
     let (flags, rest) = Flags::parse(args, "bcCfnpP:qrs:uz")?;
     let &[offset, length] = rest.as_slice() else {
         return Err(Failure::Usage);
     };
+    let (offset, length) = (offset.to_string_lossy(), length.to_string_lossy());
     flags.check()?;
-    let (offset, count) = (size(offset)?, size(length)?);
+    let (offset, count) = (size(&offset)?, size(&length)?);
     if count > MAX_REQUEST && !flags.no_fallback {
         return Err(Failure::Out(format!(
             "length cannot exceed {MAX_REQUEST} without -n, given {length}"

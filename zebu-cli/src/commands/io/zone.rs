@@ -1,7 +1,7 @@
 //! Commands for zoned devices: known, so that a script gets the answer that
 //! it gets from any image that has no zones.
 
-use super::command::{Command, Failure, Outcome};
+use super::command::{Command, Failure, Handler, Outcome};
 use super::session::Session;
 use super::words::{failed, size};
 
@@ -16,7 +16,7 @@ pub const COMMANDS: &[Command] = &[
         min: 3,
         max: Some(4),
         needs_file: true,
-        run: |session, args| refuse(session, "zone append", args),
+        run: Handler::Words(|session, args| refuse(session, "zone append", args)),
     },
     Command {
         name: "zone_close",
@@ -27,7 +27,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |session, args| refuse(session, "zone close", args),
+        run: Handler::Words(|session, args| refuse(session, "zone close", args)),
     },
     Command {
         name: "zone_finish",
@@ -38,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |session, args| refuse(session, "zone finish", args),
+        run: Handler::Words(|session, args| refuse(session, "zone finish", args)),
     },
     Command {
         name: "zone_open",
@@ -49,7 +49,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |session, args| refuse(session, "zone open", args),
+        run: Handler::Words(|session, args| refuse(session, "zone open", args)),
     },
     Command {
         name: "zone_report",
@@ -60,7 +60,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |session, args| refuse(session, "zone report", args),
+        run: Handler::Words(|session, args| refuse(session, "zone report", args)),
     },
     Command {
         name: "zone_reset",
@@ -71,7 +71,7 @@ pub const COMMANDS: &[Command] = &[
         min: 2,
         max: Some(2),
         needs_file: true,
-        run: |session, args| refuse(session, "zone reset", args),
+        run: Handler::Words(|session, args| refuse(session, "zone reset", args)),
     },
 ];
 

@@ -1,5 +1,7 @@
 //! The options of `nbd`.
 
+use std::ffi::OsString;
+
 use clap::Parser;
 
 use crate::commands::serve::ImageArguments;
@@ -17,7 +19,7 @@ pub struct Arguments {
     pub bind: Option<String>,
     /// Path of a unix socket to listen at
     #[arg(short = 'k', long, value_name = "PATH")]
-    pub socket: Option<String>,
+    pub socket: Option<OsString>,
     /// Clients at a time; 0: up to 1024
     #[arg(short = 'e', long, value_name = "NUM")]
     pub shared: Option<String>,
@@ -52,18 +54,18 @@ pub struct Arguments {
     /// Certificates or pre-shared keys:
     /// tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...
     #[arg(long, value_name = "OBJDEF")]
-    pub object: Vec<String>,
+    pub object: Vec<OsString>,
     /// Serve TLS alone, with the certificates or keys of this --object
     #[arg(long, value_name = "ID")]
     pub tls_creds: Option<String>,
     /// Serve TLS alone, with the certificates in this directory (not in
     /// qemu-nbd)
     #[arg(long, value_name = "DIR")]
-    pub tls_certificates: Option<String>,
+    pub tls_certificates: Option<OsString>,
     /// Serve TLS alone, with the pre-shared keys in this file (not in
     /// qemu-nbd)
     #[arg(long, value_name = "FILE")]
-    pub tls_psk: Option<String>,
+    pub tls_psk: Option<OsString>,
     /// Refused: clients are known by their certificates or keys
     #[arg(long, value_name = "ID")]
     pub tls_authz: Option<String>,
@@ -78,7 +80,7 @@ pub struct Arguments {
     pub fork: bool,
     /// File to write the process's number to
     #[arg(long, value_name = "PATH")]
-    pub pid_file: Option<String>,
+    pub pid_file: Option<OsString>,
     /// Refused
     #[arg(long, value_name = "LABEL")]
     pub selinux_label: Option<String>,
@@ -92,13 +94,13 @@ pub struct Arguments {
     pub image: ImageArguments,
     /// One more export, opened with the same options (not in qemu-nbd)
     #[arg(long, value_name = "NAME=IMAGE")]
-    pub export: Vec<String>,
+    pub export: Vec<OsString>,
     /// Say at the end, and on SIGUSR1, what was done (not in qemu-nbd)
     #[arg(long)]
     pub stats: bool,
     /// The image
     #[arg(value_name = "FILE")]
-    pub files: Vec<String>,
+    pub files: Vec<OsString>,
 }
 
 impl Arguments {

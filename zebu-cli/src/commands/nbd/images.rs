@@ -1,6 +1,8 @@
 //! The images that are served.
 
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use zebu::storage::Queue;
@@ -11,7 +13,7 @@ use crate::failure::Failure;
 use crate::size;
 
 /// Name of the export, and the image.
-fn named(arguments: &Arguments) -> Result<Vec<(String, String)>, Failure> {
+fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
     let mut all = Vec::new();
     match arguments.files.as_slice() {
         [file] => all.push((
@@ -22,9 +24,13 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, String)>, Failure> {
         _ => return Err(Failure::new("Invalid number of arguments").with_hint()),
     }
     for text in &arguments.export {
-        match text.split_once('=') {
-            Some((name, image)) => all.push((name.into(), image.into())),
-            None => {
+        let mut parts = text.as_bytes().splitn(2, |b| *b == b'=');
+        match (parts.next().map(str::from_utf8), parts.next()) {
+            (Some(Ok(name)), Some(image)) => {
+                all.push((name.into(), OsStr::from_bytes(image).into()));
+            }
+            _ => {
+                let text = text.display();
                 let text = format!("--export expects NAME=IMAGE, not '{text}'");
                 return Err(Failure::new(text));
             }

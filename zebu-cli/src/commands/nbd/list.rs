@@ -43,12 +43,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if !arguments.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name").with_hint());
     }
-    let tls = [
-        &arguments.tls_creds,
-        &arguments.tls_certificates,
-        &arguments.tls_psk,
-    ];
-    if tls.iter().any(|option| option.is_some()) {
+    let files = [&arguments.tls_certificates, &arguments.tls_psk];
+    if arguments.tls_creds.is_some() || files.iter().any(|option| option.is_some()) {
         let text = "--list: lists over TLS are not part of this version";
         return Err(Failure::new(text));
     }
@@ -69,7 +65,7 @@ fn connect(arguments: &Arguments) -> Result<(String, Box<dyn Stream>), Failure> 
                 stream.set_read_timeout(limit)?;
                 Ok(Box::new(stream) as _)
             });
-            (path.clone(), connected)
+            (path.display().to_string(), connected)
         }
         None => {
             let host = arguments.bind.as_deref().unwrap_or("0.0.0.0");

@@ -73,7 +73,8 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
     if let Some(path) = &arguments.socket {
         let listener = Listener::unix(Path::new(path)).map_err(|e| {
             Failure::new(format!(
-                "Failed to bind socket to {path}: {}",
+                "Failed to bind socket to {}: {}",
+                path.display(),
                 zebu::strerror(&e)
             ))
         })?;

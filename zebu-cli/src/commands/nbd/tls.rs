@@ -1,5 +1,6 @@
 //! Certificates and pre-shared keys as QEMU's options name them.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use zebu::tls::ServerTls;
@@ -13,11 +14,11 @@ pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
     let objects = arguments.object.iter().map(|text| object(text));
     let objects: Vec<Object> = objects.collect::<Result<_, _>>()?;
     let given = [
-        &arguments.tls_creds,
-        &arguments.tls_certificates,
-        &arguments.tls_psk,
+        arguments.tls_creds.is_some(),
+        arguments.tls_certificates.is_some(),
+        arguments.tls_psk.is_some(),
     ];
-    if given.iter().filter(|option| option.is_some()).count() > 1 {
+    if given.iter().filter(|given| **given).count() > 1 {
         let text = "--tls-creds, --tls-certificates and --tls-psk are mutually exclusive";
         return Err(Failure::new(text));
     }
@@ -40,8 +41,8 @@ pub fn server(arguments: &Arguments) -> Result<Option<ServerTls>, Failure> {
 }
 
 /// Credentials of a server.
-fn object(text: &str) -> Result<Object, Failure> {
-    let fail = |why: &str| Failure::new(format!("--object {text}: {why}"));
+fn object(text: &OsStr) -> Result<Object, Failure> {
+    let fail = |why: &str| Failure::new(format!("--object {}: {why}", text.display()));
     let object = Object::parse(text).map_err(|why| fail(&why))?;
     if object.is_server != Some(true) {
         return Err(fail("Expecting TLS credentials with a server endpoint"));

@@ -1,6 +1,8 @@
 //! The images that a server serves: options that its commands have in common,
 //! and opening them.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use clap::Args;
@@ -30,7 +32,7 @@ pub struct ImageArguments {
     pub snapshot: bool,
     /// Serve an internal snapshot, for reading only
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
-    pub load_snapshot: Option<String>,
+    pub load_snapshot: Option<OsString>,
     /// As --cache=none
     #[arg(short = 'n', long)]
     pub nocache: bool,
@@ -119,7 +121,7 @@ impl ImageArguments {
                         operation to unmap";
             return Err(Failure::new(text));
         }
-        let snapshot = self.load_snapshot.as_deref();
+        let snapshot = self.load_snapshot.as_deref().map(OsStr::as_bytes);
         let mut defaults = untrusted::defaults();
         if let Policy::Untrusted(limits) = &mut defaults.policy {
             // What clients ask for is the work.
@@ -139,13 +141,14 @@ impl ImageArguments {
     pub fn open(
         &self,
         queue: &Queue,
-        name: &str,
+        name: &OsStr,
         options: &OpenOptions,
         program: &str,
     ) -> Result<Device, Failure> {
         let failure = |why: String| {
             Failure::new(format!(
-                "Failed to blk_new_open '{name}': Could not open '{name}': {why}"
+                "Failed to blk_new_open '{0}': Could not open '{0}': {why}",
+                name.display()
             ))
         };
         let mut options = options.clone();
@@ -173,7 +176,7 @@ impl ImageArguments {
     }
 
     /// A temporary image over `name`.
-    fn overlay(&self, name: &str, options: &OpenOptions) -> Result<Overlay, String> {
+    fn overlay(&self, name: &OsStr, options: &OpenOptions) -> Result<Overlay, String> {
         let opening = Opening {
             name: (!self.image_opts).then(|| name.into()),
             options: self.image_opts.then(|| name.into()),

@@ -5,6 +5,7 @@ mod daemon;
 mod images;
 mod signals;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 
@@ -43,15 +44,18 @@ pub fn log_to_stderr(verbose: bool) {
 
 /// Makes all of a device durable that nobody serves any more; None: somebody
 /// still has it, although all have ended.
-pub fn close(queue: &Queue, name: &str, device: Option<Device>) -> Result<(), Failure> {
+pub fn close(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), Failure> {
     let Some(device) = device else {
         // What is durable is; the rest is as after a crash.
-        let text = format!("Could not close '{name}': a connection failed to end");
+        let text = format!(
+            "Could not close '{}': a connection failed to end",
+            name.display()
+        );
         return Err(Failure::new(text));
     };
     queue
         .block_on(device.close(queue))
-        .map_err(|e| Failure::new(format!("Could not close '{name}': {e}")))
+        .map_err(|e| Failure::new(format!("Could not close '{}': {e}", name.display())))
 }
 
 /// What was done with an export.
@@ -84,13 +88,14 @@ pub struct PidFile(Option<PathBuf>);
 
 impl PidFile {
     /// Writes it, if one is wanted.
-    pub fn write(path: Option<&str>) -> Result<Self, Failure> {
+    pub fn write(path: Option<&OsStr>) -> Result<Self, Failure> {
         let Some(path) = path else {
             return Ok(PidFile(None));
         };
         fs::write(path, format!("{}\n", std::process::id())).map_err(|e| {
             Failure::new(format!(
-                "Cannot write pid file {path}: {}",
+                "Cannot write pid file {}: {}",
+                path.display(),
                 zebu::strerror(&e)
             ))
         })?;

@@ -1,9 +1,13 @@
 //! The options of `vhost-user-blk`.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
 use clap::Parser;
 use zebu_vhost::MAX_QUEUES;
 
 use crate::commands::serve::ImageArguments;
+use crate::create_options::split;
 use crate::failure::Failure;
 use crate::size;
 
@@ -13,7 +17,7 @@ use crate::size;
 pub struct Arguments {
     /// Path of the unix socket to listen at
     #[arg(long, value_name = "PATH", visible_alias = "socket")]
-    pub socket_path: Option<String>,
+    pub socket_path: Option<OsString>,
     /// Virtqueues that a front end may use, each with a thread, 1 by default
     #[arg(long, value_name = "N")]
     pub num_queues: Option<String>,
@@ -31,7 +35,7 @@ pub struct Arguments {
     pub fork: bool,
     /// File to write the process's number to
     #[arg(long, value_name = "PATH")]
-    pub pid_file: Option<String>,
+    pub pid_file: Option<OsString>,
     #[command(flatten)]
     pub image: ImageArguments,
     /// One more export, opened with the same options
@@ -39,7 +43,7 @@ pub struct Arguments {
         long,
         value_name = "NAME=IMAGE,socket=PATH[,writable=on|off][,num-queues=N][,logical-block-size=N]"
     )]
-    pub export: Vec<String>,
+    pub export: Vec<OsString>,
     /// Say at the end, and on SIGUSR1, what was done
     #[arg(long)]
     pub stats: bool,
@@ -48,18 +52,18 @@ pub struct Arguments {
     pub print_capabilities: bool,
     /// The image
     #[arg(long, value_name = "FILE")]
-    pub blk_file: Option<String>,
+    pub blk_file: Option<OsString>,
     /// The image
     #[arg(value_name = "FILE")]
-    pub files: Vec<String>,
+    pub files: Vec<OsString>,
 }
 
 /// One image, and how it is served.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub name: String,
-    pub image: String,
-    pub socket: String,
+    pub image: OsString,
+    pub socket: OsString,
     pub writable: bool,
     pub queues: u16,
     pub block_size: u32,
@@ -68,7 +72,7 @@ pub struct Wanted {
 impl Arguments {
     /// All that is to be served.
     pub fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
-        let files: Vec<&String> = self.blk_file.iter().chain(&self.files).collect();
+        let files: Vec<&OsString> = self.blk_file.iter().chain(&self.files).collect();
         let mut all = Vec::new();
         match files.as_slice() {
             [] if !self.export.is_empty() => {}
@@ -81,7 +85,7 @@ impl Arguments {
         Ok(all)
     }
 
-    fn main(&self, image: &str) -> Result<Wanted, Failure> {
+    fn main(&self, image: &OsStr) -> Result<Wanted, Failure> {
         let socket = self.socket_path.clone();
         Ok(Wanted {
             name: self.export_name.clone().unwrap_or_else(|| "zebu".into()),
@@ -104,25 +108,30 @@ impl Arguments {
     }
 
     /// An `--export`: as `-device` and the like, a comma in a value is doubled.
-    fn further(&self, text: &str) -> Result<Wanted, Failure> {
-        let fail = |why: &str| Failure::new(format!("--export {text}: {why}"));
+    fn further(&self, text: &OsStr) -> Result<Wanted, Failure> {
+        let fail = |why: &str| Failure::new(format!("--export {}: {why}", text.display()));
         let mut parts = split(text).into_iter();
         let first = parts.next().unwrap_or_default();
-        let (name, image) = first
-            .split_once('=')
-            .ok_or_else(|| fail("NAME=IMAGE is expected first"))?;
+        let mut first = first.splitn(2, |b| *b == b'=');
+        let (Some(Ok(name)), Some(image)) = (first.next().map(str::from_utf8), first.next()) else {
+            return Err(fail("NAME=IMAGE is expected first"));
+        };
         let mut wanted = Wanted {
             name: name.into(),
-            image: image.into(),
-            socket: String::new(),
+            image: OsStr::from_bytes(image).into(),
+            socket: OsString::new(),
             writable: true,
             queues: self.queues()?,
             block_size: self.block_size()?,
         };
         for part in parts {
+            if let Some(path) = part.strip_prefix(b"socket=") {
+                wanted.socket = OsStr::from_bytes(path).into();
+                continue;
+            }
+            let part = String::from_utf8_lossy(&part);
             let (key, value) = part.split_once('=').unwrap_or((&part, "on"));
             match key {
-                "socket" => wanted.socket = value.into(),
                 "writable" => {
                     wanted.writable = match value {
                         "on" | "yes" | "true" | "y" => true,
@@ -158,18 +167,4 @@ fn block_size(text: &str) -> Result<u32, Failure> {
             "Invalid logical block size '{text}': powers of two from 512 to 32768 are possible"
         ))),
     }
-}
-
-/// Splits at commas; two commas are one in a part.
-fn split(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut characters = text.chars().peekable();
-    while let Some(character) = characters.next() {
-        if character == ',' && characters.next_if_eq(&',').is_none() {
-            parts.push(String::new());
-        } else if let Some(last) = parts.last_mut() {
-            last.push(character);
-        }
-    }
-    parts
 }

@@ -3,7 +3,7 @@
 mod arguments;
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -119,12 +119,15 @@ fn open(
     Ok(exports)
 }
 
-fn listen(path: &str) -> Result<Listener, Failure> {
+fn listen(path: &OsStr) -> Result<Listener, Failure> {
     // A server that runs in the background is elsewhere when it removes it.
     let listener = std::path::absolute(Path::new(path)).and_then(|path| Listener::unix(&path));
     listener.map_err(|e| {
         let why = zebu::strerror(&e);
-        Failure::new(format!("Failed to bind socket to {path}: {why}"))
+        Failure::new(format!(
+            "Failed to bind socket to {}: {why}",
+            path.display()
+        ))
     })
 }
 

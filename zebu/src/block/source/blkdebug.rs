@@ -1,8 +1,11 @@
 //! The options of `driver=blkdebug`, its names (`blkdebug:CONFIG:IMAGE`) and its
 //! configuration files.
 
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
+use super::name::after_protocol;
 use super::options::{Options, Scalar};
 use super::{FileSpec, Naming};
 use crate::storage::{Action, BlkdebugLimits, Event, Injection, IoKinds, Rule};
@@ -30,21 +33,23 @@ impl BlkdebugSpec {
     /// From the options of the driver, or from its name as well.
     pub(super) fn take(
         options: &mut Options,
-        name: Option<&str>,
+        name: Option<&OsStr>,
         depth: usize,
     ) -> Result<BlkdebugSpec, String> {
         if let Some(name) = name {
-            let image = match name.strip_prefix("blkdebug:") {
+            let image = match after_protocol(name, "blkdebug") {
                 // The options say all but the image.
                 None => name,
                 Some(rest) => {
-                    let Some((config, image)) = rest.split_once(':') else {
+                    let rest = rest.as_bytes();
+                    let Some(colon) = rest.iter().position(|b| *b == b':') else {
                         return Err("blkdebug requires both config file and image path".into());
                     };
+                    let config = OsStr::from_bytes(&rest[..colon]);
                     if !config.is_empty() {
                         options.set("config".into(), Scalar::Text(config.into()));
                     }
-                    image
+                    OsStr::from_bytes(&rest[colon + 1..])
                 }
             };
             options.set("x-image".into(), Scalar::Text(image.into()));
@@ -56,7 +61,7 @@ impl BlkdebugSpec {
             .collect();
         let mut rules = take_rules(options, INJECT)?;
         rules.extend(take_rules(options, SET_STATE)?);
-        let config = options.take_text("config").map(PathBuf::from);
+        let config = options.take_value("config").map(PathBuf::from);
         let mut limit = |key| Ok::<u64, String>(options.take_size(key)?.unwrap_or(0));
         let limits = BlkdebugLimits {
             align: limit("align")?,
@@ -71,7 +76,7 @@ impl BlkdebugSpec {
                 return Err(format!("{list} is not supported by zebu"));
             }
         }
-        let image = options.take_text("x-image");
+        let image = options.take_value("x-image");
         let image = FileSpec::child(options, "image", Naming::from(image.as_deref()), depth)?;
         Ok(BlkdebugSpec {
             image: Box::new(image),
@@ -99,14 +104,16 @@ impl BlkdebugSpec {
     }
 
     /// The name that QEMU shows, if a name says all.
-    pub(super) fn plain_name(&self) -> Option<String> {
+    pub(super) fn plain_name(&self) -> Option<OsString> {
         let is_name = |key: &str| key == "config" || key == "x-image";
         if self.shown.iter().any(|(key, _)| !is_name(key)) {
             return None;
         }
-        let config = self.config.as_deref().map(|config| config.display());
-        let config = config.map_or_else(String::new, |config| config.to_string());
-        Some(format!("blkdebug:{config}:{}", self.image.plain_name()?))
+        let mut name = OsString::from("blkdebug:");
+        name.push(self.config.as_deref().unwrap_or(Path::new("")));
+        name.push(":");
+        name.push(self.image.plain_name()?);
+        Some(name)
     }
 
     /// The members of its JSON.

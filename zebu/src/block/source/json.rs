@@ -6,6 +6,9 @@
 //! dotted keys that mean the same: `{"file":{"filename":"x"}}` is
 //! `file.filename=x`.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::options::{Options, Scalar};
 
 /// How deep objects and lists nest at most.
@@ -13,7 +16,10 @@ const MAX_NESTING: usize = 64;
 
 /// Reads `text` as one JSON object. The error is what QEMU says after the
 /// name of the image.
-pub(super) fn parse(text: &str) -> Result<Options, String> {
+pub(super) fn parse(text: &[u8]) -> Result<Options, String> {
+    let Ok(text) = std::str::from_utf8(text) else {
+        return Err("Could not parse the JSON options: invalid UTF-8 sequence in string".into());
+    };
     let mut parser = Parser { text, at: 0 };
     let mut options = Options::default();
     let parsed = parser.document(&mut options);
@@ -72,7 +78,7 @@ impl<'a> Parser<'a> {
             None => return error("premature EOI"),
             Some('{') => return self.object(key, into, depth),
             Some('[') => return self.list(key, into, depth),
-            Some(quote @ ('"' | '\'')) => Scalar::Text(self.string(quote)?),
+            Some(quote @ ('"' | '\'')) => Scalar::Text(self.string(quote)?.into()),
             Some('-' | '0'..='9') => Scalar::Number(self.number()?),
             Some(c) if c.is_ascii_alphabetic() => match self.word() {
                 "true" => Scalar::Bool(true),
@@ -293,8 +299,40 @@ fn set(into: &mut Options, key: Option<String>, value: Scalar) {
     }
 }
 
+/// A name in Unicode, as QEMU puts it into JSON: U+FFFD for each sequence that is no
+/// valid character. A sequence is what its first byte announces, up to six bytes, or as much
+/// of that as is there.
+pub fn json_text(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    let mut rest = name;
+    while let [first, after @ ..] = rest {
+        let announced = match first.leading_ones() {
+            more @ 2..=6 => more as usize - 1,
+            _ => 0,
+        };
+        let continued = after.iter().take(announced);
+        let length = 1 + continued.take_while(|b| **b & 0xc0 == 0x80).count();
+        let (sequence, after) = rest.split_at(length);
+        match std::str::from_utf8(sequence) {
+            Ok(c) if !c.contains(is_noncharacter) => text.push_str(c),
+            // The zero byte of "modified UTF-8".
+            _ if sequence == [0xc0, 0x80] => text.push('\0'),
+            _ => text.push(char::REPLACEMENT_CHARACTER),
+        }
+        rest = after;
+    }
+    text
+}
+
+/// Whether Unicode says that it is no character; QEMU takes it for invalid.
+fn is_noncharacter(c: char) -> bool {
+    let code = u32::from(c);
+    (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe
+}
+
 /// A string as QEMU writes it into JSON: ASCII, with `\uXXXX` for the rest.
-pub(super) fn quote(text: &str) -> String {
+pub(super) fn quote(name: &OsStr) -> String {
+    let text = json_text(name.as_bytes());
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {

@@ -1,10 +1,13 @@
 //! Names and options of exports of NBD servers: URIs, QEMU's older
 //! `nbd:HOST:PORT` and `nbd:unix:PATH`, and the options of `driver=nbd`.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::json::quote;
+use super::name::after_protocol;
 use super::options::{Options, Scalar};
 use crate::nbd::{DEFAULT_PORT, MAX_STRING};
 use crate::storage::nbd::{NbdServer, uri as uri_of};
@@ -87,26 +90,24 @@ impl NbdSpec {
     }
 
     /// Reads a name that begins with one of the protocols.
-    pub(super) fn named(name: &str) -> Result<NbdSpec, String> {
-        match name
-            .strip_prefix("nbd:")
-            .filter(|rest| !rest.starts_with("//"))
-        {
+    pub(super) fn named(name: &OsStr) -> Result<NbdSpec, String> {
+        match after_protocol(name, "nbd").filter(|rest| !rest.as_bytes().starts_with(b"//")) {
             Some(rest) => old_name(rest),
-            None => uri(name),
+            None => uri(name.to_str().ok_or(INVALID)?),
         }
     }
 
     /// From the options of `driver=nbd`, with a name if there is one.
-    pub(super) fn take(options: &mut Options, name: Option<&str>) -> Result<NbdSpec, String> {
+    pub(super) fn take(options: &mut Options, name: Option<&OsStr>) -> Result<NbdSpec, String> {
         if let Some(name) = name {
-            let mut spec = NbdSpec::named(name)?;
+            let mut spec = NbdSpec::named(OsStr::new(name))?;
             spec.take_rest(options)?;
             return Ok(spec);
         }
         let old_port = options.get("port").map(Scalar::json);
+        let path = options.take_value("path");
         let mut text = |key: &str| options.take_text(key);
-        let (path, host, port) = (text("path"), text("host"), text("port"));
+        let (host, port) = (text("host"), text("port"));
         let old = path.is_some() || host.is_some() || port.is_some();
         let kind = text("server.type");
         if old && kind.is_some() {
@@ -134,12 +135,12 @@ impl NbdSpec {
             (NbdServer::Unix(path), true) => format!(
                 "\"driver\": \"nbd\"{}, \"path\": {}",
                 export_member(export.as_deref()),
-                quote(&path.to_string_lossy())
+                quote(path.as_os_str())
             ),
             (NbdServer::Tcp { host, .. }, true) => format!(
                 "{}\"host\": {}, \"driver\": \"nbd\"{}",
                 old_port.map_or_else(String::new, |port| format!("\"port\": {port}, ")),
-                quote(host),
+                quote(OsStr::new(host)),
                 export_member(export.as_deref())
             ),
             (server, false) => members(server, export.as_deref()),
@@ -205,7 +206,9 @@ impl NbdSpec {
 
 /// `, "export": NAME`, if there is one.
 fn export_member(export: Option<&str>) -> String {
-    export.map_or_else(String::new, |e| format!(", \"export\": {}", quote(e)))
+    export.map_or_else(String::new, |e| {
+        format!(", \"export\": {}", quote(OsStr::new(e)))
+    })
 }
 
 /// The members that name an export, in the order that QEMU has them.
@@ -214,25 +217,29 @@ fn members(server: &NbdServer, export: Option<&str>) -> String {
     match server {
         NbdServer::Unix(path) => format!(
             "\"server.path\": {}, \"driver\": \"nbd\"{export}, \"server.type\": \"unix\"",
-            quote(&path.to_string_lossy())
+            quote(path.as_os_str())
         ),
         NbdServer::Tcp { host, port } => format!(
             "\"server.host\": {}, \"server.port\": {}, \"driver\": \"nbd\"{export}, \
              \"server.type\": \"inet\"",
-            quote(host),
-            quote(port)
+            quote(OsStr::new(host)),
+            quote(OsStr::new(port))
         ),
     }
 }
 
 /// `server.*`
 fn server(options: &mut Options, kind: &str) -> Result<NbdServer, String> {
+    let missing = |key: &str| format!("Parameter '{key}' is missing");
     let mut needed = |key: &str| {
         let value = options.take_text(&format!("server.{key}"));
-        value.ok_or_else(|| format!("Parameter '{key}' is missing"))
+        value.ok_or_else(|| missing(key))
     };
     match kind {
-        "unix" => Ok(NbdServer::Unix(needed("path")?.into())),
+        "unix" => {
+            let path = options.take_value("server.path");
+            Ok(NbdServer::Unix(path.ok_or_else(|| missing("path"))?.into()))
+        }
         "inet" => Ok(NbdServer::Tcp {
             host: needed("host")?,
             port: needed("port")?,
@@ -244,25 +251,32 @@ fn server(options: &mut Options, kind: &str) -> Result<NbdServer, String> {
 
 /// What follows `nbd:` in QEMU's older names: `HOST:PORT` or `unix:PATH`, and
 /// perhaps `:exportname=NAME`.
-fn old_name(rest: &str) -> Result<NbdSpec, String> {
-    const EXPORT: &str = ":exportname=";
-    let (address, export) = match rest.split_once(EXPORT) {
-        Some((_, "")) => return Err("NBD server address missing".into()),
-        Some((address, export)) => (address, export),
-        None => (rest, ""),
+fn old_name(rest: &OsStr) -> Result<NbdSpec, String> {
+    const EXPORT: &[u8] = b":exportname=";
+    let missing = || "NBD server address missing".to_string();
+    let rest = rest.as_bytes();
+    let place = rest.windows(EXPORT.len()).position(|w| w == EXPORT);
+    let (address, export) = match place {
+        Some(place) => (&rest[..place], &rest[place + EXPORT.len()..]),
+        None => (rest, &b""[..]),
     };
-    if address.is_empty() {
-        return Err("NBD server address missing".into());
+    if address.is_empty() || (place.is_some() && export.is_empty()) {
+        return Err(missing());
     }
-    let server = match address.strip_prefix("unix:") {
-        Some(path) => NbdServer::Unix(path.into()),
-        None => match address.rsplit_once(':') {
-            Some((host, port)) if !port.is_empty() => NbdServer::Tcp {
-                host: without_brackets(host).into(),
-                port: port.into(),
-            },
-            _ => return Err(format!("error parsing address '{address}'")),
+    let export = str::from_utf8(export).map_err(|_| "export name is not UTF-8")?;
+    if let Some(path) = address.strip_prefix(b"unix:") {
+        return NbdSpec::new(
+            NbdServer::Unix(OsStr::from_bytes(path).into()),
+            export.into(),
+        );
+    }
+    let address = String::from_utf8_lossy(address);
+    let server = match address.rsplit_once(':') {
+        Some((host, port)) if !port.is_empty() => NbdServer::Tcp {
+            host: without_brackets(host).into(),
+            port: port.into(),
         },
+        _ => return Err(format!("error parsing address '{address}'")),
     };
     NbdSpec::new(server, export.into())
 }
@@ -429,7 +443,7 @@ mod tests {
             ("nbd:unix:/a:b", unix("/a:b"), ""),
             ("nbd:unix:/a:exportname=x", unix("/a"), "x"),
         ] {
-            let spec = NbdSpec::named(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let spec = NbdSpec::named(OsStr::new(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!((spec.server, &*spec.export), (server, export), "{name}");
             assert_eq!(spec.tls, NbdTls::Off);
         }
@@ -455,14 +469,14 @@ mod tests {
             "nbds://h?tls-psk-file=/k&tls-certificates=/c",
             "nbds+unix://u@h/?socket=/a&tls-psk-file=/k",
         ] {
-            assert!(NbdSpec::named(name).is_err(), "{name}");
+            assert!(NbdSpec::named(OsStr::new(name)).is_err(), "{name}");
         }
     }
 
     #[test]
     fn tls_is_in_the_name() {
         let name = "nbds+unix:///?socket=/a&tls-certificates=/c&tls-hostname=h&tls-verify-peer=0";
-        let spec = NbdSpec::named(name).unwrap();
+        let spec = NbdSpec::named(OsStr::new(name)).unwrap();
         assert_eq!(spec.certificate_name(), Some("h"));
         let files = TlsFiles {
             directory: Some("/c".into()),
@@ -470,7 +484,7 @@ mod tests {
         };
         let certificates = |files| NbdTls::Named(TlsCredentials::Certificates(files));
         assert_eq!(spec.tls, certificates(files));
-        let spec = NbdSpec::named("nbds://h:1/x").unwrap();
+        let spec = NbdSpec::named(OsStr::new("nbds://h:1/x")).unwrap();
         assert_eq!(spec.certificate_name(), Some("h"));
         assert_eq!(spec.tls, certificates(TlsFiles::default()));
         for (name, user) in [
@@ -483,7 +497,7 @@ mod tests {
             ("nbds+unix:///x?socket=/a&tls-psk-file=/k", None),
             ("nbds://@h/?tls-psk-file=/k", None),
         ] {
-            let spec = NbdSpec::named(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let spec = NbdSpec::named(OsStr::new(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
             let key = KeyFile {
                 file: "/k".into(),
                 user: user.map(String::from),

@@ -1,5 +1,6 @@
 //! The options and names of `null-co` and `null-aio`.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use super::options::{Options, Scalar};
@@ -24,11 +25,11 @@ impl NullSpec {
     pub(super) fn take(
         options: &mut Options,
         driver: &'static str,
-        name: Option<&str>,
+        name: Option<&OsStr>,
     ) -> Result<NullSpec, String> {
-        let filename = options.take_text("filename");
+        let filename = options.take_value("filename");
         for name in [name, filename.as_deref()].into_iter().flatten() {
-            if name.strip_prefix(driver) != Some("://") {
+            if name.to_str().and_then(|n| n.strip_prefix(driver)) != Some("://") {
                 return Err(format!(
                     "The only allowed filename for this driver is '{driver}://'"
                 ));

@@ -1,12 +1,13 @@
 //! Options as a flat set of dotted keys, and the values they take.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// One value, as it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scalar {
-    Text(String),
+    Text(OsString),
     Number(String),
     Bool(bool),
     Null,
@@ -16,10 +17,11 @@ pub(super) enum Scalar {
 
 impl Scalar {
     /// The value as an option takes it; None: not a value of an option.
-    fn text(&self) -> Option<Cow<'_, str>> {
+    fn value(&self) -> Option<&OsStr> {
         match self {
-            Scalar::Text(s) | Scalar::Number(s) => Some(Cow::Borrowed(s)),
-            Scalar::Bool(on) => Some(Cow::Borrowed(if *on { "on" } else { "off" })),
+            Scalar::Text(s) => Some(s),
+            Scalar::Number(s) => Some(OsStr::new(s)),
+            Scalar::Bool(on) => Some(OsStr::new(if *on { "on" } else { "off" })),
             Scalar::Null | Scalar::Empty => None,
         }
     }
@@ -49,16 +51,18 @@ impl Options {
     /// Reads `a=1,b.c=x,,y`: a doubled comma is a comma of the value, a first
     /// word without `=` is the value of `file`, and a later one is a switch
     /// (`x` is `x=on`, `nox` is `x=off`).
-    pub(super) fn parse(text: &str) -> Options {
+    pub(super) fn parse(text: &OsStr) -> Options {
         let mut options = Options::default();
-        let mut rest = text;
+        let mut rest = text.as_bytes();
         let mut first = true;
         while !rest.is_empty() {
-            let end = rest.find(['=', ',']).unwrap_or(rest.len());
-            let word = &rest[..end];
-            if rest[end..].starts_with('=') {
+            let end = rest.iter().position(|b| b"=,".contains(b));
+            let end = end.unwrap_or(rest.len());
+            // A key that is no UTF-8 is unknown, whatever is shown of it.
+            let word = String::from_utf8_lossy(&rest[..end]);
+            if rest[end..].starts_with(b"=") {
                 let (value, after) = value(&rest[end + 1..]);
-                options.set(word.to_string(), Scalar::Text(value));
+                options.set(word.into_owned(), Scalar::Text(value));
                 rest = after;
             } else if first {
                 let (value, after) = value(rest);
@@ -67,10 +71,10 @@ impl Options {
             } else {
                 let (key, on) = match word.strip_prefix("no") {
                     Some(key) => (key, "off"),
-                    None => (word, "on"),
+                    None => (&*word, "on"),
                 };
                 options.set(key.to_string(), Scalar::Text(on.into()));
-                rest = rest.get(end + 1..).unwrap_or("");
+                rest = rest.get(end + 1..).unwrap_or_default();
             }
             first = false;
         }
@@ -129,8 +133,8 @@ impl Options {
         self.0.keys().next().map(String::as_str)
     }
 
-    /// A name or word. Numbers are none.
-    pub(super) fn take_string(&mut self, key: &str) -> Option<String> {
+    /// A file's name. Numbers are none.
+    pub(super) fn take_name(&mut self, key: &str) -> Option<OsString> {
         match self.0.get(key) {
             Some(Scalar::Text(text)) => {
                 let text = text.clone();
@@ -141,15 +145,36 @@ impl Options {
         }
     }
 
-    /// Any value as text. `null` is as good as not there.
-    pub(super) fn take_text(&mut self, key: &str) -> Option<String> {
+    /// A word. Numbers are none; what is no UTF-8 is left, and refused with what is not
+    /// known.
+    pub(super) fn take_string(&mut self, key: &str) -> Option<String> {
+        match self.0.get(key) {
+            Some(Scalar::Text(text)) => {
+                let text = text.to_str()?.to_owned();
+                self.0.remove(key);
+                Some(text)
+            }
+            _ => None,
+        }
+    }
+
+    /// Any value. `null` is as good as not there.
+    pub(super) fn take_value(&mut self, key: &str) -> Option<OsString> {
         match self.0.get(key)? {
             Scalar::Empty => None,
             value => {
-                let text = value.text().map(Cow::into_owned);
+                let value = value.value().map(OsStr::to_owned);
                 self.0.remove(key);
-                text
+                value
             }
+        }
+    }
+
+    /// Any value as text; what is no UTF-8 is left, and refused with what is not known.
+    pub(super) fn take_text(&mut self, key: &str) -> Option<String> {
+        match self.0.get(key)? {
+            Scalar::Text(text) if text.to_str().is_none() => None,
+            _ => self.take_value(key)?.into_string().ok(),
         }
     }
 
@@ -215,22 +240,22 @@ impl Options {
 }
 
 /// The value at the start of `text`, and what comes after its comma.
-fn value(text: &str) -> (String, &str) {
-    let mut value = String::new();
+fn value(text: &[u8]) -> (OsString, &[u8]) {
+    let mut value = Vec::new();
     let mut rest = text;
-    while let Some(comma) = rest.find(',') {
-        value.push_str(&rest[..comma]);
+    while let Some(comma) = rest.iter().position(|b| *b == b',') {
+        value.extend_from_slice(&rest[..comma]);
         rest = &rest[comma + 1..];
-        match rest.strip_prefix(',') {
+        match rest.strip_prefix(b",") {
             Some(after) => {
-                value.push(',');
+                value.push(b',');
                 rest = after;
             }
-            None => return (value, rest),
+            None => return (OsString::from_vec(value), rest),
         }
     }
-    value.push_str(rest);
-    (value, "")
+    value.extend_from_slice(rest);
+    (OsString::from_vec(value), b"")
 }
 
 #[derive(Debug, PartialEq)]
@@ -335,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_doubled_comma_is_a_comma() {
-        let mut options = Options::parse("driver=raw,file.filename=a,,b,,,x,nolazy,");
+        let mut options = Options::parse(OsStr::new("driver=raw,file.filename=a,,b,,,x,nolazy,"));
         assert_eq!(options.take_string("file.filename").unwrap(), "a,b,");
         assert_eq!(options.take_bool("x"), Ok(Some(true)));
         assert_eq!(options.take_bool("lazy"), Ok(Some(false)));
@@ -345,7 +370,8 @@ mod tests {
 
     #[test]
     fn keys_under_a_prefix_are_taken_alone() {
-        let mut options = Options::parse("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5");
+        let mut options =
+            Options::parse(OsStr::new("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5"));
         let mut under = options.take_under("file");
         assert_eq!(under.take_text("a").unwrap(), "2");
         assert_eq!(under.take_text("b.c").unwrap(), "3");

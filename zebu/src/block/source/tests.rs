@@ -2,11 +2,14 @@
 //! same in another way: a comma, a colon or a directory misread, an option
 //! ignored. And against a name from a stranger's image that panics.
 
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::storage::EngineKind;
 
 fn name(text: &str) -> Result<ImageSpec> {
     Source::Name(text.into()).resolve(None, None)
@@ -50,14 +53,16 @@ fn names_are_relative_to_the_image_that_has_them() {
         ("o", "./nbd:x", "./nbd:x"),
         ("d/o", "file:nbd:x", "./nbd:x"),
     ] {
-        let spec = Source::Name(name.into()).resolve(Some(of), None).unwrap();
+        let spec = Source::Name(name.into())
+            .resolve(Some(OsStr::new(of)), None)
+            .unwrap();
         assert_eq!(spec.file.path, Path::new(path), "{name} of {of}");
     }
-    let of = Some(r#"json:{"driver":"raw"}"#);
+    let of = Some(OsStr::new(r#"json:{"driver":"raw"}"#));
     let relative = Source::Name("b".into()).resolve(of, None);
     assert!(says(relative).contains("relative"), "no directory");
     assert!(Source::Name("/b".into()).resolve(of, None).is_ok());
-    let data = FileSpec::resolve("x.raw", Some("d/o")).unwrap();
+    let data = FileSpec::resolve(OsStr::new("x.raw"), Some(OsStr::new("d/o"))).unwrap();
     assert_eq!(data.path, Path::new("d/x.raw"));
 }
 
@@ -129,7 +134,10 @@ fn names_show_what_the_path_does_not_say() {
     ] {
         let text = format!(r#"json:{{{text}"driver":"qcow2","file.filename":"x"}}"#);
         let spec = name(&text).unwrap();
-        assert_eq!(spec.display_name_with_backing(header), shown);
+        assert_eq!(
+            spec.display_name_with_backing(header.map(OsStr::new)),
+            shown
+        );
         assert_eq!(spec.display_name(), "x");
     }
 }
@@ -459,7 +467,7 @@ fn names_are_shown_as_qemu_shows_them() {
             spec.set_format(Format::Raw).unwrap();
         }
         let mut lines = shown.lines();
-        let image = format!("image: {}", spec.display_name());
+        let image = format!("image: {}", spec.display_name().display());
         assert_eq!(lines.next(), Some(image.as_str()), "{text}");
         let format = format!("file format: {}", spec.format_name());
         assert_eq!(lines.next(), Some(format.as_str()), "{text}");
@@ -540,7 +548,11 @@ fn damaged() -> impl Strategy<Value = String> {
 }
 
 fn parses_or_fails_in_one_line(text: &str) {
-    for source in [Source::Name(text.into()), Source::Options(text.into())] {
+    bytes_parse_or_fail_in_one_line(text.into());
+}
+
+fn bytes_parse_or_fail_in_one_line(text: OsString) {
+    for source in [Source::Name(text.clone()), Source::Options(text.clone())] {
         for (of, format) in [
             (None, None),
             (Some("d/o"), Some(Format::Raw)),
@@ -553,13 +565,13 @@ fn parses_or_fails_in_one_line(text: &str) {
                     "{line:?}"
                 );
             };
-            match source.resolve(of, format) {
+            match source.resolve(of.map(OsStr::new), format) {
                 Ok(mut spec) => {
                     assert!(!spec.file.path.as_os_str().is_empty());
                     if spec.format.is_none() {
                         spec.set_format(Format::Qcow2).err().map(check);
                     }
-                    spec.display_name_with_backing(Some("b"));
+                    spec.display_name_with_backing(Some(OsStr::new("b")));
                 }
                 Err(error) => check(error),
             }
@@ -571,19 +583,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_string_parses_or_fails_in_one_line(text in any::<String>(), made in pieces(), bad in damaged()) {
+    fn any_string_parses_or_fails_in_one_line(text in any::<String>(), made in pieces(), bad in damaged(),
+        bytes in any::<Vec<u8>>(), cut in any::<prop::sample::Index>(), byte in 0x80u8..) {
         parses_or_fails_in_one_line(&text);
         parses_or_fails_in_one_line(&format!("json:{text}"));
         parses_or_fails_in_one_line(&made);
         parses_or_fails_in_one_line(&format!("json:{{\"driver\":\"raw\",{made}"));
         parses_or_fails_in_one_line(&bad);
+        bytes_parse_or_fail_in_one_line(OsString::from_vec(bytes));
+        let mut spoiled = made.into_bytes();
+        spoiled.insert(cut.index(spoiled.len() + 1), byte);
+        bytes_parse_or_fail_in_one_line(OsString::from_vec(spoiled));
     }
 
     #[test]
     fn what_is_shown_names_the_same_image(path in "[a-z\"\\\\é,:{}\u{1f600} ]{1,12}", offset in 0u64..1 << 40) {
         let escaped = path.replace(',', ",,");
         let spec = opts(&format!("driver=raw,offset={offset},file.driver=file,file.filename={escaped}")).unwrap();
-        let again = name(&spec.display_name()).unwrap();
+        let again = Source::Name(spec.display_name()).resolve(None, None).unwrap();
         prop_assert_eq!(&spec, &again);
         prop_assert_eq!(again.file.path, PathBuf::from(path));
     }

@@ -6,6 +6,9 @@
 pub(super) mod header;
 pub(super) mod refcounts;
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
 use header::{read_header, write_header};
 
 use crate::block::{Device, LayerImage, Preallocation};
@@ -30,7 +33,7 @@ pub struct AmendOptions {
     pub size: Option<u64>,
     /// The name of the external data file as the header shall have it; empty:
     /// none. The file itself is not looked at.
-    pub data_file: Option<String>,
+    pub data_file: Option<OsString>,
     /// Whether the data file is always the raw image of the disk. It can only
     /// stop to be.
     pub data_file_raw: Option<bool>,

@@ -6,6 +6,9 @@
 
 mod layout;
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
 use layout::{Layout, data_of_tables};
 
 use crate::broken::{Rule, is_broken};
@@ -30,7 +33,7 @@ pub use crate::block::Preallocation;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewBacking {
     /// Its name; a relative one is relative to the new image.
-    pub name: String,
+    pub name: OsString,
     /// The name of its format.
     pub format: Option<String>,
 }
@@ -39,7 +42,7 @@ pub struct NewBacking {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDataFile {
     /// Its name; a relative one is relative to the new image.
-    pub name: String,
+    pub name: OsString,
     /// It shall always be the raw image of the disk.
     pub raw: bool,
 }
@@ -178,7 +181,7 @@ impl CreateQcow2 {
                 let format = format.map_or_else(String::new, |f| format!(" with format '{f}'"));
                 refuse(format!(
                     "Could not assign backing file '{}'{format}: {why}",
-                    backing.name
+                    backing.name.display()
                 ))
             };
             if backing.name.len() > MAX_BACKING_NAME

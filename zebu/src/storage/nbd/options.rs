@@ -1,5 +1,6 @@
 //! Which server and export, and how the connection is kept.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -94,13 +95,16 @@ impl NbdOptions {
 }
 
 /// The name of an export in QEMU's way of writing it, if one was given.
-pub(crate) fn uri(server: &NbdServer, export: Option<&str>) -> String {
-    match (server, export) {
-        (NbdServer::Unix(path), None) => format!("nbd+unix://?socket={}", path.display()),
+pub(crate) fn uri(server: &NbdServer, export: Option<&str>) -> OsString {
+    let (before, path) = match (server, export) {
+        (NbdServer::Unix(path), None) => ("nbd+unix://?socket=".into(), Some(path)),
         (NbdServer::Unix(path), Some(export)) => {
-            format!("nbd+unix:///{export}?socket={}", path.display())
+            (format!("nbd+unix:///{export}?socket="), Some(path))
         }
-        (server, None) => format!("nbd://{server}"),
-        (server, Some(export)) => format!("nbd://{server}/{export}"),
-    }
+        (server, None) => (format!("nbd://{server}"), None),
+        (server, Some(export)) => (format!("nbd://{server}/{export}"), None),
+    };
+    let mut uri = OsString::from(before);
+    uri.push(path.map_or(OsStr::new(""), |path| path.as_os_str()));
+    uri
 }

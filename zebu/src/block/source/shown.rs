@@ -1,0 +1,151 @@
+//! How QEMU shows an image and its file: by a name if that says all, else by
+//! `json:{…}`.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use super::{BackingSpec, FileDriver, FileSpec, Format, ImageSpec, json};
+
+impl FileSpec {
+    /// The name that QEMU shows, if a name says all.
+    pub(super) fn plain_name(&self) -> Option<OsString> {
+        match &self.driver {
+            FileDriver::Null(null) => null.plain_name().map(OsString::from),
+            FileDriver::Blkdebug(debug) => debug.plain_name(),
+            FileDriver::Image(image) => image.plain_name(),
+            _ => Some(self.name().to_owned()),
+        }
+    }
+
+    /// The name as QEMU shows it.
+    pub fn display_name(&self) -> OsString {
+        self.plain_name()
+            .unwrap_or_else(|| format!("json:{}", self.json()).into())
+    }
+
+    pub(super) fn json(&self) -> String {
+        let driver = match &self.driver {
+            FileDriver::Nbd(nbd) => return nbd.json(),
+            FileDriver::Null(null) => return object(null.members()),
+            FileDriver::Blkdebug(debug) => return object(debug.members()),
+            FileDriver::Image(image) => return image.json(None),
+            FileDriver::Any if is_device(&self.path) => "host_device",
+            driver => driver.name(),
+        };
+        format!(
+            "{{\"driver\": \"{driver}\", \"filename\": {}}}",
+            json::quote(self.name())
+        )
+    }
+}
+
+/// A JSON object of these members, in the order in which QEMU has them as far as
+/// that is known.
+fn object(mut members: Vec<(String, String)>) -> String {
+    const ORDER: [&str; 15] = [
+        "data-file",
+        "backing",
+        "read-zeroes",
+        "offset",
+        "opt-write-zero",
+        "max-write-zero",
+        "image",
+        "max-transfer",
+        "driver",
+        "config",
+        "size",
+        "file",
+        "opt-discard",
+        "max-discard",
+        "align",
+    ];
+    let place = |key: &str| ORDER.iter().position(|k| *k == key).unwrap_or(ORDER.len());
+    members.sort_by_key(|(key, _)| place(key));
+    let members: Vec<_> = members
+        .iter()
+        .map(|(key, value)| format!("{}: {value}", json::quote(OsStr::new(key))))
+        .collect();
+    format!("{{{}}}", members.join(", "))
+}
+
+/// Devices named without a driver show as such in JSON.
+fn is_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path)
+        .is_ok_and(|m| m.file_type().is_block_device() || m.file_type().is_char_device())
+}
+
+impl ImageSpec {
+    /// The format's name as `info` shows it.
+    pub fn format_name(&self) -> &'static str {
+        match (self.bare, self.format) {
+            (true, _) => self.file.driver.name(),
+            (false, format) => format.unwrap_or(Format::Raw).name(),
+        }
+    }
+
+    /// The name as `qemu-img info` shows it, which opens no backing file: the
+    /// path if that says all, else the options as JSON.
+    pub fn display_name(&self) -> OsString {
+        self.plain_name()
+            .unwrap_or_else(|| format!("json:{}", self.json(None)).into())
+    }
+
+    /// The name as QEMU shows it of an image that it opened with its backing
+    /// file, as in messages: JSON, too, if the backing file is not what its
+    /// header says (`header_backing`, None: it says there is none).
+    pub fn display_name_with_backing(&self, header_backing: Option<&OsStr>) -> OsString {
+        let header = header_backing.unwrap_or_default();
+        let instead = match &self.backing {
+            BackingSpec::Default | BackingSpec::Options(_) => return self.display_name(),
+            BackingSpec::None if header.is_empty() => return self.display_name(),
+            BackingSpec::None => "null".to_string(),
+            BackingSpec::Image(image) if image.display_name() == header => {
+                return self.display_name();
+            }
+            BackingSpec::Image(image) => image.json(None),
+        };
+        format!("json:{}", self.json(Some(&instead))).into()
+    }
+
+    /// The name that QEMU shows, if a name says all.
+    pub(super) fn plain_name(&self) -> Option<OsString> {
+        let raw = &self.options.raw;
+        let is_window = raw.offset_json.is_some() || raw.size_json.is_some();
+        match (&self.file.driver, self.format) {
+            _ if self.bare => self.file.plain_name(),
+            // A format over another is never found out by itself.
+            (FileDriver::Image(_), _) => None,
+            (_, Some(Format::Qcow2)) => self.file.plain_name(),
+            _ if is_window => None,
+            _ => self.file.plain_name(),
+        }
+    }
+
+    /// As JSON, the keys in QEMU's order.
+    fn json(&self, backing: Option<&str>) -> String {
+        if self.bare {
+            return self.file.json();
+        }
+        let raw = &self.options.raw;
+        let mut members = vec![
+            ("driver", format!("\"{}\"", self.format_name())),
+            ("file", self.file.json()),
+        ];
+        if let (Some(data_file), Some(Format::Qcow2)) = (&self.data_file, self.format) {
+            members.push(("data-file", data_file.json()));
+        }
+        let given = [
+            ("backing", backing),
+            ("offset", raw.offset_json.as_deref()),
+            ("size", raw.size_json.as_deref()),
+        ];
+        members.extend(
+            given
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, value?.to_string()))),
+        );
+        let owned = members.into_iter().map(|(key, value)| (key.into(), value));
+        object(owned.collect())
+    }
+}
