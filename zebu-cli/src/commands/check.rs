@@ -76,11 +76,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         report.leaks_fixed = leaks_fixed;
     }
     match format {
+        _ if arguments.quiet => {}
         OutputFormat::Json => {
             let report = to_json(&report, name, device.top().format().name());
             output::report(&json::pretty(&report))?;
         }
-        OutputFormat::Human if arguments.quiet => {}
         OutputFormat::Human => {
             output::report(&to_text(&report))?;
         }

@@ -229,6 +229,27 @@ const COMMANDS: &[Command] = &[
     ),
 ];
 
+/// Copies of other files by names that are not UTF-8, or have what means something in
+/// options and names.
+pub const ODD_NAMES: [(&str, &str); 5] = [
+    ("half\u{e0e2}\u{e082}.q", "base.q"),
+    ("com,ma sp.q", "over.q"),
+    ("co:lon\u{e0ff}.q", "snap.q"),
+    ("-\u{e9}\u{e0ed}\u{e0a0}\u{e080}.raw", "disk.raw"),
+    ("\u{e0c0}\u{e080}=\u{e0f8}\".q", "old.q"),
+];
+
+/// Images over such files: backing file, options, name.
+pub const ODD_CHAINS: [(&str, &str, &str); 3] = [
+    ("half\u{e0e2}\u{e082}.q", "cluster_size=4k", "\u{e0ff}.q"),
+    (
+        "./co:lon\u{e0ff}.q",
+        "data_file=d,,\u{e0fe}\u{e9}.raw",
+        "data\u{e0ff}.q",
+    ),
+    ("\u{e0ff}.q", "extended_l2=on", "%41\u{e080}.q"),
+];
+
 /// Options of new images: their names, good values and bad ones.
 type Table = &'static [(
     &'static str,
@@ -261,9 +282,26 @@ const NEW_OPTIONS: Table = &[
         &["0", "-1", "10G", "8E", "", "foo"],
     ),
     ("compat", &["0.10", "1.1", "v2", "v3"], &["2", "", "1.2"]),
-    ("backing_file", &["base.q", "disk.raw"], &["missing.q", ""]),
-    ("backing_fmt", &["qcow2", "raw"], &["foo", "", "vmdk"]),
-    ("data_file", &["data.raw"], &["", "folder"]),
+    (
+        "backing_file",
+        &[
+            "base.q",
+            "disk.raw",
+            "com,,ma sp.q",
+            "half\u{e0e2}\u{e082}.q",
+        ],
+        &["missing.q", "", "miss\u{e0ff}.q"],
+    ),
+    (
+        "backing_fmt",
+        &["qcow2", "raw"],
+        &["foo", "", "vmdk", "\u{e0ff}"],
+    ),
+    (
+        "data_file",
+        &["data.raw", "d,,\u{e0ff}.raw"],
+        &["", "folder"],
+    ),
     ("data_file_raw", &["on", "off"], &["x"]),
     ("lazy_refcounts", &["on", "off"], &["maybe"]),
     (
@@ -476,30 +514,38 @@ impl Choice<'_> {
             Sparse => self.of(&["0", "4k", "512", "16M", "0x1000", "64K"], &["1", "17M", "-1", "", "x", "1.5k"]),
             Snapshot => self.of(
                 &["one", "1", "snapshot.id=1", "snapshot.name=one"],
-                &["two", "", "snapshot.id=1,snapshot.name=two"],
+                &["two", "", "snapshot.id=1,snapshot.name=two", "t\u{e0ff}o", "snapshot.name=\u{e9}\u{e080}"],
             ),
             Image => self.of(
                 &[
                     "base.q", "base.q", "over.q", "over.q", "snap.q", "old.q", "other.q", "disk.raw", "disk.raw",
-                    "small.raw", "empty", "file:base.q",
+                    "small.raw", "empty", "file:base.q", "half\u{e0e2}\u{e082}.q", "com,ma sp.q", "./co:lon\u{e0ff}.q",
+                    "./-\u{e9}\u{e0ed}\u{e0a0}\u{e080}.raw", "\u{e0c0}\u{e080}=\u{e0f8}\".q", "\u{e0ff}.q",
+                    "data\u{e0ff}.q", "file:co:lon\u{e0ff}.q", "%41\u{e080}.q", "%41\u{e080}.q",
                     "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"base.q\"}}",
                 ],
                 &[
                     "missing.q", "folder", "", "foo:base.q", "broken.q", "driver=qcow2,file.filename=base.q",
-                    "file.filename=disk.raw", "json:{", "base.q/x",
+                    "file.filename=disk.raw", "json:{", "base.q/x", "co:lon\u{e0ff}.q", "miss\u{e0ff}.q",
+                    "driver=qcow2,file.filename=com,,ma sp.q", "file.filename=co:lon\u{e0ff}.q",
+                    "driver=raw,offset=512,file.filename=half\u{e0e2}\u{e082}.q,file.driver=file",
+                    "driver=raw,size=1M,file.filename=\u{e0c0}\u{e080}=\u{e0f8}\".q",
                 ],
             ),
             Writable => self.of(
-                &["base.q", "over.q", "over.q", "over.q", "snap.q", "snap.q", "old.q", "disk.raw", "file:snap.q"],
-                &["missing.q", "folder", "", "broken.q", "driver=qcow2,file.filename=over.q", "empty"],
+                &["base.q", "over.q", "over.q", "over.q", "snap.q", "snap.q", "old.q", "disk.raw", "file:snap.q",
+                    "com,ma sp.q", "./co:lon\u{e0ff}.q", "\u{e0ff}.q", "data\u{e0ff}.q"],
+                &["missing.q", "folder", "", "broken.q", "driver=qcow2,file.filename=over.q", "empty",
+                    "miss\u{e0ff}.q", "driver=qcow2,file.filename=com,,ma sp.q"],
             ),
             New => self.of(
-                &["new", "new", "new", "disk.raw", "other.q", "file:new"],
+                &["new", "new", "new", "disk.raw", "other.q", "file:new", "n,\u{e0ff}", "com,ma sp.q", "./n:\u{e9} w"],
                 &["folder", "folder/new", "missing/new", "", "foo:new", "driver=qcow2,file.filename=other.q"],
             ),
             Backing => self.of(
-                &["base.q", "base.q", "disk.raw", "other.q", "file:base.q"],
-                &["missing.q", "", "folder"],
+                &["base.q", "base.q", "disk.raw", "other.q", "file:base.q", "half\u{e0e2}\u{e082}.q", "./co:lon\u{e0ff}.q",
+                    "com,ma sp.q", "\u{e0ff}.q"],
+                &["missing.q", "", "folder", "m\u{e0ff}.q", "json:{\u{e0ff}"],
             ),
             Preallocation => self.of(&["off", "metadata", "falloc", "full"], &["none", ""]),
             Repair => self.of(&["leaks", "all"], &["none", ""]),

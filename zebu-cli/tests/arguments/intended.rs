@@ -62,6 +62,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             command == "measure" && found.status[0] == 1,
             "measure refuses what create refuses",
         ),
+        (
+            command == "commit" && status(0, 0) && found.lost_nothing,
+            "an image that has nothing is not emptied again",
+        ),
     ];
     cases.iter().find(|(is, _)| *is).map(|(_, why)| *why)
 }

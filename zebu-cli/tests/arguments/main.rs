@@ -16,10 +16,11 @@ mod intended;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Answer, Lab, Limits, Random, comparable, peer};
+use common::{Answer, Lab, Limits, Random, bytes, comparable, peer};
 
 /// What every list finds in its folder.
 const FILES: &str = "create base.q 4M; io base.q: write -P 1 0 1M | write -P 2 2M 300k; \
@@ -38,6 +39,14 @@ fn template() -> Lab {
     // An L2 entry that is not aligned.
     let l2 = lab.u64_at("broken.q", lab.u64_at("broken.q", 40)) & 0x00ff_ffff_ffff_fe00;
     lab.patch("broken.q", l2 + 8, &(1u64 << 63 | 0x5200).to_be_bytes());
+    for (name, copied) in grammar::ODD_NAMES {
+        fs::copy(lab.path(copied), lab.path(name)).expect("copy");
+    }
+    let over = ["create", "-q", "-f", "qcow2", "-F", "qcow2"];
+    for (backing, options, name) in grammar::ODD_CHAINS {
+        let args = [&over[..], &["-b", backing, "-o", options, name]].concat();
+        lab.qemu_img(&args).ok(name);
+    }
     for name in ["noise", "text"] {
         fs::remove_file(lab.path(name)).expect("remove");
     }
@@ -52,8 +61,8 @@ fn files(lab: &Lab) -> Files {
     let entries = fs::read_dir(lab.path("")).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let named = paths.filter(|path| path.is_file()).map(|path| {
-        let name = path.file_name().expect("a name").to_string_lossy();
-        (name.into_owned(), content(&path))
+        let name = path.file_name().expect("a name").as_bytes();
+        (bytes::text(name), content(&path))
     });
     named.collect()
 }
@@ -156,9 +165,10 @@ fn differences(ours: &Lab, theirs: &Lab, args: &[&str], template: &Files) -> Fou
             // Too large to be read.
             .filter(|name| *name != "broken.q" && a.get(*name) != b.get(*name))
         {
-            let other = theirs.path(name);
-            let other = other.to_str().expect("UTF-8");
-            let answer = ours.qemu_img(&["compare", name, other]);
+            let other = bytes::text(theirs.path(name).as_os_str().as_bytes());
+            // So that it begins with no protocol.
+            let name = &*format!("./{name}");
+            let answer = ours.qemu_img(&["compare", name, &other]);
             if answer.status != 0 {
                 found.push(format!(
                     "content of {name}\n  {} {}",

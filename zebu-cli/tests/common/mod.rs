@@ -15,6 +15,7 @@
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
+pub mod bytes;
 pub mod guest;
 pub mod other_server;
 pub mod pair;
@@ -239,7 +240,7 @@ impl Lab {
 
     /// The path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.path().join(bytes::os(name))
     }
 
     /// The peer qemu-img.
@@ -334,7 +335,7 @@ impl Lab {
             command.uid(user).gid(user);
         }
         command
-            .args(args)
+            .args(args.iter().map(|arg| bytes::os(arg)))
             .current_dir(self.dir.path())
             .env("LC_ALL", "C")
             .env("TZ", "UTC")
@@ -365,8 +366,9 @@ impl Lab {
             status: status
                 .code()
                 .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
-            out: out.join().expect("reader"),
-            err: err.join().expect("reader"),
+            out: bytes::text(&out.join().expect("reader")),
+            // zebu's messages show names so, QEMU's have their bytes.
+            err: String::from_utf8_lossy(&err.join().expect("reader")).into_owned(),
         }
     }
 
@@ -490,12 +492,12 @@ fn io_subject<'a>(args: &[&'a str]) -> (&'static Path, Vec<&'a str>) {
 fn drain(
     mut from: impl Read + Send + 'static,
     done: mpsc::Sender<()>,
-) -> thread::JoinHandle<String> {
+) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = from.read_to_end(&mut bytes);
         let _ = done.send(());
-        String::from_utf8_lossy(&bytes).into_owned()
+        bytes
     })
 }
 

@@ -16,6 +16,8 @@
 //! A run that fails says its seed, and the commands of the shortest list of its
 //! steps that was found to fail.
 
+#[path = "../common/bytes.rs"]
+mod bytes;
 mod found;
 mod make;
 mod program;
@@ -43,7 +45,11 @@ fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
         0 => Path::new("/dev/shm"),
         _ => Path::new(env!("CARGO_TARGET_TMPDIR")),
     };
-    let folder = tempfile::tempdir_in(place).expect("a temporary folder");
+    // Absolute names have these bytes.
+    let prefix =
+        bytes::os([".tmp", "a b", "c,d:", "e\u{e0ff}", "f\u{e0e2}\u{e082}"][seed as usize % 5]);
+    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(place);
+    let folder = folder.expect("a temporary folder");
     let mut shell = Shell::new(folder.path());
     let mut done = 0;
     let mut all = || {

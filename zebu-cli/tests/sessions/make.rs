@@ -2,9 +2,10 @@
 
 use std::fs;
 
+use crate::bytes;
 use crate::program::{By, Shell};
 use crate::rng::Rng;
-use crate::world::{Base, Disk, FOLDERS, Kind, SECTOR, World, done, words};
+use crate::world::{Base, Disk, FOLDERS, Kind, SECTOR, World, as_value, done, odd_name, words};
 
 /// One of the two programs.
 pub fn either(rng: &mut Rng) -> By {
@@ -34,6 +35,7 @@ impl World {
             fs::create_dir(shell.root.join(folder)).map_err(|e| e.to_string())?;
         }
         let mut world = World {
+            name: odd_name(rng, "i", ".qcow2"),
             kind: Kind::default(),
             fixed_cwd: None,
             disk: Disk::default(),
@@ -72,12 +74,7 @@ impl World {
         if let Some(base) = world.base {
             let base = &world.bases[base];
             let backing = match rng.one_in(4) {
-                true => shell
-                    .root
-                    .join("img")
-                    .join(&base.name)
-                    .display()
-                    .to_string(),
+                true => shell.absolute(&base.name),
                 false => base.name.clone(),
             };
             args.extend(words(&["-b", &backing, "-F", base.format]));
@@ -113,18 +110,20 @@ impl World {
             }
             if rng.one_in(4) {
                 let raw = base.is_none() && rng.one_in(2);
+                let data = odd_name(rng, "d", ".raw");
                 let name = match rng.one_in(2) {
-                    true => shell.root.join("img/d.raw").display().to_string(),
+                    true => shell.absolute(&data),
                     false => {
                         self.fixed_cwd = Some(rng.pick(&FOLDERS));
                         // Another file of that name is not the one that is meant.
                         for folder in FOLDERS {
-                            let _ = fs::write(shell.root.join(folder).join("d.raw"), [0xee; 70000]);
+                            let path = shell.root.join(folder).join(bytes::os(&data));
+                            let _ = fs::write(path, [0xee; 70000]);
                         }
-                        "d.raw".to_string()
+                        data
                     }
                 };
-                options.push(format!("data_file={name}"));
+                options.push(format!("data_file={}", as_value(&name)));
                 if raw {
                     options.push("data_file_raw=on".into());
                 }
@@ -154,15 +153,19 @@ impl World {
             _ => (1 + rng.below(2 * size as u64 / 512) as usize) * SECTOR,
         };
         let format = rng.pick(&["raw", "qcow2"]);
-        let name = format!("b{nth}.{format}");
+        let name = odd_name(rng, &format!("b{nth}"), &format!(".{format}"));
         if format == "raw" {
             let length = match rng.one_in(2) {
                 true => length,
                 false => length - rng.below(SECTOR as u64) as usize,
             };
             let mut bytes = random_bytes(rng, length);
-            fs::write(shell.root.join("img").join(&name), &bytes).map_err(|e| e.to_string())?;
-            shell.note(format!("# img/{name}: raw, {length} bytes"));
+            fs::write(shell.root.join("img").join(bytes::os(&name)), &bytes)
+                .map_err(|e| e.to_string())?;
+            shell.note(format!(
+                "# img/{}: raw, {length} bytes",
+                name.escape_debug()
+            ));
             // Both programs take it for whole sectors.
             bytes.resize(length.next_multiple_of(SECTOR), 0);
             self.bases.push(Base {

@@ -1,8 +1,11 @@
 //! Running zebu and QEMU, and what was run.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+
+use crate::bytes;
 
 /// Which of the two programs does something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,12 @@ impl Shell {
         }
     }
 
+    /// The absolute name of a file in the image's folder.
+    pub fn absolute(&self, name: &str) -> String {
+        let path = self.root.join("img").join(bytes::os(name));
+        bytes::text(path.as_os_str().as_bytes())
+    }
+
     /// Notes a line.
     pub fn note(&mut self, line: String) {
         if self.trace {
@@ -125,7 +134,8 @@ impl Shell {
         let words: Vec<String> = args.iter().map(|a| quoted(a)).collect();
         self.note(format!("(cd {cwd}; {name} {})", words.join(" ")));
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "60"]).arg(program).args(args);
+        command.args(["-k", "5", "60"]).arg(program);
+        command.args(args.iter().map(|arg| bytes::os(arg)));
         let output = command
             .current_dir(self.root.join(cwd))
             .env("LC_ALL", "C")
@@ -149,7 +159,15 @@ fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.into(),
-        false => format!("'{word}'"),
+        false if word.chars().all(|c| (' '..='~').contains(&c) && c != '\'') => format!("'{word}'"),
+        false => {
+            let bytes = bytes::os(word);
+            let escaped = bytes.as_bytes().iter().map(|byte| match byte {
+                b' '..=b'~' if !b"'\\".contains(byte) => char::from(*byte).to_string(),
+                byte => format!("\\x{byte:02x}"),
+            });
+            format!("$'{}'", escaped.collect::<String>())
+        }
     }
 }
 

@@ -3,13 +3,15 @@
 
 use std::fs;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::bytes;
 use crate::make::either;
 use crate::program::{By, Shell};
 use crate::rng::Rng;
-use crate::world::{Disk, SECTOR, Snap, World, done, words};
+use crate::world::{Disk, SECTOR, Snap, World, as_value, done, odd_name, words};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -137,7 +139,10 @@ impl World {
 
     /// The image as options, with some that change how it is written.
     fn image_options(&self, rng: &mut Rng, name: &str) -> String {
-        let mut options = format!("driver=qcow2,file.driver=file,file.filename={name}");
+        let mut options = format!(
+            "driver=qcow2,file.driver=file,file.filename={}",
+            as_value(name)
+        );
         for (one_in, option) in [
             (2, "l2-cache-entry-size=512,l2-cache-size=4096"),
             (3, "refcount-cache-size=4096"),
@@ -331,7 +336,8 @@ impl World {
         };
         if self.snaps.is_empty() || (self.snaps.len() < 4 && rng.one_in(2)) {
             self.count += 1;
-            let tag = format!("s{}", self.count);
+            // Commas would end the name where a snapshot is read.
+            let tag = odd_name(rng, &format!("s{}", self.count), "").replace(',', "-");
             let answer = run(&["-c", &tag])?;
             if self.kind.data_file.is_some() && answer.status == 1 {
                 return Ok(());
@@ -574,9 +580,12 @@ impl World {
         if rng.one_in(3) {
             args.extend(words(&["-S", "0"]));
         }
-        args.extend([name, copy.display().to_string()]);
+        args.extend([name, bytes::text(copy.as_os_str().as_bytes())]);
         done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} convert: {e}"))?;
-        shell.note("mv img/copy.qcow2 img/i.qcow2".into());
+        shell.note(format!(
+            "mv img/copy.qcow2 img/{}",
+            self.name.escape_debug()
+        ));
         fs::rename(copy, self.path(shell)).map_err(|e| e.to_string())?;
         self.kind.cluster = cluster;
         self.kind.version = 3;

@@ -1,9 +1,11 @@
 //! The image, what is behind it, and what is known of both.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use crate::bytes;
 use crate::program::{Answer, By, Shell, engines};
 use crate::rng::Rng;
 
@@ -76,6 +78,8 @@ pub struct Kind {
 
 /// The image and all around it.
 pub struct World {
+    /// The image's name in its folder.
+    pub name: String,
     pub kind: Kind,
     /// Folder in which commands run if the image has a relative data file name.
     pub fixed_cwd: Option<&'static str>,
@@ -96,18 +100,46 @@ pub struct World {
     pub count: u32,
 }
 
+/// Parts of names that mean something elsewhere, or are not UTF-8.
+const ODD: [&str; 12] = [
+    "",
+    "",
+    " ",
+    ",",
+    ":",
+    "=",
+    "\n",
+    "%41",
+    "\u{e9}",
+    "\u{e0ff}",
+    "\u{e0e2}\u{e082}",
+    "\u{e0c0}\u{e080}\"\\",
+];
+
+/// A file name in the folder of the image, as it is written where a protocol may begin it.
+pub fn odd_name(rng: &mut Rng, start: &str, end: &str) -> String {
+    let odd = rng.pick(&ODD);
+    let folder = if odd == ":" { "./" } else { "" };
+    format!("{folder}{start}{odd}{end}")
+}
+
+/// A name in a list of options.
+pub fn as_value(name: &str) -> String {
+    name.replace(',', ",,")
+}
+
 pub const FOLDERS: [&str; 3] = [".", "img", "other"];
 
 impl World {
     /// The folder to run in, and the image's name from there.
     pub fn place(&self, shell: &Shell, rng: &mut Rng) -> (&'static str, String) {
-        self.place_of("i.qcow2", shell, rng)
+        self.place_of(&self.name, shell, rng)
     }
 
     pub fn place_of(&self, name: &str, shell: &Shell, rng: &mut Rng) -> (&'static str, String) {
         let cwd = self.fixed_cwd.unwrap_or_else(|| rng.pick(&FOLDERS));
         let name = match (rng.below(4), cwd) {
-            (0, _) => shell.root.join("img").join(name).display().to_string(),
+            (0, _) => shell.absolute(name),
             (_, ".") => format!("img/{name}"),
             (_, "img") => name.to_string(),
             _ => format!("../img/{name}"),
@@ -116,7 +148,7 @@ impl World {
     }
 
     pub fn path(&self, shell: &Shell) -> PathBuf {
-        shell.root.join("img/i.qcow2")
+        shell.root.join("img").join(bytes::os(&self.name))
     }
 
     pub fn size(&self) -> usize {
@@ -227,7 +259,10 @@ impl World {
             }
         }
         if let (true, Some((data, _))) = (self.is_data_raw(), &self.kind.data_file) {
-            let path = shell.root.join(self.fixed_cwd.unwrap_or("img")).join(data);
+            let path = shell
+                .root
+                .join(self.fixed_cwd.unwrap_or("img"))
+                .join(bytes::os(data));
             let mut bytes = fs::read(path).map_err(|e| e.to_string())?;
             bytes.truncate(self.size());
             compare(&bytes, &self.disk.bytes).map_err(|e| format!("the raw data file: {e}"))?;
@@ -314,7 +349,7 @@ impl World {
         }
         args.extend(words(more));
         args.push(name.into());
-        args.push(out.display().to_string());
+        args.push(bytes::text(out.as_os_str().as_bytes()));
         done(shell.img(by, cwd, &args)?)?;
         let bytes = fs::read(&out).map_err(|e| e.to_string())?;
         fs::remove_file(&out).map_err(|e| e.to_string())?;
@@ -396,7 +431,10 @@ impl World {
                 }
             }
         };
-        shell.note(format!("truncate -s {wanted} img/i.qcow2"));
+        shell.note(format!(
+            "truncate -s {wanted} img/{}",
+            self.name.escape_debug()
+        ));
         file.set_len(wanted).map_err(|e| e.to_string())
     }
 }

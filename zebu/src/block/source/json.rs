@@ -17,9 +17,10 @@ const MAX_NESTING: usize = 64;
 /// Reads `text` as one JSON object. The error is what QEMU says after the
 /// name of the image.
 pub(super) fn parse(text: &[u8]) -> Result<Options, String> {
-    let Ok(text) = std::str::from_utf8(text) else {
-        return Err("Could not parse the JSON options: invalid UTF-8 sequence in string".into());
-    };
+    let text = std::str::from_utf8(text).map_err(|e| {
+        let what = invalid(text, e.valid_up_to());
+        format!("Could not parse the JSON options: JSON parse error, {what}")
+    })?;
     let mut parser = Parser { text, at: 0 };
     let mut options = Options::default();
     let parsed = parser.document(&mut options);
@@ -27,6 +28,28 @@ pub(super) fn parse(text: &[u8]) -> Result<Options, String> {
         Ok(true) => Ok(options),
         Ok(false) => Err("Invalid JSON object given".into()),
         Err(what) => Err(format!("Could not parse the JSON options: {what}")),
+    }
+}
+
+/// What is wrong with a text that is UTF-8 up to `end`, if nothing is before.
+fn invalid(text: &[u8], end: usize) -> String {
+    // Where the string begins in which the byte is, and its quote.
+    let mut string = None;
+    let mut bytes = text[..end].iter().enumerate();
+    while let Some((at, byte)) = bytes.next() {
+        match (string, byte) {
+            (None, b'"' | b'\'') => string = Some((at, byte)),
+            (Some((_, quote)), byte) if byte == quote => string = None,
+            (Some(_), b'\\') => drop(bytes.next()),
+            _ => {}
+        }
+    }
+    match (string, text[end]) {
+        (Some(_), 0x80..0xc0 | 0xc2..0xf5) => "invalid UTF-8 sequence in string".into(),
+        (string, _) => {
+            let start = string.map_or(end, |(at, _)| at);
+            format!("stray '{}'", String::from_utf8_lossy(&text[start..=end]))
+        }
     }
 }
 
