@@ -21,6 +21,7 @@ mod bytes;
 mod found;
 mod make;
 mod program;
+mod refused;
 mod rng;
 mod steps;
 mod world;

@@ -1,8 +1,9 @@
 //! Running zebu and QEMU, and what was run.
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::bytes;
@@ -124,6 +125,40 @@ impl Shell {
         self.run(program, name, cwd, &all)
     }
 
+    /// `qemu-io` that has opened an image for writing, until [`Shell::release`].
+    pub fn hold(&mut self, cwd: &str, name: &str) -> Result<Held, String> {
+        self.note(format!("# qemu-io in {cwd} has {} open", quoted(name)));
+        let child = Command::new(&programs().qemu_io)
+            .args(["-f", "qcow2"])
+            .arg(bytes::os(name))
+            .current_dir(self.root.join(cwd))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("qemu-io: {e}"))?;
+        let mut held = Held(child);
+        let input = held.0.stdin.as_mut().expect("it is piped");
+        input
+            .write_all(b"read 0 512\n")
+            .map_err(|e| e.to_string())?;
+        let output = held.0.stdout.as_mut().expect("it is piped");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        match lines.find(|line| line.contains("read 512/512")) {
+            Some(_) => Ok(held),
+            None => Err(format!("qemu-io cannot open {name}")),
+        }
+    }
+
+    /// Lets it close the image.
+    pub fn release(&mut self, mut held: Held) -> Result<(), String> {
+        drop(held.0.stdin.take());
+        self.note("# qemu-io ends".into());
+        match held.0.wait() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("qemu-io that held the image: {other:?}")),
+        }
+    }
+
     fn run(
         &mut self,
         program: &Path,
@@ -152,6 +187,16 @@ impl Shell {
             return Err(format!("{name} {}: {}", words.join(" "), answer.text()));
         }
         Ok(answer)
+    }
+}
+
+/// A program that has the image open; killed if it is dropped.
+pub struct Held(Child);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

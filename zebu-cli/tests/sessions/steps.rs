@@ -58,7 +58,10 @@ impl World {
         if self.killed && rng.one_in(2) {
             return self.repair(shell, rng);
         }
-        match rng.below(24) {
+        match rng.below(29) {
+            24 => self.refused(shell, rng),
+            25 | 26 => self.end_of_file(shell, rng),
+            27 | 28 => self.end_of_disk(shell, rng),
             0..=7 => self.session(shell, rng, false),
             8 => self.session(shell, rng, true),
             9..=11 => self.resize(shell, rng),
@@ -129,6 +132,80 @@ impl World {
         // A dirty image was repaired on opening, which need not find leaks.
         self.killed |= killed;
         Ok(())
+    }
+
+    /// The file is left with another length, and zebu writes a few sectors, mostly past the
+    /// page cache, near what was written before.
+    fn end_of_file(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let cluster = self.kind.cluster;
+        let place = |rng: &mut Rng, world: &World| {
+            let used: Vec<usize> = (0..world.clusters())
+                .filter(|n| world.touched[*n])
+                .collect();
+            let nth = match used.len() as u64 {
+                0 => 0,
+                // What came last is at the end of the file.
+                count => used[count as usize - 1 - rng.below(count.min(3)) as usize],
+            };
+            let sectors = (world.size().min((nth + 1) * cluster) - nth * cluster) / SECTOR;
+            nth * cluster + SECTOR * rng.below(sectors as u64) as usize
+        };
+        for by in [either(rng), By::Zebu] {
+            let mut commands = Vec::new();
+            for _ in 0..1 + rng.below(2) {
+                let at = place(rng, self);
+                let length = (SECTOR * (1 + rng.below(8) as usize)).min(self.size() - at);
+                let byte = 1 + rng.below(255) as u8;
+                self.disk.put(at, length, byte, true);
+                self.touch(at, length);
+                commands.push(format!("write -P {byte} {at} {length}"));
+            }
+            let (cwd, name) = self.place(shell, rng);
+            let mut args = words(&["-f", "qcow2"]);
+            match rng.one_in(3) {
+                true => args.extend(self.opening(shell, rng)),
+                false => args.extend(words(&["-t", "none"])),
+            }
+            args.push(name);
+            let answer = shell.io(by, cwd, &args, &commands)?;
+            if answer.status != 0 || answer.out.contains("failed") {
+                return Err(format!("{by:?} session: {}", answer.text()));
+            }
+            self.clean_end &= by == By::Zebu;
+            if commands.len() == 1 {
+                self.change_length(shell, rng)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A few sectors at the end of the disk are written, it may get another backing file,
+    /// and is made larger.
+    fn end_of_disk(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let length = SECTOR * (1 + rng.below(4) as usize);
+        let length = length.min(self.size());
+        let gap = SECTOR * rng.below(8) as usize;
+        let at = (self.size() - length).saturating_sub(gap);
+        let byte = 1 + rng.below(255) as u8;
+        self.disk.put(at, length, byte, true);
+        self.touch(at, length);
+        let by = either(rng);
+        let (cwd, name) = self.place(shell, rng);
+        let mut args = words(&["-f", "qcow2"]);
+        args.extend(self.opening(shell, rng));
+        args.push(name);
+        let answer = shell.io(by, cwd, &args, &[format!("write -P {byte} {at} {length}")])?;
+        if answer.status != 0 || answer.out.contains("failed") {
+            return Err(format!("{by:?} session: {}", answer.text()));
+        }
+        self.clean_end &= by == By::Zebu;
+        match rng.below(3) {
+            0 => self.rebase(shell, rng)?,
+            1 => self.change_base(shell, rng)?,
+            _ => {}
+        }
+        let more = SECTOR * (1 + rng.below(2 * self.kind.cluster as u64 / 512) as usize);
+        self.resize_to(shell, rng, self.size() + more)
     }
 
     /// Whether a range has one value.
@@ -259,7 +336,6 @@ impl World {
 
     /// The disk is made larger or smaller.
     fn resize(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        let by = either(rng);
         let cluster = self.kind.cluster;
         let old = self.size();
         let most = (300 * cluster).clamp(3 * cluster, 6 << 20);
@@ -269,9 +345,15 @@ impl World {
             2 => (1 + rng.below((most / cluster) as u64) as usize) * cluster,
             _ => (1 + rng.below((most / SECTOR) as u64) as usize) * SECTOR,
         };
-        if new > 2 * most {
-            return Ok(());
+        match new > 2 * most {
+            true => Ok(()),
+            false => self.resize_to(shell, rng, new),
         }
+    }
+
+    fn resize_to(&mut self, shell: &mut Shell, rng: &mut Rng, new: usize) -> Result<()> {
+        let (by, old) = (either(rng), self.size());
+        let cluster = self.kind.cluster;
         let (cwd, name) = self.place(shell, rng);
         let in_session = rng.one_in(4);
         let commands_of_qemu = in_session && by == By::Qemu;
@@ -299,6 +381,10 @@ impl World {
             _ if refused => return Ok(()),
             // A longer base would show there, and version 2 has no zero clusters.
             _ if by == By::Qemu && self.kind.version == 2 && self.base.is_some() => {
+                return self.adopt(shell, rng);
+            }
+            // QEMU, where clusters are free at the end of the file.
+            _ if by == By::Qemu && answer.err.contains("preallocation for shrinking files") => {
                 return self.adopt(shell, rng);
             }
             _ => return Err(format!("{by:?} resize: {}", answer.text())),
