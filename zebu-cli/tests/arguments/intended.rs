@@ -63,6 +63,13 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "measure refuses what create refuses",
         ),
         (
+            command == "snapshot"
+                && theirs.starts_with("qcow2: Marking image as corrupt: ")
+                && status(1, 1)
+                && found.lost_nothing,
+            "a snapshot of damaged tables is refused before anything changes",
+        ),
+        (
             command == "commit" && status(0, 0) && found.lost_nothing,
             "an image that has nothing is not emptied again",
         ),
