@@ -453,6 +453,7 @@ impl Opening<'_> {
                 punch_other: discards && given.pass_discard_other.unwrap_or(false),
                 overlap_checks: given.overlap_check.unwrap_or_default(),
             };
+            image.check_data_file(self.queue).await?;
             image.begin_writing(self.queue, how).await?;
         }
         match self.options.snapshot.as_ref().filter(|_| role == Role::Top) {

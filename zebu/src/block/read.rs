@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::{Device, LayerImage};
+use crate::Result;
 use crate::codec;
 use crate::format::CompressedCluster;
 use crate::image::{Image, Mapping, Stay};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
-use crate::{Error, Result};
 
 /// Segments of one vectored operation at most (the kernel's `IOV_MAX` is
 /// 1024, and a part may have several).
@@ -209,12 +209,7 @@ impl Device {
         if let LayerImage::Qcow2(image) = &self.layers()[layer].image {
             let there = image.data_before_end(host, length)?;
             if there < length {
-                // The first such cluster, or the extent's first if that is one.
-                let cluster = (host + there) & !(image.geometry().cluster_size() - 1);
-                return Err(Error::Corrupt {
-                    guest: guest + there,
-                    what: format!("Cluster offset {cluster:#x} is past the end of the file"),
-                });
+                return Err(image.past_end(guest + there, host + there));
             }
         }
         Ok(())

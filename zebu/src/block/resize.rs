@@ -166,7 +166,7 @@ impl Device {
         let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
         if image.header().has_data_file() && !image.data().is_device() {
-            image.data().set_len(size)?;
+            image.shorten_data_file(size)?;
         }
         emptied
     }

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{CompressedCluster, Geometry, Header, Snapshot};
-use crate::storage::{Storage, Work};
+use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
 pub(crate) use allocate::Allocation;
@@ -73,6 +73,8 @@ pub struct Image {
     data: Arc<dyn Storage>,
     /// Bytes that `file` has at least.
     file_len: AtomicU64,
+    /// Bytes that an external data file has at least.
+    data_len: AtomicU64,
     header: Header,
     geometry: Geometry,
     snapshots: Vec<Snapshot>,
@@ -144,15 +146,60 @@ impl Image {
 
     /// How many of the `length` bytes of data clusters from `host` on are in
     /// clusters that begin before the end of the file: the missing part of the
-    /// last one reads as zeroes. An external data file may be shorter.
+    /// last one reads as zeroes.
     pub(crate) fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
         let mask = self.geometry.cluster_size() - 1;
         let last = (host + length - 1) & !mask;
-        if self.header.has_data_file() || !self.is_past_end(&*self.data, last)? {
+        let inside = match self.geometry.has_data_file() {
+            true => !self.is_past_data_file(last)?,
+            false => !self.is_past_end(&*self.data, last)?,
+        };
+        if inside {
             return Ok(length);
         }
         let end = self.data.len()?.saturating_add(mask) & !mask;
         Ok(end.saturating_sub(host).min(length))
+    }
+
+    /// [`Image::is_past_end`] of an external data file, which is as long as the disk at
+    /// least unless it was cut off: QEMU and zebu make it so.
+    fn is_past_data_file(&self, offset: u64) -> Result<bool> {
+        if offset < self.data_len.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let length = self.data.len()?;
+        self.data_len.store(length, Ordering::Relaxed);
+        Ok(offset >= length)
+    }
+
+    /// Refuses an external data file that lacks mapped clusters. A write behind its end would
+    /// make it longer, and what was cut off would read as zeroes.
+    pub(crate) async fn check_data_file(&self, queue: &Queue) -> Result<()> {
+        if !self.geometry.has_data_file() {
+            return Ok(());
+        }
+        let mut at = (self.data.len()?).next_multiple_of(self.geometry.cluster_size());
+        while at < self.size() {
+            let extent = self.extent(queue, at, self.size() - at).await?;
+            if matches!(extent.mapping, Mapping::Data { .. }) {
+                return Err(self.past_end(at, at));
+            }
+            at += extent.length;
+        }
+        Ok(())
+    }
+
+    /// The error of data at `guest` that would be at `host`, past the end of the file.
+    pub(crate) fn past_end(&self, guest: u64, host: u64) -> Error {
+        let cluster = self.cluster_start(host);
+        let file = match self.geometry.has_data_file() {
+            true => "external data file",
+            false => "file",
+        };
+        Error::Corrupt {
+            guest,
+            what: format!("Cluster offset {cluster:#x} is past the end of the {file}"),
+        }
     }
 
     /// Refuses compressed data past the end of the file. Their length is known in
@@ -174,6 +221,12 @@ impl Image {
     /// Bytes that the file has at least.
     fn file_len(&self) -> u64 {
         self.file_len.load(Ordering::Relaxed)
+    }
+
+    /// Cuts an external data file off.
+    pub(crate) fn shorten_data_file(&mut self, length: u64) -> Result<()> {
+        *self.data_len.get_mut() = 0;
+        Ok(self.data.set_len(length)?)
     }
 
     /// Notes that the file is so long now. It only grows while it is open.

@@ -141,6 +141,7 @@ impl OpenImage {
             data: data.unwrap_or_else(|| self.file.clone()),
             file: self.file,
             file_len: self.file_len.into(),
+            data_len: 0.into(),
             snapshots,
             l1,
             slice_entries,

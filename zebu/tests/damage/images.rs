@@ -43,6 +43,15 @@ impl Files {
         }
     }
 
+    /// Those of `sound`, with a shorter data file.
+    pub fn with_data_cut(sound: &Sound, length: usize) -> Files {
+        let data = sound.data.as_deref().expect("it has a data file");
+        Files {
+            data: Some(Sparse::new(&data[..length])),
+            ..Files::new(sound, &sound.file)
+        }
+    }
+
     fn storages(&self, queue: &Queue, chain: bool) -> Storages {
         let base = self.base.clone().filter(|_| chain);
         let raw = OpenOptions {

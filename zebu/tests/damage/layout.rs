@@ -5,6 +5,7 @@ use std::ops::Range;
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
+const COPIED: u64 = 1 << 63;
 
 pub fn be32(bytes: &[u8], at: u64) -> u32 {
     let at = at as usize;
@@ -40,6 +41,8 @@ pub struct Path {
     pub compressed: bool,
     /// All bytes of the cluster are read from there.
     pub stored: bool,
+    /// It has a cluster of the external data file.
+    pub external: bool,
 }
 
 /// A piece of metadata.
@@ -182,6 +185,8 @@ impl Layout {
                 path.entry = at..at + step;
                 let desc = be64(file, at);
                 (path.data, path.compressed) = self.data_of(desc);
+                let mapped = desc & (OFFSET | COPIED) != 0;
+                path.external = self.data_file && mapped;
                 path.stored = match self.extended {
                     true => be32(file, at + 12) == u32::MAX,
                     false => desc & 1 == 0,
@@ -378,6 +383,8 @@ pub struct Suspects {
     pub snapshot_table: bool,
     /// Whether the header says something else of the disk.
     pub header: bool,
+    /// Whether the external data file was cut off.
+    pub data_file: bool,
 }
 
 impl Suspects {
@@ -471,7 +478,24 @@ impl Layout {
             gone: self.paths[0].iter().map(gone).collect(),
             snapshot_table,
             header,
+            data_file: false,
         }
+    }
+
+    /// The same where the external data file has `length` bytes left. (It may end within
+    /// a cluster: what that lacks reads as zeroes.)
+    pub fn suspects_of_cut(&self, file: &[u8], length: u64) -> Suspects {
+        let mut suspects = self.suspects(file, file);
+        for (n, path) in self.paths[0].iter().enumerate().filter(|(_, p)| p.external) {
+            let start = n as u64 * self.cluster;
+            if start + self.cluster > length {
+                suspects.read[0][n] = true;
+                suspects.written[0][n] = true;
+            }
+            suspects.gone[n] = path.stored && start >= length;
+        }
+        suspects.data_file = true;
+        suspects
     }
 
     /// Whether the header names refcounts that cannot be: the header's own

@@ -149,6 +149,11 @@ fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
 /// One case: all that follows from its number.
 fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
     let mut rng = Rng::new(seed);
+    if let Some(data) = sound.data.as_ref().filter(|_| seed.is_multiple_of(3)) {
+        let unit = [1, 512, sound.layout.cluster][rng.below(3) as usize];
+        let length = rng.below(data.len() as u64 / unit) * unit;
+        return one_with_data_cut(queue, seed, rng, sound, length);
+    }
     let mut file = sound.file.clone();
     let said = damage(&mut rng, sound, &mut file);
     let _sayer = Sayer(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
@@ -166,6 +171,20 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
         4 => work::jobs(queue, sound, &files),
         5 if files.base.is_some() => work::rebase(queue, sound, &mut files, &suspects),
         _ => drop(repair::repair(queue, &mut rng, sound, &file, folder)),
+    }
+}
+
+/// One case in which the image is sound, and its external data file was cut off.
+fn one_with_data_cut(queue: &Queue, seed: u64, mut rng: Rng, sound: &Sound, length: u64) {
+    let said = format!("its data file was cut off at {length:#x}");
+    let _sayer = Sayer(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let suspects = sound.layout.suspects_of_cut(&sound.file, length);
+    let files = Files::with_data_cut(sound, length as usize);
+    work::reading(queue, sound, &files, &suspects);
+    work::check_of_data_file(queue, &files, &suspects);
+    match rng.below(2) {
+        0 => work::session(queue, &mut rng, sound, &files, &suspects),
+        _ => work::jobs(queue, sound, &files),
     }
 }
 

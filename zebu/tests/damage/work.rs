@@ -115,6 +115,23 @@ pub fn reading(queue: &Queue, sound: &Sound, files: &Files, suspects: &Suspects)
     }
 }
 
+/// A check reports data that the data file does not have any more, and nothing else.
+pub fn check_of_data_file(queue: &Queue, files: &Files, suspects: &Suspects) {
+    let gone = suspects.gone.iter().filter(|gone| **gone).count();
+    let device = files.open(queue, false, true).expect("the image is sound");
+    let LayerImage::Qcow2(image) = &device.top().image else {
+        unreachable!("opened as qcow2");
+    };
+    let report = jobs::check(queue, image, &mut |_| {}).expect("the image is sound");
+    // (With subclusters a part of a cluster may be data.)
+    let found = report.corruptions as usize;
+    let possible = suspects.read[0].iter().filter(|suspect| **suspect).count();
+    assert!(
+        gone <= found && found <= possible,
+        "{found} errors, {gone} clusters are gone"
+    );
+}
+
 /// The jobs that read all of it agree with what reads find, and fail where
 /// these do.
 pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
@@ -340,6 +357,13 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
             &session.suspects[view],
             &what,
         );
+        // (A shrink may have dropped them, and a growth shows zeroes there.)
+        if suspects.data_file && !session.resized {
+            for (n, gone) in suspects.gone.iter().enumerate() {
+                let what = format!("after a session cluster {n}, which was cut off, reads");
+                assert!(!gone || found[n].is_none(), "{what}");
+            }
+        }
         status_agrees(queue, &device, session.cluster, found.len());
     }
 }

@@ -13,6 +13,8 @@ use crate::format::MAX_SNAPSHOT_EXTRA;
 pub enum CheckMessage {
     /// A structure lies a cluster or more after the end of the file.
     OutsideFile { offset: u64, length: u64 },
+    /// Data that the external data file is too short for.
+    OutsideDataFile { offset: u64 },
     /// More references to a cluster than a refcount can count.
     Overflow { offset: u64 },
     /// Reserved bits in an L1 entry.
@@ -146,6 +148,10 @@ impl fmt::Display for CheckMessage {
                 f,
                 "ERROR: counting reference for region exceeding the end of the file by one \
                  cluster or more: offset {offset:#x} size {length:#x}"
+            ),
+            M::OutsideDataFile { offset } => write!(
+                f,
+                "ERROR: data cluster past the end of the external data file: offset {offset:#x}"
             ),
             M::Overflow { offset } => write!(
                 f,

@@ -44,7 +44,7 @@ pub use message::CheckMessage;
 use read::Reader;
 use refcounts::{Fix, StoredRefcounts};
 use repair::Writable;
-pub use repair::{RepairMode, repair, repair_file};
+pub use repair::{RepairMode, repair, repair_file, repair_image};
 use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
 pub use uses::Use;
@@ -88,7 +88,8 @@ pub fn check(
     report: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
     queue.block_on(async {
-        let metadata = Metadata::load(queue, image.file(), None, report).await?;
+        let mut metadata = Metadata::load(queue, image.file(), None, report).await?;
+        metadata.data_len = data_len(image)?;
         check_metadata(queue, &metadata, report).await
     })
 }
@@ -99,6 +100,16 @@ struct Metadata {
     header: Header,
     geometry: Geometry,
     snapshots: SnapshotTable,
+    /// The length of the external data file, if it is known.
+    data_len: Option<u64>,
+}
+
+/// The length of the external data file, if it is open.
+fn data_len(image: &Image) -> Result<Option<u64>> {
+    match Arc::ptr_eq(image.file(), image.data()) {
+        true => Ok(None),
+        false => Ok(Some(image.data().len()?)),
+    }
 }
 
 impl Metadata {
@@ -118,6 +129,7 @@ impl Metadata {
             geometry: *image.geometry(),
             header,
             snapshots,
+            data_len: None,
         })
     }
 }

@@ -325,6 +325,7 @@ impl Check<'_> {
                     self.corrupt(message, times);
                 }
                 self.count_host(l2, host);
+                self.check_data_file(host, is_data(desc, bitmap, &geometry), times);
                 if l2.visit.active != 0 {
                     self.suspicious |= !stored.agrees_data(desc);
                 }
@@ -343,6 +344,14 @@ impl Check<'_> {
         l2.next_host = host + cluster_size;
         if !self.metadata.geometry.has_data_file() {
             self.count(Use::Data, host, cluster_size, l2.visit.times);
+        }
+    }
+
+    /// Reports data that the external data file does not have.
+    fn check_data_file(&mut self, host: u64, is_data: bool, times: u64) {
+        let length = self.metadata.data_len;
+        if is_data && length.is_some_and(|length| host >= length) {
+            self.corrupt(CheckMessage::OutsideDataFile { offset: host }, times);
         }
     }
 
@@ -531,13 +540,17 @@ fn kind(desc: u64, geometry: &Geometry) -> Kind {
     }
 }
 
-fn unaligned(offset: u64, desc: u64, bitmap: u64, geometry: &Geometry) -> CheckMessage {
-    let has_data = if geometry.has_extended_l2() {
+/// Whether a cluster with a host cluster has data in it.
+fn is_data(desc: u64, bitmap: u64, geometry: &Geometry) -> bool {
+    if geometry.has_extended_l2() {
         bitmap & ALL_ALLOCATED != 0
     } else {
         desc & ZERO == 0
-    };
-    if has_data {
+    }
+}
+
+fn unaligned(offset: u64, desc: u64, bitmap: u64, geometry: &Geometry) -> CheckMessage {
+    if is_data(desc, bitmap, geometry) {
         CheckMessage::DataUnaligned { offset }
     } else {
         CheckMessage::PreallocatedUnaligned { offset }

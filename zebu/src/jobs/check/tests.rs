@@ -90,6 +90,7 @@ impl TestImage {
                 bytes: bytes as u64,
                 errors: 0,
             },
+            data_len: None,
         };
         let mut messages = Vec::new();
         let mut say = |m: CheckMessage| messages.push(m.to_string());

@@ -39,7 +39,8 @@ use std::sync::Arc;
 use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
 use super::uses::{Conflict, Uses};
-use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata};
+use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
+use crate::image::Image;
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
@@ -75,6 +76,17 @@ pub fn repair(
     queue.block_on(repair_file(queue, file, mode, say))
 }
 
+/// [`repair`] of an open image: what an external data file lacks is reported, too.
+pub fn repair_image(
+    queue: &Queue,
+    image: &Image,
+    mode: RepairMode,
+    say: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    let length = data_len(image)?;
+    queue.block_on(repair_with(queue, image.file().clone(), length, mode, say))
+}
+
 /// What [`repair`] does, within a future of the queue.
 pub async fn repair_file(
     queue: &Queue,
@@ -82,10 +94,23 @@ pub async fn repair_file(
     mode: RepairMode,
     say: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
+    repair_with(queue, file, None, mode, say).await
+}
+
+/// Repairs an image whose external data file has `data_len` bytes, if it is known.
+async fn repair_with(
+    queue: &Queue,
+    file: Arc<dyn Storage>,
+    data_len: Option<u64>,
+    mode: RepairMode,
+    say: &mut dyn FnMut(CheckMessage),
+) -> Result<CheckReport> {
+    let mut metadata = Metadata::load(queue, &file, Some(mode), say).await?;
+    metadata.data_len = data_len;
     let repair = Repair {
         queue: queue.clone(),
         writer: Writer::new(queue, &file),
-        metadata: Metadata::load(queue, &file, Some(mode), say).await?,
+        metadata,
         mode,
     };
     repair.run(say).await
