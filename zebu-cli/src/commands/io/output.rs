@@ -14,7 +14,6 @@ struct Inner {
     stdout: RefCell<BufWriter<Box<dyn Write>>>,
     silent: bool,
     terminal: bool,
-    broken: Cell<bool>,
     waiting: Cell<bool>,
 }
 
@@ -36,12 +35,12 @@ impl Output {
             stdout: RefCell::new(BufWriter::with_capacity(64 << 10, writer)),
             silent,
             terminal,
-            broken: Cell::new(false),
             waiting: Cell::new(false),
         }))
     }
 
-    /// Writes text, or remembers that nobody reads it any more.
+    /// Writes text. As with qemu-io, commands go on where standard output is closed or
+    /// full, and the exit status is theirs.
     pub fn print(&self, text: Arguments<'_>) {
         self.write(|out| out.write_fmt(text));
     }
@@ -52,8 +51,7 @@ impl Output {
     }
 
     fn write(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
-        let result = write(&mut *self.0.stdout.borrow_mut());
-        self.note(result);
+        let _ = write(&mut *self.0.stdout.borrow_mut());
         if self.0.waiting.get() {
             self.flush();
         }
@@ -70,8 +68,7 @@ impl Output {
 
     /// Hands everything written so far over to whoever reads it.
     pub fn flush(&self) {
-        let result = self.0.stdout.borrow_mut().flush();
-        self.note(result);
+        let _ = self.0.stdout.borrow_mut().flush();
     }
 
     /// [`Output::flush`] if a person may be looking.
@@ -87,17 +84,6 @@ impl Output {
         if !self.0.silent {
             // An error of standard error cannot be reported.
             let _ = writeln!(io::stderr(), "{text}");
-        }
-    }
-
-    /// Whether standard output is closed at the other end or full.
-    pub fn is_broken(&self) -> bool {
-        self.0.broken.get()
-    }
-
-    fn note(&self, result: io::Result<()>) {
-        if result.is_err() {
-            self.0.broken.set(true);
         }
     }
 }

@@ -117,10 +117,6 @@ impl Session {
         if let Err(failure) = self.run_command(command, name, args) {
             self.fail(failure, name, &command.usage(command.name));
         }
-        if self.out.is_broken() {
-            self.quit = true;
-            self.failed = true;
-        }
     }
 
     fn run_command(&mut self, command: &Command, name: &str, args: &[&OsStr]) -> Outcome {
@@ -200,7 +196,7 @@ impl Session {
             self.fail(failure, "", "");
         }
         self.out.flush();
-        !self.failed && !self.out.is_broken()
+        !self.failed
     }
 }
 
