@@ -16,6 +16,8 @@ for program in $missing; do
     case $program in
         qemu-img | qemu-io | qemu-nbd) packages="$packages qemu-utils" ;;
         mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
+        mkfs.xfs) packages="$packages xfsprogs" ;;
+        mkfs.btrfs) packages="$packages btrfs-progs" ;;
         losetup) packages="$packages mount" ;;
         nbdinfo | nbdcopy) packages="$packages libnbd-bin" ;;
         certtool | psktool) packages="$packages gnutls-bin" ;;

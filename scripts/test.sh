@@ -3,7 +3,7 @@
 # formatting, lints, and every test, the slow ones among them.
 set -eu
 cd "$(dirname "$0")/.."
-sh scripts/install-deps.sh cc mke2fs losetup qemu-img qemu-io \
+sh scripts/install-deps.sh cc mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd fio certtool psktool python3 \
     qemu-system-x86_64 busybox cpio flock xz python3-libnbd
 # The judge is the newest QEMU, where it can be had; the older one of the

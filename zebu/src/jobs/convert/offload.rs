@@ -34,7 +34,6 @@ impl Job {
 
     /// Copies a range; false if it has to be read and written.
     async fn copy_range(&self, queue: &Queue, range: &Range<u64>, to: BorrowedFd<'_>) -> bool {
-        self.slow_down(range.end - range.start);
         for piece in self.pieces(range.clone()) {
             let device = &self.sources[piece.source];
             let (mut at, length) = (0, piece.range.end - piece.range.start);
@@ -55,6 +54,8 @@ impl Job {
                 at += length;
             }
         }
+        // (What has to be read counts then.)
+        self.slow_down(range.end - range.start);
         true
     }
 }
