@@ -43,7 +43,23 @@ impl Watch {
 }
 
 /// Images that name `canary.raw`, each in its way.
-const IMAGES: [&str; 4] = ["backed", "json", "nested", "data"];
+const IMAGES: [&str; 6] = ["backed", "json", "nested", "data", "debug", "window"];
+
+/// Names of drivers, as an image may have them, by the image.
+const DRIVERS: [(&str, &str); 3] = [
+    (
+        "debug",
+        r#"json:{"driver":"raw","file":{"driver":"blkdebug","inject-error":[{"event":"read_aio"}],"image":{"driver":"file","filename":"canary.raw"}}}"#,
+    ),
+    (
+        "window",
+        r#"json:{"driver":"raw","offset":512,"size":65536,"file":{"driver":"file","filename":"canary.raw"}}"#,
+    ),
+    (
+        "null",
+        r#"json:{"driver":"null-co","size":65536,"read-zeroes":true}"#,
+    ),
+];
 
 /// A folder with the images, and with `plain.qcow2` and `plain.raw` that name
 /// nothing.
@@ -59,6 +75,11 @@ fn lab() -> Lab {
     let backing = r#"json:{"driver":"raw","file":{"driver":"file","filename":"canary.raw"}}"#;
     for (name, backing, format) in [("json", backing, "raw"), ("nested", "backed", "qcow2")] {
         let args = ["rebase", "-u", "-b", backing, "-F", format, name];
+        lab.qemu_img(&args).ok("rebase");
+    }
+    for (name, backing) in DRIVERS {
+        lab.make(&format!("create -b plain.raw -F raw {name} 1M"));
+        let args = ["rebase", "-u", "-b", backing, "-F", "raw", name];
         lab.qemu_img(&args).ok("rebase");
     }
     fs::remove_file(lab.path("data-of.raw")).expect("remove");
@@ -129,6 +150,24 @@ fn no_command_opens_what_an_image_names() {
         "cases: {} commands on images",
         IMAGES.len() * COMMANDS.len()
     );
+}
+
+/// There is no file to be opened, but a driver is not made either.
+#[test]
+fn no_command_makes_a_driver_that_an_image_names() {
+    if beyond_qemu("strict mode") {
+        return;
+    }
+    let lab = lab();
+    for (command, needs_data) in COMMANDS {
+        let answer = run(&lab, &["--untrusted"], command, "null");
+        assert_eq!(answer.status != 0, *needs_data, "{command}: {answer:#?}");
+        if *needs_data {
+            let words = ["may not open", "Could not open"];
+            assert!(words.iter().any(|w| answer.err.contains(w)), "{answer:#?}");
+        }
+        let _ = fs::remove_file(lab.path("out"));
+    }
 }
 
 /// The option may stand before the command or among its options, and the
