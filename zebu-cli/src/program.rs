@@ -60,6 +60,12 @@ impl Invocation {
         let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
     }
 
+    /// From now on SIGINT and SIGTERM end the program at once, which says `state`: what is
+    /// left of what it was doing.
+    pub fn end_on_stop(&self, state: &str) {
+        signals::end_on_stop(format!("{}: Interrupted; {state}", self.name));
+    }
+
     fn hint(&self) -> String {
         format!("Try '{} --help' for more info", self.prefix())
     }
@@ -170,7 +176,17 @@ pub fn parse<T: clap::Parser>(
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
     let mut command = T::command();
     if let Some(operands) = commands::operands(&invocation.command) {
-        command = command.override_usage(format!("{prefix} [OPTIONS] {operands}"));
+        // The operands are one list to clap, which would show another name for it.
+        let help = (command.get_positionals().next()).and_then(clap::Arg::get_help);
+        let help = help.map_or_else(String::new, |text| {
+            format!("\n\nArguments:\n  {operands}  {text}")
+        });
+        command = command
+            .override_usage(format!("{prefix} [OPTIONS] {operands}{help}"))
+            .mut_args(|arg| match arg.is_positional() {
+                true => arg.hide(true),
+                false => arg,
+            });
     }
     let command = command
         .bin_name(&prefix)

@@ -18,6 +18,31 @@ pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
     }
 }
 
+/// Whether `source`, with the images behind it, reads one of `targets`.
+pub fn reads_any(source: &Device, targets: &[Option<&FileSpec>]) -> bool {
+    let mut targets = targets.iter().flatten();
+    targets.any(|target| reads(std::slice::from_ref(source), target))
+}
+
+/// Whether `target` is the image's own file, or is read by what is behind it.
+pub fn is_in_chain(image: &Device, target: &Path) -> bool {
+    let behind = image.layers().iter().skip(1);
+    let mut files = behind.flat_map(|l| [l.file(), l.data()]);
+    is_same(image.top().file().path(), target) || files.any(|file| is_same(file.path(), target))
+}
+
+/// Whether two names are those of one file or device.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        Some(match metadata.rdev() {
+            0 => (metadata.dev(), metadata.ino()),
+            device => (u64::MAX, device),
+        })
+    };
+    identity(one).is_some_and(|one| Some(one) == identity(other))
+}
+
 fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
     let layers = sources.iter().flat_map(Device::layers);
     let mut files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
@@ -26,16 +51,7 @@ fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
 }
 
 fn reads_file(sources: &[Device], target: &Path) -> bool {
-    let Ok(target) = fs::metadata(target) else {
-        return false;
-    };
-    let same = |path: &Path| {
-        fs::metadata(path).is_ok_and(|m| {
-            let same_device = target.rdev() != 0 && m.rdev() == target.rdev();
-            same_device || (m.dev(), m.ino()) == (target.dev(), target.ino())
-        })
-    };
     let layers = sources.iter().flat_map(Device::layers);
     let mut files = layers.flat_map(|l| [l.file(), l.data()]);
-    files.any(|file| same(file.path()))
+    files.any(|file| is_same(file.path(), target))
 }

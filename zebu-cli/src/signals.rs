@@ -1,10 +1,12 @@
 //! Signals to a long command: SIGUSR1 requests its progress, SIGINT and SIGTERM stop it.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use signal_hook::{flag, low_level};
 
 /// Set by SIGUSR1.
 fn progress_requested() -> &'static Arc<AtomicBool> {
@@ -38,6 +40,23 @@ pub fn catch_stops() {
     }
 }
 
+/// From now on SIGINT and SIGTERM end the program with the exit status that shells report,
+/// after `message` on standard error: for changes that are safe to be interrupted at any
+/// time. Signals that are ignored stay ignored.
+pub fn end_on_stop(message: String) {
+    let caught = [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s));
+    // It fails where there can be no pipe: signals have their default action then.
+    let Ok(mut signals) = Signals::new(caught) else {
+        return;
+    };
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _ = writeln!(std::io::stderr(), "{message}");
+            low_level::exit(exit_status(signal).into());
+        }
+    });
+}
+
 #[allow(unsafe_code)]
 fn is_ignored(signal: i32) -> bool {
     // SAFETY: with no new action this only writes the present one, and zeroes are one.
@@ -53,6 +72,9 @@ pub fn stop_signal() -> Option<i32> {
     let signal = stopped_by().load(Ordering::Relaxed);
     (signal != 0).then_some(signal as i32)
 }
+
+/// What [`end_on_stop`] says of changes that a crash leaves made or not made.
+pub const WHOLE: &str = "the image is whole, and the change may not have happened";
 
 /// Whether SIGUSR1 was received since the last call.
 pub fn take_progress_request() -> bool {

@@ -94,6 +94,60 @@ fn a_conversion_that_is_stopped_names_the_target_and_marks_it() {
     }
 }
 
+/// Changes that may be interrupted at any time end at once, and say so.
+#[test]
+fn a_change_that_is_stopped_says_what_is_left() {
+    if beyond_qemu("it says nothing") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 1M; io x.qcow2: write -P 7 0 1M");
+    let cases = [(libc::SIGINT, 130), (libc::SIGTERM, 143)];
+    for (number, status) in cases {
+        for options in [
+            "-f raw -o preallocation=full",
+            "-f qcow2 -o preallocation=full",
+        ] {
+            let args = format!("create -q {options} new 8G");
+            let args: Vec<&str> = args.split(' ').collect();
+            let child = start(&lab, &args);
+            wait_for(&lab, "new", 1 << 20);
+            signal(&child, number);
+            let output = child.wait_with_output().expect("wait");
+            let (_, err) = text(&output);
+            assert_eq!(output.status.code(), Some(status), "{err}");
+            assert_eq!(err, "zebu: Interrupted; 'new' is incomplete\n");
+            fs::remove_file(lab.path("new")).expect("remove");
+        }
+        let args = ["resize", "--preallocation=full", "x.qcow2", "+8G"];
+        let child = start(&lab, &args);
+        wait_for(&lab, "x.qcow2", 3 << 20);
+        signal(&child, number);
+        let output = child.wait_with_output().expect("wait");
+        let (_, err) = text(&output);
+        assert_eq!(output.status.code(), Some(status), "{err}");
+        let said = "zebu: Interrupted; the image is whole, and the change may not have happened\n";
+        assert_eq!(err, said);
+        // Space may be leaked, and nothing is wrong.
+        let check = lab.zebu(&["check", "-q", "x.qcow2"]);
+        assert!(matches!(check.status, 0 | 3), "{check:#?}");
+        lab.zebu(&["check", "-q", "-r", "leaks", "x.qcow2"])
+            .ok("repair");
+        let size = lab.u64_at("x.qcow2", 24);
+        assert_eq!(size, 1 << 20, "half of a change");
+        let read = ["io", "-r", "-c", "read -P 7 0 1M", "x.qcow2"];
+        lab.zebu(&read).ok("what was there");
+        cut(&lab, "x.qcow2");
+    }
+}
+
+/// Gives back what a change that was stopped has left behind the end.
+fn cut(lab: &Lab, name: &str) {
+    let out = lab.qemu_img(&["convert", "-O", "qcow2", name, "again"]);
+    out.ok("convert");
+    fs::rename(lab.path("again"), lab.path(name)).expect("rename");
+}
+
 #[test]
 fn an_error_in_the_middle_marks_the_target() {
     if beyond_qemu("it leaves an image that looks whole") {
@@ -178,7 +232,7 @@ fn a_closed_or_full_output_changes_nothing_of_a_job() {
         drop(reader);
         writer
     };
-    let jobs: [&[&str]; 7] = [
+    let jobs: [&[&str]; 13] = [
         &["create", "-f", "qcow2", "new", "1M"],
         &["convert", "-p", "-O", "raw", "x.qcow2", "new"],
         &["compare", "-p", "x.qcow2", "o.qcow2"],
@@ -186,6 +240,12 @@ fn a_closed_or_full_output_changes_nothing_of_a_job() {
         &["rebase", "-p", "-b", "x.qcow2", "-F", "qcow2", "o.qcow2"],
         &["commit", "-p", "o.qcow2"],
         &["check", "-q", "x.qcow2"],
+        &["io", "-c", "read 0 64k", "-c", "write 0 64k", "x.qcow2"],
+        &["io", "-c", "read -v 0 1M", "-c", "map", "x.qcow2"],
+        &["bench", "-c", "10", "x.qcow2"],
+        &["dd", "if=x.qcow2", "of=new"],
+        &["snapshot", "-c", "one", "x.qcow2"],
+        &["amend", "-p", "-o", "lazy_refcounts=on", "x.qcow2"],
     ];
     let reports: [&[&str]; 6] = [
         &["info", "x.qcow2"],
@@ -200,6 +260,11 @@ fn a_closed_or_full_output_changes_nothing_of_a_job() {
     }
     for args in jobs {
         assert_eq!(run(args, full().into()).0, Some(0), "{args:?}, full");
+    }
+    // What fails still fails.
+    let read = ["io", "-c", "read 100M 64k", "-c", "read 0 64k", "x.qcow2"];
+    for out in [closed().into(), full().into()] {
+        assert_eq!(run(&read, out).0, Some(1));
     }
     if testing_qemu() {
         return;

@@ -9,12 +9,13 @@ use zebu::storage::Queue;
 
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
+use crate::file_name::file_of;
 use crate::known_options::{check_values, is_on, number, size_of};
 use crate::new_image::{log2, parse_format};
 use crate::options::{SourceOptions, target_cache};
 use crate::program::Invocation;
 use crate::progress::Progress;
-use crate::{open, output};
+use crate::{open, output, same_file, signals};
 
 /// Update format-specific options of the image
 #[derive(Parser)]
@@ -154,6 +155,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     }
     refuse_format(format)?;
     let changes = changes(&arguments.options).map_err(Failure::new)?;
+    refuse_loop(&device, &changes)?;
+    invocation.end_on_stop(signals::WHOLE);
     amend(&queue, &arguments, device, &changes)
 }
 
@@ -175,6 +178,20 @@ fn refuse_format(format: Format) -> Result<(), Failure> {
         Format::Raw => Err(Failure::new(
             "Format driver 'raw' does not support option amendment",
         )),
+    }
+}
+
+/// Refuses a data file that is the image itself, or that a backing file reads.
+fn refuse_loop(device: &Device, changes: &AmendOptions) -> Result<(), Failure> {
+    let Some(name) = &changes.data_file else {
+        return Ok(());
+    };
+    match file_of(name) {
+        Ok(file) if same_file::is_in_chain(device, &file.path) => Err(Failure::new(format!(
+            "'{}' is in the image's own backing chain, and cannot be its data file",
+            name.display()
+        ))),
+        _ => Ok(()),
     }
 }
 

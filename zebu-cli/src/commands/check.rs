@@ -65,6 +65,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
+    if mode.is_some() {
+        invocation.end_on_stop("the image is no worse than it was; repair it again");
+    }
     let mut report = check(invocation, &queue, image, mode)?;
     let (corruptions_fixed, leaks_fixed) = (report.corruptions_fixed, report.leaks_fixed);
     if corruptions_fixed != 0 || leaks_fixed != 0 {
@@ -118,7 +121,7 @@ fn check(
     };
     let result = match mode {
         None => jobs::check(queue, image, &mut say),
-        Some(mode) => jobs::repair(queue, image.file().clone(), mode, &mut say),
+        Some(mode) => jobs::repair_image(queue, image, mode, &mut say),
     };
     let _ = stderr.flush();
     result.map_err(|e| Failure::new(format!("Check failed: {e}")))

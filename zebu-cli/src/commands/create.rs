@@ -73,6 +73,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     for object in &arguments.object {
         objects::add(object)?;
     }
+    invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     create(&arguments, format, name, size)
         .map_err(|why| Failure::new(format!("{}: {why}", name.display())))?;
     Ok(0)
@@ -109,7 +110,9 @@ fn create(
         options.set(key, value);
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
-    look_at_backing(&queue, arguments, name, &file, &mut options)?;
+    let data_file = options.value("data_file").map(file_of).transpose()?;
+    let files = [Some(&file), data_file.as_ref()];
+    look_at_backing(&queue, arguments, name, &files, &mut options)?;
     let Some(size) = size_of(&options, "size") else {
         return Err("Image creation needs a size parameter".into());
     };
@@ -126,7 +129,7 @@ fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
-    file: &FileSpec,
+    files: &[Option<&FileSpec>],
     options: &mut CreateOptions,
 ) -> Result<(), String> {
     let Some(backing) = options.value("backing_file").map(OsStr::to_owned) else {
@@ -142,10 +145,16 @@ fn look_at_backing(
     }
     const NO_FORMAT: &str = "Backing file specified without backing format";
     let format = options.get("backing_fmt").map(str::to_string);
+    let reads = format!("'{}' reads this file", backing.display());
     if arguments.backing_unsafe {
+        let path = beside(&backing, name);
+        let mut files = files.iter().flatten();
         return match format {
-            Some(_) => Ok(()),
             None => Err(NO_FORMAT.into()),
+            Some(_) if files.any(|file| same_file::is_same(path.as_ref(), &file.path)) => {
+                Err(reads)
+            }
+            Some(_) => Ok(()),
         };
     }
     let opened = || {
@@ -158,8 +167,8 @@ fn look_at_backing(
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
-    if same_file::reads(std::slice::from_ref(&device), file) {
-        return Err(format!("'{}' reads this file", backing.display()));
+    if same_file::reads_any(&device, files) {
+        return Err(reads);
     }
     if format.is_none() {
         let found = device.top().format().name();

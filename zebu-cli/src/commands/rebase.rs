@@ -12,7 +12,7 @@ use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
 use crate::program::Invocation;
 use crate::progress::{Progress, interrupted};
-use crate::{open, untrusted};
+use crate::{open, signals, untrusted};
 
 /// Change backing file of the image
 #[derive(Parser)]
@@ -97,10 +97,11 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             name.display()
         )));
     }
-    rebase(&queue, &arguments, overlay, new, backing)
+    rebase(invocation, &queue, &arguments, overlay, new, backing)
 }
 
 fn rebase(
+    invocation: &Invocation,
     queue: &Queue,
     arguments: &Arguments,
     overlay: Device,
@@ -108,6 +109,7 @@ fn rebase(
     backing: Option<NewBacking>,
 ) -> Outcome {
     let result = if arguments.backing_unsafe {
+        invocation.end_on_stop(signals::WHOLE);
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
         let mut progress = Progress::new(arguments.progress && !arguments.quiet, overlay.size());
@@ -169,6 +171,12 @@ fn new_spec(
     is_unsafe: bool,
 ) -> Result<Option<ImageSpec>, Failure> {
     let image = &overlay.top().spec.file;
+    let data_file = overlay
+        .top()
+        .spec
+        .data_file
+        .as_ref()
+        .map(|file| &*file.path);
     let format = backing.format.as_deref().map(str::parse).transpose();
     let resolve = |format| {
         let source = Source::Name(backing.name.clone());
@@ -182,11 +190,13 @@ fn new_spec(
         Err(_) if is_unsafe => return Ok(None),
         Err(e) => return Err(cannot_open(&Some(backing.clone()), &e)),
     };
-    jobs::check_no_loop(queue, &image.path, &spec, untrusted::policy()).map_err(|e| {
-        Failure::new(format!(
-            "Could not change the backing file to '{}': {e}",
-            backing.name.display()
-        ))
-    })?;
+    jobs::check_no_loop(queue, &image.path, data_file, &spec, untrusted::policy()).map_err(
+        |e| {
+            Failure::new(format!(
+                "Could not change the backing file to '{}': {e}",
+                backing.name.display()
+            ))
+        },
+    )?;
     Ok(Some(spec))
 }

@@ -8,7 +8,7 @@ use zebu::block::{OpenOptions, Preallocation};
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, target_cache};
 use crate::program::Invocation;
-use crate::{open, output, size};
+use crate::{open, output, signals, size};
 
 /// Said of a size that is 0, or that QEMU would take for a negative one.
 const NOT_A_SIZE: &str = "New image size must be positive";
@@ -136,6 +136,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             invocation.name
         )));
     }
+    invocation.end_on_stop(signals::WHOLE);
     let resized = queue.block_on(async {
         let resized = device.resize(&queue, new, preallocation).await;
         // Also after a failure: closing frees what was allocated for the new size.

@@ -14,7 +14,7 @@ use super::info;
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, one_name};
 use crate::program::Invocation;
-use crate::{open, output};
+use crate::{open, output, signals};
 
 /// List or manipulate snapshots within image
 #[derive(Parser)]
@@ -81,6 +81,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let queue = open::queue()?;
     let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
+    if writes {
+        invocation.end_on_stop(signals::WHOLE);
+    }
     let (done, failed) = match action {
         Action::List => return output::report(&info::snapshot_list(snapshots(&device))),
         Action::Create(tag) => (

@@ -110,6 +110,51 @@ const REQUESTS: &[&str] = &[
     "info json:{}",
     "info json:{\"driver\":\"qcow2\"}",
     "info nbd:unix:missing.sock",
+    // No file is made there, not by root either.
+    "create -f qcow2 /sys/new 1M",
+    "create -f raw /sys/new 1M",
+    "convert -O raw base.q /sys/new",
+    "create -f qcow2 -o nonsense=on new 1M",
+    "create -f qcow2 -o cluster_size=5 new 1M",
+    "create -f qcow2 -o compat=2.0 new 1M",
+    "create -f qcow2 new 1X",
+    "create -f qcow2 new -1M",
+    "convert -O qcow2 -o nonsense=on base.q new",
+    "convert -O qcow2 -o size=1M base.q new",
+    "resize base.q 1X",
+    "resize base.q",
+    "resize base.q +0",
+    "resize missing.q 1M",
+    "snapshot -c x missing.q",
+    "rebase -b base.q -F qcow2 missing.q",
+    "commit missing.q",
+    "amend -o size=1M missing.q",
+    "check missing.q",
+    "map missing.q",
+    "measure -O qcow2 missing.q",
+    "convert missing.q new",
+    "nonsense base.q",
+];
+
+/// What is asked of an image that another program has open for writing.
+const OF_HELD: &[&str] = &[
+    "info base.q",
+    "check base.q",
+    "check -r all base.q",
+    "map base.q",
+    "convert -O raw base.q new",
+    "convert -n -O qcow2 other.q base.q",
+    "create -f qcow2 base.q 1M",
+    "resize base.q 8M",
+    "snapshot -c x base.q",
+    "snapshot -l base.q",
+    "commit over.q",
+    "rebase -b \"\" over.q",
+    "amend -o lazy_refcounts=on base.q",
+    "compare base.q other.q",
+    "measure -O qcow2 base.q",
+    "dd if=base.q of=new",
+    "bench -c 1 base.q",
 ];
 
 /// Copies of `base.q` and `snap.q`, each with one thing wrong.
@@ -153,4 +198,26 @@ fn frequent_errors_have_the_same_words() {
     }
     assert!(differing.is_empty(), "{}", differing.join("\n"));
     println!("\ncases: {} requests", REQUESTS.len());
+}
+
+#[test]
+fn errors_of_images_in_use_have_the_same_words() {
+    if !peer().is_current() {
+        println!("skipped: an older QEMU has other words");
+        return;
+    }
+    let template = files(&template());
+    let mut differing = Vec::new();
+    for request in OF_HELD {
+        let args: Vec<&str> = request.split(' ').map(|a| a.trim_matches('"')).collect();
+        let labs = [lay_out(&template), lay_out(&template)];
+        let held = labs.each_ref().map(|lab| lab.held_by_qemu(&["base.q"]));
+        let found = differences(&labs[0], &labs[1], &args, &template);
+        drop(held);
+        if !found.all.is_empty() && intended::why(&args, &found).is_none() {
+            differing.push(format!("{request}\n {}", found.all.join("\n ")));
+        }
+    }
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+    println!("\ncases: {} requests", OF_HELD.len());
 }

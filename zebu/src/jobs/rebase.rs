@@ -19,7 +19,9 @@ use super::create::NewBacking;
 use super::lanes::{self, GoOn};
 use super::transfer::cluster_size;
 use super::zero::is_zero;
-use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Policy, Source, Status, Zeroing};
+use crate::block::{
+    Device, FileSpec, ImageSpec, LayerImage, OpenOptions, Policy, Source, Status, Zeroing,
+};
 use crate::storage::{Buffer, EngineKind, Queue};
 use crate::{Error, Result};
 
@@ -133,12 +135,22 @@ async fn name_backing(
         .map_err(RebaseError::Header)
 }
 
-/// Refuses a chain, from `spec` down, that has the file `image` in it: an image
-/// cannot be based on itself. A chain is looked at as far as it can be opened
-/// and `policy` allows. Blocks.
-pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec, policy: Policy) -> Result<()> {
+/// Refuses a chain, from `spec` down, that has the file `image` in it, or its external data
+/// file: an image cannot be based on itself. A chain is looked at as far as it can be
+/// opened and `policy` allows. Blocks.
+pub fn check_no_loop(
+    queue: &Queue,
+    image: &Path,
+    data_file: Option<&Path>,
+    spec: &ImageSpec,
+    policy: Policy,
+) -> Result<()> {
     let Ok(image) = identity(image) else {
         return Ok(());
+    };
+    let data_file = data_file.and_then(|path| identity(path).ok());
+    let is_data_file = |file: &FileSpec| {
+        data_file.is_some_and(|own| identity(&file.path).is_ok_and(|found| found == own))
     };
     let mut seen = HashSet::new();
     let mut next = Some(spec.clone());
@@ -146,31 +158,47 @@ pub fn check_no_loop(queue: &Queue, image: &Path, spec: &ImageSpec, policy: Poli
         let Ok(found) = identity(&spec.file.path) else {
             return Ok(());
         };
+        let refuse = |what: &str| {
+            let name = spec.file.name();
+            let name = name.display();
+            Err(Error::Refused(format!("Backing file '{name}' {what}.")))
+        };
         if found == image {
-            return Err(Error::Refused(format!(
-                "Backing file '{}' creates an infinite loop.",
-                spec.file.name().display()
-            )));
+            return refuse("creates an infinite loop");
+        }
+        if is_data_file(&spec.file) {
+            return refuse("is the data file of the image");
         }
         if !seen.insert(found) {
             return Ok(());
         }
-        next = match policy {
-            Policy::Follow => backing_of(queue, spec),
-            Policy::Nothing | Policy::Untrusted(_) => None,
+        let (below, its_data_file) = match policy {
+            Policy::Follow => behind(queue, spec.clone()),
+            Policy::Nothing | Policy::Untrusted(_) => (None, None),
         };
+        if its_data_file.is_some_and(|file| is_data_file(&file)) {
+            return refuse("has the data file of the image, too");
+        }
+        next = below;
     }
     Ok(())
 }
 
-/// What is behind an image, if that can be found out.
-fn backing_of(queue: &Queue, spec: ImageSpec) -> Option<ImageSpec> {
+/// What is behind an image, and its external data file, as far as that can be found out.
+fn behind(queue: &Queue, spec: ImageSpec) -> (Option<ImageSpec>, Option<FileSpec>) {
     let look = OpenOptions {
         inspect: true,
         force_share: true,
         ..OpenOptions::default()
     };
-    let device = Device::open_spec(queue, spec, &look).ok()?;
+    match Device::open_spec(queue, spec, &look) {
+        Ok(device) => (backing_of(&device), device.top().spec.data_file.clone()),
+        Err(_) => (None, None),
+    }
+}
+
+/// What a backing file's name in the header means.
+fn backing_of(device: &Device) -> Option<ImageSpec> {
     let LayerImage::Qcow2(image) = &device.top().image else {
         return None;
     };

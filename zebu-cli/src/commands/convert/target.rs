@@ -243,7 +243,9 @@ impl Wanted<'_> {
             .and_then(|name| file_of(name).ok());
         // Locks say the same, but not with -U.
         let unread = self.check_not_read([Some(&file), data_file.as_ref()]);
-        let backing = match unread.and_then(|()| self.look_at_backing(&create, &file)) {
+        let backing = match unread
+            .and_then(|()| self.look_at_backing(&create, &[Some(&file), data_file.as_ref()]))
+        {
             Ok(backing) => backing,
             Err(e) => {
                 files.give_up();
@@ -311,7 +313,7 @@ impl Wanted<'_> {
     fn look_at_backing(
         &self,
         create: &CreateOptions,
-        target: &FileSpec,
+        targets: &[Option<&FileSpec>],
     ) -> Result<Option<u64>, Failure> {
         let Some(backing) = create.value("backing_file") else {
             return Ok(None);
@@ -326,7 +328,7 @@ impl Wanted<'_> {
             zebu::jobs::open(self.queue, &source, &options, &mut |_| {})
         });
         match opened {
-            Ok(device) if same_file::reads(std::slice::from_ref(&device), target) => {
+            Ok(device) if same_file::reads_any(&device, targets) => {
                 let format = self.arguments.target_format();
                 Err(creation_failure(self.name, format, same_file::READ_FROM))
             }
