@@ -8,7 +8,6 @@
 
 mod compress;
 mod decompress;
-mod deflate;
 pub mod workers;
 
 use std::cell::RefCell;

@@ -1,12 +1,30 @@
-//! Deflate for one cluster, with no distance above 4096.
+//! A deflate encoder for readers with a window of 4 KiB, such as qcow2's.
 //!
-//! QEMU's window is 4 KiB (`windowBits` is -12), and that is what this encoder
-//! is made for: positions are `u16`, so the input is taken in segments of at
-//! most 64 KiB, and the tables of positions fit the first-level cache.
+//! No distance in its streams is above 4096, so they can be inflated with the smallest memory
+//! (`windowBits` 12 in zlib's terms). It is several times as fast as zlib at its default level, with
+//! streams within 2 % of its size. It is safe Rust but for the calls of functions that are
+//! compiled for AVX2, and has no dependency.
 //!
-//! A segment is parsed whole into tokens, then cut into blocks where the
-//! statistics change, and each block is written with its own Huffman codes (or
+//! ```
+//! use zebu_deflate::{Encoder, Level};
+//!
+//! let mut encoder = Encoder::new(); // keep it: it holds 0.5 MiB of tables
+//! let cluster = b"the same words, ".repeat(4096);
+//! // A byte less than the input: what does not become shorter is stored as it is.
+//! let mut stream = vec![0; cluster.len() - 1];
+//! match encoder.compress(Level::DEFAULT, &cluster, &mut stream) {
+//!     Some(length) => assert!(length < 1000),
+//!     None => println!("store the cluster as it is"),
+//! }
+//! ```
+//!
+//! # How it works
+//!
+//! Positions are `u16`, so the input is taken in segments of at most 64 KiB, and the tables of
+//! positions fit the first-level cache. A segment is parsed whole into tokens, then cut into
+//! blocks where the statistics change, and each block is written with its own Huffman codes (or
 //! with the fixed codes, or stored).
+#![deny(unsafe_code)]
 
 mod blocks;
 mod huffman;
@@ -14,6 +32,7 @@ mod lazy;
 mod map;
 mod tokens;
 mod writer;
+mod zlib;
 
 use blocks::write_blocks;
 use huffman::Codes;
@@ -31,9 +50,41 @@ const PAD: usize = 512;
 const MIN_MATCH: usize = 3;
 const MAX_MATCH: usize = 258;
 
+/// A compression level as zlib's: 1 is the fastest, 9 gives the shortest streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Level(u8);
+
+impl Level {
+    /// Level 1.
+    pub const FASTEST: Self = Self(1);
+    /// Level 2: within 2 % of the size that zlib's default level has.
+    pub const DEFAULT: Self = Self(2);
+    /// Level 9.
+    pub const SMALLEST: Self = Self(9);
+
+    /// The level of that number; `None` if it is not 1 to 9.
+    pub const fn new(level: i32) -> Option<Self> {
+        match level {
+            1..=9 => Some(Self(level as u8)),
+            _ => None,
+        }
+    }
+
+    /// Its number, 1 to 9.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Level {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 /// How hard to look for matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
+enum Effort {
     /// Two or three candidates for every position, and a match gives way to a
     /// longer one at the next position.
     Map(Third),
@@ -47,43 +98,29 @@ pub(super) enum Effort {
     },
 }
 
-impl Effort {
-    /// Levels as zlib's: 1 is fastest, 9 smallest.
-    pub(super) fn of_level(level: i32) -> Self {
-        match level {
+impl From<Level> for Effort {
+    fn from(level: Level) -> Self {
+        let lazy = |ways, patience| Self::Lazy { ways, patience };
+        match level.0 {
             ..=1 => Self::Map(Third::Never),
             2 => Self::Map(Third::WhereItHelps),
             3 => Self::Map(Third::Always),
-            4 => Self::Lazy {
-                ways: 3,
-                patience: 8,
-            },
-            5 => Self::Lazy {
-                ways: 4,
-                patience: 8,
-            },
-            6 => Self::Lazy {
-                ways: 4,
-                patience: 16,
-            },
-            7 => Self::Lazy {
-                ways: 4,
-                patience: 32,
-            },
-            8 => Self::Lazy {
-                ways: 4,
-                patience: 64,
-            },
-            _ => Self::Lazy {
-                ways: 4,
-                patience: 258,
-            },
+            4 => lazy(3, 8),
+            5 => lazy(4, 8),
+            6 => lazy(4, 16),
+            7 => lazy(4, 32),
+            8 => lazy(4, 64),
+            9.. => lazy(4, 258),
         }
     }
 }
 
-/// Compresses one stream after another.
-pub(super) struct Deflate {
+/// Compresses buffers, one after another, each into a stream of its own. It holds tables that are
+/// used again, so make one per thread and keep it.
+///
+/// The same buffer at the same level gives the same stream on every processor, whatever was
+/// compressed before it.
+pub struct Encoder {
     /// The segment: history, then new bytes, then padding.
     buf: Box<Buffer>,
     map: Option<Box<Map>>,
@@ -128,7 +165,7 @@ fn extend(buf: &Buffer, at: usize, from: usize) -> usize {
     len.min(MAX_MATCH)
 }
 
-/// Whether the processor has what [`Deflate::compress_avx2`] is compiled for.
+/// Whether the processor has what [`Encoder::compress_avx2`] is compiled for.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2")
@@ -136,7 +173,7 @@ fn has_avx2() -> bool {
         && is_x86_feature_detected!("bmi2")
 }
 
-/// Whether it has what [`Deflate::compress_avx512`] has besides; avx512f implies the last two
+/// Whether it has what [`Encoder::compress_avx512`] has besides; avx512f implies the last two
 /// (Rust Reference, target_feature).
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
@@ -148,8 +185,9 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-impl Deflate {
-    pub(super) fn new() -> Self {
+impl Encoder {
+    /// An encoder. The tables of a level are allocated when it is first used.
+    pub fn new() -> Self {
         Self {
             buf: Box::new([0; SEGMENT + PAD]),
             map: None,
@@ -161,9 +199,20 @@ impl Deflate {
         }
     }
 
-    /// Compresses `src` into one raw deflate stream at the start of `dst`, and
-    /// returns its length; `None` when it does not fit.
-    pub(super) fn compress(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+    /// Compresses `src` into one raw deflate stream at the start of `dst`, and returns its length;
+    /// `None` if it does not fit. What `dst` holds then is unspecified.
+    pub fn compress(&mut self, level: Level, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        self.compress_raw(level.into(), src, dst)
+    }
+
+    /// The same with the header and the checksum of the zlib format (RFC 1950), which names the
+    /// window of 4 KiB.
+    pub fn compress_zlib(&mut self, level: Level, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        let length = self.compress(level, src, dst.get_mut(zlib::HEADER..)?)?;
+        zlib::wrap(level, src, length, dst)
+    }
+
+    fn compress_raw(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         #[cfg(target_arch = "x86_64")]
         if let Some(fast) = self.compress_fast(effort, src, dst) {
             return fast;
@@ -260,6 +309,18 @@ impl Deflate {
     }
 }
 
+impl Default for Encoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoder").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     //! Guards against streams that depend on the processor, where the rest of
@@ -283,10 +344,10 @@ mod tests {
         data.extend(std::iter::repeat_with(&mut random).take(5_000));
         data.resize(data.len() + 70_000, 7);
         for level in 1..=9 {
-            let effort = Effort::of_level(level);
+            let effort = Level(level).into();
             let (mut fast, mut plain) = (vec![0; data.len()], vec![0; data.len()]);
-            let mut deflate = Deflate::new();
-            let length = deflate.compress(effort, &data, &mut fast);
+            let mut deflate = Encoder::new();
+            let length = deflate.compress_raw(effort, &data, &mut fast);
             assert_eq!(length, deflate.compress_any(effort, &data, &mut plain));
             assert!(length.is_some() && fast == plain, "level {level}");
             #[cfg(target_arch = "x86_64")]

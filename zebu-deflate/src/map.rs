@@ -71,7 +71,7 @@ impl Candidates {
 /// In which strips a position has a third candidate, for matches of 4 bytes
 /// and more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::codec) enum Third {
+pub(crate) enum Third {
     Never,
     /// In those that follow one with neither few tokens nor many: where few do,
     /// the matches are long ones, where many do there are hardly any, and both
