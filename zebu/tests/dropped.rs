@@ -21,11 +21,13 @@ mod common;
 #[path = "crash/disk.rs"]
 mod disk;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::path::Path;
 use std::pin::Pin;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -33,9 +35,12 @@ use std::time::{Duration, Instant};
 
 use common::{Rng, Sayer, Watchdog, cases, engines, progress};
 use disk::Disk;
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation, Storages, Zeroing};
+use zebu::block::{
+    Device, Format, LayerImage, OpenOptions, Preallocation, Source, Storages, Zeroing,
+};
 use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
+use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
     Alignment, Buffer, CacheMode, EngineKind, File, Iov, Memory, OpKind, OpenFile, Queue,
     QueueOptions, Started, Storage, StorageExtent,
@@ -360,6 +365,112 @@ impl Place for Files {
 
     fn is_prompt(&self) -> bool {
         false
+    }
+}
+
+/// Bytes that images may take where they cannot make their storage larger.
+const ROOM: u64 = 64 << 20;
+
+/// The disks of other images, which are files.
+struct Nested(Files, Cell<u32>);
+
+impl Place for Nested {
+    fn storage(&self, name: &str, bytes: &[u8], rng: &mut Rng) -> Arc<dyn Storage> {
+        let queue = self.queue();
+        self.1.set(self.1.get() + 1);
+        let name = format!("{name}{}", self.1.get());
+        let file = self.0.storage(&name, &[], rng);
+        let options = CreateQcow2 {
+            size: ROOM,
+            cluster_bits: 12,
+            ..CreateQcow2::default()
+        };
+        create_qcow2(&queue, &*file, None, &options).unwrap();
+        let write = OpenOptions {
+            write: true,
+            ..OpenOptions::default()
+        };
+        let device = Device::from_storage(&queue, file, &write).unwrap();
+        device.write_blocking(&queue, 0, bytes).unwrap();
+        queue.block_on(device.close(&queue)).unwrap();
+        let path = self.0.folder.path().join(name);
+        let source = format!(
+            "driver=raw,file.driver=qcow2,file.file.driver=file,file.file.filename={}",
+            path.display()
+        );
+        let device = Device::open(&queue, &Source::Options(source.into()), &write).unwrap();
+        let LayerImage::Raw(raw) = &device.top().image else {
+            unreachable!("it was said to be raw");
+        };
+        raw.storage().clone()
+    }
+
+    fn queue(&self) -> Queue {
+        self.0.queue()
+    }
+
+    /// A cluster of the image below.
+    fn block(&self) -> usize {
+        4096
+    }
+
+    fn is_prompt(&self) -> bool {
+        false
+    }
+}
+
+/// Exports of NBD servers.
+struct Exports(Files, RefCell<Vec<Child>>);
+
+impl Place for Exports {
+    fn storage(&self, name: &str, bytes: &[u8], rng: &mut Rng) -> Arc<dyn Storage> {
+        self.end();
+        drop(self.0.storage(name, bytes, rng));
+        let path = self.0.folder.path().join(name);
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(ROOM).unwrap();
+        let socket = self.0.folder.path().join("socket");
+        let server = Command::new("qemu-nbd")
+            .args(["-t", "-e", "8", "-f", "raw", "-k"])
+            .args([&socket, &path])
+            .spawn()
+            .unwrap();
+        self.1.borrow_mut().push(server);
+        while !socket.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut options = NbdOptions::new(NbdServer::Unix(socket), "");
+        options.write = true;
+        options.cache = self.0.cache;
+        Arc::new(Nbd::open(options).unwrap())
+    }
+
+    fn queue(&self) -> Queue {
+        self.0.queue()
+    }
+
+    fn block(&self) -> usize {
+        1
+    }
+
+    fn is_prompt(&self) -> bool {
+        false
+    }
+}
+
+impl Exports {
+    fn end(&self) {
+        for mut server in self.1.borrow_mut().drain(..) {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        let _ = std::fs::remove_file(self.0.folder.path().join("socket"));
+    }
+}
+
+impl Drop for Exports {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -1184,4 +1295,32 @@ fn given_up_on_real_files() {
         }
     }
     cases(count, "requests given up on real files");
+}
+
+fn with_files() -> Files {
+    Files {
+        folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+        engine: EngineKind::Threads,
+        cache: CacheMode::WriteBack,
+    }
+}
+
+#[test]
+fn given_up_in_an_image_in_another_image() {
+    let _watchdog = Watchdog::new("requests that are given up in an image in another one");
+    let place = Nested(with_files(), Cell::new(0));
+    cases(
+        images(&place, 2, 1, 3),
+        "requests given up in an image in another one",
+    );
+}
+
+#[test]
+fn given_up_on_an_nbd_server() {
+    let _watchdog = Watchdog::new("requests that are given up on an NBD server");
+    let place = Exports(with_files(), RefCell::default());
+    cases(
+        images(&place, 2, 1, 3),
+        "requests given up on an NBD server",
+    );
 }

@@ -53,6 +53,8 @@ impl Allocation<'_> {
 }
 
 impl Drop for Allocation<'_> {
+    /// The clusters of a write that failed are free after the next commit. To lower their
+    /// refcounts here could mean reading a refcount block, for which a drop cannot wait.
     fn drop(&mut self) {
         self.writer.frees.push_ready(Freed {
             first: self.run.first,
