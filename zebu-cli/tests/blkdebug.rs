@@ -6,36 +6,14 @@
 //! first seed. A failure says its seed.
 
 mod common;
+#[path = "common/rng.rs"]
+mod rng;
 
 use std::fs;
 
 use common::pair::Pair;
 use common::{Answer, Lab, beyond_qemu};
-
-/// A small generator of numbers.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-
-    fn of<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
+use rng::Rng;
 
 /// The seeds of this test's runs.
 fn seeds(default: u64) -> std::ops::Range<u64> {
@@ -77,30 +55,30 @@ fn rules(rng: &mut Rng, events: &[&str], sectors: u64) -> Vec<Rule> {
     let count = 1 + rng.below(4);
     let mut all = Vec::new();
     for _ in 0..count {
-        let mut says = vec![("event", rng.of(events).to_string())];
-        if rng.chance(3) {
+        let mut says = vec![("event", rng.pick(events).to_string())];
+        if rng.one_in(3) {
             says.push(("state", rng.below(4).to_string()));
         }
-        if rng.chance(4) {
+        if rng.one_in(4) {
             says.push(("new_state", (1 + rng.below(3)).to_string()));
             all.push(Rule("set-state", says));
             continue;
         }
-        if rng.chance(2) {
+        if rng.one_in(2) {
             let kinds = ["read", "write", "write-zeroes", "discard", "flush"];
-            says.push(("iotype", rng.of(&kinds).into()));
+            says.push(("iotype", rng.pick(&kinds).into()));
         }
-        if rng.chance(2) {
-            says.push(("errno", rng.of(&["5", "28", "0", "12", "0x5"]).into()));
+        if rng.one_in(2) {
+            says.push(("errno", rng.pick(&["5", "28", "0", "12", "0x5"]).into()));
         }
-        if rng.chance(3) {
+        if rng.one_in(3) {
             says.push(("sector", rng.below(sectors).to_string()));
         }
-        if rng.chance(2) {
-            says.push(("once", rng.of(&["on", "off"]).into()));
+        if rng.one_in(2) {
+            says.push(("once", rng.pick(&["on", "off"]).into()));
         }
-        if rng.chance(4) {
-            says.push(("immediately", rng.of(&["on", "off"]).into()));
+        if rng.one_in(4) {
+            says.push(("immediately", rng.pick(&["on", "off"]).into()));
         }
         all.push(Rule("inject-error", says));
     }
@@ -115,7 +93,7 @@ fn commands(rng: &mut Rng, sectors: u64, unit: u64, kinds: &[&str]) -> Vec<Strin
             let start = rng.below(sectors / unit) * unit;
             let length = (1 + rng.below(40)).min((sectors - start) / unit) * unit;
             let (at, length) = (start * 512, length * 512);
-            match rng.of(kinds) {
+            match rng.pick(kinds) {
                 "read" => format!("read {at} {length}"),
                 "write" => format!("write -P {} {at} {length}", 1 + rng.below(200)),
                 "zero" => format!("write -z {at} {length}"),
@@ -169,20 +147,20 @@ fn limits(rng: &mut Rng, at: &str) -> (String, u64) {
         text += &format!(",{at}align={unit}");
     }
     let any = 512u64.max(unit);
-    if rng.chance(3) {
+    if rng.one_in(3) {
         text += &format!(",{at}max-transfer={}", any << rng.below(5));
     }
-    if rng.chance(3) {
+    if rng.one_in(3) {
         let optimal = any << rng.below(4);
         text += &format!(",{at}opt-write-zero={optimal}");
-        if rng.chance(2) {
+        if rng.one_in(2) {
             text += &format!(",{at}max-write-zero={}", optimal << rng.below(3));
         }
     }
-    if rng.chance(3) {
+    if rng.one_in(3) {
         let optimal = any << rng.below(4);
         text += &format!(",{at}opt-discard={optimal}");
-        if rng.chance(2) {
+        if rng.one_in(2) {
             text += &format!(",{at}max-discard={}", optimal << rng.below(3));
         }
     }
@@ -210,7 +188,7 @@ fn raw_requests_fail_as_with_qemu() {
     let pair = Pair::new("");
     let mut failed = 0;
     for seed in seeds(60) {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::write(lab.path("r.raw"), &content).unwrap();
         }
@@ -224,11 +202,11 @@ fn raw_requests_fail_as_with_qemu() {
         if limits.contains("max-transfer") {
             // QEMU cuts requests above the events, and has one for each piece.
             for Rule(_, says) in &mut rules {
-                says[0].1 = rng.of(&["none", "flush_to_os", "flush_to_disk"]).into();
+                says[0].1 = rng.pick(&["none", "flush_to_os", "flush_to_disk"]).into();
             }
         }
         let mut options = format!("{top},{at}image.filename=r.raw{limits}");
-        if rng.chance(3) {
+        if rng.one_in(3) {
             for lab in [&pair.ours, &pair.theirs] {
                 fs::write(lab.path("rules"), as_config(&rules)).unwrap();
             }
@@ -265,7 +243,7 @@ fn qcow2_requests_fail_as_with_qemu() {
     }
     let mut scripts = 0;
     for seed in seeds(40) {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         for lab in [&pair.ours, &pair.theirs] {
             fs::copy(lab.path("base.q"), lab.path("a.q")).unwrap();
         }
@@ -286,7 +264,7 @@ fn qcow2_requests_fail_as_with_qemu() {
         let commands: Vec<String> = (0..4 + rng.below(12))
             .map(|_| {
                 let at = sectors[rng.below(3) as usize] * 512;
-                match rng.chance(2) {
+                match rng.one_in(2) {
                     true => format!("read {at} 512"),
                     false => format!("write -P {} {at} 512", 1 + rng.below(200)),
                 }
@@ -326,7 +304,7 @@ const WORK: &[&str] = &[
 
 /// Rules that make one request fail, the first after an event has come so often.
 fn one_failure(rng: &mut Rng) -> String {
-    let event = rng.of(WORK);
+    let event = rng.pick(WORK);
     let times = match event {
         "none" | "reftable_load" => 1,
         _ => 1 + rng.below(8),
@@ -344,14 +322,14 @@ fn one_failure(rng: &mut Rng) -> String {
     let mut says = vec![
         ("event", event.to_string()),
         ("state", times.to_string()),
-        ("errno", rng.of(&["5", "28"]).into()),
+        ("errno", rng.pick(&["5", "28"]).into()),
         (
             "iotype",
-            rng.of(&["write", "read", "flush", "write-zeroes", "discard"])
+            rng.pick(&["write", "read", "flush", "write-zeroes", "discard"])
                 .into(),
         ),
     ];
-    if rng.chance(2) {
+    if rng.one_in(2) {
         says.push(("once", "on".into()));
     }
     rules.push(Rule("inject-error", says));
@@ -403,7 +381,7 @@ fn commands_that_fail_leave_whole_images() {
     let (mut failed, mut done) = (0, 0);
     for seed in seeds(60) {
         restore();
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let rules = one_failure(&mut rng);
         let over = |name: &str| {
             format!("driver=qcow2,file.driver=blkdebug,file.image.filename={name}{rules}")
@@ -413,7 +391,7 @@ fn commands_that_fail_leave_whole_images() {
         let backing = rules.replace("file.", "backing.file.");
         let commit =
             format!("driver=qcow2,file.filename=top.q,backing.file.driver=blkdebug{backing}");
-        let resized = rng.of(&["+1M", "-1M", "+20M"]);
+        let resized = rng.pick(&["+1M", "-1M", "+20M"]);
         let args: Vec<&str> = match command {
             0 => vec!["commit", "--image-opts", &top_rules],
             1 => vec!["commit", "--image-opts", &commit],

@@ -6,35 +6,13 @@
 //! its seed.
 
 mod common;
+#[path = "common/rng.rs"]
+mod rng;
 
 use std::fs;
 
 use common::{Lab, beyond_qemu};
-
-/// A small generator of numbers.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-
-    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
+use rng::Rng;
 
 /// Options, in their order.
 #[derive(Default)]
@@ -78,23 +56,23 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
     let leaf = depth == 0;
     match rng.below(if leaf { 3 } else { 10 }) {
         0 | 1 => {
-            if rng.chance(2) {
+            if rng.one_in(2) {
                 options.set(
                     format!("{at}driver"),
-                    rng.of(&["file", "file", "host_device"]),
+                    rng.pick(&["file", "file", "host_device"]),
                 );
             } else if at.is_empty() {
                 options.set("driver".into(), "file");
             }
-            options.set(format!("{at}filename"), rng.of(FILES));
-            if rng.chance(4) {
-                options.set(format!("{at}locking"), rng.of(&["off", "auto", "on"]));
+            options.set(format!("{at}filename"), rng.pick(FILES));
+            if rng.one_in(4) {
+                options.set(format!("{at}locking"), rng.pick(&["off", "auto", "on"]));
             }
         }
         2 => {
-            options.set(format!("{at}driver"), rng.of(&["null-co", "null-aio"]));
-            if rng.chance(2) {
-                options.set(format!("{at}size"), rng.of(&["0", "512", "1M", "70000"]));
+            options.set(format!("{at}driver"), rng.pick(&["null-co", "null-aio"]));
+            if rng.one_in(2) {
+                options.set(format!("{at}size"), rng.pick(&["0", "512", "1M", "70000"]));
             } else {
                 options.set(format!("{at}size"), 2 << 20);
             }
@@ -102,17 +80,17 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
         }
         3 | 4 => {
             options.set(format!("{at}driver"), "raw");
-            if rng.chance(2) {
+            if rng.one_in(2) {
                 // Whole sectors: with others qemu-img convert takes data for holes.
                 options.set(
                     format!("{at}offset"),
-                    rng.of(&["0", "512", "64k", "192k", "1536", "1G", "196608"]),
+                    rng.pick(&["0", "512", "64k", "192k", "1536", "1G", "196608"]),
                 );
             }
-            if rng.chance(3) {
+            if rng.one_in(3) {
                 options.set(
                     format!("{at}size"),
-                    rng.of(&["512", "64k", "1M", "1000", "1G"]),
+                    rng.pick(&["512", "64k", "1M", "1000", "1G"]),
                 );
             }
             node(rng, options, &format!("{at}file."), depth - 1);
@@ -124,11 +102,11 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
                 1 => node(rng, options, &format!("{at}backing."), depth - 1),
                 2 => options.set(
                     format!("{at}backing.driver"),
-                    rng.of(&["raw", "qcow2", "zz"]),
+                    rng.pick(&["raw", "qcow2", "zz"]),
                 ),
                 3 => options.set(
                     format!("{at}backing.file.driver"),
-                    rng.of(&["blkdebug", "file"]),
+                    rng.pick(&["blkdebug", "file"]),
                 ),
                 _ => {}
             }
@@ -136,15 +114,15 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
         }
         8 => {
             options.set(format!("{at}driver"), "blkdebug");
-            if rng.chance(3) {
-                options.set(format!("{at}align"), rng.of(&["512", "4096", "100"]));
+            if rng.one_in(3) {
+                options.set(format!("{at}align"), rng.pick(&["512", "4096", "100"]));
             }
             node(rng, options, &format!("{at}image."), depth - 1);
         }
         _ => {
             // An image inside of a window, and one in another's disk.
             options.set(format!("{at}driver"), "qcow2");
-            options.set(format!("{at}file.driver"), rng.of(&["raw", "qcow2"]));
+            options.set(format!("{at}file.driver"), rng.pick(&["raw", "qcow2"]));
             match options.0.last().is_some_and(|(_, driver)| driver == "raw") {
                 true => {
                     options.set(format!("{at}file.offset"), WINDOW);
@@ -188,13 +166,13 @@ fn what_qemu_opens_reads_the_same() {
     let lab = images();
     let (mut opened, mut refused) = (0, 0);
     for seed in first..first + runs {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut options = Options::default();
         let depth = rng.below(5);
         node(&mut rng, &mut options, "", depth);
         let (text, json) = (options.as_text(), options.as_json());
         let what = format!("seed {seed}: {text}");
-        let source: &[&str] = match rng.chance(2) {
+        let source: &[&str] = match rng.one_in(2) {
             true => &["--image-opts", &text],
             false => &[&json],
         };

@@ -22,6 +22,7 @@ mod found;
 mod make;
 mod program;
 mod refused;
+#[path = "../common/rng.rs"]
 mod rng;
 mod steps;
 mod world;
