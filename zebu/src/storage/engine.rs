@@ -69,6 +69,19 @@ pub trait Engine {
 
     /// What other threads use to end a blocking `poll`.
     fn notifier(&self) -> Arc<dyn Notify>;
+
+    /// As [`Engine::poll`] without waiting. Afterwards [`Engine::descriptor`] becomes readable
+    /// when something ends or [`Notify::notify`] is called. True: not everything could be started
+    /// yet, and this must be called again without waiting for the descriptor.
+    fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        self.poll(false, done).map(|()| false)
+    }
+
+    /// What another event loop waits for, see [`Engine::arm`]. None: this engine cannot be
+    /// driven by another loop. It stays the same, and open, as long as the engine exists.
+    fn descriptor(&self) -> Option<RawFd> {
+        None
+    }
 }
 
 /// Ends a blocking [`Engine::poll`] from another thread.

@@ -31,6 +31,9 @@ const ROOM: usize = DEPTH + WATCHES + 1;
 const BATCH: usize = 64;
 /// Names the poll of the event descriptor.
 const WAKE: u64 = u64::MAX;
+/// With the token, names an operation whose end makes `completed` readable.
+const SIGNALS: u64 = 1 << Token::BITS;
+const IOCB_FLAG_RESFD: u32 = 1;
 
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_PWRITE: u16 = 1;
@@ -58,6 +61,13 @@ struct Iocb {
 }
 
 impl Iocb {
+    /// The same, and its end makes `event` readable (`IOCB_FLAG_RESFD`).
+    fn signalling(mut self, event: &EventFd) -> Iocb {
+        self.flags |= IOCB_FLAG_RESFD;
+        self.resfd = event.fd() as u32;
+        self
+    }
+
     /// Whether it waits for a descriptor of the caller's.
     fn is_watch(&self) -> bool {
         self.opcode == IOCB_CMD_POLL && self.data != WAKE
@@ -93,6 +103,11 @@ const RING_MAGIC: u32 = 0xa10a_10a1;
 pub struct Native {
     context: libc::c_ulong,
     event: Arc<EventFd>,
+    /// What another event loop waits for. Waits for descriptors always make it readable,
+    /// operations from the first [`Engine::arm`] on: that costs each a little.
+    completed: EventFd,
+    /// Operations in the kernel that do not make it readable. None: `arm` was not called yet.
+    silent: Option<usize>,
     wake_armed: bool,
     /// Taken and not yet in the kernel.
     backlog: VecDeque<Iocb>,
@@ -125,6 +140,8 @@ impl Native {
         Ok(Native {
             context,
             event,
+            completed: EventFd::new()?,
+            silent: None,
             wake_armed: false,
             backlog: VecDeque::new(),
             held: Batch::default(),
@@ -146,7 +163,11 @@ impl Native {
 
     fn queue(&mut self, token: Token, op: &Op) {
         match iocb_for(token, op) {
-            Some(iocb) => {
+            Some(mut iocb) => {
+                if self.silent.is_some() {
+                    iocb.data |= SIGNALS;
+                    iocb = iocb.signalling(&self.completed);
+                }
                 self.backlog.push_back(iocb);
                 if self.held.add(op) {
                     self.submit_backlog();
@@ -169,13 +190,14 @@ impl Native {
     fn arm_wake(&mut self) {
         if !self.wake_armed {
             self.wake_armed = true;
-            self.backlog.push_front(Iocb {
+            let poll = Iocb {
                 data: WAKE,
                 opcode: IOCB_CMD_POLL,
                 fd: self.event.fd() as u32,
                 buf: libc::POLLIN as u64,
                 ..Iocb::default()
-            });
+            };
+            self.backlog.push_front(poll.signalling(&self.completed));
         }
     }
 
@@ -264,8 +286,12 @@ impl Native {
             self.wake_armed = false;
         } else {
             let token = event.data as Token;
-            if !self.watches.is_empty() {
-                self.watches.remove(&token);
+            let was_watch = !self.watches.is_empty() && self.watches.remove(&token).is_some();
+            if event.data & SIGNALS == 0
+                && !was_watch
+                && let Some(silent) = &mut self.silent
+            {
+                *silent -= 1;
             }
             done.push((token, event.res as i32));
         }
@@ -355,7 +381,8 @@ impl Engine for Native {
             fd: fd as u32,
             buf: interest.events() as u64,
             ..Iocb::default()
-        };
+        }
+        .signalling(&self.completed);
         self.watches.insert(token, Box::new(iocb));
         self.backlog.push_back(iocb);
     }
@@ -415,6 +442,34 @@ impl Engine for Native {
 
     fn notifier(&self) -> Arc<dyn Notify> {
         self.event.clone()
+    }
+
+    fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        if self.silent.is_none() {
+            let not_operations = self.watches.len() + usize::from(self.wake_armed);
+            let waiting = self.backlog.iter();
+            let waiting = waiting.filter(|iocb| iocb.is_watch() || iocb.data == WAKE);
+            self.silent = Some(self.in_kernel + waiting.count() - not_operations);
+            for iocb in &mut self.backlog {
+                if !iocb.is_watch() && iocb.data != WAKE {
+                    iocb.data |= SIGNALS;
+                    *iocb = iocb.signalling(&self.completed);
+                }
+            }
+        }
+        self.queue_alone();
+        // Before looking: what ends afterwards makes it readable again.
+        self.completed.clear();
+        self.poll(false, done)?;
+        self.arm_wake();
+        self.submit_backlog();
+        done.append(&mut self.ended_early);
+        // Of what is left in the backlog for want of room, the next completion tells.
+        Ok(self.silent > Some(0) || !self.wake_armed)
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.completed.fd())
     }
 }
 

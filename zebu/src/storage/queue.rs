@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,6 +131,8 @@ impl Drop for Queue {
 struct Inner {
     options: QueueOptions,
     engine: RefCell<Box<dyn Engine>>,
+    /// The engine's.
+    descriptor: Option<RawFd>,
     slots: RefCell<Slots>,
     /// Reused by `drive`.
     done: RefCell<Vec<Completion>>,
@@ -185,7 +187,8 @@ struct Task {
 /// What wakers on any thread touch.
 struct Shared {
     ready: Mutex<Vec<u32>>,
-    /// Whether the queue's thread blocks in the engine, or is about to.
+    /// Whether the queue's thread blocks in the engine or in another event loop, or is about to,
+    /// and was not notified yet.
     sleeps: AtomicBool,
     notify: Arc<dyn Notify>,
 }
@@ -222,7 +225,9 @@ impl Wake for TaskWaker {
         self.shared.ready().push(self.task);
         // SeqCst pairs with `enter_engine`: either we see that it sleeps, or
         // it sees what we pushed.
-        if self.shared.sleeps.load(Ordering::SeqCst) {
+        let sleeps = &self.shared.sleeps;
+        if sleeps.load(Ordering::SeqCst) && sleeps.swap(false, Ordering::SeqCst) {
+            // One notification ends the sleep, and then all of `ready` is looked at.
             self.shared.notify.notify();
         }
     }
@@ -252,6 +257,7 @@ impl Queue {
         let inner = Rc::new(Inner {
             write_here: Cell::new(options.copy_here),
             options,
+            descriptor: engine.descriptor(),
             engine: RefCell::new(engine),
             slots: RefCell::default(),
             done: RefCell::default(),
@@ -337,6 +343,51 @@ impl Queue {
             }
             self.inner.drive(false);
         }
+    }
+
+    /// Polls the futures that were woken, starts what they submitted and takes what has ended,
+    /// without blocking. True: there is more to do already, call it again; false: from now on
+    /// [`Queue::as_fd`] becomes readable when something ends or a future is woken, by
+    /// [`Queue::spawn`] too.
+    ///
+    /// An event loop of the caller's own drives the queue so:
+    ///
+    /// ```no_run
+    /// # use std::os::fd::AsFd;
+    /// # fn wait_for_readable(fd: impl AsFd) {}
+    /// # let queue = zebu::storage::Queue::new(Default::default())?;
+    /// loop {
+    ///     while queue.turn() {}
+    ///     wait_for_readable(&queue); // epoll, poll, tokio's AsyncFd, ...
+    /// }
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
+    /// # Panics
+    /// If called from within a future that this queue drives.
+    pub fn turn(&self) -> bool {
+        assert!(
+            !self.inner.running.replace(true),
+            "turn within a future of the same queue"
+        );
+        let _running = Running(&self.inner.running);
+        let shared = &self.inner.shared;
+        shared.sleeps.store(false, Ordering::SeqCst);
+        let ready = std::mem::take(&mut *shared.ready());
+        for id in ready {
+            if id != ROOT {
+                self.inner.run_task(id);
+            }
+        }
+        let mut more = false;
+        self.inner.collect(|engine, done| {
+            more = engine.arm(done)?;
+            Ok(())
+        });
+        // SeqCst pairs with `wake_by_ref`.
+        shared.sleeps.store(true, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        more || !shared.ready().is_empty()
     }
 
     /// Runs `future` beside the others whenever the queue is driven. The
@@ -428,7 +479,7 @@ impl Queue {
 
     /// Begins to wait for a descriptor, which stays open until the [`Io`] has
     /// ended or was dropped; see [`Io::cancel_watch`].
-    pub(super) fn watch(&self, fd: std::os::fd::RawFd, interest: Interest) -> Io {
+    pub(super) fn watch(&self, fd: RawFd, interest: Interest) -> Io {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
         let token = self.inner.slots.borrow_mut().take(None);
         self.inner.engine.borrow_mut().watch(token, fd, interest);
@@ -496,6 +547,26 @@ impl Queue {
         // SAFETY: as above; the array lives as long as the Io (the caller
         // keeps both in one place, the Io first).
         (unsafe { self.submit(op, fd) }, Some(array))
+    }
+}
+
+/// What another event loop waits for, until it is readable; see [`Queue::turn`].
+impl AsFd for Queue {
+    /// # Panics
+    /// If the engine is one of a simulation.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let fd = self
+            .inner
+            .descriptor
+            .expect("a simulation has no event loop");
+        // SAFETY: the engine keeps it open, and lives as long as the queue.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
+impl AsRawFd for Queue {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -634,9 +705,28 @@ impl Inner {
     /// Enters the engine once; waits there for an end if it must, or if no
     /// future is ready.
     fn drive(&self, must_wait: bool) {
+        self.collect(|engine, done| {
+            // SeqCst pairs with `wake_by_ref`.
+            self.shared.sleeps.store(true, Ordering::SeqCst);
+            std::sync::atomic::fence(Ordering::SeqCst);
+            let wait = must_wait || self.shared.ready().is_empty();
+            let result = engine.poll(wait, done);
+            self.shared.sleeps.store(false, Ordering::SeqCst);
+            result
+        });
+    }
+
+    /// Enters the engine by `enter`, records what has ended and wakes the futures that wait for
+    /// it.
+    fn collect(&self, enter: impl FnOnce(&mut dyn Engine, &mut Vec<Completion>) -> io::Result<()>) {
         let mut done = self.done.take();
         let mut wakers = self.wakers.take();
-        self.enter_engine(must_wait, &mut done);
+        let panicked = AbortOnPanic(self.options.engine);
+        let result = enter(&mut **self.engine.borrow_mut(), &mut done);
+        std::mem::forget(panicked);
+        if let Err(e) = result {
+            abort(self.options.engine, &e);
+        }
         {
             let mut slots = self.slots.borrow_mut();
             for (token, result) in done.drain(..) {
@@ -657,20 +747,6 @@ impl Inner {
         // foreign code, which may drop an `Io` and so come back here.
         wakers.drain(..).for_each(Waker::wake);
         self.wakers.replace(wakers);
-    }
-
-    fn enter_engine(&self, must_wait: bool, done: &mut Vec<Completion>) {
-        // SeqCst pairs with `wake_by_ref`.
-        self.shared.sleeps.store(true, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let wait = must_wait || self.shared.ready().is_empty();
-        let panicked = AbortOnPanic(self.options.engine);
-        let result = self.engine.borrow_mut().poll(wait, done);
-        std::mem::forget(panicked);
-        if let Err(e) = result {
-            abort(self.options.engine, &e);
-        }
-        self.shared.sleeps.store(false, Ordering::SeqCst);
     }
 }
 
@@ -919,7 +995,7 @@ mod tests {
         unsafe fn submit(&mut self, token: Token, op: Op) {
             self.taken.push((token, op));
         }
-        fn watch(&mut self, _: Token, _: std::os::fd::RawFd, _: Interest) {}
+        fn watch(&mut self, _: Token, _: RawFd, _: Interest) {}
         fn unwatch(&mut self, _: Token) {}
         fn poll(&mut self, _: bool, done: &mut Vec<Completion>) -> io::Result<()> {
             let Some((token, _)) = self.taken.pop() else {

@@ -52,6 +52,8 @@ pub struct Threads {
     /// Taken and not reported.
     in_flight: usize,
     watches: Watches,
+    /// Whether `in_poll` is set for another event loop.
+    armed: bool,
 }
 
 struct Shared {
@@ -64,7 +66,7 @@ struct Shared {
     /// The thread that polls.
     poller: Thread,
     /// Whether it sleeps in `poll(2)`, or is about to, since it waits for
-    /// descriptors too. Then `event` wakes it.
+    /// descriptors too, or in another event loop. Then `event` wakes it.
     in_poll: AtomicBool,
     event: EventFd,
 }
@@ -106,7 +108,7 @@ impl Threads {
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new()?;
         Ok(Threads {
-            watches: Watches::new(event.fd()),
+            watches: Watches::new(event.fd())?,
             shared: Arc::new(Shared {
                 work: Mutex::default(),
                 arrived: Condvar::new(),
@@ -118,6 +120,7 @@ impl Threads {
             }),
             batch: Vec::new(),
             in_flight: 0,
+            armed: false,
         })
     }
 
@@ -245,6 +248,12 @@ impl Engine for Threads {
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        if wait && self.armed {
+            self.armed = false;
+            // Before `done` is looked at below: what ends later unparks this thread.
+            self.shared.in_poll.store(false, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
         let before = done.len();
         self.watches.take_cancelled(done);
         let wait = wait && done.len() == before;
@@ -286,6 +295,23 @@ impl Engine for Threads {
 
     fn notifier(&self) -> Arc<dyn Notify> {
         self.shared.clone()
+    }
+
+    fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        self.armed = true;
+        self.shared.in_poll.store(true, Ordering::SeqCst);
+        // Before looking: what ends afterwards makes it readable again.
+        self.shared.event.clear();
+        fence(Ordering::SeqCst);
+        self.shared.notified.store(false, Ordering::Release);
+        self.watches.arm();
+        self.watches.look(false, done)?;
+        self.poll(false, done)?;
+        Ok(false)
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.watches.descriptor())
     }
 }
 

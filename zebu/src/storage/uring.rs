@@ -32,6 +32,11 @@ const ASIDE: u64 = 1 << Token::BITS;
 pub struct Uring {
     ring: IoUring,
     event: Arc<EventFd>,
+    /// What another event loop waits for: the ring's own descriptor tells nothing of ends that
+    /// are `deferred`. Registered with the ring (`IORING_REGISTER_EVENTFD`) from the first
+    /// [`Engine::arm`] on, since that costs each completion a little.
+    completed: EventFd,
+    registered: bool,
     wake_armed: bool,
     /// Whether completions are delivered only when we enter the kernel
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
@@ -109,6 +114,8 @@ impl Uring {
         Ok(Uring {
             ring,
             event: Arc::new(EventFd::new()?),
+            completed: EventFd::new()?,
+            registered: false,
             wake_armed: false,
             deferred,
             in_flight: 0,
@@ -178,6 +185,27 @@ impl Uring {
             }
         } else {
             self.ring.submit_and_wait(want)
+        }
+    }
+
+    /// [`Uring::enter`], which may have to be repeated: after a signal, or when completions must
+    /// be reaped first.
+    fn enter_again(&mut self, want: usize) -> io::Result<()> {
+        match self.enter(want) {
+            Ok(_) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// Queues the poll of the event descriptor, unless it is in the ring.
+    fn arm_wake(&mut self) {
+        if !self.wake_armed {
+            let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
+            self.push(poll.build().user_data(WAKE));
+            self.wake_armed = true;
         }
     }
 
@@ -296,24 +324,14 @@ impl Engine for Uring {
             return Ok(());
         }
         self.queue_alone();
-        if wait && !self.wake_armed {
-            let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
-            self.push(poll.build().user_data(WAKE));
-            self.wake_armed = true;
+        if wait {
+            self.arm_wake();
         }
         // What has ended already is taken without entering the kernel to wait.
         self.reap(done);
         let want = usize::from(wait && done.len() == before && self.wake_armed);
         if self.must_hand_over(want > 0) || want > 0 || self.has_deferred() {
-            match self.enter(want) {
-                Ok(_) => {}
-                Err(e)
-                    if matches!(
-                        e.raw_os_error(),
-                        Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
-                    ) => {}
-                Err(e) => return Err(e),
-            }
+            self.enter_again(want)?;
             self.reap(done);
         }
         Ok(())
@@ -321,6 +339,30 @@ impl Engine for Uring {
 
     fn notifier(&self) -> Arc<dyn Notify> {
         self.event.clone()
+    }
+
+    fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        if !self.registered {
+            self.ring
+                .submitter()
+                .register_eventfd(self.completed.fd())?;
+            self.registered = true;
+        }
+        self.queue_alone();
+        // Before looking: what ends afterwards makes it readable again.
+        self.completed.clear();
+        self.reap(done);
+        // After reaping, which may have taken the end of the poll.
+        self.arm_wake();
+        self.put_off = 0;
+        self.enter_again(0)?;
+        self.reap(done);
+        let left = !self.ring.submission().is_empty();
+        Ok(left || !self.wake_armed)
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.completed.fd())
     }
 }
 

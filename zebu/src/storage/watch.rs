@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::epoll;
 
 use super::engine::{Completion, Interest, Token};
 
@@ -20,12 +22,27 @@ pub(super) struct Watches {
     cancelled: Vec<Completion>,
     /// Entries since the last look.
     unseen: u32,
+    /// What another event loop waits for: an epoll instance with the event descriptor and, from
+    /// [`Watches::arm`] on, one duplicate of the descriptor of each wait. (There may be several
+    /// waits for one descriptor, which epoll takes only once.)
+    epoll: OwnedFd,
+    /// The duplicates, if there are any yet, in the order of `tokens`.
+    registered: Option<Vec<OwnedFd>>,
 }
 
 impl Watches {
-    /// None yet, beside `event`.
-    pub(super) fn new(event: RawFd) -> Self {
-        Watches {
+    /// None yet, beside `event`, which must stay open as long as this exists.
+    pub(super) fn new(event: RawFd) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // SAFETY: on the caller's promise.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(event) };
+        epoll::add(
+            &epoll,
+            borrowed,
+            epoll::EventData::new_u64(0),
+            epoll::EventFlags::IN,
+        )?;
+        Ok(Watches {
             polled: vec![libc::pollfd {
                 fd: event,
                 events: libc::POLLIN,
@@ -34,7 +51,41 @@ impl Watches {
             tokens: Vec::new(),
             cancelled: Vec::new(),
             unseen: 0,
+            epoll,
+            registered: None,
+        })
+    }
+
+    /// The epoll instance.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// From now on the epoll instance is readable if [`Watches::look`] would find something.
+    pub(super) fn arm(&mut self) {
+        if self.registered.is_none() {
+            self.registered = Some(Vec::new());
+            let waits = std::mem::take(&mut self.tokens);
+            let polled = self.polled.split_off(1);
+            for (token, poll) in waits.into_iter().zip(polled) {
+                self.insert(token, poll);
+            }
         }
+    }
+
+    /// Adds a wait; one that cannot be registered ends with that error.
+    fn insert(&mut self, token: Token, poll: libc::pollfd) {
+        if let Some(registered) = &mut self.registered {
+            match register(&self.epoll, &poll) {
+                Ok(duplicate) => registered.push(duplicate),
+                Err(e) => {
+                    let errno = e.raw_os_error().unwrap_or(libc::EIO);
+                    return self.cancelled.push((token, -errno));
+                }
+            }
+        }
+        self.tokens.push(token);
+        self.polled.push(poll);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -42,12 +93,12 @@ impl Watches {
     }
 
     pub(super) fn add(&mut self, token: Token, fd: RawFd, interest: Interest) {
-        self.tokens.push(token);
-        self.polled.push(libc::pollfd {
+        let poll = libc::pollfd {
             fd,
             events: interest.events(),
             revents: 0,
-        });
+        };
+        self.insert(token, poll);
     }
 
     /// Ends the wait `token`, if there still is one.
@@ -104,5 +155,20 @@ impl Watches {
     fn remove(&mut self, at: usize) {
         self.tokens.swap_remove(at);
         self.polled.swap_remove(at + 1);
+        if let Some(registered) = &mut self.registered {
+            // Closing alone would leave it registered: the caller's descriptor is the same file.
+            let duplicate = registered.swap_remove(at);
+            let _ = epoll::delete(&self.epoll, &duplicate);
+        }
     }
+}
+
+/// Makes `epoll` wait for what `poll` waits for, through the duplicate that is returned.
+fn register(epoll: &OwnedFd, poll: &libc::pollfd) -> io::Result<OwnedFd> {
+    // SAFETY: the caller of `Engine::watch` keeps it open while it waits.
+    let fd = unsafe { BorrowedFd::borrow_raw(poll.fd) };
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
+    let flags = epoll::EventFlags::from_bits_retain(poll.events as u32);
+    epoll::add(epoll, &duplicate, epoll::EventData::new_u64(0), flags)?;
+    Ok(duplicate)
 }

@@ -1,0 +1,208 @@
+//! A queue in an event loop that is not zebu's, with each engine.
+//!
+//! Guards against an end or a wake-up that the descriptor does not tell of, and against one that
+//! it tells of for ever.
+
+use std::cell::Cell;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use zebu::storage::{EngineKind, File, OpenFile, Queue, QueueOptions, flush, read, write_slice};
+
+/// Long enough for the slowest machine; a test that needs it fails.
+const NEVER: Duration = Duration::from_secs(60);
+
+fn queues() -> impl Iterator<Item = Queue> {
+    EngineKind::ALL.into_iter().filter_map(|engine| {
+        let options = QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        };
+        match Queue::new(options) {
+            Ok(queue) => Some(queue),
+            Err(e) => {
+                eprintln!("skipped: {e}");
+                None
+            }
+        }
+    })
+}
+
+/// Whether the queue's descriptor became readable within `time`.
+fn becomes_readable(queue: &Queue, time: Duration) -> bool {
+    let limit = rustix::event::Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
+    let start = std::time::Instant::now();
+    // A descriptor that is readable and wakes nobody is found when the time is up.
+    poll(&mut fds, Some(&limit)).unwrap() > 0 && (time.is_zero() || start.elapsed() < time)
+}
+
+/// Drives the queue until `is_done`.
+fn drive(queue: &Queue, is_done: impl Fn() -> bool) {
+    loop {
+        while queue.turn() {}
+        if is_done() {
+            return;
+        }
+        let engine = queue.options().engine;
+        assert!(
+            becomes_readable(queue, NEVER),
+            "{engine}: nothing happens any more"
+        );
+    }
+}
+
+/// A file of 64 blocks, each full of its number, past the page cache where that is possible.
+fn file() -> (tempfile::NamedTempFile, Arc<File>) {
+    let named = tempfile::NamedTempFile::new().unwrap();
+    let content: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
+    std::fs::write(named.path(), content).unwrap();
+    let how = |direct| OpenFile {
+        write: true,
+        cache: match direct {
+            true => zebu::storage::CacheMode::None,
+            false => zebu::storage::CacheMode::default(),
+        },
+        ..OpenFile::default()
+    };
+    let file =
+        File::open(named.path(), how(true)).or_else(|_| File::open(named.path(), how(false)));
+    (named, Arc::new(file.unwrap()))
+}
+
+/// Spawns `count` reads of one block each; counts the ones that ended.
+fn spawn_reads(queue: &Queue, file: &Arc<File>, count: usize) -> Rc<Cell<usize>> {
+    let ended = Rc::new(Cell::new(0));
+    for n in 0..count {
+        let (queue_, file, ended) = (queue.clone(), file.clone(), ended.clone());
+        drop(queue.spawn(async move {
+            let block = (n * 7 % 64) as u8;
+            let mut buffer = queue_.buffer(4096);
+            // SAFETY: the buffer lives until the read has ended.
+            let iov = unsafe { buffer.iov() }.slice(0, 4096);
+            read(&*file, &queue_, u64::from(block) * 4096, &iov)
+                .await
+                .unwrap();
+            assert!(buffer[..4096].iter().all(|b| *b == block));
+            ended.set(ended.get() + 1);
+        }));
+    }
+    ended
+}
+
+#[test]
+fn operations_end() {
+    for queue in queues() {
+        let (_named, file) = file();
+        for count in [1, 2, 3, 40, 1, 700] {
+            let ended = spawn_reads(&queue, &file, count);
+            drive(&queue, || ended.get() == count);
+        }
+    }
+}
+
+#[test]
+fn it_is_readable_only_if_there_is_something_to_do() {
+    for queue in queues() {
+        let (_named, file) = file();
+        let ended = spawn_reads(&queue, &file, 20);
+        drive(&queue, || ended.get() == 20);
+        while queue.turn() {}
+        assert!(!becomes_readable(&queue, Duration::ZERO));
+        let ended = spawn_reads(&queue, &file, 1);
+        // The kernel may pass one eventfd's wake-up on to another a moment later.
+        assert!(becomes_readable(&queue, NEVER), "it was spawned");
+        drive(&queue, || ended.get() == 1);
+    }
+}
+
+#[test]
+fn flushes_writes_sleeps_and_descriptors_are_waited_for() {
+    for queue in queues() {
+        let (_named, file) = file();
+        let done = Rc::new(Cell::new(0));
+        let (other, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        // Several waits for one descriptor, begun before and after the first turn.
+        let ours = Rc::new(ours);
+        let wait = |times| {
+            for _ in 0..times {
+                let (queue_, ours, done) = (queue.clone(), ours.clone(), done.clone());
+                drop(queue.spawn(async move {
+                    queue_.readable(&*ours).await.unwrap();
+                    done.set(done.get() + 1);
+                }));
+            }
+        };
+        wait(2);
+        while queue.turn() {}
+        wait(2);
+        drive(&queue, || true);
+        assert_eq!(done.get(), 0);
+        let (queue_, done_) = (queue.clone(), done.clone());
+        drop(queue.spawn(async move {
+            queue_.sleep(Duration::from_millis(20)).await.unwrap();
+            write_slice(&*file, &queue_, 4096, &[9; 4096])
+                .await
+                .unwrap();
+            flush(&*file, &queue_).await.unwrap();
+            std::io::Write::write_all(&mut &other, b"x").unwrap();
+            done_.set(done_.get() + 1);
+        }));
+        drive(&queue, || done.get() == 5);
+        while queue.turn() {}
+        assert!(!becomes_readable(&queue, Duration::ZERO), "no wait is left");
+    }
+}
+
+#[test]
+fn other_threads_wake_it() {
+    for queue in queues() {
+        let done = Rc::new(Cell::new(0));
+        let (mut from_task, from_other): (Vec<_>, Vec<_>) =
+            (0..50).map(|_| futures_channel::oneshot::channel()).unzip();
+        for receiver in from_other {
+            let done = done.clone();
+            drop(queue.spawn(async move {
+                receiver.await.unwrap();
+                done.set(done.get() + 1);
+            }));
+        }
+        while queue.turn() {}
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (n, sender) in from_task.drain(..).enumerate() {
+                    if n % 3 == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    sender.send(()).unwrap();
+                }
+            });
+            drive(&queue, || done.get() == 50);
+        });
+    }
+}
+
+#[test]
+fn the_loops_may_alternate() {
+    for queue in queues() {
+        let (_named, file) = file();
+        for round in 0..30 {
+            let ended = spawn_reads(&queue, &file, 1 + round % 4);
+            queue.turn();
+            // In flight from there; some end here, others below.
+            queue.block_on(async {
+                let mut buffer = queue.buffer(4096);
+                // SAFETY: the buffer lives until the read has ended.
+                let iov = unsafe { buffer.iov() }.slice(0, 4096);
+                read(&*file, &queue, 8192, &iov).await.unwrap();
+            });
+            drive(&queue, || ended.get() == 1 + round % 4);
+        }
+    }
+}
