@@ -123,6 +123,11 @@ fn write(
     files: &Files,
     right: &[Vec<bool>],
 ) -> Vec<usize> {
+    // Before the writes, too, which give L2 tables that are shared copies.
+    let resizable = sound.content.len() == 1 || sound.layout.version >= 3;
+    if resizable && rng.one_in(2) {
+        resize(queue, rng, sound, files);
+    }
     let Ok(device) = files.open(queue, true, true) else {
         return Vec::new();
     };
@@ -158,7 +163,7 @@ fn write(
     queue
         .block_on(device.close(queue))
         .expect("a repaired image closes");
-    if sound.content.len() == 1 || sound.layout.version >= 3 {
+    if resizable {
         resize(queue, rng, sound, files);
     }
     Vec::new()
