@@ -173,18 +173,6 @@ fn has_avx2() -> bool {
         && is_x86_feature_detected!("bmi2")
 }
 
-/// Whether it has what [`Encoder::compress_avx512`] has besides; avx512f implies the last two
-/// (Rust Reference, target_feature).
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
-}
-
 impl Encoder {
     /// An encoder. The tables of a level are allocated when it is first used.
     pub fn new() -> Self {
@@ -233,24 +221,14 @@ impl Encoder {
         if !has_avx2() {
             return None;
         }
-        if has_avx512() {
-            // SAFETY: the processor has what the function is compiled for, and
-            // that is all it asks: its body is safe.
-            return Some(unsafe { self.compress_avx512(effort, src, dst) });
-        }
-        // SAFETY: as above.
+        // SAFETY: the processor has what the function is compiled for, and
+        // that is all it asks: its body is safe.
         Some(unsafe { self.compress_avx2(effort, src, dst) })
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn compress_avx2(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
-        self.compress_any(effort, src, dst)
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
-    fn compress_avx512(&mut self, effort: Effort, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         self.compress_any(effort, src, dst)
     }
 
@@ -350,14 +328,6 @@ mod tests {
             let length = deflate.compress_raw(effort, &data, &mut fast);
             assert_eq!(length, deflate.compress_any(effort, &data, &mut plain));
             assert!(length.is_some() && fast == plain, "level {level}");
-            #[cfg(target_arch = "x86_64")]
-            if has_avx2() {
-                plain.fill(0);
-                // SAFETY: the processor has what it is compiled for.
-                #[allow(unsafe_code)]
-                let again = unsafe { deflate.compress_avx2(effort, &data, &mut plain) };
-                assert!(again == length && fast == plain, "level {level}, AVX2");
-            }
         }
     }
 }
