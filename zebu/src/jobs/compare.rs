@@ -1,8 +1,9 @@
 //! Compare: whether two devices have the same content.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use super::course::{At, Course};
 use super::lanes::{self, Cursor, GoOn};
 use super::zero::is_zero;
 use crate::Error;
@@ -67,47 +68,39 @@ pub fn compare<G: GoOn>(
     let job = Arc::new(Job {
         devices,
         strict: options.strict,
-        cursor: Cursor::new(total),
-        found: Mutex::new(None),
+        course: Course::new(total),
     });
     lanes::run(&job, options.engine, None, || {
-        tell(job.cursor.done()).go_on()
+        tell(job.course.cursor().done()).go_on()
     })?;
-    let found = crate::lock(&job.found).take();
-    found.map_or(Ok(Comparison::Identical), |found| found.what)
+    match job.course.result() {
+        Ok(()) => Ok(Comparison::Identical),
+        Err(found) => found,
+    }
 }
 
-/// The end of a comparison.
-struct Found {
-    offset: u64,
-    what: Result<Comparison, CompareError>,
-}
+/// What ends a comparison: a difference or an error.
+type Found = At<Result<Comparison, CompareError>>;
 
 struct Job {
     devices: [Device; 2],
     strict: bool,
-    cursor: Cursor,
-    /// The one with the lowest offset so far.
-    found: Mutex<Option<Found>>,
+    course: Course<Result<Comparison, CompareError>>,
 }
 
 impl lanes::Job for Job {
     fn cursor(&self) -> &Cursor {
-        &self.cursor
+        self.course.cursor()
     }
 
     async fn lane(&self, queue: &Queue) {
-        let end_of = |at: u64| ((at / CHUNK + 1) * CHUNK).min(self.cursor.total());
-        while let Some(chunk) = self.cursor.take(end_of) {
+        // The buffers are given up after each chunk: the next lane has them while they are in the
+        // processor's cache.
+        let compare = async |chunk: &Range<u64>| {
             let mut buffers = [(); 2].map(|()| queue.buffer(CHUNK as usize));
-            let compared = self.compare(queue, &chunk, &mut buffers).await;
-            // The next lane has them while they are in the processor's cache.
-            drop(buffers);
-            match compared {
-                Ok(()) => self.cursor.finish(&chunk).await,
-                Err(found) => self.keep(found),
-            }
-        }
+            self.compare(queue, chunk, &mut buffers).await
+        };
+        self.course.each_chunk(CHUNK, compare).await;
     }
 }
 
@@ -118,16 +111,6 @@ struct Segment {
 }
 
 impl Job {
-    /// Chunks are taken in order, so those before a difference are compared by
-    /// somebody before the job ends: the lowest one wins.
-    fn keep(&self, new: Found) {
-        self.cursor.stop();
-        let mut found = crate::lock(&self.found);
-        if found.as_ref().is_none_or(|old| new.offset < old.offset) {
-            *found = Some(new);
-        }
-    }
-
     async fn compare(
         &self,
         queue: &Queue,
@@ -141,20 +124,17 @@ impl Job {
             if i == a.len() || j == b.len() {
                 // A status query failed here, and there was no difference before.
                 let failed = [a_failed, b_failed].into_iter().flatten();
-                return Err(failed.min_by_key(|f| f.offset).expect("one has failed"));
+                return Err(failed.min_by_key(|f| f.0).expect("one has failed"));
             }
             let end = a[i].end.min(b[j].end);
             let [a_is, b_is] = [&a[i].status, &b[j].status];
             let inside = at < self.devices[0].size().min(self.devices[1].size());
             if self.strict && inside && key(a_is) != key(b_is) {
-                return Err(Found {
-                    offset: at,
-                    what: Ok(Comparison::Status(at)),
-                });
+                return Err((at, Ok(Comparison::Status(at))));
             }
             if a_is.zero && b_is.zero {
                 // Both may go on alike far beyond the chunk.
-                self.cursor.leap(chunk.end, end / CHUNK * CHUNK);
+                self.course.cursor().leap(chunk.end, end / CHUNK * CHUNK);
             } else {
                 let length = (end.min(chunk.end) - at) as usize;
                 self.compare_data(queue, at, length, [a_is.zero, b_is.zero], buffers)
@@ -239,10 +219,7 @@ impl Job {
             None => Ok(()),
             Some(i) => {
                 let offset = at + i as u64;
-                Err(Found {
-                    offset,
-                    what: Ok(Comparison::Content(offset)),
-                })
+                Err((offset, Ok(Comparison::Content(offset))))
             }
         }
     }
@@ -256,14 +233,12 @@ impl Job {
 }
 
 fn read_error(device: usize, offset: u64, source: Error) -> Found {
-    Found {
+    let error = CompareError::Read {
+        device,
         offset,
-        what: Err(CompareError::Read {
-            device,
-            offset,
-            source,
-        }),
-    }
+        source,
+    };
+    (offset, Err(error))
 }
 
 /// The offset of the first sector of which `is` holds.

@@ -38,12 +38,23 @@ impl<E> Course<E> {
         size: u64,
         mut work: impl AsyncFnMut(&Range<u64>) -> Result<(), At<E>>,
     ) {
+        while let Some(chunk) = self.take(size) {
+            let ended = work(&chunk).await;
+            self.end(&chunk, ended).await;
+        }
+    }
+
+    /// The next chunk that nobody else has, cut at a multiple of `size`.
+    pub(super) fn take(&self, size: u64) -> Option<Range<u64>> {
         let end_of = |at: u64| ((at / size + 1) * size).min(self.cursor.total());
-        while let Some(chunk) = self.cursor.take(end_of) {
-            match work(&chunk).await {
-                Ok(()) => self.cursor.finish(&chunk).await,
-                Err(failure) => self.fail(failure),
-            }
+        self.cursor.take(end_of)
+    }
+
+    /// A taken chunk is done, or has failed, which ends the job.
+    pub(super) async fn end(&self, chunk: &Range<u64>, ended: Result<(), At<E>>) {
+        match ended {
+            Ok(()) => self.cursor.finish(chunk).await,
+            Err(failure) => self.fail(failure),
         }
     }
 

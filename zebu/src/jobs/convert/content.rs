@@ -98,7 +98,7 @@ impl Job {
                 }
                 if self.is_left(at, content) {
                     let end = (at + length) / self.chunk * self.chunk;
-                    self.cursor.leap(chunk.end, end);
+                    self.course.cursor().leap(chunk.end, end);
                 }
                 let end = (at + length).min(piece.range.end);
                 join(&mut parts, at..end, content);

@@ -12,14 +12,15 @@ mod pack;
 mod target;
 mod work;
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 pub use target::Target;
 use work::Job;
 
-use super::lanes::{self, Cursor, GoOn};
+use super::course::Course;
+use super::lanes::{self, GoOn};
+use super::pace::Pace;
 use super::turns::Turns;
 use crate::block::Device;
 use crate::storage::EngineKind;
@@ -172,30 +173,27 @@ pub fn convert<G: GoOn>(
         sources,
         target,
         options: options.clone(),
-        cursor: Cursor::new(total),
+        course: Course::new(total),
+        pace: Pace::new(options.rate),
         turns: Turns::default(),
         has_written: AtomicBool::new(false),
-        failure: Mutex::new(None),
         unreadable: Mutex::new(Vec::new()),
         offload: options.copy_range.into(),
-        start: Instant::now(),
-        written: AtomicU64::new(0),
     });
     let ran = lanes::run(&job, options.engine, options.lanes, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
             tell(ConvertEvent::Unreadable { offset, errno }).go_on()?;
         }
-        tell(ConvertEvent::Progress(job.cursor.done())).go_on()
+        tell(ConvertEvent::Progress(job.course.cursor().done())).go_on()
     });
-    let failure = lock(&job.failure)
-        .take()
-        .or(ran.err().map(ConvertError::Engine));
+    let ended = job.course.result();
+    let ended = ended.and(ran.map_err(ConvertError::Engine));
     // The lanes have ended, and with them their references.
     let closed = match Arc::into_inner(job) {
         Some(job) => close(job.target, total, options.engine),
         None => Ok(()),
     };
-    failure.map_or(closed, Err)
+    ended.and(closed)
 }
 
 fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {

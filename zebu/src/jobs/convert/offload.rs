@@ -55,7 +55,7 @@ impl Job {
             }
         }
         // (What has to be read counts then.)
-        self.slow_down(range.end - range.start);
+        self.pace.wait(range.end - range.start);
         true
     }
 }

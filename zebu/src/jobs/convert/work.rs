@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{Content, Part, Piece};
 use super::{ConvertError, ConvertOptions, Target, lock};
 use crate::block::Device;
+use crate::jobs::course::Course;
 use crate::jobs::lanes::{self, Cursor};
+use crate::jobs::pace::Pace;
 use crate::jobs::together::Together;
 use crate::jobs::turns::{Ticket, Turns};
 use crate::jobs::zero;
@@ -19,21 +20,18 @@ pub(super) struct Job {
     pub(super) sources: Vec<Device>,
     pub(super) target: Target,
     pub(super) options: ConvertOptions,
-    pub(super) cursor: Cursor,
+    pub(super) course: Course<ConvertError>,
+    /// Of data; what is known to be zero is not counted.
+    pub(super) pace: Pace,
     /// Bytes of a chunk: whole clusters of the target.
     pub(super) chunk: u64,
     /// The order of the chunks.
     pub(super) turns: Turns,
     /// Whether somebody had something to write when it was his turn.
     pub(super) has_written: AtomicBool,
-    /// The failure with the lowest offset so far.
-    pub(super) failure: Mutex<Option<ConvertError>>,
     pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
     /// Whether data are offered to the kernel to copy.
     pub(super) offload: AtomicBool,
-    pub(super) start: Instant,
-    /// Bytes of data written, or about to be; counted for the rate only.
-    pub(super) written: AtomicU64,
 }
 
 /// A range that is written alike.
@@ -47,44 +45,24 @@ pub(super) type Operations<'a> = Together<'a, ConvertError>;
 
 impl lanes::Job for Job {
     fn cursor(&self) -> &Cursor {
-        &self.cursor
+        self.course.cursor()
     }
 
     async fn lane(&self, queue: &Queue) {
         // No cluster of the target, and no block, is in two chunks: lanes do
         // not meet.
-        let end_of = |at: u64| ((at / self.chunk + 1) * self.chunk).min(self.cursor.total());
-        while let Some((ticket, chunk)) = self.turns.take(|| self.cursor.take(end_of)) {
+        while let Some((ticket, chunk)) = self.turns.take(|| self.course.take(self.chunk)) {
             let mut buffer = queue.buffer(self.chunk as usize);
             let converted = self.convert(queue, &chunk, &mut buffer, ticket).await;
             // The next lane has it while it is in the processor's cache.
             drop(buffer);
-            match converted {
-                Ok(()) => self.cursor.finish(&chunk).await,
-                Err(e) => self.fail(e),
-            }
+            let ended = converted.map_err(|e| (e.offset(), e));
+            self.course.end(&chunk, ended).await;
         }
     }
 }
 
 impl Job {
-    fn fail(&self, error: ConvertError) {
-        self.cursor.stop();
-        let mut failure = lock(&self.failure);
-        if failure.as_ref().is_none_or(|f| error.offset() < f.offset()) {
-            *failure = Some(error);
-        }
-    }
-
-    /// Sleeps until `length` more bytes may be written by the rate limit.
-    pub(super) fn slow_down(&self, length: u64) {
-        if let Some(rate) = self.options.rate.filter(|rate| *rate > 0) {
-            let written = self.written.fetch_add(length, Ordering::Relaxed) + length;
-            let due = Duration::from_secs_f64(written as f64 / rate as f64);
-            std::thread::sleep(due.saturating_sub(self.start.elapsed()));
-        }
-    }
-
     async fn convert(
         &self,
         queue: &Queue,
@@ -156,7 +134,7 @@ impl Job {
         let iov = unsafe { buffer.iov() };
         let mut reads = Together::new();
         for part in parts.iter().filter(|p| p.content == Content::Data) {
-            self.slow_down(part.range.end - part.range.start);
+            self.pace.wait(part.range.end - part.range.start);
             for piece in self.pieces(part.range.clone()) {
                 let length = piece.range.end - piece.range.start;
                 let at = piece.range.start - chunk.start;
