@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::Format;
+use zebu::block::{Format, split_list};
 
 use crate::failure::Failure;
 use crate::known_options::known_options;
@@ -29,8 +29,8 @@ impl CreateOptions {
     pub fn parse_known(known: &[&str], texts: &[OsString]) -> Result<Self, String> {
         let is_known = |key: &str| known.contains(&key);
         let mut options = CreateOptions::default();
-        for item in texts.iter().flat_map(|text| split(text)) {
-            let mut parts = item.splitn(2, |b| *b == b'=');
+        for item in texts.iter().flat_map(|text| split_list(text)) {
+            let mut parts = item.as_bytes().splitn(2, |b| *b == b'=');
             let word = String::from_utf8_lossy(parts.next().unwrap_or_default());
             let (key, value) = match parts.next() {
                 Some(value) => (&*word, OsStr::from_bytes(value)),
@@ -75,8 +75,8 @@ impl CreateOptions {
 
 /// Whether `-o` asks for the list of options.
 pub fn asks_for_help(texts: &[OsString]) -> bool {
-    let mut items = texts.iter().flat_map(|text| split(text));
-    items.any(|item| item == b"help" || item == b"?")
+    let mut items = texts.iter().flat_map(|text| split_list(text));
+    items.any(|item| item == "help" || item == "?")
 }
 
 /// Refuses a value of `-o` that is no list: empty, or with an empty item at an end.
@@ -92,31 +92,9 @@ pub fn check_list(text: &OsStr) -> Result<(), Failure> {
     }
 }
 
-/// The items of a list with commas between them; two commas mean one.
-pub fn split(text: &OsStr) -> Vec<Vec<u8>> {
-    let mut items = vec![Vec::new()];
-    let mut bytes = text.as_bytes().iter().peekable();
-    while let Some(byte) = bytes.next() {
-        if *byte == b',' && bytes.next_if_eq(&&b',').is_none() {
-            items.push(Vec::new());
-        } else if let Some(item) = items.last_mut() {
-            item.push(*byte);
-        }
-    }
-    items.retain(|item| !item.is_empty());
-    items
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn commas_are_doubled() {
-        let split = |text| split(OsStr::new(text));
-        assert_eq!(split("a=1,b=x,,y,c"), [&b"a=1"[..], b"b=x,y", b"c"]);
-        assert!(split("").is_empty());
-    }
 
     #[test]
     fn the_last_value_counts() {

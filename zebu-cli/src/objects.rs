@@ -8,10 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use zebu::block::TlsObjects;
+use zebu::block::{TlsObjects, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
-use crate::create_options::split;
 use crate::failure::Failure;
 
 static CREDENTIALS: Mutex<TlsObjects> = Mutex::new(TlsObjects::new());
@@ -140,8 +139,8 @@ impl Object {
 /// Options by commas, of which a doubled one is a comma; the first word is the
 /// type.
 fn words(text: &OsStr) -> Vec<(String, OsString)> {
-    let pair = |(place, word): (usize, Vec<u8>)| {
-        let mut parts = word.splitn(2, |b| *b == b'=');
+    let pair = |(place, word): (usize, OsString)| {
+        let mut parts = word.as_bytes().splitn(2, |b| *b == b'=');
         let key = parts.next().unwrap_or_default();
         let (key, value) = match parts.next() {
             Some(value) => (key, value),
@@ -151,7 +150,7 @@ fn words(text: &OsStr) -> Vec<(String, OsString)> {
         let key = String::from_utf8_lossy(key).into_owned();
         (key, OsStr::from_bytes(value).to_owned())
     };
-    split(text).into_iter().enumerate().map(pair).collect()
+    split_list(text).into_iter().enumerate().map(pair).collect()
 }
 
 fn json(text: &OsStr) -> Result<Vec<(String, OsString)>, String> {

@@ -28,7 +28,8 @@ pub use resize::Preallocation;
 pub use source::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls,
-    NullSpec, OverlapChecks, Qcow2Options, RawOptions, Source, json_text, protocol,
+    NullSpec, OverlapChecks, Qcow2Options, RawOptions, SizeError, Source, first_item, json_text,
+    parse_size, protocol, split_list,
 };
 pub use status::Status;
 pub use write::Zeroing;

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions, Source, first_item};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
@@ -129,25 +129,12 @@ fn under_backing(text: &OsStr) -> OsString {
     let mut all = OsString::new();
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
-        let end = option_end(rest);
+        let (option, after) = first_item(rest);
         all.push(",backing.");
-        all.push(OsStr::from_bytes(&rest[..end]));
-        rest = rest.get(end + 1..).unwrap_or_default();
+        all.push(OsStr::from_bytes(option));
+        rest = after;
     }
     all
-}
-
-/// Where the first option ends: at a comma that is not doubled.
-fn option_end(bytes: &[u8]) -> usize {
-    let mut at = 0;
-    while at < bytes.len() {
-        match (bytes[at], bytes.get(at + 1)) {
-            (b',', Some(b',')) => at += 2,
-            (b',', _) => return at,
-            _ => at += 1,
-        }
-    }
-    at
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::Format;
+use zebu::block::{Format, split_list};
 use zebu::storage::CacheMode;
 
 use super::command::{Command, Failure, Handler, Outcome};
@@ -11,7 +11,6 @@ use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::opening::Opening;
 use super::session::Session;
-use crate::create_options::split;
 
 /// reopen.
 pub const COMMANDS: &[Command] = &[Command {
@@ -138,8 +137,8 @@ impl Flags {
 
 /// The options of a list, in its order.
 fn options_of(text: &OsStr) -> Vec<(String, OsString)> {
-    let option = |word: Vec<u8>| {
-        let mut parts = word.splitn(2, |b| *b == b'=');
+    let option = |word: OsString| {
+        let mut parts = word.as_bytes().splitn(2, |b| *b == b'=');
         let key = String::from_utf8_lossy(parts.next().unwrap_or_default());
         match parts.next() {
             Some(value) => (key.into_owned(), OsStr::from_bytes(value).to_owned()),
@@ -149,7 +148,7 @@ fn options_of(text: &OsStr) -> Vec<(String, OsString)> {
             },
         }
     };
-    split(text).into_iter().map(option).collect()
+    split_list(text).into_iter().map(option).collect()
 }
 
 /// Whether an option is what the image was opened with, whatever option it is.

@@ -4,10 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
+use zebu::block::split_list;
 use zebu_vhost::MAX_QUEUES;
 
 use crate::commands::serve::ImageArguments;
-use crate::create_options::split;
 use crate::failure::Failure;
 use crate::size;
 
@@ -110,9 +110,9 @@ impl Arguments {
     /// An `--export`: as `-device` and the like, a comma in a value is doubled.
     fn further(&self, text: &OsStr) -> Result<Wanted, Failure> {
         let fail = |why: &str| Failure::new(format!("--export {}: {why}", text.display()));
-        let mut parts = split(text).into_iter();
+        let mut parts = split_list(text).into_iter();
         let first = parts.next().unwrap_or_default();
-        let mut first = first.splitn(2, |b| *b == b'=');
+        let mut first = first.as_bytes().splitn(2, |b| *b == b'=');
         let (Some(Ok(name)), Some(image)) = (first.next().map(str::from_utf8), first.next()) else {
             return Err(fail("NAME=IMAGE is expected first"));
         };
@@ -125,11 +125,11 @@ impl Arguments {
             block_size: self.block_size()?,
         };
         for part in parts {
-            if let Some(path) = part.strip_prefix(b"socket=") {
+            if let Some(path) = part.as_bytes().strip_prefix(b"socket=") {
                 wanted.socket = OsStr::from_bytes(path).into();
                 continue;
             }
-            let part = String::from_utf8_lossy(&part);
+            let part = part.to_string_lossy();
             let (key, value) = part.split_once('=').unwrap_or((&part, "on"));
             match key {
                 "writable" => {

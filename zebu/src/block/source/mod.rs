@@ -16,6 +16,7 @@ mod nbd;
 mod null;
 mod options;
 mod shown;
+mod text;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +35,7 @@ pub use name::protocol;
 pub use nbd::{NbdSpec, NbdTls};
 pub use null::NullSpec;
 use options::Options;
+pub use text::{SizeError, first_item, parse_size, split_list};
 
 /// How many images an image described by options may be backed by.
 const MAX_DEPTH: usize = 64;
