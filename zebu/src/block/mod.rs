@@ -10,6 +10,7 @@ mod opened;
 mod quick_zeroes;
 mod raw;
 mod read;
+mod remote;
 mod resize;
 mod snapshots;
 mod source;
@@ -24,6 +25,7 @@ pub use device::{Device, Layer, LayerImage};
 pub use open::{OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
 pub use raw::Raw;
+pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub use source::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,

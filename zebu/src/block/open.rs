@@ -115,13 +115,32 @@ impl Device {
     ///
     /// The error is what fits after `Could not open 'NAME': `.
     pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
+        queue.block_on(Device::open_async(queue, source, options))
+    }
+
+    /// The same as a future of `queue`. Reading is asynchronous; opening and locking files, and
+    /// connecting to servers, blocks the thread.
+    pub async fn open_async(
+        queue: &Queue,
+        source: &Source,
+        options: &OpenOptions,
+    ) -> Result<Device> {
         options.policy.check_source(source)?;
-        Device::open_spec(queue, source.resolve(None, options.format)?, options)
+        Device::open_spec_async(queue, source.resolve(None, options.format)?, options).await
     }
 
     /// The same for an image that is described already, which says its format
     /// itself: that of the options counts for nothing.
     pub fn open_spec(queue: &Queue, spec: ImageSpec, options: &OpenOptions) -> Result<Device> {
+        queue.block_on(Device::open_spec_async(queue, spec, options))
+    }
+
+    /// The same as a future of `queue`; see [`Device::open_async`].
+    pub async fn open_spec_async(
+        queue: &Queue,
+        spec: ImageSpec,
+        options: &OpenOptions,
+    ) -> Result<Device> {
         let shared = options.force_share || spec.options.common.force_share == Some(true);
         if options.write && shared {
             // Without locks, two writers would take the same clusters.
@@ -137,7 +156,7 @@ impl Device {
             has_backing: false,
             stacked: RefCell::default(),
         };
-        queue.block_on(opening.chain(spec))?;
+        opening.chain(spec).await?;
         Ok(opening.into_device())
     }
 

@@ -128,6 +128,12 @@ impl Deref for Buffer {
     }
 }
 
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in deref, and `&mut self` makes it the only access.
@@ -189,6 +195,19 @@ impl Iov {
             len: segments.iter().map(|s| s.1).sum(),
             kind: Kind::Many(segments.into(), 0),
         }
+    }
+
+    /// The segments of an array as `readv(2)` takes it.
+    ///
+    /// # Safety
+    /// As [`Iov::from_raw`], for every segment.
+    pub unsafe fn from_iovecs(iovecs: &[libc::iovec]) -> Self {
+        let segments: Vec<_> = iovecs
+            .iter()
+            .map(|v| (v.iov_base.cast(), v.iov_len))
+            .collect();
+        // SAFETY: on the caller's promise.
+        unsafe { Iov::from_segments(&segments) }
     }
 
     /// Length in bytes of all segments together.

@@ -145,6 +145,9 @@ struct Inner {
     keepers: Cell<usize>,
     /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
+    /// Number of spawned futures, and the wakers of `drain`.
+    spawned: Cell<usize>,
+    draining: RefCell<Vec<Waker>>,
     write_here: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
@@ -267,6 +270,8 @@ impl Queue {
             running: Cell::new(false),
             keepers: Cell::new(1),
             unbroken: Cell::new(0),
+            spawned: Cell::new(0),
+            draining: RefCell::default(),
             buffers: BufferPool::new(),
             thread: std::thread::current().id(),
             number: QUEUES.fetch_add(1, Ordering::Relaxed),
@@ -398,10 +403,29 @@ impl Queue {
     /// the queue alive: let it end before the last other handle goes, or
     /// neither ever does.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
-        let (task, handle) = joined(future);
-        let (id, _) = self.inner.add_task(task);
+        let spawned = Spawned::new(&self.inner);
+        let (task, mut handle) = joined(async move {
+            let _spawned = spawned;
+            future.await
+        });
+        let (id, serial) = self.inner.add_task(task);
+        handle.task = Some((Rc::downgrade(&self.inner), id, serial));
         self.inner.wake_task(id);
         handle
+    }
+
+    /// Waits until every spawned future has ended or was dropped, also those that are spawned
+    /// meanwhile. Never ready within one of them.
+    pub async fn drain(&self) {
+        std::future::poll_fn(|context| {
+            if self.inner.spawned.get() == 0 {
+                return Poll::Ready(());
+            }
+            let waker = context.waker().clone();
+            self.inner.draining.borrow_mut().push(waker);
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Runs the future of `work` as a task of this queue. It is polled at once, and
@@ -875,6 +899,12 @@ impl std::ops::Deref for PoolBuffer {
     }
 }
 
+impl AsRef<[u8]> for PoolBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl std::ops::DerefMut for PoolBuffer {
     fn deref_mut(&mut self) -> &mut Buffer {
         self.buffer.as_mut().expect("present until dropped")
@@ -897,6 +927,44 @@ struct JoinState<T> {
 /// The result of a spawned future.
 pub struct Handle<T> {
     state: Rc<JoinState<T>>,
+    /// The task, if it may be aborted: its queue, index and serial number.
+    task: Option<(std::rc::Weak<Inner>, u32, u64)>,
+}
+
+impl<T> Handle<T> {
+    /// Drops the future, if it has not ended and is not the one that calls this. That waits for
+    /// its operations in flight, as dropping any request does.
+    pub fn abort(self) {
+        if let Some((inner, id, serial)) = self.task
+            && let Some(inner) = inner.upgrade()
+        {
+            inner.cancel_task(id, serial);
+        }
+    }
+}
+
+/// Counts a spawned future until it is dropped.
+struct Spawned(std::rc::Weak<Inner>);
+
+impl Spawned {
+    fn new(inner: &Rc<Inner>) -> Self {
+        inner.spawned.set(inner.spawned.get() + 1);
+        Spawned(Rc::downgrade(inner))
+    }
+}
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        let Some(inner) = self.0.upgrade() else {
+            return;
+        };
+        let left = inner.spawned.get() - 1;
+        inner.spawned.set(left);
+        if left == 0 {
+            let waiting = inner.draining.take();
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
 }
 
 /// Makes a task of a future, and a handle to its result.
@@ -909,6 +977,7 @@ fn joined<T: 'static>(
     });
     let handle = Handle {
         state: state.clone(),
+        task: None,
     };
     let task = Box::pin(async move {
         state.value.set(Some(future.await));

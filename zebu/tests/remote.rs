@@ -1,0 +1,147 @@
+//! A device shared with other runtimes ([`zebu::block::Remote`]).
+//!
+//! Guards against requests that are lost when their future is dropped or the device is closed, a
+//! thread that takes others down, and futures that another thread cannot wait for.
+
+use std::sync::Arc;
+
+use zebu::block::{Device, OpenOptions, Remote, Zeroing};
+use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::storage::{Memory, Queue, QueueOptions};
+
+const PART: u64 = 1 << 20;
+
+fn make(queue: &Queue, size: u64) -> Arc<Memory> {
+    let storage = Arc::new(Memory::new(Vec::new()));
+    create_qcow2(
+        queue,
+        &*storage,
+        None,
+        &CreateQcow2 {
+            size,
+            ..CreateQcow2::default()
+        },
+    )
+    .unwrap();
+    storage
+}
+
+fn open(storage: &Arc<Memory>, queue: &Queue) -> Device {
+    let options = OpenOptions {
+        write: true,
+        discard: Some(true),
+        ..OpenOptions::default()
+    };
+    Device::from_storage(queue, storage.clone(), &options).unwrap()
+}
+
+fn assert_send<T: Send + 'static>(value: T) -> T {
+    value
+}
+
+#[test]
+fn requests_of_many_threads_are_executed() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let storage = make(&queue, 16 * PART);
+    let device = Arc::new(open(&storage, &queue));
+    let remote = Remote::new(device, 3, &QueueOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..8u64 {
+            let remote = &remote;
+            scope.spawn(move || {
+                // The executor does not matter; each thread has one.
+                let queue = Queue::new(QueueOptions::default()).unwrap();
+                queue.block_on(async {
+                    let at = part * PART;
+                    for n in 0..20 {
+                        let bytes = vec![(part * 20 + n) as u8; 40_000];
+                        let write = assert_send(remote.write(at + n * 45_000, bytes));
+                        match n % 4 {
+                            // Dropped: it is executed all the same.
+                            3 => drop(write),
+                            _ => drop(write.await.unwrap()),
+                        }
+                    }
+                    remote.flush().await.unwrap();
+                    let zeroes = remote.write_zeroes(at, 20_000, Zeroing::Keep);
+                    assert_send(zeroes).await.unwrap();
+                });
+            });
+        }
+    });
+    remote.close().unwrap();
+    let device = Arc::new(open(&storage, &queue));
+    let remote = Remote::new(device.clone(), 1, &QueueOptions::default()).unwrap();
+    for part in 0..8u64 {
+        let at = part * PART;
+        let bytes = queue.block_on(remote.read(at, PART as usize)).unwrap();
+        for n in 0..20 {
+            let from = if n == 0 { 20_000 } else { 0 };
+            let written = &bytes[n * 45_000..][..40_000];
+            assert!(
+                written[from..]
+                    .iter()
+                    .all(|b| *b == (part * 20 + n as u64) as u8)
+            );
+            assert!(written[..from].iter().all(|b| *b == 0));
+        }
+        assert!(queue.block_on(remote.status(at, PART)).unwrap().length > 0);
+    }
+    let late = remote.read(16 * PART, 1);
+    assert!(matches!(
+        queue.block_on(late),
+        Err(zebu::Error::OutOfRange { .. })
+    ));
+    // There is another reference.
+    assert!(matches!(remote.close(), Err(zebu::Error::Refused(_))));
+    let device = Arc::into_inner(device).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+}
+
+#[test]
+fn a_panic_is_the_error_of_its_requests() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let storage = make(&queue, PART);
+    let remote = Remote::new(
+        Arc::new(open(&storage, &queue)),
+        2,
+        &QueueOptions::default(),
+    )
+    .unwrap();
+    let panics = remote.run::<(), _>(|_, _| async { panic!("as it was told") });
+    assert!(queue.block_on(panics).is_err());
+    let results: Vec<_> = (0..4)
+        .map(|_| queue.block_on(remote.read(0, 512)).is_ok())
+        .collect();
+    assert_eq!(
+        results,
+        [true, false, true, false],
+        "the other thread goes on"
+    );
+}
+
+#[test]
+fn spawned_futures_are_aborted_and_drained() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let ended = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = |queue_: Queue, ended: std::rc::Rc<std::cell::Cell<i32>>| async move {
+        queue_
+            .sleep(std::time::Duration::from_millis(5))
+            .await
+            .unwrap();
+        ended.set(ended.get() + 1);
+    };
+    for _ in 0..10 {
+        drop(queue.spawn(count(queue.clone(), ended.clone())));
+    }
+    let never = queue.spawn(std::future::pending::<()>());
+    let aborted = queue.spawn(count(queue.clone(), ended.clone()));
+    queue
+        .block_on(queue.sleep(std::time::Duration::ZERO))
+        .unwrap();
+    aborted.abort();
+    never.abort();
+    queue.block_on(queue.drain());
+    assert_eq!(ended.get(), 10);
+    queue.block_on(queue.drain());
+}
