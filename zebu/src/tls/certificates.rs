@@ -4,41 +4,18 @@
 //!
 //! TLS 1.2 and 1.3 by rustls.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 
-use super::TlsError;
-
-/// What of a server's certificate is looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Verify {
-    /// Nothing: whoever is in the way may be the server.
-    Nothing,
-    /// That a trusted authority signed it. It may be anybody's whom that
-    /// authority signed.
-    Authority,
-    /// That, and that it is for the name of the server.
-    #[default]
-    Name,
-}
-
-/// Where certificates are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TlsFiles {
-    /// The directory; None: the system's authorities are trusted, and we are
-    /// nobody.
-    pub directory: Option<PathBuf>,
-    /// What is looked at.
-    pub verify: Verify,
-}
+use super::{TlsError, TlsFiles, Verify};
 
 fn unreadable(path: &Path, why: impl ToString) -> TlsError {
     TlsError::File {
@@ -52,7 +29,7 @@ fn unusable(why: impl ToString) -> TlsError {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    Arc::new(aws_lc_rs::default_provider())
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

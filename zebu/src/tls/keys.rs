@@ -3,30 +3,16 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::TlsError;
+use super::{KeyFile, MAX_USERS, MIN_KEY, TlsError};
 
-/// Bytes of a key at least: s2n-tls takes no shorter one (RFC 9257, section 6).
-pub const MIN_KEY: usize = 16;
-/// Users of a server at most: each connection has all their keys, and compares
-/// all with each that a client offers, before anybody is known.
-pub const MAX_USERS: usize = 100;
 /// Bytes of a user's name and of a key at most. psktool writes keys of up to
 /// 512 bytes, and GnuTLS takes names of up to 128.
 const MAX_NAME: usize = 128;
 const MAX_KEY: usize = 512;
 /// Bytes of a file at most.
 const MAX_FILE: u64 = 4 << 20;
-
-/// A client's key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KeyFile {
-    /// Where it is, perhaps among others.
-    pub file: PathBuf,
-    /// Whose it is; None: of the user of this login, as in libnbd.
-    pub user: Option<String>,
-}
 
 /// Who has which key. It has no `Debug`, so that no key gets into a log.
 #[derive(Clone)]

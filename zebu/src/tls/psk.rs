@@ -19,8 +19,9 @@ use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::psk::Psk;
 use s2n_tls::security::DEFAULT_TLS13;
 
+use super::TlsError;
 use super::keys::Key;
-use super::{TlsError, broken};
+use super::session::broken;
 use crate::lock;
 
 /// Bytes that are received at a time. All of it is looked at before more is
