@@ -55,7 +55,8 @@ fn half(bytes: &[u8], at: u64) -> u64 {
     word(bytes, at) >> 32
 }
 
-/// Looks at an image that is as it should be.
+/// Looks at an image whose header is as it should be. What an unaligned L1 entry leads to is no L2
+/// table: it cannot be read.
 pub fn walk(bytes: &[u8]) -> Walk {
     let cluster = 1u64 << half(bytes, 20).min(21);
     let version = half(bytes, 4);
@@ -91,6 +92,9 @@ pub fn walk(bytes: &[u8]) -> Walk {
         }
         walk.l1.push((n * walk.coverage, l1_entry));
         let l2 = l1_entry.value & OFFSET;
+        if !l2.is_multiple_of(cluster) {
+            continue;
+        }
         walk.tables.push((l2, cluster));
         for m in 0..cluster / entry_bytes {
             let entry = entry(l2 + m * entry_bytes);

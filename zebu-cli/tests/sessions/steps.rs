@@ -368,7 +368,7 @@ impl World {
             let mut args = words(&["resize", "-q", "-f", "qcow2"]);
             if new < old {
                 args.push("--shrink".into());
-            } else if rng.one_in(3) {
+            } else if new > old && rng.one_in(3) {
                 let mode = rng.pick(&["metadata", "falloc", "full"]);
                 args.push(format!("--preallocation={mode}"));
             }
