@@ -249,8 +249,6 @@ fn more_segments_than_the_kernel_takes_at_once() {
     });
 }
 
-/// Direct ones go as one or as two halves, cut at a multiple of 64 KiB; of three in turn some
-/// as one and some as two.
 #[test]
 fn a_large_operation_on_scattered_memory() {
     const PIECE: usize = 64 << 10;
@@ -270,7 +268,7 @@ fn a_large_operation_on_scattered_memory() {
             let mut back = Pieces::equal(count, PIECE);
             read(storage, queue, 0, &mut back).await.unwrap();
             assert!(back.get() == bytes);
-            // Several, of which an engine may have others do a part.
+            // Several in flight.
             let reads: Vec<_> = (0..5)
                 .map(|_| {
                     let (storage, own) = (setup.storage.clone(), queue.clone());
@@ -284,7 +282,6 @@ fn a_large_operation_on_scattered_memory() {
         if storage.is_device() {
             return;
         }
-        // Ends within each half, and where they meet.
         let half = (length / 2).next_multiple_of(PIECE);
         for end in [PIECE, half - 512, half, half + 512, length - 512] {
             storage.set_len(end as u64).unwrap();

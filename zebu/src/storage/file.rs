@@ -9,15 +9,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use super::halves::Halves;
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind, read_cached, write_now};
-use super::{
-    Alignment, Blocks, EngineKind, Iov, Queue, QueueOptions, Started, Storage, StorageExtent,
-    yield_once,
-};
+use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent, yield_once};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -106,10 +101,7 @@ pub struct File {
     cache: CacheMode,
     alignment: Alignment,
     device: bool,
-    /// Whether there is no disk: to read is to copy, also with `O_DIRECT`.
-    in_memory: bool,
     blocks: Blocks,
-    halves: Arc<Halves>,
 }
 
 impl File {
@@ -162,8 +154,6 @@ impl File {
         };
         let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
         Ok(File {
-            // The node of a device is on a tmpfs, too.
-            in_memory: !device && file_system(fd.as_raw_fd()) == TMPFS,
             fd,
             locks: OnceLock::new(),
             path,
@@ -171,7 +161,6 @@ impl File {
             blocks: Blocks::new(page),
             alignment,
             device,
-            halves: Arc::default(),
         })
     }
 
@@ -324,117 +313,6 @@ unsafe fn copy_later(fd: Arc<OwnedFd>, offset: u64, iov: &Iov) -> Started {
     })
 }
 
-/// Operations from this many bytes on may be made as two.
-const LARGE: usize = 1 << 20;
-
-/// The type of tmpfs, as statfs(2) says it.
-const TMPFS: i64 = 0x0102_1994;
-
-/// The type of the file system that a file is on (statfs(2)).
-pub(super) fn file_system(fd: RawFd) -> i64 {
-    let mut info = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the pointer is valid for the call, and zeroed is a valid value.
-    let info = unsafe {
-        libc::fstatfs(fd, info.as_mut_ptr());
-        info.assume_init()
-    };
-    #[allow(clippy::unnecessary_cast)] // Its type differs among platforms.
-    {
-        info.f_type as i64
-    }
-}
-
-impl File {
-    /// Whether an operation on this file's disk has memory in several pieces, so that two halves
-    /// of it may be quicker ([`Halves`]). (What is a slice within one piece of several counts,
-    /// too: it is not looked at more closely.) Not durable writes, each of which may flush the disk.
-    fn is_scattered(&self, kind: OpKind, iov: &Iov) -> bool {
-        iov.len() >= LARGE
-            && matches!(kind, OpKind::Read | OpKind::Write)
-            && self.cache.is_direct()
-            && !self.in_memory
-            && iov.single().is_none()
-    }
-
-    /// Whether two threads are to copy the halves of a read from memory at the same time: if there
-    /// are threads, and no job that keeps the processors busy by itself. Writes wait for each
-    /// other in the kernel.
-    fn is_copied_by_two(&self, kind: OpKind, iov: &Iov, options: &QueueOptions) -> bool {
-        iov.len() >= LARGE
-            && kind == OpKind::Read
-            && self.in_memory
-            && options.engine == EngineKind::Threads
-            && !options.copy_here
-    }
-}
-
-/// Starts an operation on scattered memory the way that the disk is quicker with, and notes how
-/// long it took.
-///
-/// # Safety
-/// As [`Storage::start`].
-unsafe fn start_scattered(
-    halves: &Arc<Halves>,
-    align: usize,
-    queue: &Queue,
-    kind: OpKind,
-    fd: &Arc<OwnedFd>,
-    offset: u64,
-    iov: &Iov,
-) -> Started {
-    let (begun, halves, length) = (Instant::now(), halves.clone(), iov.len());
-    let two = halves.next(kind);
-    let started = match two {
-        // SAFETY: passed on.
-        true => unsafe { start_halves(align, queue, kind, fd, offset, iov) },
-        false => {
-            // SAFETY: passed on.
-            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, false) };
-            Started::in_flight(io, segments)
-        }
-    };
-    Started::later(async move {
-        let count = started.wait().await?;
-        if count == length {
-            halves.ended(kind, two, length, begun.elapsed());
-        }
-        Ok(count)
-    })
-}
-
-/// Starts an operation as two, the first of a multiple of `align` bytes.
-///
-/// # Safety
-/// As [`Storage::start`].
-unsafe fn start_halves(
-    align: usize,
-    queue: &Queue,
-    kind: OpKind,
-    fd: &Arc<OwnedFd>,
-    offset: u64,
-    iov: &Iov,
-) -> Started {
-    let middle = (iov.len() / 2).next_multiple_of(align);
-    let start = |at: usize, length: usize| {
-        let half = iov.slice(at, length);
-        // SAFETY: the file stays open, and the memory valid, as the caller
-        // promises, until the `Started` that both are in has ended.
-        let (io, segments) =
-            unsafe { queue.submit_iov(kind, fd, offset + at as u64, &half, false) };
-        Started::in_flight(io, segments)
-    };
-    let (first, second) = (start(0, middle), start(middle, iov.len() - middle));
-    Started::later(async move {
-        // Both are awaited in any case: one that is dropped holds the thread up.
-        let (first, second) = (first.wait().await, second.wait().await);
-        match first? {
-            // What comes after a gap does not count.
-            count if count < middle => Ok(count),
-            count => second.map(|more| count + more),
-        }
-    })
-}
-
 // SAFETY: the engine uses the memory until the operation has ended, and that is
 // what `Io`, in the `Started`, waits for.
 unsafe impl Storage for File {
@@ -462,16 +340,6 @@ unsafe impl Storage for File {
                 && let Some(count) = read_cached(fd.as_raw_fd(), offset, iov)
             {
                 return Started::done(Ok(count));
-            }
-            let align = self.alignment.offset.max(MAX_PAGE as usize);
-            if self.is_scattered(kind, iov) {
-                let halves = &self.halves;
-                // SAFETY: passed on.
-                return unsafe { start_scattered(halves, align, queue, kind, fd, offset, iov) };
-            }
-            if self.is_copied_by_two(kind, iov, queue.options()) {
-                // SAFETY: passed on.
-                return unsafe { start_halves(align, queue, kind, fd, offset, iov) };
             }
             // SAFETY: passed on.
             let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, cached) };

@@ -14,7 +14,6 @@ mod counted;
 mod engine;
 mod event;
 mod file;
-mod halves;
 mod join;
 mod lock;
 mod memory;

@@ -32,8 +32,7 @@ use super::op::{Op, OpKind};
 pub struct QueueOptions {
     /// The engine.
     pub engine: EngineKind,
-    /// Parts of one request in flight at once, at least 1. (A file may make two operations of a
-    /// large one.)
+    /// Parts of one request in flight at once, at least 1.
     pub parts: usize,
     /// Whether compressed clusters are inflated on this thread instead of on
     /// the library's workers. Right when there are as many queues as cores.
