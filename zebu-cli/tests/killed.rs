@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Lab, PATIENCE};
-use zebu::storage::{File, LockRequest, OpenFile};
+use zebu::storage::{LockRequest, OpenFile, open_file};
 
 /// How often each is killed, unless `ZEBU_KILLS` says more.
 const KILLS: u64 = 15;
@@ -42,8 +42,11 @@ fn kill_later(lab: &Lab, child: &mut Child, micros: u64, images: &[&str]) -> boo
     let _ = child.kill();
     child.wait().expect("wait");
     for image in images {
-        if let Ok(file) = File::open(lab.path(image), OpenFile::default()) {
-            let locked = file.lock(LockRequest::QCOW2_WRITE);
+        if let Ok(file) = open_file(lab.path(image), OpenFile::default()) {
+            let locked = file
+                .host_file()
+                .expect("a file")
+                .lock(LockRequest::QCOW2_WRITE);
             locked.unwrap_or_else(|e| panic!("{image}: {e}"));
         }
     }

@@ -110,7 +110,7 @@ pub(crate) struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let connection = &self.connection;
-        connection.set_requests(connection.requests.get() - 1);
+        connection.requests.set(connection.requests.get() - 1);
         connection.bytes.set(connection.bytes.get() - self.bytes);
         connection.budget.give(self.shared);
         connection.wake_waiting();
@@ -198,13 +198,6 @@ impl Connection {
         self.given_up.get() || self.broken.get()
     }
 
-    /// A request that is alone may write to the page cache by itself: nobody
-    /// waits for the thread meanwhile.
-    fn set_requests(&self, number: usize) {
-        self.requests.set(number);
-        self.queue().set_write_here(number <= 1);
-    }
-
     fn is_idle(&self) -> bool {
         self.requests.get() == 0
     }
@@ -244,7 +237,7 @@ impl Connection {
         let refused = shared.is_none();
         let bytes = if refused { 0 } else { bytes };
         let shared = shared.unwrap_or(0);
-        self.set_requests(self.requests.get() + 1);
+        self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
         Permit {
             connection: self.clone(),

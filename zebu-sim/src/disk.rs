@@ -13,13 +13,12 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use zebu::storage::{
-    Alignment, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+    Alignment, Blocks, CacheMode, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
 };
 
 use crate::rng::Rng;
@@ -402,10 +401,13 @@ impl Disk {
         Arc::new(File {
             disk: self.clone(),
             number: file,
-            cache,
-            alignment: Alignment {
-                memory: align.min(SECTOR as usize),
-                offset: align,
+            properties: Properties {
+                cache,
+                alignment: Alignment {
+                    memory: align.min(SECTOR as usize),
+                    offset: align,
+                },
+                ..Properties::PLAIN
             },
             blocks: (align > 1).then(|| Blocks::new(BLOCK)),
         })
@@ -610,8 +612,7 @@ impl State {
 pub struct File {
     disk: Arc<Disk>,
     number: usize,
-    cache: CacheMode,
-    alignment: Alignment,
+    properties: Properties,
     blocks: Option<Blocks>,
 }
 
@@ -686,7 +687,7 @@ unsafe impl Storage for File {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let align = self.alignment.offset as u64;
+        let align = self.properties.alignment.offset as u64;
         let moves = matches!(kind, OpKind::Read | OpKind::Write | OpKind::WriteDurable);
         assert!(
             !moves || offset.is_multiple_of(align) && length.is_multiple_of(align),
@@ -743,6 +744,9 @@ unsafe impl Storage for File {
         Started::later(flight)
     }
 
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
     fn len(&self) -> io::Result<u64> {
         Ok(self.disk.state().files[self.number].bytes.len() as u64)
     }
@@ -778,10 +782,6 @@ unsafe impl Storage for File {
         Ok(data.iter().filter(|data| **data).count() as u64 * BLOCK)
     }
 
-    fn alignment(&self) -> Alignment {
-        self.alignment
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         let state = self.disk.state();
         let file = &state.files[self.number];
@@ -802,18 +802,6 @@ unsafe impl Storage for File {
             data: kind,
             length: to.min(end) - offset,
         })
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.cache
-    }
-
-    fn is_device(&self) -> bool {
-        false
     }
 
     fn blocks(&self) -> Option<&Blocks> {

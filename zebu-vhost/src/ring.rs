@@ -277,13 +277,6 @@ impl Ring {
         self.requests.get() < size && self.bytes.get() < MAX_BYTES
     }
 
-    /// A request that is alone may write to the page cache by itself: nobody
-    /// waits for the thread meanwhile.
-    fn set_requests(&self, number: usize) {
-        self.requests.set(number);
-        self.queue.set_write_here(number <= 1);
-    }
-
     /// Takes some requests, if there are any, and room. How many it took.
     fn take(self: &Rc<Self>) -> Result<usize, Broken> {
         let guest = &*self.start.guest;
@@ -329,7 +322,7 @@ impl Ring {
             }
         };
         let span = request.span();
-        self.set_requests(self.requests.get() + 1);
+        self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + request.bytes);
         self.waiting.borrow_mut().push_back(Taken {
             head,
@@ -410,7 +403,7 @@ impl Ring {
             Status::Ok => request.written,
             _ => 1,
         };
-        self.set_requests(self.requests.get() - 1);
+        self.requests.set(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - request.bytes);
         self.answer(head, written);
     }

@@ -11,14 +11,14 @@ use std::time::Duration;
 use zebu::block::{Device, OpenOptions, Source};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::storage::{
-    Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Queue, QueueOptions, Started, Storage,
-    StorageExtent,
+    Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Properties, Queue, QueueOptions, Started,
+    Storage, StorageExtent,
 };
 
 /// Memory that wants aligned operations, as direct I/O does, and that takes its
 /// time to read, so that who reads a block to write it back meets the others.
 #[derive(Debug)]
-struct Aligned(Memory, Blocks);
+struct Aligned(Memory, Blocks, Properties);
 
 const BLOCK: u64 = 4096;
 
@@ -42,6 +42,9 @@ unsafe impl Storage for Aligned {
         }
         started
     }
+    fn properties(&self) -> &Properties {
+        &self.2
+    }
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }
@@ -51,23 +54,8 @@ unsafe impl Storage for Aligned {
     fn allocated(&self) -> io::Result<u64> {
         self.0.allocated()
     }
-    fn alignment(&self) -> Alignment {
-        Alignment {
-            memory: BLOCK as usize,
-            offset: BLOCK as usize,
-        }
-    }
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         self.0.extent(offset)
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::None
-    }
-    fn is_device(&self) -> bool {
-        false
     }
     fn blocks(&self) -> Option<&Blocks> {
         Some(&self.1)
@@ -101,7 +89,16 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
         fs::write(&path, content).unwrap();
         open(&path)
     });
-    let target = Arc::new(Aligned(Memory::new(before), Blocks::new(4096)));
+    let properties = Properties {
+        cache: CacheMode::None,
+        alignment: Alignment {
+            memory: BLOCK as usize,
+            offset: BLOCK as usize,
+        },
+        ..Properties::PLAIN
+    };
+    let target = Aligned(Memory::new(before), Blocks::new(4096), properties);
+    let target = Arc::new(target);
     let mut last = 0;
     let raw = Target::Raw(target.clone());
     convert(sources.collect(), raw, options, |event| {

@@ -25,7 +25,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -42,8 +41,8 @@ use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
-    Alignment, Buffer, CacheMode, EngineKind, File, Iov, Memory, OpKind, OpenFile, Queue,
-    QueueOptions, Started, Storage, StorageExtent,
+    Buffer, CacheMode, EngineKind, Iov, Memory, OpKind, OpenFile, Queue, QueueOptions, Started,
+    Storage, StorageExtent, open_file,
 };
 
 const SECTOR: usize = 512;
@@ -343,7 +342,7 @@ impl Place for Files {
             cache: self.cache,
             ..OpenFile::default()
         };
-        Arc::new(File::open(path, how).unwrap())
+        open_file(path, how).unwrap()
     }
 
     fn queue(&self) -> Queue {
@@ -1220,20 +1219,8 @@ unsafe impl Storage for FailingFlushes {
     fn allocated(&self) -> std::io::Result<u64> {
         self.0.allocated()
     }
-    fn alignment(&self) -> Alignment {
-        self.0.alignment()
-    }
     fn extent(&self, offset: u64) -> std::io::Result<StorageExtent> {
         self.0.extent(offset)
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-    fn is_device(&self) -> bool {
-        false
     }
 }
 

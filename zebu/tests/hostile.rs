@@ -29,9 +29,7 @@ use zebu::format::{
 };
 use zebu::image::OpenImage;
 use zebu::jobs::{self, CheckReport, RepairMode};
-use zebu::storage::{
-    Alignment, CacheMode, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent,
-};
+use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
 
 #[test]
 fn generated_images() {
@@ -539,23 +537,11 @@ unsafe impl Storage for Vast {
     fn allocated(&self) -> io::Result<u64> {
         self.bytes.len()
     }
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         Ok(StorageExtent {
             data: false,
             length: self.len.saturating_sub(offset),
         })
-    }
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-    fn is_device(&self) -> bool {
-        false
     }
 }
 

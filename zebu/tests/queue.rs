@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use common::{Rng, Watchdog, engines, queue};
-use zebu::storage::{self, File, Memory, OpenFile, Queue, Storage};
+use zebu::storage::{self, Memory, OpenFile, Queue, Storage, open_file};
 
 /// Something that one task waits for until another, on any thread, does it.
 #[derive(Default)]
@@ -51,7 +51,7 @@ fn no_wake_up_between_two_queues_is_lost() {
         let (ping, pong) = (Arc::new(Signal::default()), Arc::new(Signal::default()));
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         fs::write(file.path(), vec![9; 1 << 16]).unwrap();
-        let file = File::open(file.path(), OpenFile::default()).unwrap();
+        let file = open_file(file.path(), OpenFile::default()).unwrap();
         // In half of the rounds there is also I/O in flight.
         let play = async |queue: &Queue, mine: &Signal, theirs: &Signal, first: bool| {
             let mut rng = Rng::new(u64::from(first) + 5);
@@ -64,7 +64,7 @@ fn no_wake_up_between_two_queues_is_lost() {
                 }
                 if rng.one_in(4) {
                     let at = rng.below(15) * 4096;
-                    let mut reading = pin!(storage::read_vec(&file, queue, at, 4096));
+                    let mut reading = pin!(storage::read_vec(&*file, queue, at, 4096));
                     // It begins when it is polled.
                     let _ = reading
                         .as_mut()
@@ -142,8 +142,7 @@ fn a_queue_goes_with_idle_workers_and_late_wakers() {
         let memory = Arc::new(Memory::new(vec![1; 4096]));
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         fs::write(file.path(), vec![9; 1 << 16]).unwrap();
-        let file: Arc<dyn Storage> =
-            Arc::new(File::open(file.path(), OpenFile::default()).unwrap());
+        let file: Arc<dyn Storage> = open_file(file.path(), OpenFile::default()).unwrap();
         for _ in 0..10 {
             let queue = queue(engine, false);
             let late: Arc<Mutex<Vec<Waker>>> = Arc::default();

@@ -46,7 +46,7 @@ fn file(folder: &tempfile::TempDir, bytes: &[u8]) -> Arc<dyn Storage> {
         create: false,
         cache: CacheMode::WriteBack,
     };
-    Arc::new(storage::File::open(path, how).unwrap())
+    storage::open_file(path, how).unwrap()
 }
 
 async fn read_block(file: &dyn Storage, queue: &Queue, offset: u64) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::source::{FileDriver, FileSpec, NbdSpec, NbdTls};
 use super::stacked::Stacked;
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
-use crate::storage::{CacheMode, File, LockRequest, Null, OpenFile, Storage};
+use crate::storage::{CacheMode, LockRequest, Null, OpenFile, Storage, open_file};
 use crate::tls::{ClientTls, TlsCredentials};
 use crate::{Error, Result};
 
@@ -18,7 +18,7 @@ pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 #[derive(Debug)]
 pub enum OpenedFile {
     /// Of this machine.
-    Local(Arc<File>),
+    Local(Arc<dyn Storage>),
     /// An export of a server.
     Nbd(Arc<Nbd>),
     /// Nothing.
@@ -67,7 +67,7 @@ impl FileSpec {
                 self.driver.name()
             ))),
             FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom => {
-                let file = File::open(&self.path, how).map_err(|e| could_not_open(e, self))?;
+                let file = open_file(&self.path, how).map_err(|e| could_not_open(e, self))?;
                 let needs_device =
                     matches!(self.driver, FileDriver::HostDevice | FileDriver::HostCdrom);
                 if needs_device && !file.is_device() {
@@ -77,7 +77,7 @@ impl FileSpec {
                         self.name().display()
                     )));
                 }
-                Ok(OpenedFile::Local(Arc::new(file)))
+                Ok(OpenedFile::Local(file))
             }
         }
     }
@@ -99,7 +99,10 @@ impl OpenedFile {
     /// an export that is the server's affair.
     pub fn lock(&self, request: LockRequest) -> Result<()> {
         match self {
-            OpenedFile::Local(file) => file.lock(request),
+            OpenedFile::Local(file) => match file.host_file() {
+                Some(file) => file.lock(request),
+                None => Ok(()),
+            },
             OpenedFile::Over(_, below) => below.lock(request),
             OpenedFile::Nbd(_) | OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
         }
@@ -108,10 +111,13 @@ impl OpenedFile {
     /// The same for two names of one file. None: it is no other one's.
     pub(super) fn identity(&self, spec: &FileSpec) -> Result<Option<Identity>> {
         Ok(match (self, &spec.driver) {
-            (OpenedFile::Local(file), _) => {
-                let (device, inode) = file.identity()?;
-                Some(Identity::Local(device, inode))
-            }
+            (OpenedFile::Local(file), _) => match file.host_file() {
+                Some(file) => {
+                    let (device, inode) = file.identity()?;
+                    Some(Identity::Local(device, inode))
+                }
+                None => None,
+            },
             (OpenedFile::Nbd(_), FileDriver::Nbd(nbd)) => {
                 Some(Identity::Nbd(nbd.server.clone(), nbd.export.clone()))
             }

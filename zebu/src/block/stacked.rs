@@ -1,12 +1,12 @@
 //! The disk of an image as the storage of another one: `file.driver=qcow2`.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Device, Zeroing};
 use crate::storage::{
-    Alignment, Asking, CacheMode, Iov, OpKind, Queue, RemoteExtent, Started, Storage, StorageExtent,
+    Alignment, Asking, Iov, OpKind, Properties, Queue, RemoteExtent, Started, Storage,
+    StorageExtent,
 };
 use crate::{Error, Result};
 
@@ -14,13 +14,20 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Stacked {
     device: Arc<Device>,
-    path: PathBuf,
+    properties: Properties,
 }
 
 impl Stacked {
     pub(super) fn new(device: Device) -> Self {
         Stacked {
-            path: device.top().file().path().to_owned(),
+            properties: Properties {
+                path: device.top().file().path().to_owned(),
+                cache: device.top().data().cache_mode(),
+                alignment: Alignment::NONE,
+                is_device: true,
+                is_remote: true,
+                is_stacked: true,
+            },
             device: Arc::new(device),
         }
     }
@@ -109,6 +116,10 @@ unsafe impl Storage for Stacked {
         })
     }
 
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
     fn len(&self) -> io::Result<u64> {
         Ok(self.device.size())
     }
@@ -125,10 +136,6 @@ unsafe impl Storage for Stacked {
 
     fn allocated(&self) -> io::Result<u64> {
         self.device.top().file().allocated()
-    }
-
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
     }
 
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
@@ -159,28 +166,8 @@ unsafe impl Storage for Stacked {
         }))
     }
 
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
     fn below(&self) -> Option<&dyn Storage> {
         Some(self.device.top().file())
-    }
-
-    fn is_stacked(&self) -> bool {
-        true
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.device.top().data().cache_mode()
-    }
-
-    fn is_device(&self) -> bool {
-        true
     }
 }
 
@@ -195,7 +182,7 @@ mod tests {
     use super::super::{Format, OpenOptions};
     use super::*;
     use crate::jobs::{CreateQcow2, create_qcow2};
-    use crate::storage::{EngineKind, File, OpenFile, QueueOptions};
+    use crate::storage::{EngineKind, OpenFile, QueueOptions, open_file};
 
     #[test]
     fn a_queue_ends_while_its_flush_waits_for_another_queue() {
@@ -212,7 +199,7 @@ mod tests {
                 write: true,
                 ..OpenFile::default()
             };
-            let file: Arc<dyn Storage> = Arc::new(File::open(file.path(), how).unwrap());
+            let file = open_file(file.path(), how).unwrap();
             let size = 16 << 20;
             let options = CreateQcow2 {
                 size,

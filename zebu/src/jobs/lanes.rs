@@ -131,7 +131,7 @@ pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
     Queue::new(QueueOptions {
         engine,
         inflate_here: true,
-        copy_here: true,
+        inline_buffered: true,
         ..QueueOptions::default()
     })
 }

@@ -660,7 +660,7 @@ pub async fn write_zeroes(
 mod tests {
     //! Guards against memory in more pieces than the kernel takes at once.
     #![allow(unsafe_code)]
-    use super::super::{EngineKind, File, OpenFile, QueueOptions};
+    use super::super::{EngineKind, OpenFile, QueueOptions, open_file};
     use super::*;
 
     #[test]
@@ -670,7 +670,7 @@ mod tests {
             write: true,
             ..OpenFile::default()
         };
-        let storage = File::open(file.path(), how).unwrap();
+        let storage = &*open_file(file.path(), how).unwrap();
         for engine in EngineKind::ALL {
             let options = QueueOptions {
                 engine,
@@ -688,9 +688,9 @@ mod tests {
             // SAFETY: `bytes` is used only when no request is in flight.
             let iov = unsafe { Iov::from_segments(&segments) };
             queue.block_on(async {
-                write(&storage, &queue, 7, &iov).await.unwrap();
+                write(storage, &queue, 7, &iov).await.unwrap();
                 iov.fill(0);
-                read(&storage, &queue, 7, &iov).await.unwrap();
+                read(storage, &queue, 7, &iov).await.unwrap();
             });
             assert!(bytes == expected, "{engine}");
         }

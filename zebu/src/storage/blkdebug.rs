@@ -8,13 +8,12 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use super::{
-    Alignment, Asking, Blocks, CacheMode, Event, Iov, OpKind, Queue, Started, Storage,
+    Alignment, Asking, Blocks, Event, Iov, OpKind, Properties, Queue, Started, Storage,
     StorageExtent, write_zeroes, yield_once,
 };
 
@@ -104,7 +103,7 @@ pub struct BlkdebugLimits {
 #[derive(Debug)]
 pub struct Blkdebug {
     shared: Arc<Shared>,
-    alignment: Alignment,
+    properties: Properties,
     blocks: Blocks,
 }
 
@@ -185,9 +184,12 @@ impl Blkdebug {
         let unit = |optimal: u64| optimal.max(offset as u64);
         let page = storage.blocks().map_or(1, Blocks::page);
         let debug = Blkdebug {
-            alignment: Alignment {
-                memory: below.memory,
-                offset,
+            properties: Properties {
+                alignment: Alignment {
+                    memory: below.memory,
+                    offset,
+                },
+                ..storage.properties().clone()
             },
             blocks: Blocks::new(page.max(offset as u64)),
             shared: Arc::new(Shared {
@@ -607,6 +609,10 @@ unsafe impl Storage for Blkdebug {
         Started::later(async move { shared.perform(&queue, kind, offset, length, iov).await })
     }
 
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
     fn len(&self) -> io::Result<u64> {
         self.shared.storage.len()
     }
@@ -618,10 +624,6 @@ unsafe impl Storage for Blkdebug {
     fn allocated(&self) -> io::Result<u64> {
         // As QEMU, which does not ask the image below.
         Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn alignment(&self) -> Alignment {
-        self.alignment
     }
 
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
@@ -647,24 +649,8 @@ unsafe impl Storage for Blkdebug {
         }))
     }
 
-    fn is_remote(&self) -> bool {
-        self.shared.storage.is_remote()
-    }
-
-    fn path(&self) -> &Path {
-        self.shared.storage.path()
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.shared.storage.cache_mode()
-    }
-
-    fn is_device(&self) -> bool {
-        self.shared.storage.is_device()
-    }
-
     fn blocks(&self) -> Option<&Blocks> {
-        (self.alignment.offset > 1).then_some(&self.blocks)
+        (self.properties.alignment.offset > 1).then_some(&self.blocks)
     }
 
     fn below(&self) -> Option<&dyn Storage> {

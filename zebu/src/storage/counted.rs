@@ -2,13 +2,11 @@
 //! storage of which no more is read than that allows.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
-    Alignment, Asking, Blkdebug, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage,
-    StorageExtent,
+    Asking, Blkdebug, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
 };
 use crate::LimitExceeded;
 
@@ -87,6 +85,10 @@ unsafe impl Storage for Counted {
         unsafe { self.storage.start(queue, kind, offset, length, memory) }
     }
 
+    fn properties(&self) -> &Properties {
+        self.storage.properties()
+    }
+
     fn len(&self) -> io::Result<u64> {
         self.storage.len()
     }
@@ -99,10 +101,6 @@ unsafe impl Storage for Counted {
         self.storage.allocated()
     }
 
-    fn alignment(&self) -> Alignment {
-        self.storage.alignment()
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         self.storage.extent(offset)
     }
@@ -111,32 +109,12 @@ unsafe impl Storage for Counted {
         self.storage.ask_extent(queue, offset)
     }
 
-    fn is_remote(&self) -> bool {
-        self.storage.is_remote()
-    }
-
-    fn path(&self) -> &Path {
-        self.storage.path()
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.storage.cache_mode()
-    }
-
-    fn is_device(&self) -> bool {
-        self.storage.is_device()
-    }
-
     fn blocks(&self) -> Option<&Blocks> {
         self.storage.blocks()
     }
 
     fn below(&self) -> Option<&dyn Storage> {
         self.storage.below()
-    }
-
-    fn is_stacked(&self) -> bool {
-        self.storage.is_stacked()
     }
 
     fn blkdebug(&self) -> Option<&Blkdebug> {

@@ -51,6 +51,9 @@ pub trait Engine {
     /// `poll` reports `token`.
     unsafe fn submit(&mut self, token: Token, op: Op);
 
+    /// Starts everything taken so far. Otherwise the next [`Engine::poll`] does.
+    fn hand_over(&mut self) {}
+
     /// Begins to wait for a descriptor, which may be started as late as an
     /// operation. The completion is at least 0 when it is ready, also if it is
     /// at its end or broken.
@@ -204,14 +207,11 @@ pub(super) mod tests {
         file.write_all(&content).unwrap();
         let mut memory = vec![0u8; content.len()];
         for (token, block) in (0..count).zip(memory.chunks_mut(BLOCK)) {
+            let offset = u64::from(token) * BLOCK as u64;
             let op = Op {
-                kind: OpKind::Read,
-                fd: file.as_raw_fd(),
-                offset: u64::from(token) * BLOCK as u64,
-                length: BLOCK as u64,
                 memory: block.as_mut_ptr().cast(),
                 segments: 1,
-                aside: false,
+                ..Op::without_memory(OpKind::Read, file.as_raw_fd(), offset, BLOCK as u64)
             };
             // SAFETY: file and memory live until all have ended, below.
             unsafe { engine.submit(token, op) };

@@ -1,18 +1,19 @@
-//! A regular file or a block device.
+//! Regular files and block devices, through the page cache or past it.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use super::lock::{self, LockRequest};
-use super::op::{Op, OpKind, read_cached, write_now};
-use super::{Alignment, Blocks, Iov, Queue, Started, Storage, StorageExtent, yield_once};
+use super::op::{Op, OpKind};
+use super::{Alignment, Blocks, Iov, Properties, Queue, Started, Storage, StorageExtent};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -79,7 +80,7 @@ impl FromStr for CacheMode {
     }
 }
 
-/// How to open a [`File`].
+/// How to open a file ([`open_file`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenFile {
     /// For writing too.
@@ -90,89 +91,90 @@ pub struct OpenFile {
     pub cache: CacheMode,
 }
 
-/// An open regular file or block device.
+/// Opens a regular file or block device, as [`OpenFile::cache`] says: a [`BufferedFile`] or a
+/// [`DirectFile`]. Anything else is refused.
+pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
+    let path = path.into();
+    let file = open(&path, how)?;
+    let metadata = file.metadata()?;
+    let kind = metadata.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let path = path.display();
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("'file' driver requires '{path}' to be a regular file"),
+        ));
+    }
+    let device = kind.is_block_device();
+    let fd = OwnedFd::from(file);
+    clear_nonblock(fd.as_raw_fd())?;
+    let is_direct = how.cache.is_direct();
+    let alignment = match is_direct {
+        true => direct_alignment(fd.as_raw_fd(), device),
+        false => Alignment::NONE,
+    };
+    let file = HostFile {
+        fd: Arc::new(fd),
+        locks: OnceLock::new(),
+        properties: Properties {
+            path,
+            cache: how.cache,
+            alignment,
+            is_device: device,
+            ..Properties::PLAIN
+        },
+    };
+    let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
+    Ok(match is_direct {
+        true => Arc::new(DirectFile {
+            file,
+            blocks: Blocks::new(page),
+        }),
+        false => Arc::new(BufferedFile { file }),
+    })
+}
+
+fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
+    // A FIFO would block in open(2).
+    let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    if how.cache.is_direct() {
+        flags |= libc::O_DIRECT;
+    }
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .write(how.write)
+        .create(how.create)
+        .truncate(false)
+        .mode(0o644)
+        .custom_flags(flags)
+        .open(path);
+    match opened {
+        // open(2): the file system has no O_DIRECT.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) && how.cache.is_direct() => {
+            Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the file system does not support O_DIRECT",
+            ))
+        }
+        other => other,
+    }
+}
+
+/// An open regular file or block device of this machine.
 #[derive(Debug)]
-pub struct File {
+pub struct HostFile {
     /// Shared with operations in flight.
     fd: Arc<OwnedFd>,
     /// The descriptor that has the locks, once there are any.
     locks: OnceLock<Option<OwnedFd>>,
-    path: PathBuf,
-    cache: CacheMode,
-    alignment: Alignment,
-    device: bool,
-    blocks: Blocks,
+    properties: Properties,
 }
 
-impl File {
-    /// Opens `path`. Anything but a regular file or a block device is refused.
-    pub fn open(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<File> {
-        let path = path.into();
-        // A FIFO would block in open(2).
-        let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        if how.cache.is_direct() {
-            flags |= libc::O_DIRECT;
-        }
-        let open = |flags| {
-            fs::OpenOptions::new()
-                .read(true)
-                .write(how.write)
-                .create(how.create)
-                .truncate(false)
-                .mode(0o644)
-                .custom_flags(flags)
-                .open(&path)
-        };
-        let file = match open(flags) {
-            // open(2): the file system has no O_DIRECT.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && how.cache.is_direct() => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "the file system does not support O_DIRECT",
-                ));
-            }
-            other => other?,
-        };
-        let metadata = file.metadata()?;
-        let kind = metadata.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "'file' driver requires '{}' to be a regular file",
-                    path.display()
-                ),
-            ));
-        }
-        let device = kind.is_block_device();
-        let fd = Arc::new(OwnedFd::from(file));
-        clear_nonblock(fd.as_raw_fd())?;
-        let alignment = if how.cache.is_direct() {
-            direct_alignment(fd.as_raw_fd(), device)
-        } else {
-            Alignment::NONE
-        };
-        let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
-        Ok(File {
-            fd,
-            locks: OnceLock::new(),
-            path,
-            cache: how.cache,
-            blocks: Blocks::new(page),
-            alignment,
-            device,
-        })
-    }
-
-    /// The descriptor.
-    pub fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
+impl HostFile {
     /// Takes the locks by which QEMU and zebu keep out of each other's way.
     /// They are held until the file is dropped.
     pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
-        lock::lock(self.lock_fd(), &self.path, request)
+        lock::lock(self.lock_fd(), &self.properties.path, request)
     }
 
     /// The descriptor of the locks: an open file description of its own, with which they end.
@@ -180,7 +182,7 @@ impl File {
     /// refer to it until the kernel has ended them.
     fn lock_fd(&self) -> RawFd {
         let own = self.locks.get_or_init(|| {
-            let again = format!("/proc/self/fd/{}", self.as_raw_fd());
+            let again = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
             let mut how = fs::OpenOptions::new();
             how.read(true)
                 .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
@@ -194,23 +196,16 @@ impl File {
     /// Device and inode number, or the number of the device that it is: the
     /// same for two names of one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
-        let metadata = self.metadata()?;
-        Ok(match self.device {
+        let metadata = self.std().metadata()?;
+        Ok(match self.properties.is_device {
             true => (u64::MAX, metadata.rdev()),
             false => (metadata.dev(), metadata.ino()),
         })
     }
 
-    fn metadata(&self) -> io::Result<fs::Metadata> {
-        // fstat through a borrowed handle that does not close it.
-        std::mem::ManuallyDrop::new(self.as_std()).metadata()
-    }
-
-    fn as_std(&self) -> fs::File {
-        use std::os::fd::FromRawFd;
-        // SAFETY: the descriptor is open; callers wrap the result in
-        // ManuallyDrop, so that it is not closed.
-        unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) }
+    fn std(&self) -> ManuallyDrop<fs::File> {
+        // SAFETY: the descriptor is open, and is not closed by this.
+        ManuallyDrop::new(unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) })
     }
 
     fn seek(&self, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
@@ -226,15 +221,192 @@ impl File {
             _ => Err(error),
         }
     }
+
+    /// As [`Storage::start`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        let buffered = !self.properties.cache.is_direct();
+        if let Some(iov) = memory {
+            // SAFETY: passed on; the `Started` waits for the end.
+            let (io, segments) = unsafe { queue.submit_iov(kind, &self.fd, offset, iov, buffered) };
+            return Started::in_flight(io, segments);
+        }
+        if kind == OpKind::ZeroQuickly && self.properties.is_device {
+            return Started::done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        }
+        let op = Op::without_memory(kind, self.fd.as_raw_fd(), offset, length);
+        // SAFETY: there is no memory.
+        Started::in_flight(unsafe { queue.submit(op, &self.fd) }, None)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self.properties.is_device {
+            true => Ok(self.seek(0, libc::SEEK_END)?.unwrap_or(0)),
+            false => Ok(self.std().metadata()?.len()),
+        }
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match self.properties.is_device {
+            false => self.std().set_len(length),
+            true if self.len()? >= length => Ok(()),
+            true => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "Cannot grow device files",
+            )),
+        }
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        let end = self.len()?;
+        let all = StorageExtent {
+            data: true,
+            length: end.saturating_sub(offset),
+        };
+        if all.length == 0 || self.properties.is_device {
+            return Ok(all);
+        }
+        let data = match self.seek(offset, libc::SEEK_DATA) {
+            // No data from here to the end.
+            Ok(None) => end,
+            Ok(Some(at)) => at.min(end),
+            // A file system without holes.
+            Err(_) => return Ok(all),
+        };
+        if data > offset {
+            return Ok(StorageExtent {
+                data: false,
+                length: data - offset,
+            });
+        }
+        let hole = self.seek(offset, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+        Ok(StorageExtent {
+            data: true,
+            length: hole.saturating_sub(offset).max(1).min(all.length),
+        })
+    }
 }
 
-impl Drop for File {
+impl AsFd for HostFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for HostFile {
     fn drop(&mut self) {
         // Closing does it too, but not while a child process that is just
         // being started holds a copy of the descriptor.
         if self.locks.get().is_some() {
             lock::unlock(self.lock_fd());
         }
+    }
+}
+
+/// A file that is read and written through the page cache.
+#[derive(Debug)]
+pub struct BufferedFile {
+    file: HostFile,
+}
+
+/// A file that is read and written past the page cache (`O_DIRECT`): offsets, lengths and memory
+/// are aligned.
+#[derive(Debug)]
+pub struct DirectFile {
+    file: HostFile,
+    blocks: Blocks,
+}
+
+// SAFETY: the engine uses the memory until the operation has ended, and that is
+// what `Io`, in the `Started`, waits for.
+unsafe impl Storage for BufferedFile {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        // SAFETY: passed on.
+        unsafe { self.file.start(queue, kind, offset, length, memory) }
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.file.properties
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.file.std().metadata()?.blocks() * 512)
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        self.file.extent(offset)
+    }
+
+    fn host_file(&self) -> Option<&HostFile> {
+        Some(&self.file)
+    }
+}
+
+// SAFETY: the engine uses the memory until the operation has ended, and that is
+// what `Io`, in the `Started`, waits for.
+unsafe impl Storage for DirectFile {
+    unsafe fn start(
+        &self,
+        queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        // SAFETY: passed on.
+        unsafe { self.file.start(queue, kind, offset, length, memory) }
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.file.properties
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.file.std().metadata()?.blocks() * 512)
+    }
+
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        self.file.extent(offset)
+    }
+
+    fn host_file(&self) -> Option<&HostFile> {
+        Some(&self.file)
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        (self.file.properties.alignment.offset > 1).then_some(&self.blocks)
     }
 }
 
@@ -297,144 +469,5 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     Alignment {
         memory: 4096,
         offset: 4096,
-    }
-}
-
-/// A write through the page cache that this thread makes. Not at once: who starts it in
-/// his turn has the next one's begin before this thread copies.
-///
-/// # Safety
-/// As [`Storage::start`].
-unsafe fn copy_later(fd: Arc<OwnedFd>, offset: u64, iov: &Iov) -> Started {
-    let iov = iov.clone();
-    Started::later(async move {
-        yield_once().await;
-        write_now(fd.as_raw_fd(), offset, &iov)
-    })
-}
-
-// SAFETY: the engine uses the memory until the operation has ended, and that is
-// what `Io`, in the `Started`, waits for.
-unsafe impl Storage for File {
-    unsafe fn start(
-        &self,
-        queue: &Queue,
-        kind: OpKind,
-        offset: u64,
-        length: u64,
-        memory: Option<&Iov>,
-    ) -> Started {
-        let fd = &self.fd;
-        if let Some(iov) = memory {
-            let cached = !self.cache.is_direct();
-            if cached && kind == OpKind::Write && queue.writes_here() {
-                if queue.options().copy_here {
-                    // SAFETY: passed on.
-                    return unsafe { copy_later(fd.clone(), offset, iov) };
-                }
-                return Started::done(write_now(fd.as_raw_fd(), offset, iov));
-            }
-            if cached
-                && kind == OpKind::Read
-                && queue.options().copy_here
-                && let Some(count) = read_cached(fd.as_raw_fd(), offset, iov)
-            {
-                return Started::done(Ok(count));
-            }
-            // SAFETY: passed on.
-            let (io, segments) = unsafe { queue.submit_iov(kind, fd, offset, iov, cached) };
-            return Started::in_flight(io, segments);
-        }
-        if kind == OpKind::ZeroQuickly && self.device {
-            return Started::done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
-        }
-        let op = Op {
-            kind,
-            fd: fd.as_raw_fd(),
-            offset,
-            length,
-            memory: std::ptr::null_mut(),
-            segments: 0,
-            aside: false,
-        };
-        // SAFETY: as above, and there is no memory.
-        Started::in_flight(unsafe { queue.submit(op, fd) }, None)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        if self.device {
-            return Ok(self.seek(0, libc::SEEK_END)?.unwrap_or(0));
-        }
-        Ok(self.metadata()?.len())
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        if self.device {
-            return match self.len()? >= length {
-                true => Ok(()),
-                false => Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "Cannot grow device files",
-                )),
-            };
-        }
-        std::mem::ManuallyDrop::new(self.as_std()).set_len(length)
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.blocks() * 512)
-    }
-
-    fn alignment(&self) -> Alignment {
-        self.alignment
-    }
-
-    fn blocks(&self) -> Option<&Blocks> {
-        (self.alignment.offset > 1).then_some(&self.blocks)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let end = self.len()?;
-        let all = StorageExtent {
-            data: true,
-            length: end.saturating_sub(offset),
-        };
-        if all.length == 0 || self.device {
-            return Ok(all);
-        }
-        let data = match self.seek(offset, libc::SEEK_DATA) {
-            // No data from here to the end.
-            Ok(None) => end,
-            Ok(Some(at)) => at.min(end),
-            // A file system without holes.
-            Err(_) => return Ok(all),
-        };
-        if data > offset {
-            return Ok(StorageExtent {
-                data: false,
-                length: data - offset,
-            });
-        }
-        let hole = self.seek(offset, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
-        Ok(StorageExtent {
-            data: true,
-            length: hole.saturating_sub(offset).max(1).min(all.length),
-        })
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.fd.as_fd())
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.cache
-    }
-
-    fn is_device(&self) -> bool {
-        self.device
     }
 }

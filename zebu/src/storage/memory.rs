@@ -1,10 +1,9 @@
 //! Bytes in memory, for tests and for images that are not files.
 
 use std::io;
-use std::path::Path;
 use std::sync::RwLock;
 
-use super::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use super::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
 
 /// A growable vector of bytes. Each operation is done as it is started.
 #[derive(Debug, Default)]
@@ -122,26 +121,10 @@ unsafe impl Storage for Memory {
         self.len()
     }
 
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         Ok(StorageExtent {
             data: true,
             length: self.len()?.saturating_sub(offset),
         })
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-
-    fn is_device(&self) -> bool {
-        false
     }
 }

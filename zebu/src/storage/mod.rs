@@ -13,6 +13,7 @@ mod buffer;
 mod counted;
 mod engine;
 mod event;
+mod execution;
 mod file;
 mod join;
 mod lock;
@@ -24,6 +25,7 @@ mod op;
 mod polling;
 mod queue;
 mod ready;
+
 mod regions;
 mod threads;
 mod uring;
@@ -35,8 +37,7 @@ mod zero;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 pub(crate) use access::{Reading, begin_read, give_back, read_pooled, zero_quickly};
@@ -55,7 +56,7 @@ pub use engine::{
     Completion, Engine, EngineKind, Interest, MakeEngine, Notify, Token, simulate_engines,
 };
 pub use event::Event;
-pub use file::{CacheMode, File, OpenFile};
+pub use file::{BufferedFile, CacheMode, DirectFile, HostFile, OpenFile, open_file};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
@@ -84,6 +85,37 @@ impl Alignment {
     pub const NONE: Alignment = Alignment {
         memory: 1,
         offset: 1,
+    };
+}
+
+/// What is known of a storage and does not change.
+#[derive(Clone, Debug)]
+pub struct Properties {
+    /// The path that it was opened by, for messages; empty for memory.
+    pub path: PathBuf,
+    /// How writes become durable.
+    pub cache: CacheMode,
+    /// What operations must be multiples of.
+    pub alignment: Alignment,
+    /// Whether it is a block device or the like: of fixed size, its old content not zero.
+    pub is_device: bool,
+    /// Whether the bytes are not of this machine: a server is told what is wanted
+    /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
+    pub is_remote: bool,
+    /// Whether it is the disk of an image, or something over one: its operations may wait for tasks
+    /// of other queues.
+    pub is_stacked: bool,
+}
+
+impl Properties {
+    /// Those of plain memory.
+    pub const PLAIN: Properties = Properties {
+        path: PathBuf::new(),
+        cache: CacheMode::WriteBack,
+        alignment: Alignment::NONE,
+        is_device: false,
+        is_remote: false,
+        is_stacked: false,
     };
 }
 
@@ -146,43 +178,28 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// Makes it `length` bytes long; new bytes read as zeroes. May block.
     fn set_len(&self, length: u64) -> io::Result<()>;
 
-    /// Bytes that the storage takes up on its device; an error if nobody here
-    /// knows.
-    fn allocated(&self) -> io::Result<u64>;
+    /// What is known of it and does not change.
+    fn properties(&self) -> &Properties {
+        static PLAIN: Properties = Properties::PLAIN;
+        &PLAIN
+    }
 
-    /// What operations must be multiples of.
-    fn alignment(&self) -> Alignment;
+    /// Bytes that the storage takes up on its device; an error if that is not known.
+    fn allocated(&self) -> io::Result<u64>;
 
     /// Whether there is data at `offset`, and how far. At or past the end the
     /// length is 0. May block.
     fn extent(&self, offset: u64) -> io::Result<StorageExtent>;
 
-    /// Asks the same of someone else, where the bytes are not of this machine;
-    /// [`Storage::extent`] says less then.
+    /// As [`Storage::extent`], of a remote storage, which is asked.
     fn ask_extent(&self, _queue: &Queue, _offset: u64) -> Option<Asking> {
         None
     }
 
-    /// Whether the bytes are someone else's, who is told what is wanted
-    /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
-    fn is_remote(&self) -> bool {
-        false
-    }
-
-    /// The path that it was opened by, for messages; empty for memory.
-    fn path(&self) -> &Path;
-
-    /// The descriptor of the file, if the storage is a local file, for system calls that
-    /// take descriptors.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// The file of this machine that it is, if it is one.
+    fn host_file(&self) -> Option<&HostFile> {
         None
     }
-
-    /// How writes become durable.
-    fn cache_mode(&self) -> CacheMode;
-
-    /// Whether it is a block device: of fixed size, its old content not zero.
-    fn is_device(&self) -> bool;
 
     /// The writes in flight, of a storage that has an alignment: see
     /// [`Blocks`].
@@ -195,15 +212,39 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether it is made of the disk of another image. An operation may wait there for
-    /// what other queues do; and a flush that failed is remembered there.
-    fn is_stacked(&self) -> bool {
-        self.below().is_some_and(Storage::is_stacked)
-    }
-
     /// What fails on purpose here, if anything does: it is told of the [`Event`]s.
     fn blkdebug(&self) -> Option<&Blkdebug> {
         None
+    }
+
+    /// [`Properties::alignment`].
+    fn alignment(&self) -> Alignment {
+        self.properties().alignment
+    }
+
+    /// [`Properties::cache`].
+    fn cache_mode(&self) -> CacheMode {
+        self.properties().cache
+    }
+
+    /// [`Properties::path`].
+    fn path(&self) -> &Path {
+        &self.properties().path
+    }
+
+    /// [`Properties::is_device`].
+    fn is_device(&self) -> bool {
+        self.properties().is_device
+    }
+
+    /// [`Properties::is_stacked`].
+    fn is_stacked(&self) -> bool {
+        self.properties().is_stacked
+    }
+
+    /// [`Properties::is_remote`].
+    fn is_remote(&self) -> bool {
+        self.properties().is_remote
     }
 }
 

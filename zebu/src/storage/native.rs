@@ -4,10 +4,6 @@
 //! as fio and QEMU do, so that a system call is made only to wait. Range
 //! operations (`fallocate(2)`) do not exist in this interface and are done
 //! when they are taken.
-//!
-//! A read or write that is alone in flight is done by the thread that polls,
-//! which would only sleep meanwhile: one system call instead of two, as in the
-//! other engines.
 #![allow(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +12,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::batch::Batch;
 use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 use super::uring::EventFd;
@@ -27,7 +22,7 @@ const DEPTH: usize = 256;
 const WATCHES: usize = 64;
 /// All that is in the kernel at once: those and the poll of the event.
 const ROOM: usize = DEPTH + WATCHES + 1;
-/// Operations in one `io_submit` at most; when it is called, `batch.rs` says.
+/// Operations in one `io_submit` at most.
 const BATCH: usize = 64;
 /// Names the poll of the event descriptor.
 const WAKE: u64 = u64::MAX;
@@ -111,13 +106,9 @@ pub struct Native {
     wake_armed: bool,
     /// Taken and not yet in the kernel.
     backlog: VecDeque<Iocb>,
-    /// When the backlog is handed over.
-    held: Batch,
     in_kernel: usize,
     /// Done when taken, or refused by the kernel.
     ended_early: Vec<Completion>,
-    /// Taken when nothing else was in flight, and neither done nor in the backlog.
-    alone: Option<(Token, Op)>,
     /// Waits for descriptors. `io_cancel(2)` names one by its address, so each
     /// has one of its own until it ends.
     watches: HashMap<Token, Box<Iocb>>,
@@ -144,47 +135,10 @@ impl Native {
             silent: None,
             wake_armed: false,
             backlog: VecDeque::new(),
-            held: Batch::default(),
             in_kernel: 0,
             ended_early: Vec::new(),
-            alone: None,
             watches: HashMap::new(),
         })
-    }
-
-    /// Whether nothing was taken that has not been reported.
-    fn is_idle(&self) -> bool {
-        self.alone.is_none()
-            && self.backlog.is_empty()
-            && self.watches.is_empty()
-            && self.ended_early.is_empty()
-            && self.in_kernel == usize::from(self.wake_armed)
-    }
-
-    fn queue(&mut self, token: Token, op: &Op) {
-        match iocb_for(token, op) {
-            Some(mut iocb) => {
-                if self.silent.is_some() {
-                    iocb.data |= SIGNALS;
-                    iocb = iocb.signalling(&self.completed);
-                }
-                self.backlog.push_back(iocb);
-                if self.held.add(op) {
-                    self.submit_backlog();
-                }
-            }
-            None => {
-                // SAFETY: `submit` was promised that the memory stays valid.
-                self.ended_early.push((token, unsafe { op.complete() }));
-            }
-        }
-    }
-
-    /// Queues the operation that is no longer alone, or not waited for.
-    fn queue_alone(&mut self) {
-        if let Some((token, op)) = self.alone.take() {
-            self.queue(token, &op);
-        }
     }
 
     fn arm_wake(&mut self) {
@@ -204,7 +158,6 @@ impl Native {
     /// Hands the backlog to the kernel as far as there is room. An operation
     /// that the kernel refuses ends with that error.
     fn submit_backlog(&mut self) {
-        self.held.clear();
         while !self.backlog.is_empty() && self.in_kernel < ROOM {
             let mut pointers = [std::ptr::null::<Iocb>(); BATCH];
             let room = ROOM - self.in_kernel;
@@ -361,16 +314,24 @@ fn iocb_for(token: Token, op: &Op) -> Option<Iocb> {
 
 impl Engine for Native {
     unsafe fn submit(&mut self, token: Token, op: Op) {
-        if self.is_idle() && matches!(op.kind, OpKind::Read | OpKind::Write) {
-            self.alone = Some((token, op));
-            return;
+        match iocb_for(token, &op) {
+            Some(mut iocb) => {
+                if self.silent.is_some() {
+                    iocb.data |= SIGNALS;
+                    iocb = iocb.signalling(&self.completed);
+                }
+                self.backlog.push_back(iocb);
+            }
+            // SAFETY: `submit` was promised that the memory stays valid.
+            None => self.ended_early.push((token, unsafe { op.complete() })),
         }
-        self.queue_alone();
-        self.queue(token, &op);
+    }
+
+    fn hand_over(&mut self) {
+        self.submit_backlog();
     }
 
     fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
-        self.queue_alone();
         if self.watches.len() == WATCHES {
             self.ended_early.push((token, -libc::ENOSPC));
             return;
@@ -411,12 +372,6 @@ impl Engine for Native {
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        if wait && let Some((token, op)) = self.alone.take() {
-            // SAFETY: `submit` was promised that the memory stays valid.
-            done.push((token, unsafe { op.complete() }));
-            return Ok(());
-        }
-        self.queue_alone();
         loop {
             if wait {
                 self.arm_wake();
@@ -457,7 +412,6 @@ impl Engine for Native {
                 }
             }
         }
-        self.queue_alone();
         // Before looking: what ends afterwards makes it readable again.
         self.completed.clear();
         self.poll(false, done)?;
@@ -499,36 +453,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alone_is_not_handed_over() {
-        let Ok(mut native) = Native::new() else {
-            eprintln!("skipped: no Linux AIO");
-            return;
-        };
-        for _ in 0..10 {
-            reads_in_flight(&mut native, 1);
-            assert_eq!(native.in_kernel, 0);
-        }
-        // Also after others, when the event is waited for in the kernel.
-        reads_in_flight(&mut native, 3);
-        reads_in_flight(&mut native, 1);
-        assert!(native.is_idle());
-    }
-
-    #[test]
     fn a_refused_operation_ends_alone() {
         let Ok(mut native) = Native::new() else {
             eprintln!("skipped: no Linux AIO");
             return;
         };
-        let op = |kind| Op {
-            kind,
-            fd: -1,
-            offset: 0,
-            length: 0,
-            memory: std::ptr::null_mut(),
-            segments: 0,
-            aside: false,
-        };
+        let op = |kind| Op::without_memory(kind, -1, 0, 0);
         let mut done = Vec::new();
         for token in 0..10 {
             let kind = [OpKind::Flush, OpKind::Read, OpKind::PunchHole];

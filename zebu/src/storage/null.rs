@@ -1,15 +1,15 @@
 //! A storage that keeps nothing: QEMU's `null-co` and `null-aio`.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use super::{Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 
 /// Reads as zeroes, forgets what is written, and takes as long as it is told.
 #[derive(Debug)]
 pub struct Null {
-    name: PathBuf,
+    properties: Properties,
     size: u64,
     latency: Duration,
     known_zero: bool,
@@ -21,7 +21,11 @@ impl Null {
     /// data, which must be read.
     pub fn new(name: impl Into<PathBuf>, size: u64, latency: Duration, known_zero: bool) -> Self {
         Null {
-            name: name.into(),
+            properties: Properties {
+                path: name.into(),
+                is_device: true,
+                ..Properties::PLAIN
+            },
             size,
             latency,
             known_zero,
@@ -60,6 +64,10 @@ unsafe impl Storage for Null {
         })
     }
 
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
     fn len(&self) -> io::Result<u64> {
         Ok(self.size)
     }
@@ -78,26 +86,10 @@ unsafe impl Storage for Null {
         Ok(0)
     }
 
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         Ok(StorageExtent {
             data: !self.known_zero,
             length: self.size.saturating_sub(offset),
         })
-    }
-
-    fn path(&self) -> &Path {
-        &self.name
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-
-    fn is_device(&self) -> bool {
-        true
     }
 }

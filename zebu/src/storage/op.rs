@@ -5,8 +5,6 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use super::Iov;
-
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
@@ -53,9 +51,11 @@ pub struct Op {
     pub memory: *mut libc::c_void,
     /// How many segments `memory` means; 0 for operations without memory.
     pub segments: u32,
-    /// Whether it copies so much that an engine may have a thread of the kernel do it beside this
-    /// one.
-    pub aside: bool,
+    /// Whether it goes through the page cache.
+    pub buffered: bool,
+    /// Whether io_uring is to have a thread of the kernel execute it
+    /// ([`QueueOptions::force_async`](super::QueueOptions::force_async)).
+    pub force_async: bool,
 }
 
 // SAFETY: an Op is a description; the thread that performs it relies on the
@@ -63,6 +63,20 @@ pub struct Op {
 unsafe impl Send for Op {}
 
 impl Op {
+    /// One that moves no bytes, or has no memory yet.
+    pub(super) fn without_memory(kind: OpKind, fd: RawFd, offset: u64, length: u64) -> Op {
+        Op {
+            kind,
+            fd,
+            offset,
+            length,
+            memory: std::ptr::null_mut(),
+            segments: 0,
+            buffered: false,
+            force_async: false,
+        }
+    }
+
     /// Does the operation on this thread and returns the bytes moved.
     ///
     /// # Safety
@@ -92,6 +106,29 @@ impl Op {
             Ok(n) => i32::try_from(n).unwrap_or(i32::MAX),
             Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
         }
+    }
+
+    /// Reads on this thread what lies in the page cache (`RWF_NOWAIT` of preadv2(2)), perhaps
+    /// not all of it. `None` if the first byte does not, if the file system cannot tell, at the
+    /// end of the file (which Linux 5.9 and 5.10 see in other places) and after an error: another
+    /// read says what there is to say.
+    ///
+    /// # Safety
+    /// As [`Op::perform`].
+    pub(super) unsafe fn complete_cached(&self) -> Option<i32> {
+        let one = libc::iovec {
+            iov_base: self.memory,
+            iov_len: self.length as usize,
+        };
+        let (iov, count) = match self.segments {
+            0 | 1 => (&raw const one, 1),
+            n => (self.memory as *const libc::iovec, n as libc::c_int),
+        };
+        debug_assert!(self.offset <= i64::MAX as u64, "-1 is the file's position");
+        let offset = self.offset as libc::off_t;
+        // SAFETY: fd is open and the memory valid, as the caller promises.
+        let read = unsafe { libc::preadv2(self.fd, iov, count, offset, libc::RWF_NOWAIT) };
+        i32::try_from(read).ok().filter(|read| *read > 0)
     }
 
     unsafe fn call(&self) -> libc::ssize_t {
@@ -144,66 +181,11 @@ impl OpKind {
     }
 }
 
-/// Reads with a system call of this thread what lies in the page cache: `None` if
-/// nothing does from `offset` on, or the file system cannot tell
-/// (`RWF_NOWAIT` of preadv2(2)). May be short where not all of it does. `None`, too, at the end of
-/// the file, which Linux 5.9 and 5.10 see in other places, after an error, and for memory in several
-/// pieces: the engine reads then, and says what there is to say.
-pub(super) fn read_cached(fd: RawFd, offset: u64, iov: &Iov) -> Option<usize> {
-    let (ptr, length) = iov.single()?;
-    debug_assert!(offset <= i64::MAX as u64, "-1 is the file's position");
-    let segment = libc::iovec {
-        iov_base: ptr.cast(),
-        iov_len: length,
-    };
-    // SAFETY: the memory is valid on the promise of the Iov, and the file is
-    // open.
-    let count = unsafe { libc::preadv2(fd, &segment, 1, offset as libc::off_t, libc::RWF_NOWAIT) };
-    usize::try_from(count).ok().filter(|count| *count > 0)
-}
-
-/// Writes with system calls of this thread. May be short, as write(2).
-pub(super) fn write_now(fd: RawFd, offset: u64, iov: &Iov) -> io::Result<usize> {
-    let mut done = 0;
-    let mut result = Ok(());
-    iov.for_each(|ptr, length| {
-        if result.is_err() {
-            return;
-        }
-        let op = Op {
-            kind: OpKind::Write,
-            fd,
-            offset: offset + done as u64,
-            length: length as u64,
-            memory: ptr.cast(),
-            segments: 1,
-            aside: false,
-        };
-        // SAFETY: the memory is valid on the promise of the Iov, and the file
-        // is open.
-        match unsafe { op.perform() } {
-            Ok(count) => {
-                done += count;
-                if count < length {
-                    result = Err(None);
-                }
-            }
-            Err(e) => result = Err(Some(e)),
-        }
-    });
-    match result {
-        Err(Some(e)) if done == 0 => Err(e),
-        // The caller goes on from a short write, and meets the error again.
-        _ => Ok(done),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     //! Guards against reads that never come from the page cache by the caller's thread,
     //! which no other test would notice, and against an end of the file where none is.
     use super::*;
-    use crate::storage::Buffer;
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -211,16 +193,19 @@ mod tests {
     fn what_was_just_written_is_read_at_once() {
         let mut file = tempfile::tempfile_in(".").unwrap();
         file.write_all(&[7; 10_000]).unwrap();
-        let mut buffer = Buffer::new(8192);
-        // SAFETY: the buffer stays until the reads have ended, and is not looked at
-        // before.
-        let iov = unsafe { buffer.iov() };
-        assert_eq!(read_cached(file.as_raw_fd(), 0, &iov), Some(8192));
-        assert_eq!(
-            read_cached(file.as_raw_fd(), 8192, &iov),
-            Some(10_000 - 8192)
-        );
-        assert_eq!(read_cached(file.as_raw_fd(), 10_000, &iov), None);
-        assert!(buffer.iter().all(|byte| *byte == 7));
+        let mut bytes = [0u8; 8192];
+        let mut read = |offset| {
+            let op = Op {
+                memory: bytes.as_mut_ptr().cast(),
+                segments: 1,
+                ..Op::without_memory(OpKind::Read, file.as_raw_fd(), offset, 8192)
+            };
+            // SAFETY: `bytes` stays until the read has ended.
+            unsafe { op.complete_cached() }
+        };
+        assert_eq!(read(0), Some(8192));
+        assert_eq!(read(8192), Some(10_000 - 8192));
+        assert_eq!(read(10_000), None);
+        assert_eq!(bytes, [7; 8192]);
     }
 }

@@ -1,8 +1,8 @@
 //! A queue: one thread's engine, and the requests that it drives.
 //!
-//! Requests are futures. The queue polls them; when all wait, it enters the
-//! engine once, which hands over everything submitted since and waits for the
-//! first end. There is no other runtime: [`Queue::block_on`] is the loop, and
+//! Requests are futures. The queue polls them; when all wait, it executes the
+//! operation that it has alone, or enters the engine once, which hands over
+//! everything started since and waits for the first end. There is no other runtime: [`Queue::block_on`] is the loop, and
 //! any number of futures run beside it with [`Queue::spawn`].
 //!
 //! A queue belongs to the thread that made it. Wakers are what crosses
@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
@@ -23,8 +24,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::Storage;
+use super::batch::Batch;
 use super::buffer::{Buffer, BufferPool, Iov};
 use super::engine::{Completion, Engine, EngineKind, Interest, Notify, Token, is_simulated};
+use super::execution::{Execution, Turn};
 use super::op::{Op, OpKind};
 
 /// How requests of one queue are treated.
@@ -37,17 +40,18 @@ pub struct QueueOptions {
     /// Whether compressed clusters are inflated on this thread instead of on
     /// the library's workers. Right when there are as many queues as cores.
     pub inflate_here: bool,
-    /// Whether this thread copies to the page cache, and from it what lies
-    /// there, instead of the engine. File systems that cannot write to it
-    /// without blocking (ext4) make io_uring pass that to a kernel thread, which
-    /// costs more than the copy; and what was read a moment ago is still in the
-    /// cache of the processor when it is looked at. Right for jobs that have a
-    /// queue on each core. [`Queue::set_write_here`] changes that for writes.
-    pub copy_here: bool,
-    /// Whether io_uring has every other large read through the page cache done by a thread of the
-    /// kernel, which copies beside this one: with several of 1 MiB in flight a quarter faster or more.
-    /// Right for who does nothing with the bytes himself.
-    pub share_copies: bool,
+    /// Whether this thread executes all writes to the page cache, and reads of what lies
+    /// there, itself instead of the engine. Right for jobs that have a queue on each core:
+    /// the bytes stay in the processor's cache.
+    pub inline_buffered: bool,
+    /// With io_uring, every so many large reads through the page cache are executed by a thread
+    /// of the kernel, which copies beside this one; 0: none. As fio's option of that name. Right
+    /// where this thread does nothing else with the bytes.
+    pub force_async: u32,
+    /// How many operations are handed to the kernel together at most, as QEMU's option
+    /// `aio-max-batch`; at least 1. What is started in one turn of the queue's loop is handed
+    /// over at its end at the latest. Operations that continue each other count as one.
+    pub aio_max_batch: u32,
     /// How long who serves clients on this queue looks for more to do before
     /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
     /// all.
@@ -66,16 +70,16 @@ impl Default for QueueOptions {
             engine: EngineKind::best(),
             parts: 8,
             inflate_here: false,
-            copy_here: false,
-            share_copies: false,
+            inline_buffered: false,
+            force_async: 0,
+            aio_max_batch: 2,
             poll: Duration::ZERO,
         }
     }
 }
 
-/// Reads from this many bytes on may be copied by a thread of the kernel
-/// ([`QueueOptions::share_copies`]).
-const COPIED_ASIDE: usize = 512 << 10;
+/// The least bytes of a large read ([`QueueOptions::force_async`]).
+const LARGE_READ: u64 = 512 << 10;
 
 /// A handle to one thread's queue. Clones mean the same queue.
 ///
@@ -133,6 +137,18 @@ struct Inner {
     /// The engine's.
     descriptor: Option<RawFd>,
     slots: RefCell<Slots>,
+    /// Operations that were started in this turn of the loop.
+    started: RefCell<Vec<(Token, Op)>>,
+    /// Operations that this thread will execute, one a turn.
+    inline: RefCell<VecDeque<(Token, Op)>>,
+    /// Of those in `started`.
+    batch: Cell<Batch>,
+    /// Operations that have not ended.
+    in_flight: Cell<usize>,
+    /// Waits for descriptors that have not ended.
+    watches: Cell<usize>,
+    /// Large reads through the page cache since the last one with `force_async`.
+    large_reads: Cell<u32>,
     /// Reused by `drive`.
     done: RefCell<Vec<Completion>>,
     wakers: RefCell<Vec<Waker>>,
@@ -147,7 +163,6 @@ struct Inner {
     /// Number of spawned futures, and the wakers of `drain`.
     spawned: Cell<usize>,
     draining: RefCell<Vec<Waker>>,
-    write_here: Cell<bool>,
     buffers: BufferPool,
     thread: std::thread::ThreadId,
     number: u64,
@@ -162,11 +177,9 @@ struct Slots {
 
 enum Slot {
     Free,
-    /// In the engine: the waker for its end, and its file, which is not closed before.
-    Busy(
-        Option<Waker>,
-        #[allow(dead_code, reason = "kept, not read")] Option<Arc<OwnedFd>>,
-    ),
+    /// Started: the waker for its end, and its file, which is not closed before; a wait for a
+    /// descriptor has none.
+    Busy(Option<Waker>, Option<Arc<OwnedFd>>),
     /// Ended with this result, not yet looked at.
     Ended(i32),
 }
@@ -257,11 +270,16 @@ impl Queue {
             notify: engine.notifier(),
         });
         let inner = Rc::new(Inner {
-            write_here: Cell::new(options.copy_here),
             options,
             descriptor: engine.descriptor(),
             engine: RefCell::new(engine),
             slots: RefCell::default(),
+            started: RefCell::default(),
+            inline: RefCell::default(),
+            batch: Cell::default(),
+            in_flight: Cell::new(0),
+            watches: Cell::new(0),
+            large_reads: Cell::new(0),
             done: RefCell::default(),
             wakers: RefCell::default(),
             tasks: RefCell::default(),
@@ -290,18 +308,6 @@ impl Queue {
     /// next one.
     pub(crate) fn number(&self) -> u64 {
         self.inner.number
-    }
-
-    /// Whether writes through the page cache are made by this thread from now
-    /// on, see [`QueueOptions::copy_here`]. Who does one thing at a time on
-    /// the queue holds up nothing else by that.
-    pub fn set_write_here(&self, here: bool) {
-        self.inner.write_here.set(here);
-    }
-
-    /// Whether they are.
-    pub(super) fn writes_here(&self) -> bool {
-        self.inner.write_here.get()
     }
 
     /// What it was made with.
@@ -384,14 +390,14 @@ impl Queue {
             }
         }
         let mut more = false;
-        self.inner.collect(|engine, done| {
+        self.inner.collect(false, |engine, done| {
             more = engine.arm(done)?;
             Ok(())
         });
         // SeqCst pairs with `wake_by_ref`.
         shared.sleeps.store(true, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
-        more || !shared.ready().is_empty()
+        more || !self.inner.inline.borrow().is_empty() || !shared.ready().is_empty()
     }
 
     /// Runs `future` beside the others whenever the queue is driven. The
@@ -490,8 +496,8 @@ impl Queue {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
         debug_assert_eq!(op.fd, fd.as_raw_fd());
         let token = self.inner.slots.borrow_mut().take(Some(fd.clone()));
-        // SAFETY: passed on; `Io` waits for the end when it is dropped.
-        unsafe { self.inner.engine.borrow_mut().submit(token, op) };
+        // It is executed before the `Io` has ended, which waits for that when it is dropped.
+        self.inner.start(token, op);
         Io {
             queue: self.for_itself(),
             token,
@@ -505,6 +511,7 @@ impl Queue {
     pub(super) fn watch(&self, fd: RawFd, interest: Interest) -> Io {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
         let token = self.inner.slots.borrow_mut().take(None);
+        self.inner.watches.set(self.inner.watches.get() + 1);
         self.inner.engine.borrow_mut().watch(token, fd, interest);
         Io {
             queue: self.for_itself(),
@@ -515,7 +522,7 @@ impl Queue {
     }
 
     /// Starts one operation on the memory of `iov`; as [`Queue::submit`], on
-    /// the promise that made the `Iov`. `cached`: through the page cache.
+    /// the promise that made the `Iov`. `buffered`: through the page cache.
     ///
     /// # Safety
     /// The promise of the `Iov` holds, and the returned array is kept as long as the
@@ -526,19 +533,12 @@ impl Queue {
         fd: &Arc<OwnedFd>,
         offset: u64,
         iov: &Iov,
-        cached: bool,
+        buffered: bool,
     ) -> (Io, Option<Box<[libc::iovec]>>) {
         let mut op = Op {
-            kind,
-            fd: fd.as_raw_fd(),
-            offset,
-            length: iov.len() as u64,
-            memory: std::ptr::null_mut(),
             segments: 1,
-            aside: cached
-                && self.options().share_copies
-                && kind == OpKind::Read
-                && iov.len() >= COPIED_ASIDE,
+            buffered,
+            ..Op::without_memory(kind, fd.as_raw_fd(), offset, iov.len() as u64)
         };
         if let Some((ptr, _)) = iov.single() {
             op.memory = ptr.cast();
@@ -725,25 +725,98 @@ impl Inner {
         }
     }
 
-    /// Enters the engine once; waits there for an end if it must, or if no
-    /// future is ready.
+    /// Takes up an operation.
+    fn start(&self, token: Token, mut op: Op) {
+        self.in_flight.set(self.in_flight.get() + 1);
+        if self.options.inline_buffered && op.buffered {
+            self.inline.borrow_mut().push_back((token, op));
+            return;
+        }
+        op.force_async = self.forces_async(&op);
+        let mut batch = self.batch.get();
+        if !batch.takes(&op, self.options.aio_max_batch) {
+            self.hand_over();
+            self.engine.borrow_mut().hand_over();
+            batch = Batch::default();
+        }
+        batch.add(&op);
+        self.batch.set(batch);
+        self.started.borrow_mut().push((token, op));
+    }
+
+    fn forces_async(&self, op: &Op) -> bool {
+        let every = self.options.force_async;
+        if every == 0 || !op.buffered || op.kind != OpKind::Read || op.length < LARGE_READ {
+            return false;
+        }
+        let count = (self.large_reads.get() + 1) % every;
+        self.large_reads.set(count);
+        count == 0
+    }
+
+    /// Gives the engine what was started.
+    fn hand_over(&self) {
+        let mut engine = self.engine.borrow_mut();
+        for (token, op) in self.started.borrow_mut().drain(..) {
+            // SAFETY: `Queue::submit` was promised that the memory stays valid.
+            unsafe { engine.submit(token, op) };
+        }
+        self.batch.set(Batch::default());
+    }
+
+    /// Ends a turn of the loop: this thread executes at most one operation, so that its bytes are
+    /// used before the next one, and the engine is given all others that are for it.
+    fn end_turn(&self, sleeps: bool, done: &mut Vec<Completion>) {
+        let alone = self.in_flight.get() == 1;
+        let first = self.inline.borrow_mut().pop_front();
+        let turn = Turn {
+            alone,
+            sleeps: sleeps && self.watches.get() == 0,
+            inline_buffered: first.is_some(),
+        };
+        let first = match alone {
+            true => first.or_else(|| self.started.borrow_mut().pop()),
+            false => first,
+        };
+        if let Some((token, op)) = first {
+            // SAFETY: `Queue::submit` was promised that the memory stays valid.
+            match unsafe { Execution::of(&op, turn).perform(&op) } {
+                Some(result) => done.push((token, result)),
+                None => self.started.borrow_mut().push((token, op)),
+            }
+        }
+        self.hand_over();
+    }
+
+    /// Ends a turn of the loop and enters the engine once; waits there for an end if it must, or
+    /// if no future is ready.
     fn drive(&self, must_wait: bool) {
-        self.collect(|engine, done| {
+        let sleeps = || must_wait || self.shared.ready().is_empty();
+        self.collect(sleeps(), |engine, done| {
+            // The engine may have nothing to tell.
+            if done.len() == self.in_flight.get() && !done.is_empty() && self.watches.get() == 0 {
+                return Ok(());
+            }
             // SeqCst pairs with `wake_by_ref`.
             self.shared.sleeps.store(true, Ordering::SeqCst);
             std::sync::atomic::fence(Ordering::SeqCst);
-            let wait = must_wait || self.shared.ready().is_empty();
+            let wait = done.is_empty() && self.inline.borrow().is_empty() && sleeps();
             let result = engine.poll(wait, done);
             self.shared.sleeps.store(false, Ordering::SeqCst);
             result
         });
     }
 
-    /// Enters the engine by `enter`, records what has ended and wakes the futures that wait for
-    /// it.
-    fn collect(&self, enter: impl FnOnce(&mut dyn Engine, &mut Vec<Completion>) -> io::Result<()>) {
+    /// Ends a turn of the loop, enters the engine by `enter`, records what has ended and wakes
+    /// the futures that wait for it. `sleeps`: the thread has nothing else to do.
+    fn collect(
+        &self,
+        sleeps: bool,
+        enter: impl FnOnce(&mut dyn Engine, &mut Vec<Completion>) -> io::Result<()>,
+    ) {
         let mut done = self.done.take();
         let mut wakers = self.wakers.take();
+        self.end_turn(sleeps, &mut done);
         let panicked = AbortOnPanic(self.options.engine);
         let result = enter(&mut **self.engine.borrow_mut(), &mut done);
         std::mem::forget(panicked);
@@ -759,10 +832,15 @@ impl Inner {
                     false => result,
                 };
                 let slot = &mut slots.slots[token as usize];
-                match std::mem::replace(slot, Slot::Ended(result)) {
-                    Slot::Busy(waker, _) => wakers.extend(waker),
-                    _ => unreachable!("an operation ends once"),
-                }
+                let Slot::Busy(waker, file) = std::mem::replace(slot, Slot::Ended(result)) else {
+                    unreachable!("an operation ends once");
+                };
+                let count = match file {
+                    Some(_) => &self.in_flight,
+                    None => &self.watches,
+                };
+                count.set(count.get() - 1);
+                wakers.extend(waker);
             }
         }
         self.done.replace(done);
@@ -1042,8 +1120,9 @@ mod tests {
     //! engine's failure that frees memory which the kernel uses, a file that is
     //! closed under an operation that was forgotten, and tasks that outlive their
     //! queue.
-    use super::super::{OpenFile, Storage, flush};
+    use super::super::{CacheMode, OpenFile, Storage, flush, open_file};
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
@@ -1090,26 +1169,28 @@ mod tests {
         Queue::with_engine(QueueOptions::default(), Box::new(engine))
     }
 
-    fn file() -> super::super::File {
+    fn file() -> Arc<dyn Storage> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [1; 4096]).unwrap();
         let how = OpenFile {
             write: true,
+            // The engine's, also alone.
+            cache: CacheMode::WriteThrough,
             ..OpenFile::default()
         };
-        super::super::File::open(file.path(), how).unwrap()
+        open_file(file.path(), how).unwrap()
     }
 
     #[test]
     fn what_cannot_be_begun_now_is_begun_again() {
         let file = file();
         let queue = told(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
-        queue.block_on(flush(&file, &queue)).unwrap();
+        queue.block_on(flush(&*file, &queue)).unwrap();
         let queue = told(&[4096, -libc::EAGAIN], false);
-        let write = super::super::write_slice(&file, &queue, 0, &[2; 4096]);
+        let write = super::super::write_slice(&*file, &queue, 0, &[2; 4096]);
         queue.block_on(write).unwrap();
         let queue = told(&[-libc::EIO, -libc::EAGAIN], false);
-        let error = queue.block_on(flush(&file, &queue)).unwrap_err();
+        let error = queue.block_on(flush(&*file, &queue)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
 
@@ -1118,7 +1199,7 @@ mod tests {
         const NAME: &str = "ZEBU_TEST_ENGINE_FAILS";
         if let Ok(how) = std::env::var(NAME) {
             let queue = told(&[], how == "panic");
-            let _ = queue.block_on(flush(&file(), &queue));
+            let _ = queue.block_on(flush(&*file(), &queue));
             return;
         }
         for how in ["panic", "error"] {
@@ -1144,7 +1225,8 @@ mod tests {
                 continue;
             };
             let file = file();
-            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let fd = file.host_file().unwrap().as_fd().as_raw_fd();
+            let link = format!("/proc/self/fd/{fd}");
             let name = std::fs::read_link(&link).unwrap();
             // SAFETY: there is no memory.
             let started = unsafe { file.start(&queue, OpKind::Flush, 0, 0, None) };

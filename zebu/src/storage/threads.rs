@@ -1,15 +1,9 @@
 //! The `threads` engine: a pool of threads that make blocking system calls.
 //!
-//! An operation that is alone in flight is done by the thread that polls, which
-//! would only sleep meanwhile: it costs exactly one system call and wakes
-//! nobody. Of two in flight that thread does one, if it reads or writes, so that one worker is woken, or none:
-//! with two requests of 4 KiB a quarter less time. Of more it does none: while it is in the
-//! kernel nobody fetches what workers end (with four in flight a fifth more time).
-//!
-//! Who runs out of work gives its processor away a few times before it sleeps:
-//! a worker that has ended an operation, so that the poller makes the next one
-//! meanwhile, and the poller, so that workers end theirs. At depth 32 this
-//! saves nine of ten `futex(2)` calls and a third of the processor time.
+//! A thread that runs out of work yields its processor a few times before it
+//! sleeps: a worker that has ended an operation, so that the poller makes the
+//! next one meanwhile, and the poller, so that workers end theirs. That saves
+//! most of the `futex(2)` calls.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -21,7 +15,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use super::engine::{Completion, Engine, Interest, Notify, Token};
-use super::op::{Op, OpKind};
+use super::op::Op;
 use super::uring::EventFd;
 use super::watch::Watches;
 use crate::lock;
@@ -36,21 +30,15 @@ const IDLE: Duration = match cfg!(test) {
 
 /// How often a worker without work, and the poller with nothing ended, yield
 /// before they sleep: about ten microseconds, in which at depth 32 the next
-/// request comes, or ends. With 4 and 1 there are a tenth to a fifth fewer
-/// requests a second for as much of the processors' time.
+/// request comes, or ends.
 const WORKER_YIELDS: u32 = 32;
 const POLLER_YIELDS: u32 = 4;
-
-/// Operations in flight at most, when the poller does one of them.
-const FEW: usize = 2;
 
 /// The engine. Workers are started when there is work for them.
 pub struct Threads {
     shared: Arc<Shared>,
     /// Taken since the last poll.
     batch: Vec<(Token, Op)>,
-    /// Taken and not reported.
-    in_flight: usize,
     watches: Watches,
     /// Whether `in_poll` is set for another event loop.
     armed: bool,
@@ -119,13 +107,12 @@ impl Threads {
                 event,
             }),
             batch: Vec::new(),
-            in_flight: 0,
             armed: false,
         })
     }
 
     /// Gives the batch to the workers.
-    fn hand_over(&mut self) {
+    fn give_to_workers(&mut self) {
         let count = self.batch.len();
         let mut work = lock(&self.shared.work);
         work.waiting.extend(self.batch.drain(..));
@@ -160,18 +147,6 @@ impl Threads {
 }
 
 impl Threads {
-    /// The operation that the polling thread executes itself instead of sleeping.
-    fn take_own(&mut self) -> Option<(Token, Op)> {
-        if !(1..=FEW).contains(&self.in_flight) {
-            return None;
-        }
-        // A flush may take seconds, in which other operations end and sockets become
-        // ready.
-        let alone = self.in_flight == 1 && self.watches.is_empty();
-        let is_short = |op: &Op| matches!(op.kind, OpKind::Read | OpKind::Write);
-        self.batch.pop_if(|(_, op)| alone || is_short(op))
-    }
-
     /// Sleeps until a descriptor is ready or `wake_poller` was called.
     fn sleep(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         let shared = &self.shared;
@@ -235,7 +210,6 @@ fn run(shared: &Shared) {
 
 impl Engine for Threads {
     unsafe fn submit(&mut self, token: Token, op: Op) {
-        self.in_flight += 1;
         self.batch.push((token, op));
     }
 
@@ -257,26 +231,12 @@ impl Engine for Threads {
         let before = done.len();
         self.watches.take_cancelled(done);
         let wait = wait && done.len() == before;
-        let sleeps = wait && !self.shared.notified.load(Ordering::Acquire);
-        let own = match sleeps {
-            true => self.take_own(),
-            false => None,
-        };
         if !self.batch.is_empty() {
-            self.hand_over();
-        }
-        if let Some((token, op)) = own {
-            self.in_flight -= 1;
-            // SAFETY: as in `run`.
-            done.push((token, unsafe { op.complete() }));
+            self.give_to_workers();
         }
         let mut yields = 0;
         loop {
-            {
-                let mut ended = lock(&self.shared.done);
-                self.in_flight -= ended.len();
-                done.append(&mut ended);
-            }
+            done.append(&mut lock(&self.shared.done));
             let woken = wait && self.shared.notified.swap(false, Ordering::Acquire);
             if woken || !wait || done.len() > before {
                 return self.watches.look_sometimes(done);
@@ -335,43 +295,11 @@ mod tests {
     }
 
     #[test]
-    fn one_of_few_is_done_by_the_poller() {
+    fn workers_are_as_many_as_there_is_work_for() {
         let mut threads = Threads::new().unwrap();
-        for _ in 0..10 {
-            reads_in_flight(&mut threads, 1);
-        }
-        assert_eq!(workers(&threads), 0);
-        reads_in_flight(&mut threads, 2);
-        assert!(workers(&threads) <= 1);
-        // Also after a batch, for which there were workers.
-        reads_in_flight(&mut threads, 1000);
-        assert!((1..=MAX_WORKERS).contains(&workers(&threads)));
-        reads_in_flight(&mut threads, 1);
-        assert_eq!(threads.in_flight, 0);
-    }
-
-    #[test]
-    fn who_waits_for_descriptors_does_no_flush() {
-        let op = |kind| Op {
-            kind,
-            fd: -1,
-            offset: 0,
-            length: 0,
-            memory: std::ptr::null_mut(),
-            segments: 0,
-            aside: false,
-        };
-        let event = EventFd::new().unwrap();
-        for watches in [false, true] {
-            for (kind, is_short) in [(OpKind::Flush, false), (OpKind::Read, true)] {
-                let mut threads = Threads::new().unwrap();
-                if watches {
-                    threads.watch(7, event.fd(), Interest::Readable);
-                }
-                // SAFETY: there is no memory, and it is not polled.
-                unsafe { threads.submit(1, op(kind)) };
-                assert_eq!(threads.take_own().is_some(), is_short || !watches);
-            }
+        for count in [1, 2, 1000, 1] {
+            reads_in_flight(&mut threads, count);
+            assert!((1..=MAX_WORKERS).contains(&workers(&threads)));
         }
     }
 

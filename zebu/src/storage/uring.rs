@@ -1,9 +1,4 @@
 //! The `io_uring` engine: a ring per queue (`io_uring_setup(2)`).
-//!
-//! A read or write that is alone in flight is done by the thread that polls,
-//! which would only sleep meanwhile, as by the `threads` engine: a write that
-//! makes the file longer would be handed to a thread of the kernel, for it may
-//! block. Flushes and the like, which may take seconds, always go to the ring.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -13,7 +8,6 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::batch::Batch;
 use super::engine::{Completion, Engine, Interest, Notify, Token};
 use super::op::{Op, OpKind};
 
@@ -25,8 +19,8 @@ const PUT_OFF: u32 = 16;
 const WAKE: u64 = u64::MAX;
 /// Names every request to end a wait.
 const UNWATCH: u64 = u64::MAX - 1;
-/// With the token, names an operation that is done aside.
-const ASIDE: u64 = 1 << Token::BITS;
+/// With the token, names an operation that a thread of the kernel executes (`IOSQE_ASYNC`).
+const ASYNC: u64 = 1 << Token::BITS;
 
 /// The engine.
 pub struct Uring {
@@ -42,16 +36,12 @@ pub struct Uring {
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     deferred: bool,
     in_flight: usize,
-    /// Taken when nothing else was in flight, and neither done nor in the ring.
-    alone: Option<(Token, Op)>,
-    /// Operations queued and not handed over; waits for descriptors do not
+    /// Whether operations are queued and not handed over. Waits for descriptors do not
     /// count, since they can go with the next entry.
-    held: Batch,
+    has_queued: bool,
     /// How often in a row waits for descriptors were not handed over.
     put_off: u32,
-    /// Whether the last operation that may be done aside was.
-    last_aside: bool,
-    /// Whether the kernel has threads for operations that are done aside.
+    /// Whether the kernel could make threads for operations with `force_async`.
     has_threads: bool,
     /// Reaped while room was made for a submission.
     ended_early: Vec<Completion>,
@@ -119,10 +109,8 @@ impl Uring {
             wake_armed: false,
             deferred,
             in_flight: 0,
-            alone: None,
-            held: Batch::default(),
+            has_queued: false,
             put_off: 0,
-            last_aside: false,
             has_threads: true,
             ended_early: Vec::new(),
         })
@@ -145,36 +133,9 @@ impl Uring {
         }
     }
 
-    /// Queues an operation; hands over what is queued if that is better.
-    fn queue(&mut self, token: Token, op: Op) {
-        let mut entry = entry_for(&op).user_data(u64::from(token));
-        // Every other one: the first of each batch, or one more that is alone, was slower.
-        if op.aside && self.has_threads {
-            self.last_aside = !self.last_aside;
-            if self.last_aside {
-                entry = entry
-                    .flags(squeue::Flags::ASYNC)
-                    .user_data(ASIDE | u64::from(token));
-            }
-        }
-        self.push(entry);
-        if self.held.add(&op) {
-            self.held.clear();
-            // An error is met again by `poll`.
-            let _ = self.ring.submit();
-        }
-    }
-
-    /// Queues the operation that is no longer alone, or not waited for.
-    fn queue_alone(&mut self) {
-        if let Some((token, op)) = self.alone.take() {
-            self.queue(token, op);
-        }
-    }
-
     /// Hands over what is queued and waits for `want` completions.
     fn enter(&mut self, want: usize) -> io::Result<usize> {
-        self.held.clear();
+        self.has_queued = false;
         if want == 0 && self.deferred {
             let queued = self.ring.submission().len() as u32;
             // SAFETY: only flags and counts, no argument memory.
@@ -218,7 +179,7 @@ impl Uring {
     /// Whether what is queued is handed over now. Who has more to do before it
     /// sleeps need not begin to wait for descriptors yet: one system call less.
     fn must_hand_over(&mut self, sleep: bool) -> bool {
-        if sleep || !self.held.is_empty() || self.put_off >= PUT_OFF {
+        if sleep || self.has_queued || self.put_off >= PUT_OFF {
             self.put_off = 0;
             return !self.ring.submission().is_empty();
         }
@@ -238,9 +199,9 @@ impl Uring {
                 data => {
                     self.in_flight -= 1;
                     let mut result = entry.result();
-                    if data & ASIDE != 0 && result == -libc::ECANCELED {
+                    if data & ASYNC != 0 && result == -libc::ECANCELED {
                         // We cancel waits only: the kernel could not make a thread. As if a signal
-                        // had come, it is begun again, and not aside. (Of what the kernel itself
+                        // had come, it is begun again, and without one. (Of what the kernel itself
                         // hands to a thread that is an error: it would have none the next time.)
                         self.has_threads = false;
                         result = -libc::EINTR;
@@ -289,17 +250,24 @@ fn entry_for(op: &Op) -> squeue::Entry {
 impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
-        if self.in_flight == 1 && matches!(op.kind, OpKind::Read | OpKind::Write) {
-            self.alone = Some((token, op));
-            return;
-        }
-        self.queue_alone();
-        self.queue(token, op);
+        self.has_queued = true;
+        let entry = entry_for(&op);
+        self.push(match op.force_async && self.has_threads {
+            true => entry
+                .flags(squeue::Flags::ASYNC)
+                .user_data(ASYNC | u64::from(token)),
+            false => entry.user_data(u64::from(token)),
+        });
+    }
+
+    fn hand_over(&mut self) {
+        self.has_queued = false;
+        // An error is met again by `poll`.
+        let _ = self.ring.submit();
     }
 
     fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
         self.in_flight += 1;
-        self.queue_alone();
         let poll = opcode::PollAdd::new(types::Fd(fd), interest.events() as u32);
         self.push(poll.build().user_data(u64::from(token)));
     }
@@ -314,16 +282,6 @@ impl Engine for Uring {
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        if wait
-            && self.ended_early.is_empty()
-            && let Some((token, op)) = self.alone.take()
-        {
-            self.in_flight -= 1;
-            // SAFETY: `submit` was promised that the memory stays valid.
-            done.push((token, unsafe { op.complete() }));
-            return Ok(());
-        }
-        self.queue_alone();
         if wait {
             self.arm_wake();
         }
@@ -348,7 +306,6 @@ impl Engine for Uring {
                 .register_eventfd(self.completed.fd())?;
             self.registered = true;
         }
-        self.queue_alone();
         // Before looking: what ends afterwards makes it readable again.
         self.completed.clear();
         self.reap(done);
@@ -395,9 +352,9 @@ mod tests {
         let never = EventFd::new().unwrap();
         let poll = opcode::PollAdd::new(types::Fd(never.fd()), libc::POLLIN as u32);
         uring.in_flight += 1;
-        uring.push(poll.build().user_data(ASIDE | 7));
+        uring.push(poll.build().user_data(ASYNC | 7));
         uring.push(
-            opcode::AsyncCancel::new(ASIDE | 7)
+            opcode::AsyncCancel::new(ASYNC | 7)
                 .build()
                 .user_data(UNWATCH),
         );

@@ -2,11 +2,10 @@
 //! is to the image inside it.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::{
-    Alignment, Asking, Blkdebug, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage,
+    Alignment, Asking, Blkdebug, Blocks, Iov, OpKind, Properties, Queue, Started, Storage,
     StorageExtent, discard, punch_hole, read, write, zero_range,
 };
 
@@ -17,24 +16,31 @@ pub struct Window {
     offset: u64,
     /// None: to the end of the storage.
     size: Option<u64>,
+    properties: Properties,
+    /// Whether what fits the alignment here fits that of the storage.
+    is_aligned: bool,
 }
 
 impl Window {
     /// The part of `storage` from `offset` on, of `size` bytes (None: to its end).
     /// The caller has checked that it is inside.
     pub fn new(storage: Arc<dyn Storage>, offset: u64, size: Option<u64>) -> Self {
+        let page = storage.blocks().map_or(1, Blocks::page);
+        let unit = page.max(storage.alignment().offset as u64);
+        let is_aligned = offset.is_multiple_of(unit);
+        let mut properties = storage.properties().clone();
+        // Of fixed size, and what it held is there: as a device.
+        properties.is_device |= size.is_some();
+        if !is_aligned {
+            properties.alignment = Alignment::NONE;
+        }
         Window {
             storage,
             offset,
             size,
+            properties,
+            is_aligned,
         }
-    }
-
-    /// Whether what fits the alignment here fits that of the storage.
-    fn is_aligned(&self) -> bool {
-        let page = self.storage.blocks().map_or(1, Blocks::page);
-        let unit = page.max(self.storage.alignment().offset as u64);
-        self.offset.is_multiple_of(unit)
     }
 
     /// How many of `length` bytes from `offset` on are inside.
@@ -76,7 +82,7 @@ unsafe impl Storage for Window {
             OpKind::Flush => 0,
             _ => self.offset + offset,
         };
-        if self.is_aligned() || matches!(kind, OpKind::Flush | OpKind::Allocate) {
+        if self.is_aligned || matches!(kind, OpKind::Flush | OpKind::Allocate) {
             // SAFETY: passed on; `self` keeps the storage.
             return unsafe { self.storage.start(queue, kind, at, length, iov.as_ref()) };
         }
@@ -101,6 +107,10 @@ unsafe impl Storage for Window {
                 (_, None) => zero_range(storage, &queue, at, length).await.map(|()| 0),
             }
         })
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -128,13 +138,6 @@ unsafe impl Storage for Window {
         self.storage.allocated()
     }
 
-    fn alignment(&self) -> Alignment {
-        match self.is_aligned() {
-            true => self.storage.alignment(),
-            false => Alignment::NONE,
-        }
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         let length = self.len()?.saturating_sub(offset);
         if length == 0 {
@@ -157,25 +160,8 @@ unsafe impl Storage for Window {
         }))
     }
 
-    fn is_remote(&self) -> bool {
-        self.storage.is_remote()
-    }
-
-    fn path(&self) -> &Path {
-        self.storage.path()
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.storage.cache_mode()
-    }
-
-    fn is_device(&self) -> bool {
-        // Of fixed size, and what it held is there: as a device.
-        self.size.is_some() || self.storage.is_device()
-    }
-
     fn blocks(&self) -> Option<&Blocks> {
-        match self.is_aligned() {
+        match self.is_aligned {
             true => self.storage.blocks(),
             false => None,
         }

@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 
 use super::Rng;
 
@@ -145,6 +144,9 @@ unsafe impl Storage for Faulty {
         unsafe { self.inner.start(queue, kind, offset, length, memory) }
     }
 
+    fn properties(&self) -> &Properties {
+        self.inner.properties()
+    }
     fn len(&self) -> io::Result<u64> {
         self.inner.len()
     }
@@ -160,23 +162,7 @@ unsafe impl Storage for Faulty {
         self.inner.allocated()
     }
 
-    fn alignment(&self) -> Alignment {
-        self.inner.alignment()
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         self.inner.extent(offset)
-    }
-
-    fn path(&self) -> &Path {
-        self.inner.path()
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.inner.cache_mode()
-    }
-
-    fn is_device(&self) -> bool {
-        self.inner.is_device()
     }
 }

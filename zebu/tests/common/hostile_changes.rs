@@ -15,7 +15,6 @@
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use zebu::block::{Device, FileSpec, LayerImage, OpenOptions, Source, Zeroing};
@@ -25,9 +24,7 @@ use zebu::jobs::{
     self, CheckReport, CompareOptions, Comparison, CompressOptions, ConvertOptions, CreateQcow2,
     RepairMode, Target,
 };
-use zebu::storage::{
-    Alignment, CacheMode, EngineKind, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent,
-};
+use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
 use zebu::{Error, Result};
 
 use crate::hostile_images::{self, Random};
@@ -90,20 +87,8 @@ unsafe impl Storage for Small {
     fn allocated(&self) -> io::Result<u64> {
         self.0.allocated()
     }
-    fn alignment(&self) -> Alignment {
-        self.0.alignment()
-    }
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         self.0.extent(offset)
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-    fn is_device(&self) -> bool {
-        false
     }
 }
 

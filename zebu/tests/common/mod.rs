@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use zebu::storage::{
-    Buffer, CacheMode, EngineKind, File, Iov, Memory, OpenFile, Queue, QueueOptions, Storage,
+    Buffer, CacheMode, EngineKind, Iov, Memory, OpenFile, Queue, QueueOptions, Storage, open_file,
 };
 
 /// xorshift64*
@@ -285,8 +285,8 @@ impl Places {
             create: place != Place::Loop,
             cache,
         };
-        match File::open(path, how) {
-            Ok(file) => Some(Arc::new(file)),
+        match open_file(path, how) {
+            Ok(file) => Some(file),
             Err(e) if cache.is_direct() && e.raw_os_error().is_none() => {
                 eprintln!("skipped: {place:?} with {}: {e}", cache.name());
                 None
@@ -318,11 +318,11 @@ pub fn engines() -> Vec<EngineKind> {
     engines
 }
 
-pub fn queue(engine: EngineKind, copy_here: bool) -> Queue {
+pub fn queue(engine: EngineKind, inline_buffered: bool) -> Queue {
     Queue::new(QueueOptions {
         engine,
-        copy_here,
-        share_copies: true,
+        inline_buffered,
+        force_async: 2,
         ..QueueOptions::default()
     })
     .unwrap()

@@ -9,13 +9,12 @@
 
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 
-use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
 
 use crate::common::Rng;
 use crate::common::faulty::libc_eio;
@@ -377,26 +376,10 @@ unsafe impl Storage for File {
         self.len()
     }
 
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         Ok(StorageExtent {
             data: true,
             length: self.len()?.saturating_sub(offset),
         })
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-
-    fn is_device(&self) -> bool {
-        false
     }
 }

@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use zebu::storage::{Alignment, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
 
 use crate::common::Rng;
 use crate::disk::{Entry, File, Time, What};
@@ -352,26 +351,10 @@ unsafe impl Storage for Left {
         self.len()
     }
 
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         Ok(StorageExtent {
             data: true,
             length: self.len()?.saturating_sub(offset),
         })
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-
-    fn is_device(&self) -> bool {
-        false
     }
 }

@@ -1,11 +1,10 @@
 //! Files in memory that know where they have holes.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use zebu::storage::StorageExtent;
-use zebu::storage::{Alignment, CacheMode, Iov, Memory, OpKind, Queue, Started, Storage};
+use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage};
 
 /// What a file system allocates at once.
 const PAGE: u64 = 4096;
@@ -66,10 +65,6 @@ unsafe impl Storage for Sparse {
         Ok(pages.count() as u64 * PAGE)
     }
 
-    fn alignment(&self) -> Alignment {
-        self.0.alignment()
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         let bytes = self.to_vec();
         let length = (bytes.len() as u64).saturating_sub(offset);
@@ -90,17 +85,5 @@ unsafe impl Storage for Sparse {
             data,
             length: (end - offset).min(length),
         })
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("")
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        CacheMode::WriteBack
-    }
-
-    fn is_device(&self) -> bool {
-        false
     }
 }

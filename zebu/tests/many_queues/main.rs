@@ -36,7 +36,7 @@ use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use zebu::block::{Device, LayerImage, OpenOptions, Source, Zeroing};
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
-use zebu::storage::{Buffer, CacheMode, EngineKind, File, OpenFile, Queue, QueueOptions};
+use zebu::storage::{Buffer, CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 
 /// Sequence numbers of what lies below: in the base, and in the image over it.
 const BASE: Sequence = 1;
@@ -60,8 +60,8 @@ fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
     QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
-        copy_here: rng.one_in(3),
-        share_copies: rng.one_in(2),
+        inline_buffered: rng.one_in(3),
+        force_async: rng.below(3) as u32,
         ..QueueOptions::default()
     }
 }
@@ -275,8 +275,8 @@ fn create(folder: &Path, name: &str, options: &CreateQcow2) {
         cache: CacheMode::Unsafe,
     };
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    let file = File::open(folder.join(name), how).unwrap();
-    create_qcow2(&queue, &file, None, options).unwrap();
+    let file = open_file(folder.join(name), how).unwrap();
+    create_qcow2(&queue, &*file, None, options).unwrap();
 }
 
 /// One of those who use the image together.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Source};
 use zebu::format::Compression;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
-use zebu::storage::{CacheMode, EngineKind, File, OpenFile, Queue, QueueOptions};
+use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 
 use crate::common::Rng;
 use crate::common::peer::{self, qemu_img, qemu_io, text};
@@ -162,11 +162,11 @@ impl Setup {
                 create: true,
                 cache: CacheMode::Unsafe,
             };
-            File::open(path, how).unwrap()
+            open_file(path, how).unwrap()
         };
         let file = create(self.image(folder));
         if self.format == Format::Raw {
-            create_raw(&queue, &file, self.size(), Preallocation::Off).unwrap();
+            create_raw(&queue, &*file, self.size(), Preallocation::Off).unwrap();
             return;
         }
         let mut options = self.options.clone();
@@ -176,8 +176,8 @@ impl Setup {
             data.name = text(&path).into();
             create(path)
         });
-        let data = data.as_ref().map(|data| data as _);
-        create_qcow2(&queue, &file, data, &options).unwrap();
+        let data = data.as_deref();
+        create_qcow2(&queue, &*file, data, &options).unwrap();
     }
 
     /// QEMU's commands that make the image used, and the ranges with the byte
@@ -288,8 +288,8 @@ pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
         inflate_here: rng.one_in(2),
-        copy_here: rng.one_in(3),
-        share_copies: rng.one_in(2),
+        inline_buffered: rng.one_in(3),
+        force_async: rng.below(3) as u32,
         ..QueueOptions::default()
     }
 }

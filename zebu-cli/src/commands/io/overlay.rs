@@ -68,8 +68,8 @@ impl Overlay {
             }),
             ..CreateQcow2::default()
         };
-        let storage = storage::File::open(overlay.path(), how).map_err(|e| e.to_string())?;
-        create_qcow2(&queue, &storage, None, &options).map_err(|e| e.to_string())?;
+        let storage = storage::open_file(overlay.path(), how).map_err(|e| e.to_string())?;
+        create_qcow2(&queue, &*storage, None, &options).map_err(|e| e.to_string())?;
         Ok(overlay)
     }
 

@@ -45,7 +45,7 @@ fn serve(
     signals: Signals,
 ) -> Outcome {
     let options = QueueOptions {
-        share_copies: true,
+        force_async: 2,
         ..arguments.image.queue_options()?
     };
     let queue =

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use super::Target;
@@ -18,7 +18,7 @@ impl Job {
         let Target::Raw(target) = &self.target else {
             return;
         };
-        let Some(target) = target.descriptor() else {
+        let Some(target) = target.host_file().map(AsFd::as_fd) else {
             return;
         };
         let mut left = Vec::new();
@@ -42,7 +42,7 @@ impl Job {
                     return false;
                 };
                 let layer = &device.layers()[status.depth.min(device.layers().len() - 1)];
-                let from = layer.data().descriptor();
+                let from = layer.data().host_file().map(AsFd::as_fd);
                 let (Some(from), Some(host), true) = (from, status.host, status.data) else {
                     return false;
                 };

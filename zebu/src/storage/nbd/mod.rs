@@ -30,11 +30,10 @@ mod watchdog;
 mod wire;
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{
-    Alignment, Asking, Blocks, CacheMode, Iov, OpKind, Queue, Started, Storage, StorageExtent,
+    Alignment, Asking, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
 };
 use client::Client;
 pub use failure::NbdError;
@@ -45,20 +44,30 @@ pub use options::{NbdOptions, NbdServer};
 #[derive(Debug)]
 pub struct Nbd {
     client: Arc<Client>,
-    /// As QEMU would write it; no path of this machine.
-    name: PathBuf,
+    /// The path is the name as QEMU would write it, no path of this machine.
+    properties: Properties,
     blocks: Blocks,
 }
 
 impl Nbd {
     /// Connects. Blocks: within the limits of time that the options set.
     pub fn open(options: NbdOptions) -> crate::Result<Nbd> {
-        let name = options.name.clone();
+        let (path, cache) = (options.name.clone(), options.cache);
         let client = Client::connect(options)?;
         Ok(Nbd {
             blocks: Blocks::new(client.minimum()),
+            properties: Properties {
+                path,
+                cache,
+                alignment: Alignment {
+                    memory: 1,
+                    offset: client.minimum() as usize,
+                },
+                is_device: true,
+                is_remote: true,
+                is_stacked: false,
+            },
             client: Arc::new(client),
-            name,
         })
     }
 
@@ -85,6 +94,10 @@ unsafe impl Storage for Nbd {
         unsafe { operation::start(&self.client, queue, kind, offset, length, memory) }
     }
 
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
     fn len(&self) -> io::Result<u64> {
         Ok(self.client.size())
     }
@@ -104,13 +117,6 @@ unsafe impl Storage for Nbd {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn alignment(&self) -> Alignment {
-        Alignment {
-            memory: 1,
-            offset: self.client.minimum() as usize,
-        }
-    }
-
     fn blocks(&self) -> Option<&Blocks> {
         (self.client.minimum() > 1).then_some(&self.blocks)
     }
@@ -124,21 +130,5 @@ unsafe impl Storage for Nbd {
 
     fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
         operation::ask_extent(&self.client, queue, offset)
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    fn path(&self) -> &Path {
-        &self.name
-    }
-
-    fn cache_mode(&self) -> CacheMode {
-        self.client.options().cache
-    }
-
-    fn is_device(&self) -> bool {
-        true
     }
 }

@@ -1,0 +1,100 @@
+//! Which thread executes an operation.
+#![allow(unsafe_code)]
+
+use super::op::{Op, OpKind};
+
+/// Which thread executes an operation, for all engines alike.
+///
+/// The queue's thread executes a read or write inline if it is the only operation in flight and
+/// the thread would sleep until its end. While it waits for descriptors too, or has other work, it
+/// does so only with operations that cannot take long: a write to the page cache, and a read of what
+/// lies there. All others are the engine's, but those through the page cache on queues that say
+/// otherwise ([`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Execution {
+    /// By the queue's thread.
+    Inline,
+    /// By the queue's thread if the page cache has the bytes, else by the engine.
+    InlineIfCached,
+    /// By the engine.
+    Engine,
+}
+
+/// What matters of the queue at the end of a turn of its loop.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    /// Whether the operation is the only one in flight.
+    pub alone: bool,
+    /// Whether the thread would only wait for it.
+    pub sleeps: bool,
+    /// Whether the thread executes what goes through the page cache in any case.
+    pub inline_buffered: bool,
+}
+
+impl Execution {
+    /// How `op`, which was started in this turn, is executed.
+    pub fn of(op: &Op, turn: Turn) -> Self {
+        let is_buffered = op.buffered && (turn.alone || turn.inline_buffered);
+        match op.kind {
+            OpKind::Read | OpKind::Write if turn.alone && turn.sleeps => Self::Inline,
+            OpKind::Read if is_buffered => Self::InlineIfCached,
+            OpKind::Write if is_buffered => Self::Inline,
+            _ => Self::Engine,
+        }
+    }
+
+    /// Executes `op` if that is for this thread; the result is one of a
+    /// [`Completion`](super::Completion).
+    ///
+    /// # Safety
+    /// The promise of [`Engine::submit`](super::Engine::submit) holds.
+    pub unsafe fn perform(self, op: &Op) -> Option<i32> {
+        match self {
+            // SAFETY: passed on.
+            Self::Inline => Some(unsafe { op.complete() }),
+            // SAFETY: passed on.
+            Self::InlineIfCached => unsafe { op.complete_cached() },
+            Self::Engine => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a thread that blocks in an operation while others are in flight.
+    use super::*;
+
+    #[test]
+    fn a_thread_waits_only_for_what_it_has_alone() {
+        let execution = |kind, buffered, alone, sleeps, inline_buffered| {
+            let op = Op {
+                buffered,
+                ..Op::without_memory(kind, -1, 0, 0)
+            };
+            let turn = Turn {
+                alone,
+                sleeps,
+                inline_buffered,
+            };
+            Execution::of(&op, turn)
+        };
+        for kind in [OpKind::Read, OpKind::Write] {
+            assert_eq!(execution(kind, false, true, true, false), Execution::Inline);
+            for (alone, sleeps) in [(true, false), (false, true), (false, false)] {
+                let engine = execution(kind, false, alone, sleeps, true);
+                assert_eq!(engine, Execution::Engine);
+            }
+        }
+        for (alone, inline) in [(true, false), (false, true)] {
+            let read = execution(OpKind::Read, true, alone, false, inline);
+            let write = execution(OpKind::Write, true, alone, false, inline);
+            assert_eq!(
+                (read, write),
+                (Execution::InlineIfCached, Execution::Inline)
+            );
+        }
+        for kind in [OpKind::WriteDurable, OpKind::Flush, OpKind::PunchHole] {
+            assert_eq!(execution(kind, true, true, true, true), Execution::Engine);
+        }
+    }
+}
