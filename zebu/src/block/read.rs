@@ -375,7 +375,7 @@ impl<'a> Flight<'a> {
             .map(|p| {
                 let (source, range) = (source.clone(), range(p));
                 codec::workers::run(move || {
-                    let mut bytes = Buffer::scratch(size);
+                    let mut bytes = Buffer::new(size);
                     codec::decompress(kind, &source[range], &mut bytes).map(|()| bytes)
                 })
             })

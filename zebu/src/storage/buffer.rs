@@ -11,18 +11,22 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use super::{PoolBuffer, regions};
+use super::PoolBuffer;
+use super::slab::{HUGE, Region, Slab};
 
 /// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
 /// asks of memory on any device known today.
 pub const BUFFER_ALIGN: usize = 4096;
 
-/// Owned, page-aligned memory of a fixed length. What is not small is backed by huge pages where the
-/// kernel has them.
+/// Owned, page-aligned memory of a fixed length. Large ones, and those of a queue's pool, are
+/// backed by huge pages where the kernel has them.
 pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
+    /// What it is a part of; None: allocated by itself.
+    region: Option<Arc<Region>>,
 }
 
 // SAFETY: a Buffer owns its memory, as a Box<[u8]> does.
@@ -31,38 +35,30 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` zeroed bytes.
+    /// `len` zeroed bytes, in huge pages if they fill at least half of one.
     pub fn new(len: usize) -> Self {
-        if len == 0 {
+        if len >= HUGE / 2 {
+            let region = Region::new(len);
             return Buffer {
-                ptr: NonNull::<u8>::dangling(),
+                ptr: region.start(),
                 len,
+                region: Some(Arc::new(region)),
             };
         }
-        if len >= regions::SMALLEST {
-            let (ptr, zero) = regions::take(len);
-            if !zero {
-                // SAFETY: the memory is ours, and has that length.
-                unsafe { ptr.write_bytes(0, len) };
+        let ptr = match len {
+            0 => NonNull::<u8>::dangling(),
+            _ => {
+                let layout = Self::layout(len);
+                // SAFETY: the layout has a size above zero.
+                let ptr = unsafe { alloc_zeroed(layout) };
+                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
             }
-            return Buffer { ptr, len };
+        };
+        Buffer {
+            ptr,
+            len,
+            region: None,
         }
-        let layout = Self::layout(len);
-        // SAFETY: the layout has a size above zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(ptr) {
-            Some(ptr) => Buffer { ptr, len },
-            None => handle_alloc_error(layout),
-        }
-    }
-
-    /// `len` bytes of any content: for who writes all of it, or reads no more than it wrote.
-    pub fn scratch(len: usize) -> Self {
-        if len < regions::SMALLEST {
-            return Self::new(len);
-        }
-        let (ptr, _) = regions::take(len);
-        Buffer { ptr, len }
     }
 
     fn layout(len: usize) -> Layout {
@@ -110,11 +106,8 @@ impl OwnedBuffer for PoolBuffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len >= regions::SMALLEST {
-            // SAFETY: `new` and `scratch` took it with that length.
-            unsafe { regions::give(self.ptr, self.len) }
-        } else if self.len != 0 {
-            // SAFETY: allocated in `new`, which `scratch` calls too, with the same layout.
+        if self.region.is_none() && self.len != 0 {
+            // SAFETY: allocated in `new` with the same layout.
             unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
         }
     }
@@ -123,7 +116,7 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: ptr is valid for len bytes that were initialised: zeroed, or of another buffer.
+        // SAFETY: ptr is valid for len bytes that were initialised: they were zero at first.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -372,10 +365,12 @@ struct Free {
     /// `classes[i]` holds buffers of `4096 << i` bytes.
     classes: [Vec<Buffer>; BufferPool::CLASSES],
     bytes: usize,
+    slab: Slab,
 }
 
 impl BufferPool {
-    const CLASSES: usize = 12;
+    /// Up to a huge page.
+    const CLASSES: usize = 10;
     /// Idle bytes kept at most.
     pub(crate) const KEEP: usize = 8 << 20;
 
@@ -384,6 +379,7 @@ impl BufferPool {
             free: RefCell::new(Free {
                 classes: Default::default(),
                 bytes: 0,
+                slab: Slab::default(),
             }),
         }
     }
@@ -398,7 +394,7 @@ impl BufferPool {
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let class = Self::class(len.max(1));
         if class >= Self::CLASSES {
-            return Buffer::scratch(len);
+            return Buffer::new(len);
         }
         let mut free = self.free.borrow_mut();
         match free.classes[class].pop() {
@@ -406,7 +402,15 @@ impl BufferPool {
                 free.bytes -= buffer.len();
                 buffer
             }
-            None => Buffer::scratch(BUFFER_ALIGN << class),
+            None => {
+                let len = BUFFER_ALIGN << class;
+                let (ptr, region) = free.slab.cut(len);
+                Buffer {
+                    ptr,
+                    len,
+                    region: Some(region),
+                }
+            }
         }
     }
 

@@ -26,7 +26,7 @@ mod polling;
 mod queue;
 mod ready;
 
-mod regions;
+mod slab;
 mod threads;
 mod uring;
 mod watch;

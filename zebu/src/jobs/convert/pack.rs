@@ -10,14 +10,14 @@ use crate::Error;
 use crate::codec::{CodecError, Compression, Compressor};
 use crate::jobs::together::Together;
 use crate::jobs::zero;
-use crate::storage::{Buffer, Queue};
+use crate::storage::{Buffer, PoolBuffer, Queue};
 
 /// What a chunk is stored as.
 pub(super) struct Packed {
     /// Compressed clusters: where each starts on the disk, and where it is in
     /// `data`.
     clusters: Vec<(u64, Range<usize>)>,
-    data: Buffer,
+    data: PoolBuffer,
     /// Clusters that do not shrink: written as they are.
     plain: Vec<Range<u64>>,
     /// Clusters that are to read as zeroes.
@@ -41,6 +41,7 @@ impl Job {
     /// Compresses the data of a chunk, which are in `buffer`.
     pub(super) fn pack(
         &self,
+        queue: &Queue,
         chunk: &Range<u64>,
         parts: &[Part],
         buffer: &mut Buffer,
@@ -54,7 +55,7 @@ impl Job {
         let mut packed = Packed {
             clusters: Vec::new(),
             // What is stored is shorter than the chunk.
-            data: Buffer::scratch(buffer.len()),
+            data: queue.buffer(buffer.len()),
             plain: Vec::new(),
             zero: Vec::new(),
         };

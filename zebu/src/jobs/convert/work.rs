@@ -79,7 +79,7 @@ impl Job {
             Some(compress) => {
                 // To compress keeps the thread busy for longest.
                 self.turns.let_go().await;
-                let packed = self.pack(chunk, &parts, buffer, compress)?;
+                let packed = self.pack(queue, chunk, &parts, buffer, compress)?;
                 let operations = self.write_packed(queue, chunk, &packed, buffer);
                 self.in_turn(queue, chunk, operations, ticket).await
             }
