@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use zebu::storage::{EngineKind, File, OpenFile, Queue, QueueOptions, flush, read, write_slice};
+use zebu::storage::{
+    EngineKind, OpenFile, Queue, QueueOptions, Storage, flush, open_file, read, write_slice,
+};
 
 /// Long enough for the slowest machine; a test that needs it fails.
 const NEVER: Duration = Duration::from_secs(60);
@@ -59,7 +61,7 @@ fn drive(queue: &Queue, is_done: impl Fn() -> bool) {
 }
 
 /// A file of 64 blocks, each full of its number, past the page cache where that is possible.
-fn file() -> (tempfile::NamedTempFile, Arc<File>) {
+fn file() -> (tempfile::NamedTempFile, Arc<dyn Storage>) {
     let named = tempfile::NamedTempFile::new().unwrap();
     let content: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
     std::fs::write(named.path(), content).unwrap();
@@ -71,13 +73,12 @@ fn file() -> (tempfile::NamedTempFile, Arc<File>) {
         },
         ..OpenFile::default()
     };
-    let file =
-        File::open(named.path(), how(true)).or_else(|_| File::open(named.path(), how(false)));
-    (named, Arc::new(file.unwrap()))
+    let file = open_file(named.path(), how(true)).or_else(|_| open_file(named.path(), how(false)));
+    (named, file.unwrap())
 }
 
 /// Spawns `count` reads of one block each; counts the ones that ended.
-fn spawn_reads(queue: &Queue, file: &Arc<File>, count: usize) -> Rc<Cell<usize>> {
+fn spawn_reads(queue: &Queue, file: &Arc<dyn Storage>, count: usize) -> Rc<Cell<usize>> {
     let ended = Rc::new(Cell::new(0));
     for n in 0..count {
         let (queue_, file, ended) = (queue.clone(), file.clone(), ended.clone());
