@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn the_last_value_counts() {
         let texts = ["cluster_size=4k".into(), "cluster_size=64k".into()];
-        let options = CreateOptions::parse(Format::Qcow2, &texts).unwrap();
+        let options = CreateOptions::parse(Format::QCOW2, &texts).unwrap();
         assert_eq!(options.get("cluster_size"), Some("64k"));
-        assert!(CreateOptions::parse(Format::Raw, &texts).is_err());
+        assert!(CreateOptions::parse(Format::RAW, &texts).is_err());
     }
 }

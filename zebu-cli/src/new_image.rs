@@ -31,16 +31,35 @@ const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
 /// The format of a new image, by its name.
 pub fn parse_format(name: &str) -> Result<Format, String> {
-    if let Ok(format) = name.parse() {
-        return Ok(format);
+    match name.parse::<Format>() {
+        Ok(format) if format.is_creatable() => Ok(format),
+        _ => Err(not_creatable(name)),
     }
-    Err(if READ_ONLY_FORMATS.contains(&name) {
+}
+
+/// Why no image of this format can be created.
+fn not_creatable(name: &str) -> String {
+    if READ_ONLY_FORMATS.contains(&name) {
         format!("Format driver '{name}' does not support image creation")
-    } else if OTHER_FORMATS.contains(&name) {
+    } else if is_format(name) {
         format!("Creating images of format '{name}' is not part of this version")
     } else {
         format!("Unknown file format '{name}'")
-    })
+    }
+}
+
+/// The names of formats that `keep` is true of, for help texts.
+pub fn format_names(keep: impl Fn(Format) -> bool) -> String {
+    let mut names: Vec<_> = Format::all().filter(|format| keep(*format)).collect();
+    names.sort_by_key(|format| format.name());
+    let names: Vec<_> = names.iter().map(|format| format.name()).collect();
+    names.join(", ")
+}
+
+/// The help of an option that takes the format of a new image.
+pub fn new_format_help(of: &str) -> String {
+    let names = format_names(Format::is_creatable);
+    format!("Format of the {of}: raw if not given; one of {names}")
 }
 
 /// Whether QEMU has a format of this name.
@@ -67,9 +86,10 @@ impl NewImage {
     /// The image that the options mean, whose values were looked at. In QEMU's
     /// words why it cannot be.
     pub fn new(format: Format, size: u64, options: &CreateOptions) -> Result<Self, String> {
-        match format {
-            Format::Raw => raw(size, options),
-            Format::Qcow2 => qcow2(size, options).map(Box::new).map(NewImage::Qcow2),
+        match format.name() {
+            "raw" => raw(size, options),
+            "qcow2" => qcow2(size, options).map(Box::new).map(NewImage::Qcow2),
+            name => Err(not_creatable(name)),
         }
     }
 
@@ -180,7 +200,7 @@ pub fn log2(value: u64) -> u32 {
 }
 
 fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
-    let given = known_options(Format::Qcow2)
+    let given = known_options(Format::QCOW2)
         .iter()
         .map(|option| option.name)
         .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())

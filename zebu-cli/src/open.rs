@@ -5,7 +5,7 @@ use std::io::Write;
 use std::str::FromStr;
 
 use zebu::Error;
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
+use zebu::block::{Device, Format, OpenOptions, Source};
 use zebu::jobs;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
@@ -90,11 +90,12 @@ pub fn device_with(
         return Ok(device);
     }
     // The snapshot's own errors are told in other words than those of opening.
-    if device.top().format() == Format::Raw {
-        return Err(Failure::new(
-            "Failed to load snapshot: Block format 'raw' used by device '' does not support \
-             temporarily loading internal snapshots",
-        ));
+    if device.top().as_qcow2().is_none() {
+        let format = device.top().format().name();
+        return Err(Failure::new(format!(
+            "Failed to load snapshot: Block format '{format}' used by device '' does not support \
+             temporarily loading internal snapshots"
+        )));
     }
     drop(device);
     Device::open(queue, &source, options)
@@ -135,7 +136,7 @@ pub fn repaired(
 
 /// Says that writes to the start of an image are restricted, if they are.
 fn warn_if_guessed(device: &Device) {
-    if let LayerImage::Raw(raw) = &device.top().image
+    if let Some(raw) = device.top().as_raw()
         && raw.is_guessed()
     {
         // An error of standard error cannot be reported.

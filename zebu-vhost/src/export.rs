@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use zebu::Statistics;
-use zebu::block::{Device, LayerImage};
+use zebu::block::Device;
 
 use crate::channel::Channel;
 use crate::config::Config;
@@ -149,10 +149,7 @@ impl Export {
 
     /// The device's configuration, with a write cache or without.
     pub(crate) fn config(&self, write_back: bool) -> Config {
-        let cluster = match &self.device.top().image {
-            LayerImage::Qcow2(image) => image.geometry().cluster_size(),
-            LayerImage::Raw(_) => 4096,
-        };
+        let cluster = self.device.top().image.cluster_size().unwrap_or(4096);
         Config {
             sectors: self.sectors(),
             block_size: self.options.block_size,

@@ -87,7 +87,7 @@ pub enum Error {
         path: String,
     },
     /// An untrusted image goes beyond one of its
-    /// [`Limits`](crate::image::Limits). (Work that is spent while reading is
+    /// [`Limits`](crate::drivers::Limits). (Work that is spent while reading is
     /// an [`Error::Io`]; [`Error::limit`] finds both.)
     #[error(transparent)]
     Limit(#[from] LimitExceeded),
@@ -105,7 +105,7 @@ pub enum Error {
     },
 }
 
-/// A bound of [`Limits`](crate::image::Limits) that an untrusted image goes
+/// A bound of [`Limits`](crate::drivers::Limits) that an untrusted image goes
 /// beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value}, beyond the limit '{name}' of untrusted images ({limit})")]

@@ -17,15 +17,16 @@ mod broken;
 #[doc(hidden)]
 pub mod broken;
 pub mod codec;
+pub mod drivers;
 mod error;
 pub mod format;
-pub mod image;
 pub mod jobs;
 pub mod nbd;
 mod statistics;
 pub mod storage;
 pub mod tls;
 
+pub use drivers::qcow2 as image;
 pub use error::{Error, LimitExceeded, Result, strerror};
 pub use statistics::Statistics;
 

@@ -34,9 +34,7 @@ use std::time::{Duration, Instant};
 
 use common::{Rng, Sayer, Watchdog, cases, engines, progress};
 use disk::Disk;
-use zebu::block::{
-    Device, Format, LayerImage, OpenOptions, Preallocation, Source, Storages, Zeroing,
-};
+use zebu::block::{Device, Format, OpenOptions, Preallocation, Source, Storages, Zeroing};
 use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
@@ -398,7 +396,7 @@ impl Place for Nested {
             path.display()
         );
         let device = Device::open(&queue, &Source::Options(source.into()), &write).unwrap();
-        let LayerImage::Raw(raw) = &device.top().image else {
+        let Some(raw) = device.top().as_raw() else {
             unreachable!("it was said to be raw");
         };
         raw.storage().clone()
@@ -511,8 +509,8 @@ impl Origin {
             false => (24 * cluster).clamp(160, 640),
         };
         let format = match !large && rng.one_in(10) {
-            true => Format::Raw,
-            false => Format::Qcow2,
+            true => Format::RAW,
+            false => Format::QCOW2,
         };
         let create = CreateQcow2 {
             size: (sectors * SECTOR) as u64,
@@ -532,13 +530,13 @@ impl Origin {
         };
         let queue = common::queue(EngineKind::Threads, false);
         let memory = Arc::new(Memory::default());
-        match format {
-            Format::Raw => memory.set_len((sectors * SECTOR) as u64).unwrap(),
-            Format::Qcow2 => {
+        match format.name() {
+            "raw" => memory.set_len((sectors * SECTOR) as u64).unwrap(),
+            _ => {
                 create_qcow2(&queue, &*memory, None, &create).unwrap();
             }
         }
-        let has_backing = format == Format::Qcow2 && rng.one_in(2);
+        let has_backing = format == Format::QCOW2 && rng.one_in(2);
         let backing = has_backing.then(|| {
             let length = [sectors, sectors / 2, sectors + 9][rng.below(3) as usize];
             vec![9u8; length * SECTOR]
@@ -586,7 +584,7 @@ impl Origin {
             let what = What::Write(done..done + left.max(1), 3);
             queue.block_on(start(&device, &queue, &what)).unwrap();
             origin.model.end(&what, true);
-        } else if format == Format::Qcow2 {
+        } else if format == Format::QCOW2 {
             for _ in 0..4 {
                 let at = rng.below((sectors / cluster) as u64) as usize * cluster;
                 let what = What::Compressed(at..at + cluster, 7);
@@ -599,7 +597,7 @@ impl Origin {
         }
         let rounds = if large { 0 } else { 1 + rng.below(2) };
         for round in 0..rounds {
-            if round == 1 && format == Format::Qcow2 {
+            if round == 1 && format == Format::QCOW2 {
                 queue.block_on(device.snapshot_create(&queue, "s")).unwrap();
             }
             for _ in 0..rng.below(12) {
@@ -626,7 +624,7 @@ impl Origin {
         }
         queue.block_on(device.close(&queue)).unwrap();
         origin.bytes = memory.to_vec();
-        if format == Format::Qcow2 && version == 3 && rng.one_in(3) {
+        if format == Format::QCOW2 && version == 3 && rng.one_in(3) {
             // An unknown feature: the first write clears it.
             origin.bytes[95] |= 0x40;
         }
@@ -636,7 +634,7 @@ impl Origin {
 
     /// Whether a request is not for this format.
     fn does_nothing(&self, what: &What) -> bool {
-        matches!(what, What::Compressed(..)) && self.format == Format::Raw
+        matches!(what, What::Compressed(..)) && self.format == Format::RAW
             // Version 2 cannot say that the backing file is not meant.
             || matches!(what, What::Discard(_)) && self.version == 2 && self.backing.is_some()
     }
@@ -644,7 +642,7 @@ impl Origin {
     fn open(&self, queue: &Queue, image: Arc<dyn Storage>) -> zebu::Result<Device> {
         let backing = self.backing.clone().map(|bytes| {
             let raw = OpenOptions {
-                format: Some(Format::Raw),
+                format: Some(Format::RAW),
                 ..OpenOptions::default()
             };
             Device::from_storage(queue, Arc::new(Memory::new(bytes)), &raw).unwrap()
@@ -973,16 +971,16 @@ fn after(
 
 /// The image has no error, and leaks nothing unless that is allowed.
 fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: bool) {
-    if origin.format == Format::Raw {
+    if origin.format == Format::RAW {
         return;
     }
     let options = OpenOptions {
         inspect: true,
-        format: Some(Format::Qcow2),
+        format: Some(Format::QCOW2),
         ..OpenOptions::default()
     };
     let device = Device::from_storage(queue, image, &options).unwrap();
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         unreachable!("opened as qcow2");
     };
     let mut found = Vec::new();
@@ -1078,7 +1076,7 @@ fn changes_of_the_whole_image() {
     let mut count = 0;
     for seed in first..first + 20 {
         let origin = Origin::new(seed);
-        if origin.format == Format::Raw || origin.large {
+        if origin.format == Format::RAW || origin.large {
             continue;
         }
         for kind in 0..6 {

@@ -740,7 +740,7 @@ fn quick_zeroes_are_refused_by_devices() {
             }
             let queue = queue(EngineKind::Threads, false);
             let options = OpenOptions {
-                format: Some(Format::Raw),
+                format: Some(Format::RAW),
                 write: true,
                 ..OpenOptions::default()
             };

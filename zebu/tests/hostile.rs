@@ -22,7 +22,7 @@ use std::sync::Arc;
 use hostile_bounds::{alone, case, generated, queue};
 use hostile_images::{Random, build, exercise, mutate};
 use zebu::Result;
-use zebu::block::{Device, LayerImage, OpenOptions, Policy, Source};
+use zebu::block::{Device, OpenOptions, Policy, Source};
 use zebu::format::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, COMPRESSED, COPIED, Extension,
     Header, INCOMPATIBLE_DATA_FILE, Snapshot,
@@ -150,9 +150,9 @@ fn check(storage: Arc<dyn Storage>) -> Result<CheckReport> {
     };
     let queue = queue();
     let device = Device::from_storage(&queue, storage, &options)?;
-    match &device.top().image {
-        LayerImage::Qcow2(image) => jobs::check(&queue, image, &mut |_| {}),
-        LayerImage::Raw(_) => panic!("a raw image"),
+    match device.top().as_qcow2() {
+        Some(image) => jobs::check(&queue, image, &mut |_| {}),
+        None => panic!("a raw image"),
     }
 }
 

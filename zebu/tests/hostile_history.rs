@@ -16,7 +16,7 @@ mod hostile_images;
 use std::sync::Arc;
 
 use hostile_bounds::{alone, case_within, queue};
-use zebu::block::{Device, LayerImage, OpenOptions, Policy};
+use zebu::block::{Device, OpenOptions, Policy};
 use zebu::format::{COPIED, Header, INCOMPATIBLE_DATA_FILE, Snapshot};
 use zebu::image::{Limits, SnapshotName};
 use zebu::jobs::{self, RepairMode};
@@ -508,7 +508,7 @@ fn work_ends_in_the_library() {
     assert_eq!((limit.name, limit.limit), ("work", 1 << 20));
     // It is spent for good.
     assert!(device.read_blocking(&queue, 0, &mut out).is_err());
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         panic!("a raw image");
     };
     assert!(jobs::check(&queue, image, &mut |_| {}).is_err());

@@ -12,7 +12,7 @@ use std::sync::Barrier;
 
 use common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
 use common::{Rng, Watchdog, cases, engines, progress};
-use zebu::block::{Device, LayerImage, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions, Source};
 use zebu::jobs;
 use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
 
@@ -100,7 +100,7 @@ fn race(folder: &Path, options: &str, backing: bool, engine: EngineKind, cache: 
         &OpenOptions::default(),
     )
     .unwrap();
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         panic!("it is qcow2");
     };
     let report = jobs::check(&owner, image, &mut |_| {}).unwrap();

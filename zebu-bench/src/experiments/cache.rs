@@ -9,7 +9,7 @@ use crate::results::{self, Figure, Group, Ratio, Row, Scale, Unit};
 use crate::units::{self, KIB};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
+use zebu::block::{Device, Format, OpenOptions, Source};
 use zebu::storage::{Queue, QueueOptions};
 
 const BLOCK: u64 = 4 * KIB;
@@ -131,13 +131,13 @@ fn programs(bench: &Bench, image: &Path, size: u64, task: Task, count: u64) -> V
 fn hit(image: &Path) -> zebu::Result<f64> {
     let queue = Queue::new(QueueOptions::default())?;
     let options = OpenOptions {
-        format: Some(Format::Qcow2),
+        format: Some(Format::QCOW2),
         l2_cache_size: Some(u64::MAX),
         ..OpenOptions::default()
     };
     let source = Source::Name(image.into());
     let device = Device::open(&queue, &source, &options)?;
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return Err(zebu::Error::Refused("It is not a qcow2 image".into()));
     };
     let size = image.size();

@@ -171,14 +171,15 @@ fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOp
     Ok(0)
 }
 
-/// Of raw images nothing can be amended.
+/// Only options of qcow2 images can be amended.
 fn refuse_format(format: Format) -> Result<(), Failure> {
-    match format {
-        Format::Qcow2 => Ok(()),
-        Format::Raw => Err(Failure::new(
-            "Format driver 'raw' does not support option amendment",
-        )),
+    if format == Format::QCOW2 {
+        return Ok(());
     }
+    let name = format.name();
+    Err(Failure::new(format!(
+        "Format driver '{name}' does not support option amendment"
+    )))
 }
 
 /// Refuses a data file that is the image itself, or that a backing file reads.
@@ -214,7 +215,7 @@ fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
             "Invalid parameter '{name}'\nThis option is only supported for image creation"
         ));
     }
-    check_values(Format::Qcow2, &options)?;
+    check_values(Format::QCOW2, &options)?;
     let version = match options.get("compat") {
         None => None,
         Some("0.10" | "v2") => Some(2),

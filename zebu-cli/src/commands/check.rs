@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use clap::Parser;
-use zebu::block::{LayerImage, OpenOptions};
+use zebu::block::OpenOptions;
 use zebu::image::Image;
 use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
 use zebu::storage::Queue;
@@ -61,7 +61,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ..open::options(name, &arguments.source, cache)?
     };
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use zebu::block::{BackingSpec, Device, ImageSpec, LayerImage, OpenOptions};
+use zebu::block::{BackingSpec, Device, ImageSpec, OpenOptions};
 use zebu::jobs::{self, CommitError, CommitOptions};
 use zebu::storage::{EngineKind, Queue};
 
@@ -134,7 +134,7 @@ fn base_depth(device: &Device, base: Option<&OsStr>) -> Option<usize> {
 /// it, or as a path, seen from there.
 fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
     let above = &device.layers()[depth - 1];
-    if let LayerImage::Qcow2(image) = &above.image
+    if let Some(image) = above.as_qcow2()
         && image.header().backing_file() == Some(name.as_bytes())
     {
         return true;

@@ -3,22 +3,21 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, OpenOptions, Source};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{beside, file_of};
 use crate::known_options::{check_values, formatting, option_help, size_of};
-use crate::new_image::{NewFiles, NewImage, parse_format};
+use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::program::Invocation;
 use crate::{objects, open, output, same_file, size, untrusted};
 
 /// Create and format new image file
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the new image: raw (if not given) or qcow2
-    #[arg(short = 'f', long, value_name = "FMT")]
+    #[arg(short = 'f', long, value_name = "FMT", help = new_format_help("new image"))]
     format: Option<String>,
     /// Options of the format; help lists them
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
@@ -102,9 +101,10 @@ fn create(
         (backing_format, "backing_fmt", "file format"),
     ] {
         let Some(value) = value else { continue };
-        if format == Format::Raw {
+        if !format.driver().has_backing {
             return Err(format!(
-                "Backing {what} not supported for file format 'raw'"
+                "Backing {what} not supported for file format '{}'",
+                format.name()
             ));
         }
         options.set(key, value);

@@ -4,14 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Source};
+use zebu::block::{Device, Format, OpenOptions, Source};
 use zebu::jobs::{self, CopyOptions, TransferError};
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
-use crate::new_image::{NewFiles, NewImage, parse_format};
+use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
 use crate::program::Invocation;
 use crate::progress::{Progress, incomplete, interrupted};
@@ -29,8 +29,7 @@ Operands:
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Format of the output: raw (if not given) or qcow2
-    #[arg(short = 'O', long = "output-format", value_name = "FMT")]
+    #[arg(short = 'O', long = "output-format", value_name = "FMT", help = new_format_help("output"))]
     output_format: Option<String>,
     /// What is copied from where to where
     #[arg(value_name = "OPERANDS", hide = true)]
@@ -75,10 +74,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         engine: EngineKind::best(),
     };
     // It stays open, and locked, when the device is closed.
-    let file = match &target.top().image {
-        LayerImage::Qcow2(image) => Some(image.file().clone()),
-        LayerImage::Raw(_) => None,
-    };
+    let image = target.top().as_qcow2();
+    let file = image.map(|image| image.file().clone());
     let mut progress = Progress::new(false, length);
     let result = jobs::copy(&queue, source, target, &options, |done| progress.set(done));
     result.map_err(|e| {

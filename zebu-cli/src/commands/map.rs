@@ -1,12 +1,12 @@
 //! `map`: where the data of a disk is.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Status};
+use zebu::block::{Device, Status, StorageId};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
@@ -52,6 +52,7 @@ impl Row {
             present: false,
             compressed: false,
             depth: 0,
+            storage: StorageId::FILE,
             host: None,
         };
         Row { start, status }
@@ -106,8 +107,8 @@ fn human(
                 "File contains external, encrypted or compressed clusters.",
             ));
         };
-        let file = device.layers().get(row.status.depth);
-        let file = file.map_or(OsStr::new(""), |l| l.data().path().as_os_str());
+        let layer = &device.layers()[row.status.depth];
+        let file = layer.storage(row.status.storage).path().as_os_str();
         let line: String = [row.start, row.status.length, host]
             .iter()
             .map(|number| format!("{:<16}", c_hex(*number)))
@@ -225,6 +226,7 @@ mod tests {
                 present: true,
                 compressed: host.is_none(),
                 depth: 0,
+                storage: StorageId::FILE,
                 host,
             },
         }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::{ArgAction, Parser};
 use zebu::Error;
-use zebu::block::{Device, LayerImage, OpenOptions};
+use zebu::block::{Device, OpenOptions};
 use zebu::format::Snapshot;
 use zebu::image::SnapshotName;
 use zebu::storage::{CacheMode, Queue};
@@ -106,14 +106,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 }
 
 fn snapshots(device: &Device) -> &[Snapshot] {
-    match &device.top().image {
-        LayerImage::Raw(_) => &[],
-        LayerImage::Qcow2(image) => image.snapshots(),
-    }
+    let image = device.top().as_qcow2();
+    image.map_or(&[], |image| image.snapshots())
 }
 
-fn is_raw(device: &Device) -> bool {
-    matches!(device.top().image, LayerImage::Raw(_))
+fn has_none(device: &Device) -> bool {
+    device.top().as_qcow2().is_none()
 }
 
 /// What is wrong, if something is, here and below.
@@ -132,14 +130,12 @@ fn create(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String>
 }
 
 fn apply(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> {
-    if is_raw(device) {
+    if has_none(device) {
         return Err("Block driver does not support snapshots".into());
     }
     let wanted = SnapshotName::IdOrName(tag.as_bytes().to_vec());
-    let has_bitmaps = match &device.top().image {
-        LayerImage::Raw(_) => false,
-        LayerImage::Qcow2(image) => image.header().has_bitmaps(),
-    };
+    let image = device.top().as_qcow2();
+    let has_bitmaps = image.is_some_and(|image| image.header().has_bitmaps());
     let result = queue.block_on(device.snapshot_apply(queue, &wanted));
     result.map_err(|error| match has_bitmaps {
         true => error.to_string(),

@@ -254,7 +254,7 @@ impl Run<'_> {
         create_qcow2(&queue, &*storage, None, &create).map_err(said("create the target"))?;
         let options = OpenOptions {
             write: true,
-            format: Some(Format::Qcow2),
+            format: Some(Format::QCOW2),
             ..OpenOptions::default()
         };
         let target = Device::from_storage(&queue, storage, &options);

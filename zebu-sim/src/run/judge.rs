@@ -1,6 +1,6 @@
 //! What is left after a session: it is read, compared with the model, and checked.
 
-use zebu::block::{Device, LayerImage, OpenOptions};
+use zebu::block::{Device, OpenOptions};
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, CheckMessage};
 use zebu::storage::Queue;
@@ -111,7 +111,7 @@ impl Run<'_> {
             Err(_) if self.damaged => return Ok(()),
             Err(e) => return Err(format!("error: look at the header: {e}")),
         };
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             return Err("error: it is not a qcow2 image any more".into());
         };
         self.version = image.header().version;
@@ -143,7 +143,7 @@ impl Run<'_> {
         queue: &Queue,
         device: &Device,
     ) -> Verdict<Option<Contents>> {
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             return Ok(None);
         };
         if self.lost_snapshots {
@@ -220,7 +220,7 @@ impl Run<'_> {
         if self.damaged {
             return Ok(());
         }
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             return Ok(());
         };
         let mut messages = Vec::new();

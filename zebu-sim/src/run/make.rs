@@ -44,7 +44,7 @@ impl<'a> Run<'a> {
             let file = run.disk.add(Vec::new());
             run.bases.push(Base {
                 file,
-                format: Format::Raw,
+                format: Format::RAW,
                 below: None,
                 cells: Vec::new(),
             });
@@ -109,7 +109,7 @@ impl<'a> Run<'a> {
             ..CreateQcow2::default()
         };
         let base = &mut self.bases[number];
-        base.format = Format::Qcow2;
+        base.format = Format::QCOW2;
         base.below = below;
         let file = self.disk.open(base.file, CacheMode::WriteBack, 1);
         create_qcow2(queue, &*file, None, &create).map_err(said("create a base"))?;
@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
             queue,
             storages,
             &OpenOptions {
-                format: Some(Format::Qcow2),
+                format: Some(Format::QCOW2),
                 ..options
             },
         )

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::device::Device;
 use super::write::Top;
 use crate::codec::{self, Compressor};
-use crate::image::Image;
+use crate::drivers::qcow2::Image;
 use crate::storage::{Iov, Queue};
 use crate::{Error, Result};
 

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::DetectZeroes;
 use super::source::ImageSpec;
 use super::stacked::Stacked;
 use super::status::KnownData;
-use super::{DetectZeroes, Format, Raw};
-use crate::format::HostOffset;
-use crate::image::{Extent, Mapping, SharedImage};
+use crate::drivers::qcow2::Image;
+use crate::drivers::{AnyImage, Extent, Format, Mapping, Raw, StorageId};
 use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -21,71 +21,56 @@ pub struct Layer {
     /// What it was opened by.
     pub spec: ImageSpec,
     /// The image.
-    pub image: LayerImage,
+    pub image: AnyImage,
     pub(super) known_data: KnownData,
-}
-
-/// An image of any format.
-#[derive(Debug)]
-pub enum LayerImage {
-    /// raw
-    Raw(Raw),
-    /// qcow2
-    Qcow2(SharedImage),
 }
 
 impl Layer {
     /// The format of the image.
     pub fn format(&self) -> Format {
-        match self.image {
-            LayerImage::Raw(_) => Format::Raw,
-            LayerImage::Qcow2(_) => Format::Qcow2,
-        }
+        self.image.format()
+    }
+
+    /// The image, if it is a qcow2 one.
+    #[inline]
+    pub fn as_qcow2(&self) -> Option<&Image> {
+        self.image.as_qcow2()
+    }
+
+    /// The image, if it is a raw one.
+    pub fn as_raw(&self) -> Option<&Raw> {
+        self.image.as_raw()
     }
 
     /// Size of the image's disk in bytes.
     pub fn size(&self) -> u64 {
-        match &self.image {
-            LayerImage::Raw(raw) => raw.size(),
-            LayerImage::Qcow2(image) => image.size(),
-        }
+        self.image.size()
     }
 
     /// The file that the image is.
     pub fn file(&self) -> &dyn Storage {
-        match &self.image {
-            LayerImage::Raw(raw) => &**raw.storage(),
-            LayerImage::Qcow2(image) => &**image.file(),
+        &**self.image.file()
+    }
+
+    /// Reports an event to the file, if that is a blkdebug one below a format driver.
+    #[inline]
+    pub(super) fn event(&self, event: Event) {
+        if !self.spec.bare {
+            storage::event(self.file(), event);
         }
     }
 
-    /// Reports an event to the file, if that is a blkdebug one.
+    /// A storage that extents of the image refer to.
     #[inline]
-    pub(super) fn event(&self, event: Event) {
-        match &self.image {
-            LayerImage::Raw(raw) => raw.event(event),
-            LayerImage::Qcow2(image) => storage::event(&**image.file(), event),
-        }
+    pub fn storage(&self, id: StorageId) -> &dyn Storage {
+        &**self.image.storage(id)
     }
 
     /// The storage of the guest's bytes: the file, or an external data file.
     pub fn data(&self) -> &dyn Storage {
-        match &self.image {
-            LayerImage::Raw(raw) => &**raw.storage(),
-            LayerImage::Qcow2(image) => &**image.data(),
-        }
-    }
-
-    /// The extent at `offset`, of at most `limit` bytes, inside the image.
-    async fn extent(&self, queue: &Queue, offset: u64, limit: u64) -> Result<Extent> {
-        match &self.image {
-            LayerImage::Raw(raw) => Ok(Extent {
-                length: limit,
-                mapping: Mapping::Data {
-                    host: HostOffset(raw.offset() + offset),
-                },
-            }),
-            LayerImage::Qcow2(image) => image.extent(queue, offset, limit).await,
+        match self.as_qcow2() {
+            Some(image) => &**image.data(),
+            None => self.file(),
         }
     }
 }
@@ -165,13 +150,11 @@ impl Device {
     /// A disk that has become shorter keeps its size, and an image whose size
     /// does not follow from its storage's (qcow2, a part of a file) as well.
     pub fn look_again(&self) -> Result<bool> {
-        match &self.top().image {
-            LayerImage::Raw(raw) => {
-                let size = raw.look_again()?;
-                Ok(self.size.fetch_max(size, Ordering::Relaxed) < size)
-            }
-            LayerImage::Qcow2(_) => Ok(false),
-        }
+        let Some(raw) = self.top().as_raw() else {
+            return Ok(false);
+        };
+        let size = raw.look_again()?;
+        Ok(self.size.fetch_max(size, Ordering::Relaxed) < size)
     }
 
     /// The images of the chain, the top one first.
@@ -240,7 +223,10 @@ impl Device {
     ) -> Result<(usize, Extent)> {
         let mut depth = 0;
         loop {
-            let extent = self.layers[depth].extent(queue, offset, limit).await?;
+            let extent = self.layers[depth]
+                .image
+                .extent(queue, offset, limit)
+                .await?;
             if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
                 return Ok((depth, extent));
             }

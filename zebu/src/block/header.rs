@@ -3,10 +3,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use super::device::{Device, LayerImage};
+use super::device::Device;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::Image;
 use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
-use crate::image::Image;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -84,9 +84,6 @@ impl Device {
 
     /// The top image; an error unless it is qcow2.
     pub(crate) fn top_qcow2(&self) -> Result<&Image> {
-        match &self.top().image {
-            LayerImage::Qcow2(image) => Ok(image),
-            LayerImage::Raw(_) => Err(not_supported()),
-        }
+        self.top().as_qcow2().ok_or_else(not_supported)
     }
 }

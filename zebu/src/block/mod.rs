@@ -3,12 +3,10 @@
 
 mod compressed;
 mod device;
-mod guess;
 mod header;
 mod open;
 mod opened;
 mod quick_zeroes;
-mod raw;
 mod read;
 mod remote;
 mod resize;
@@ -21,10 +19,10 @@ mod whole;
 mod write;
 mod zero;
 
-pub use device::{Device, Layer, LayerImage};
+pub use crate::drivers::{CreateOption, Format, OptionKind, Raw, StorageId};
+pub use device::{Device, Layer};
 pub use open::{OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
-pub use raw::Raw;
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub use source::{
@@ -35,33 +33,3 @@ pub use source::{
 };
 pub use status::Status;
 pub use write::Zeroing;
-
-/// The image formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// The bytes of the disk, as they are.
-    Raw,
-    /// qcow2, versions 2 and 3.
-    Qcow2,
-}
-
-impl Format {
-    /// The name that `-f` takes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Format::Raw => "raw",
-            Format::Qcow2 => "qcow2",
-        }
-    }
-}
-
-impl std::str::FromStr for Format {
-    type Err = crate::Error;
-    fn from_str(name: &str) -> Result<Self, crate::Error> {
-        match name {
-            "raw" => Ok(Format::Raw),
-            "qcow2" => Ok(Format::Qcow2),
-            other => Err(crate::Error::Refused(format!("Unknown driver '{other}'"))),
-        }
-    }
-}

@@ -7,21 +7,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::device::{Device, Layer, LayerImage, WriteMode};
-use super::guess::{Guard, probe};
+use super::device::{Device, Layer, WriteMode};
 use super::opened::{Identity, OpenedFile, OpenedImage, TlsObjects};
 use super::source::{
     BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileSpec, ImageSpec, Locking,
     NATIVE_NEEDS_DIRECT,
 };
 use super::stacked::Stacked;
-use super::{DetectZeroes, Format, Raw, Source};
-use crate::format::Header;
-use crate::image::{
-    CacheOptions, Image, Limits, OpenImage, SharedImage, SnapshotName, WriteOptions,
+use super::{DetectZeroes, Source};
+use crate::drivers::qcow2::{CacheOptions, Qcow2Opening, SnapshotName, WriteOptions};
+use crate::drivers::{
+    BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Raw, RawPart, probe,
 };
 use crate::storage::{
-    Blkdebug, CacheMode, Counted, EngineKind, LockRequest, OpenFile, Queue, Storage, Window, Work,
+    Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
 };
 use crate::{Error, Result};
 
@@ -363,23 +362,61 @@ impl Opening<'_> {
         format: Format,
         role: Role,
     ) -> Result<Option<ImageSpec>> {
-        let (image, backing) = match format {
-            Format::Raw => {
-                let mut raw = Raw::part_of(file, spec.options.raw.offset, spec.options.raw.size)?;
-                raw.is_bare = spec.bare;
-                if let Some(limits) = self.options.policy.limits() {
-                    limits.check_size(raw.size())?;
-                }
-                if spec.is_guessed() && self.writes(role) {
-                    raw.guard = Some(Guard::default());
-                }
-                (LayerImage::Raw(raw), None)
-            }
-            Format::Qcow2 => {
-                let image = self.qcow2(&mut spec, file, role).await?;
-                let backing = self.backing(&spec, image.header())?;
-                (LayerImage::Qcow2(SharedImage::new(image)), backing)
-            }
+        let for_check = self.options.check && role == Role::Top;
+        let common = &spec.options.common;
+        let discards = self.options.discard.or(common.discard) == Some(true);
+        let own = &spec.options.qcow2;
+        let qcow2 = Qcow2Opening {
+            caches: CacheOptions {
+                size: self
+                    .options
+                    .l2_cache_size
+                    .or(own.l2_cache_size)
+                    .or(own.cache_size),
+                entry_size: self.options.l2_cache_entry_size.or(own.l2_cache_entry_size),
+            },
+            write: WriteOptions {
+                punch_request: discards && own.pass_discard_request.unwrap_or(true),
+                punch_snapshot: discards && own.pass_discard_snapshot.unwrap_or(true),
+                punch_other: discards && own.pass_discard_other.unwrap_or(false),
+                overlap_checks: own.overlap_check.unwrap_or_default(),
+            },
+            snapshot: self.options.snapshot.clone().filter(|_| role == Role::Top),
+        };
+        let raw = RawPart {
+            offset: spec.options.raw.offset,
+            size: spec.options.raw.size,
+            is_bare: spec.bare,
+            is_guessed: spec.is_guessed(),
+        };
+        let driver = format.driver();
+        if self.writes(role) && !driver.is_writable {
+            return Err(Error::Refused(format!(
+                "Images of format '{}' are only read by zebu",
+                driver.name
+            )));
+        }
+        let image = (driver.open)(OpenRequest {
+            queue: self.queue,
+            file,
+            write: self.writes(role),
+            purpose: match for_check {
+                true => Purpose::Check,
+                false if self.options.inspect => Purpose::Metadata,
+                false => Purpose::Data,
+            },
+            limits: self.options.policy.limits(),
+            others: &mut Others {
+                opening: self,
+                spec: &mut spec,
+            },
+            raw,
+            qcow2,
+        })
+        .await?;
+        let backing = match driver.has_backing {
+            true => self.backing(&spec, image.backing())?,
+            false => None,
         };
         self.layers.push(Layer {
             name: spec.display_name(),
@@ -390,114 +427,27 @@ impl Opening<'_> {
         Ok(backing)
     }
 
-    async fn qcow2(
-        &self,
-        spec: &mut ImageSpec,
-        file: Arc<dyn Storage>,
-        role: Role,
-    ) -> Result<Image> {
-        let for_check = self.options.check && role == Role::Top;
-        let limits = self.options.policy.limits();
-        let work = match limits {
-            None => None,
-            Some(limits) => {
-                let bytes = file.allocated().or_else(|_| file.len())?;
-                Some(Arc::new(Work::new(limits.work_for(bytes))))
-            }
-        };
-        let counted = |storage: Arc<dyn Storage>| match &work {
-            None => storage,
-            Some(work) => Arc::new(Counted::new(storage, work.clone())),
-        };
-        let file = counted(file);
-        let mut image = match for_check {
-            false => OpenImage::new(self.queue, file).await?,
-            true => OpenImage::for_check(self.queue, file).await?,
-        };
-        if let (Some(limits), Some(work)) = (limits, &work) {
-            image.limit(*limits, work.clone())?;
-        }
-        let header = image.header();
-        if header.is_corrupt() && self.options.write && role == Role::Top && !for_check {
-            return Err(Error::Refused(
-                "qcow2: Image is corrupt; cannot be opened read/write".into(),
-            ));
-        }
-        if header.is_dirty() && self.options.write && role == Role::Top && !for_check {
-            return Err(Error::Dirty);
-        }
-        if self.options.snapshot.is_some() && self.options.write && role == Role::Top {
-            return Err(Error::Refused(
-                "Internal snapshots can only be opened read-only".into(),
-            ));
-        }
-        let data = match self.data_file(spec, header)? {
-            None => self.data.clone().map(&counted),
-            Some(data_file) => {
-                let data: Option<Arc<dyn Storage>> = match self.only_tables() {
-                    true => None,
-                    false => {
-                        let common = &spec.options.common;
-                        let file = self.file(common, &data_file, Role::Data).await?;
-                        self.lock(&file, spec, &data_file, Role::Data, Format::Raw)?;
-                        Some(counted(file.storage()))
-                    }
-                };
-                spec.data_file = Some(data_file);
-                data
-            }
-        };
-        let given = &spec.options.qcow2;
-        let caches = CacheOptions {
-            size: self
-                .options
-                .l2_cache_size
-                .or(given.l2_cache_size)
-                .or(given.cache_size),
-            entry_size: self
-                .options
-                .l2_cache_entry_size
-                .or(given.l2_cache_entry_size),
-        };
-        if !self.options.inspect {
-            image.refuse_encrypted()?;
-        }
-        let given = given.clone();
-        let mut image = image.finish(self.queue, data, caches).await?;
-        if self.writes(role) && !self.options.inspect && !for_check {
-            let discards = self.options.discard.or(spec.options.common.discard) == Some(true);
-            let how = WriteOptions {
-                punch_request: discards && given.pass_discard_request.unwrap_or(true),
-                punch_snapshot: discards && given.pass_discard_snapshot.unwrap_or(true),
-                punch_other: discards && given.pass_discard_other.unwrap_or(false),
-                overlap_checks: given.overlap_check.unwrap_or_default(),
-            };
-            image.check_data_file(self.queue).await?;
-            image.begin_writing(self.queue, how).await?;
-        }
-        match self.options.snapshot.as_ref().filter(|_| role == Role::Top) {
-            Some(snapshot) => image.at_snapshot(self.queue, snapshot).await,
-            None => Ok(image),
-        }
-    }
-
     /// The external data file of an image, if it has one.
-    fn data_file(&self, spec: &ImageSpec, header: &Header) -> Result<Option<FileSpec>> {
-        if !header.has_data_file() {
+    fn data_file(
+        &self,
+        spec: &ImageSpec,
+        named: Option<Option<&[u8]>>,
+    ) -> Result<Option<FileSpec>> {
+        let Some(name) = named else {
             return match spec.data_file.is_none() && self.data.is_none() {
                 true => Ok(None),
                 false => Err(Error::Refused(
                     "'data-file' can only be set for images with an external data file".into(),
                 )),
             };
-        }
+        };
         if let Some(data_file) = &spec.data_file {
             return Ok(Some(data_file.clone()));
         }
         if self.data.is_some() {
             return Ok(None);
         }
-        let Some(name) = header.extensions.data_file() else {
+        let Some(name) = name else {
             return Err(Error::Refused(
                 "'data-file' is required for this image".into(),
             ));
@@ -518,12 +468,16 @@ impl Opening<'_> {
     }
 
     /// The image behind one.
-    fn backing(&self, spec: &ImageSpec, header: &Header) -> Result<Option<ImageSpec>> {
+    fn backing(
+        &self,
+        spec: &ImageSpec,
+        named: Option<BackingName<'_>>,
+    ) -> Result<Option<ImageSpec>> {
         if self.options.no_backing || self.only_tables() || self.has_backing {
             return Ok(None);
         }
         let behind = |e: Error| e.during("Could not open backing file");
-        let name = header.backing_file().map(OsStr::from_bytes);
+        let name = named.map(|named| OsStr::from_bytes(named.name));
         let (name, more) = match (&spec.backing, name) {
             (BackingSpec::None, _) | (BackingSpec::Default, None) => return Ok(None),
             (BackingSpec::Image(image), _) => return Ok(Some((**image).clone())),
@@ -539,7 +493,7 @@ impl Opening<'_> {
                 name.display()
             )));
         }
-        let format = match header.extensions.backing_format() {
+        let format = match named.and_then(|named| named.format) {
             None => None,
             Some(format) => Some(String::from_utf8_lossy(format).parse().map_err(behind)?),
         };
@@ -592,7 +546,7 @@ impl Opening<'_> {
                     let storage = debugged(debug, below.storage())?;
                     Ok(OpenedFile::Over(Arc::new(storage), Box::new(below)))
                 }
-                FileDriver::Image(image) if image.format == Some(Format::Raw) => {
+                FileDriver::Image(image) if image.format == Some(Format::RAW) => {
                     let below = self.file(&common, &image.file, role).await?;
                     let raw = &image.options.raw;
                     let part = Raw::part_of(below.storage(), raw.offset, raw.size)?;
@@ -659,6 +613,37 @@ impl Opening<'_> {
     }
 }
 
+/// The other files of an image that is being opened.
+struct Others<'a, 'o> {
+    opening: &'a Opening<'o>,
+    spec: &'a mut ImageSpec,
+}
+
+impl OtherFiles for Others<'_, '_> {
+    fn data_file<'a>(
+        &'a mut self,
+        named: Option<Option<&'a [u8]>>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>> {
+        Box::pin(async move {
+            let opening = self.opening;
+            let Some(data_file) = opening.data_file(self.spec, named)? else {
+                return Ok(opening.data.clone());
+            };
+            let data = match opening.only_tables() {
+                true => None,
+                false => {
+                    let common = &self.spec.options.common;
+                    let file = opening.file(common, &data_file, Role::Data).await?;
+                    opening.lock(&file, self.spec, &data_file, Role::Data, Format::RAW)?;
+                    Some(file.storage())
+                }
+            };
+            self.spec.data_file = Some(data_file);
+            Ok(data)
+        })
+    }
+}
+
 /// `storage`, failing as it is told.
 fn debugged(spec: &BlkdebugSpec, storage: Arc<dyn Storage>) -> Result<Blkdebug> {
     Blkdebug::new(storage, spec.rules()?, spec.limits).map_err(Error::Refused)
@@ -675,20 +660,16 @@ impl Opening<'_> {
         format: Format,
     ) -> Result<()> {
         let write = self.writes(role);
-        let request = match (role, format) {
+        let request = match role {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if self.options.force_share || image.options.common.force_share == Some(true) => {
                 LockRequest::FORCE_SHARE
             }
-            (Role::Data, _) if write => LockRequest::DATA_WRITE,
-            (Role::Data, _) => LockRequest::DATA_READ,
-            (_, Format::Qcow2) if write => LockRequest::QCOW2_WRITE,
-            (_, Format::Raw) if write => LockRequest::RAW_WRITE,
-            (Role::Top | Role::Backing, _) if self.options.exclude_writers => {
-                LockRequest::QCOW2_READ
-            }
-            (_, Format::Qcow2) => LockRequest::QCOW2_READ,
-            (_, Format::Raw) => LockRequest::RAW_READ,
+            Role::Data if write => LockRequest::DATA_WRITE,
+            Role::Data => LockRequest::DATA_READ,
+            _ if write => format.driver().locks[1],
+            Role::Top | Role::Backing if self.options.exclude_writers => LockRequest::QCOW2_READ,
+            _ => format.driver().locks[0],
         };
         file.lock(request)
     }

@@ -2,8 +2,9 @@
 
 use std::io;
 
-use super::{Device, LayerImage, Raw, Zeroing};
-use crate::image::Image;
+use super::write::Top;
+use super::{Device, Raw, Zeroing};
+use crate::drivers::qcow2::Image;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -17,13 +18,12 @@ impl Device {
         length: u64,
         zeroing: Zeroing,
     ) -> Result<()> {
-        self.top_for_writing(offset, length)?;
-        match &self.top().image {
-            LayerImage::Raw(raw) => {
+        match self.top_for_writing(offset, length)? {
+            Top::Raw(raw) => {
                 let _pass = raw.zero_start(queue, offset, length).await?;
                 zero_file(queue, raw, offset, length).await?;
             }
-            LayerImage::Qcow2(image) => {
+            Top::Qcow2(image) => {
                 self.check_quick(queue, image, offset, length).await?;
             }
         }

@@ -9,11 +9,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::device::{Device, LayerImage};
+use super::device::Device;
 use crate::Result;
 use crate::codec;
+use crate::drivers::qcow2::{Image, Stay};
+use crate::drivers::{Mapping, StorageId};
 use crate::format::CompressedCluster;
-use crate::image::{Image, Mapping, Stay};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
 
 /// Segments of one vectored operation at most (the kernel's `IOV_MAX` is
@@ -29,6 +30,7 @@ const PACKED_GAP: u64 = 4096;
 #[derive(Clone, Copy)]
 struct Part {
     layer: usize,
+    storage: StorageId,
     host: u64,
     /// Offset in the request.
     at: usize,
@@ -75,10 +77,7 @@ impl Device {
     /// A request begins: until the answer is dropped, no cluster that it may
     /// find mapped is used for something else.
     pub(super) fn enter(&self) -> Option<Stay<'_>> {
-        match &self.top().image {
-            LayerImage::Qcow2(image) => image.enter(),
-            LayerImage::Raw(_) => None,
-        }
+        self.top().as_qcow2()?.enter()
     }
 
     /// As [`Device::read`], also past the end of the disk, where VM state is.
@@ -93,9 +92,10 @@ impl Device {
         if extent.length == length {
             match extent.mapping {
                 Mapping::Data { host } => {
-                    self.check_data(layer, offset, host.0, length)?;
+                    let image = &self.layers()[layer].image;
+                    image.check_data(offset, host.0, length)?;
                     self.reads_from(layer);
-                    let storage = self.layers()[layer].data();
+                    let storage = &**image.storage(extent.storage);
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
                 }
                 Mapping::Zero { .. } | Mapping::Unallocated { .. } => {
@@ -124,9 +124,11 @@ impl Device {
             match extent.mapping {
                 Mapping::Zero { .. } | Mapping::Unallocated { .. } => iov.slice(at, length).fill(0),
                 Mapping::Data { host } => {
-                    self.check_data(layer, guest, host.0, extent.length)?;
+                    let image = &self.layers()[layer].image;
+                    image.check_data(guest, host.0, extent.length)?;
                     plan.parts.push(Part {
                         layer,
+                        storage: extent.storage,
                         host: host.0,
                         at,
                         length,
@@ -156,7 +158,8 @@ impl Device {
             }
             at += length;
         }
-        plan.parts.sort_unstable_by_key(|p| (p.layer, p.host));
+        plan.parts
+            .sort_unstable_by_key(|p| (p.layer, p.storage, p.host));
         plan.packed
             .sort_unstable_by_key(|p| (p.layer, p.cluster.offset));
         Ok(plan)
@@ -189,10 +192,8 @@ impl Device {
 
     /// The image of a layer that has compressed clusters.
     fn image(&self, layer: usize) -> &Image {
-        match &self.layers()[layer].image {
-            LayerImage::Qcow2(image) => image,
-            LayerImage::Raw(_) => unreachable!("raw images have no compressed clusters"),
-        }
+        let image = self.layers()[layer].as_qcow2();
+        image.expect("only qcow2 images have compressed clusters")
     }
 
     /// Reports to blkdebug that data of a layer are read.
@@ -201,18 +202,6 @@ impl Device {
             above.event(storage::Event::ReadBackingAio);
         }
         self.layers()[layer].event(storage::Event::ReadAio);
-    }
-
-    /// Refuses clusters that the file does not have: it was cut off, or the
-    /// table is wrong. QEMU reads zeroes there, silently.
-    fn check_data(&self, layer: usize, guest: u64, host: u64, length: u64) -> Result<()> {
-        if let LayerImage::Qcow2(image) = &self.layers()[layer].image {
-            let there = image.data_before_end(host, length)?;
-            if there < length {
-                return Err(image.past_end(guest + there, host + there));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -226,7 +215,8 @@ fn runs(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
             .iter()
             .take(MAX_MERGED - 1)
             .take_while(|p| {
-                let follows = p.layer == first.layer && p.host == end;
+                let same = p.layer == first.layer && p.storage == first.storage;
+                let follows = same && p.host == end;
                 end = p.host + p.length as u64;
                 follows
             })
@@ -297,7 +287,7 @@ impl<'a> Flight<'a> {
             _ => self.iov.gather(run.iter().map(|p| (p.at, p.length))),
         };
         self.device.reads_from(first.layer);
-        let storage = self.device.layers()[first.layer].data();
+        let storage = self.device.layers()[first.layer].storage(first.storage);
         let reading = storage::begin_read(storage, self.queue, first.host, iov);
         self.reads.push_back(InFlight::Data(reading));
     }

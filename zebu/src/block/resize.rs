@@ -1,9 +1,8 @@
 //! Changes of a whole device: its size, or its content dropped.
 
-use super::Format;
-use super::device::{Device, LayerImage};
+use super::device::Device;
 use super::whole::end_whole;
-use super::write::Zeroing;
+use super::write::{Top, Zeroing};
 use crate::broken::{Rule, is_broken};
 use crate::format::MAX_L1_BYTES;
 use crate::storage::{self, Queue};
@@ -76,24 +75,24 @@ impl Device {
     ) -> Result<()> {
         let old = self.size();
         if size < old && preallocation != Preallocation::Off {
-            let text = match self.top().format() {
-                Format::Raw => "Cannot use preallocation for shrinking files",
-                Format::Qcow2 => "Preallocation can't be used for shrinking an image",
+            let text = match self.top().as_raw() {
+                Some(_) => "Cannot use preallocation for shrinking files",
+                None => "Preallocation can't be used for shrinking an image",
             };
             return Err(Error::Refused(text.into()));
         }
-        if self.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+        if self.top().as_raw().is_none() && !size.is_multiple_of(512) {
             return Err(Error::Refused(
                 "The new size must be a multiple of 512".into(),
             ));
         }
-        match &self.top().image {
-            LayerImage::Raw(_) => {
+        match self.top_for_writing(0, 0)? {
+            Top::Raw(_) => {
                 self.resize_raw(queue, size, preallocation).await?;
                 self.flush(queue).await
             }
-            LayerImage::Qcow2(_) if size < old => self.shrink(queue, size).await,
-            LayerImage::Qcow2(_) => self.grow(queue, size, preallocation).await,
+            Top::Qcow2(_) if size < old => self.shrink(queue, size).await,
+            Top::Qcow2(_) => self.grow(queue, size, preallocation).await,
         }
     }
 
@@ -104,7 +103,8 @@ impl Device {
         preallocation: Preallocation,
     ) -> Result<()> {
         let old = self.size();
-        let LayerImage::Raw(raw) = &mut self.layers_mut()[0].image else {
+        let image = self.layers_mut()[0].image.other_mut();
+        let Some(raw) = image.and_then(|image| image.as_raw_mut()) else {
             return Ok(());
         };
         if raw.is_fixed() {
@@ -307,9 +307,9 @@ impl Device {
         #[allow(unsafe_code)]
         let zeroes = unsafe { buffer.iov() }.slice(0, length);
         self.set_size(end.max(size));
-        let result = match &self.top().image {
-            LayerImage::Qcow2(image) => self.write_image(queue, image, start, &zeroes).await,
-            LayerImage::Raw(_) => Ok(()),
+        let result = match self.top().as_qcow2() {
+            Some(image) => self.write_image(queue, image, start, &zeroes).await,
+            None => Ok(()),
         };
         self.set_size(size);
         self.wait_for_tasks().await;

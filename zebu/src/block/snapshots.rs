@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::whole::end_whole;
 use super::write::Top;
-use crate::image::{Image, SnapshotName};
+use crate::drivers::qcow2::{Image, SnapshotName};
 use crate::storage::Queue;
 use crate::{Error, Result};
 

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_queue_ends_while_its_flush_waits_for_another_queue() {
-        for format in [Format::Raw, Format::Qcow2] {
+        for format in [Format::RAW, Format::QCOW2] {
             let [one, other] = [(); 2].map(|()| {
                 let options = QueueOptions {
                     engine: EngineKind::Threads,
@@ -214,7 +214,7 @@ mod tests {
             let stacked = Stacked::new(below);
             let below = stacked.device.clone();
             let stacked: Arc<dyn Storage> = Arc::new(stacked);
-            if format == Format::Qcow2 {
+            if format == Format::QCOW2 {
                 let options = CreateQcow2 {
                     size: 1 << 20,
                     ..CreateQcow2::default()

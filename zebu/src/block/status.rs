@@ -1,10 +1,10 @@
 //! What a range of the device is made of.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
-use super::device::{Device, LayerImage};
-use crate::image::Mapping;
+use super::device::Device;
+use crate::drivers::{Holes, Mapping, StorageId};
 use crate::storage::{Queue, StorageExtent};
 use crate::{Error, Result};
 
@@ -24,8 +24,9 @@ pub struct Status {
     pub compressed: bool,
     /// The layer that says so: 0 is the top.
     pub depth: usize,
-    /// Where it starts in that layer's data storage, if it is stored there
-    /// uncompressed, in bytes.
+    /// The storage of that layer that `host` is in.
+    pub storage: StorageId,
+    /// Where it starts there, in bytes, if it is stored uncompressed.
     pub host: Option<u64>,
 }
 
@@ -33,21 +34,18 @@ pub struct Status {
 /// calls, and the file system's time over the whole range. That it may become a
 /// hole meanwhile does no harm: what reads as data can always be read.
 #[derive(Debug, Default)]
-pub(super) struct KnownData(Mutex<Range<u64>>);
+pub(super) struct KnownData(Mutex<Option<(StorageId, Range<u64>)>>);
 
 impl KnownData {
-    fn range(&self) -> MutexGuard<'_, Range<u64>> {
-        crate::lock(&self.0)
-    }
-
     /// How many bytes from `at` on are known to be data.
-    fn covers(&self, at: u64) -> Option<u64> {
-        let range = self.range();
+    fn covers(&self, storage: StorageId, at: u64) -> Option<u64> {
+        let known = crate::lock(&self.0);
+        let (_, range) = known.as_ref().filter(|(of, _)| *of == storage)?;
         range.contains(&at).then(|| range.end - at)
     }
 
-    fn set(&self, at: u64, length: u64) {
-        *self.range() = at..at.saturating_add(length);
+    fn set(&self, storage: StorageId, at: u64, length: u64) {
+        *crate::lock(&self.0) = Some((storage, at..at.saturating_add(length)));
     }
 }
 
@@ -61,6 +59,7 @@ impl Status {
             present: true,
             compressed: false,
             depth: 0,
+            storage: StorageId::FILE,
             host: None,
         }
     }
@@ -90,6 +89,7 @@ impl Device {
             present: true,
             compressed: false,
             depth,
+            storage: extent.storage,
             host: None,
         };
         match extent.mapping {
@@ -115,32 +115,33 @@ impl Device {
         Ok(status)
     }
 
-    /// Refines data by what the file system knows of holes: always for raw
-    /// images, for qcow2 where the metadata were preallocated.
+    /// Refines data by what the file system knows of holes: where the
+    /// driver says that its holes mean something.
     async fn look_at_file(&self, queue: &Queue, depth: usize, status: &mut Status) -> Result<()> {
         let Some(host) = status.host.filter(|_| status.data) else {
             return Ok(());
         };
         let layer = &self.layers()[depth];
-        let is_raw = match &layer.image {
-            LayerImage::Raw(_) => true,
-            LayerImage::Qcow2(image) if image.is_preallocated(queue).await? => {
-                // Data past the end of a truncated file are no hole: reading them fails.
-                match image.data_before_end(host, status.length)? {
-                    0 => return Ok(()),
-                    length => status.length = length,
-                }
-                false
-            }
-            LayerImage::Qcow2(_) => return Ok(()),
+        let holes = match layer.image.cached_holes() {
+            Some(holes) => holes,
+            None => layer.image.load_holes(queue).await?,
         };
+        if holes == Holes::Ignored {
+            return Ok(());
+        }
+        // Data that the storage does not have are no hole: reading them fails.
+        match layer.image.data_before_end(host, status.length)? {
+            0 => return Ok(()),
+            length => status.length = length,
+        }
+        let storage = layer.storage(status.storage);
         let mut known_allocated = false;
-        if let Some(length) = layer.known_data.covers(host) {
+        if let Some(length) = layer.known_data.covers(status.storage, host) {
             status.length = status.length.min(length);
             return Ok(());
         }
-        let found = match layer.data().ask_extent(queue, host) {
-            None => layer.data().extent(host)?,
+        let found = match storage.ask_extent(queue, host) {
+            None => storage.extent(host)?,
             Some(asking) => {
                 let said = asking.await?;
                 // A range that takes up space may be zero all the same.
@@ -153,7 +154,7 @@ impl Device {
             }
         };
         if found.data {
-            layer.known_data.set(host, found.length);
+            layer.known_data.set(status.storage, host, found.length);
         }
         if found.length == 0 {
             // Past the end of the file: reads as zeroes.
@@ -164,7 +165,7 @@ impl Device {
         }
         // QEMU: a hole in a raw image is no data; a preallocated cluster is
         // data that happens to be zero.
-        status.data = !(is_raw && status.zero) || known_allocated;
+        status.data = !(holes == Holes::Unallocated && status.zero) || known_allocated;
         Ok(())
     }
 }

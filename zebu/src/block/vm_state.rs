@@ -1,6 +1,6 @@
 //! The state of a virtual machine, which qcow2 keeps past the end of the disk.
 
-use super::device::{Device, LayerImage};
+use super::device::Device;
 use crate::format::MAX_L1_BYTES;
 use crate::storage::{self, Buffer, Iov, Queue};
 use crate::{Error, Result};
@@ -63,9 +63,7 @@ impl Device {
         }
         image.announce(queue).await?;
         image.grow_l1(queue, entries).await?;
-        let LayerImage::Qcow2(image) = &self.top().image else {
-            return Ok(());
-        };
+        let image = self.top_qcow2()?;
         storage::event(&**image.file(), storage::Event::VmstateSave);
         let result = self.write_image(queue, image, offset, iov).await;
         self.changed(queue, image, result).await
@@ -73,9 +71,9 @@ impl Device {
 
     /// The guest offset where `position` in the VM state is.
     fn vm_state_at(&self, position: u64, length: u64) -> Result<u64> {
-        let LayerImage::Qcow2(image) = &self.top().image else {
-            let text = "raw images have no VM state";
-            return Err(Error::Refused(text.into()));
+        let Some(image) = self.top().as_qcow2() else {
+            let format = self.top().format().name();
+            return Err(Error::Refused(format!("{format} images have no VM state")));
         };
         let start = image.vm_state_offset();
         start

@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 
-use super::device::{Device, LayerImage};
-use super::{DetectZeroes, Raw};
+use super::DetectZeroes;
+use super::device::Device;
 use crate::broken::{Rule, is_broken};
+use crate::drivers::qcow2::{Allocation, Fill, Image, Step, Target};
+use crate::drivers::{Mapping, Raw};
 use crate::format::HostOffset;
-use crate::image::{Allocation, Fill, Image, Mapping, Step, Target};
 use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue};
 use crate::{Error, Result};
 
@@ -39,6 +40,11 @@ pub(super) enum Top<'a> {
     Qcow2(&'a Image),
 }
 
+/// Images of formats that are only read are not opened for writing.
+fn not_writable() -> Error {
+    Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
+}
+
 impl Device {
     /// Whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
@@ -52,10 +58,11 @@ impl Device {
             return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM)));
         }
         self.check_range(offset, length)?;
-        Ok(match &self.top().image {
-            LayerImage::Raw(raw) => Top::Raw(raw),
-            LayerImage::Qcow2(image) => Top::Qcow2(image),
-        })
+        let image = &self.top().image;
+        match image.as_qcow2() {
+            Some(image) => Ok(Top::Qcow2(image)),
+            None => image.as_raw().map(Top::Raw).ok_or_else(not_writable),
+        }
     }
 
     /// Writes `iov` to the disk from `offset` on. When it returns, later reads
@@ -333,10 +340,12 @@ impl Device {
 
     /// Makes every change durable that was completed before the call.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
-        match &self.top().image {
-            _ if self.write.is_none() => Ok(()),
-            LayerImage::Raw(raw) => raw.flush(queue).await,
-            LayerImage::Qcow2(image) => image.flush(queue).await,
+        if self.write.is_none() {
+            return Ok(());
+        }
+        match self.top_for_writing(0, 0)? {
+            Top::Raw(raw) => raw.flush(queue).await,
+            Top::Qcow2(image) => image.flush(queue).await,
         }
     }
 
@@ -347,9 +356,8 @@ impl Device {
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
         self.wait_for_tasks().await;
-        match self.top().image {
-            LayerImage::Raw(_) => {}
-            LayerImage::Qcow2(_) => self.own_image()?.close(queue).await?,
+        if self.top().as_qcow2().is_some() {
+            self.own_image()?.close(queue).await?;
         }
         let stacked = std::mem::take(&mut self.stacked);
         drop(self);

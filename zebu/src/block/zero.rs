@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::write::{Top, Zeroing};
 use crate::Result;
-use crate::image::Image;
+use crate::drivers::qcow2::Image;
 use crate::storage::{self, Queue};
 
 /// Zeroes are written as data in pieces of so many bytes.
@@ -271,9 +271,9 @@ impl Device {
 }
 
 /// Nothing is said of the extent, and nothing kept for it.
-fn is_plain(extent: &crate::image::Extent) -> bool {
+fn is_plain(extent: &crate::drivers::qcow2::Extent) -> bool {
     matches!(
         extent.mapping,
-        crate::image::Mapping::Unallocated { host: None }
+        crate::drivers::qcow2::Mapping::Unallocated { host: None }
     )
 }

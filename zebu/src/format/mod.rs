@@ -49,5 +49,5 @@ pub use luks::*;
 pub use offset::{GuestOffset, HostOffset};
 pub use refcount::{RefcountBlock, RefcountTableEntry};
 pub use replace::Replacement;
-pub use signature::{PROBED_BYTES, format_by_content};
+pub use signature::{PROBED_BYTES, foreign_format};
 pub use snapshot::*;

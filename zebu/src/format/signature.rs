@@ -1,31 +1,18 @@
-//! What files of other formats begin with.
+//! What files of formats begin with that have no driver.
 //!
 //! These are facts of the formats, each from its own specification; the length
 //! that is looked at is QEMU's, so that both find the same.
 
-use super::MAGIC;
-
 /// So many bytes from the start of a file tell its format.
 pub const PROBED_BYTES: usize = 512;
 
-/// The name of the format that a file has which begins with `head` (its first
-/// [`PROBED_BYTES`], zeroes beyond its end); None: no known one, so its bytes
-/// are a disk's. The names are those that `-f` takes in qemu-img.
-pub fn format_by_content(head: &[u8]) -> Option<&'static str> {
+/// The name of the format without a driver that a file has which begins with
+/// `head` (its first [`PROBED_BYTES`], zeroes beyond its end). The names are those
+/// that `-f` takes in qemu-img.
+pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, what: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(what));
-    let magic = MAGIC.to_be_bytes();
-    // Also versions yet unknown, which are then refused by number.
-    if is(0, &magic)
-        && head
-            .get(4..8)
-            .is_some_and(|version| version > &[0, 0, 0, 1])
-    {
-        return Some("qcow2");
-    }
-    if is(0, &magic) && is(4, &[0, 0, 0, 1]) {
-        return Some("qcow");
-    }
-    let by_bytes: [(&str, usize, &[u8]); 11] = [
+    let by_bytes: [(&str, usize, &[u8]); 12] = [
+        ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
         ("bochs", 0, b"Bochs Virtual HD Image\0"),
         (
             "cloop",
@@ -72,15 +59,13 @@ mod tests {
     fn found(at: usize, start: &[u8]) -> Option<&'static str> {
         let mut head = [0; PROBED_BYTES];
         head[at..at + start.len()].copy_from_slice(start);
-        format_by_content(&head)
+        foreign_format(&head)
     }
 
     #[test]
     fn formats_are_told_from_disks() {
         for (at, start, name) in [
             (0, &b"QFI\xfb\0\0\0\x01"[..], Some("qcow")),
-            (0, b"QFI\xfb\0\0\0\x02", Some("qcow2")),
-            (0, b"QFI\xfb\0\0\x01\0", Some("qcow2")),
             (0, b"QFI\xfb\0\0\0\0", None),
             (0, b"KDMV\x01", Some("vmdk")),
             (0, b"# Disk DescriptorFile\nversion=1\nCID=0", Some("vmdk")),
@@ -95,7 +80,7 @@ mod tests {
         ] {
             assert_eq!(found(at, start), name, "{start:?}");
         }
-        assert_eq!(format_by_content(b""), None);
-        assert_eq!(format_by_content(b"QFI\xfb\0\0"), None);
+        assert_eq!(foreign_format(b""), None);
+        assert_eq!(foreign_format(b"QFI\xfb\0\0"), None);
     }
 }

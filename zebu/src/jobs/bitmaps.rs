@@ -1,8 +1,8 @@
 //! The list of bitmaps that an image stores.
 
 use crate::Result;
+use crate::drivers::qcow2::Image;
 use crate::format::{BitmapEntry, check_table};
-use crate::image::Image;
 use crate::storage::{self, Queue};
 
 /// Reads the bitmap directory. Empty if the image has none, or if what it

@@ -2,9 +2,9 @@
 
 use super::bitmaps;
 use super::create::{CreateQcow2, Preallocation};
-use crate::block::{Device, LayerImage};
+use crate::block::Device;
+use crate::drivers::qcow2::Image;
 use crate::format::MAX_L1_BYTES;
-use crate::image::Image;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -102,7 +102,7 @@ pub fn measure(queue: &Queue, device: &Device, target: &MeasureTarget) -> Result
         queue.block_on(data_bytes(queue, device, target))?
     };
     let mut measured = measure_qcow2(device.size(), target, data)?;
-    if let LayerImage::Qcow2(image) = &device.top().image
+    if let Some(image) = device.top().as_qcow2()
         && target.version >= 3
         && image.geometry().version() >= 3
     {

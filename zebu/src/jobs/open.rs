@@ -1,7 +1,7 @@
 //! Opening a device whose image may have to be repaired first.
 
 use super::check::{CheckMessage, RepairMode, repair};
-use crate::block::{Device, ImageSpec, LayerImage, OpenOptions, Source};
+use crate::block::{Device, ImageSpec, OpenOptions, Source};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -46,7 +46,7 @@ fn repaired(
         check: true,
         ..options.clone()
     })?;
-    if let LayerImage::Qcow2(image) = &damaged.top().image {
+    if let Some(image) = damaged.top().as_qcow2() {
         let file = image.file().clone();
         let report = repair(queue, file, RepairMode::All, say)?;
         if report.corruptions > 0 || report.check_errors > 0 {

@@ -19,9 +19,7 @@ use super::create::NewBacking;
 use super::lanes::{self, GoOn};
 use super::transfer::cluster_size;
 use super::zero::is_zero;
-use crate::block::{
-    Device, FileSpec, ImageSpec, LayerImage, OpenOptions, Policy, Source, Status, Zeroing,
-};
+use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Source, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
 use crate::{Error, Result};
 
@@ -72,18 +70,15 @@ pub fn rebase<G: GoOn>(
     options: &RebaseOptions,
     mut tell: impl FnMut(u64) -> G,
 ) -> Result<(), RebaseError> {
-    let unit = match &overlay.top().image {
-        LayerImage::Qcow2(image) => image.geometry().subcluster_size(),
-        LayerImage::Raw(_) => 1,
-    };
+    let unit = overlay.top().image.zero_unit();
     let cluster = cluster_size(&overlay);
     let job = Arc::new(Job {
         common: common_layer(&overlay, new.as_ref()),
         course: Course::new(overlay.size()),
-        zero_flag: match &overlay.top().image {
-            LayerImage::Qcow2(image) => image.header().version >= 3,
-            LayerImage::Raw(_) => false,
-        },
+        zero_flag: overlay
+            .top()
+            .as_qcow2()
+            .is_some_and(|image| image.header().version >= 3),
         chunk: CHUNK.max(cluster),
         overlay,
         new,
@@ -199,10 +194,7 @@ fn behind(queue: &Queue, spec: ImageSpec) -> (Option<ImageSpec>, Option<FileSpec
 
 /// What a backing file's name in the header means.
 fn backing_of(device: &Device) -> Option<ImageSpec> {
-    let LayerImage::Qcow2(image) = &device.top().image else {
-        return None;
-    };
-    let header = image.header();
+    let header = device.top().as_qcow2()?.header();
     let name = OsStr::from_bytes(header.backing_file()?).to_owned();
     let format = header.extensions.backing_format();
     let format = format.and_then(|f| String::from_utf8_lossy(f).parse().ok());

@@ -12,7 +12,7 @@ use super::course::{At, Course};
 use super::lanes::{self, GoOn};
 use super::pace::Pace;
 use crate::Error;
-use crate::block::{Device, LayerImage, Status, Zeroing};
+use crate::block::{Device, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
 
 /// Bytes that a lane handles at a time, unless clusters are larger.
@@ -107,12 +107,9 @@ pub(super) fn transfer<G: GoOn>(
     (job.source, job.target, result)
 }
 
-/// The unit in which an image's mapping changes; 1 for raw images.
+/// The unit in which an image's mapping changes; 1 if it has none.
 pub(super) fn cluster_size(device: &Device) -> u64 {
-    match &device.top().image {
-        LayerImage::Qcow2(image) => image.geometry().cluster_size(),
-        LayerImage::Raw(_) => 1,
-    }
+    device.top().image.cluster_size().unwrap_or(1)
 }
 
 struct Job {

@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use zebu::block::{Device, FileSpec, LayerImage, OpenOptions, Source, Zeroing};
+use zebu::block::{Device, FileSpec, OpenOptions, Source, Zeroing};
 use zebu::format::{Geometry, Header, L1Entry, RefcountTableEntry, Snapshot};
 use zebu::image::SnapshotName;
 use zebu::jobs::{
@@ -126,16 +126,15 @@ pub fn check(queue: &Queue, bytes: &[u8]) -> Result<CheckReport> {
     };
     let storage = Arc::new(Memory::new(bytes.to_vec()));
     let device = Device::from_storage(queue, storage, &options)?;
-    match &device.top().image {
-        LayerImage::Qcow2(image) => jobs::check(queue, image, &mut |_| {}),
-        LayerImage::Raw(_) => Err(Error::Refused("a raw image".into())),
+    match device.top().as_qcow2() {
+        Some(image) => jobs::check(queue, image, &mut |_| {}),
+        None => Err(Error::Refused("a raw image".into())),
     }
 }
 
 /// Whether it opens for writing, and a check finds no error.
 pub fn is_sound(queue: &Queue, bytes: &[u8]) -> bool {
-    open(queue, Arc::new(Memory::new(bytes.to_vec())))
-        .is_some_and(|d| matches!(d.top().image, LayerImage::Qcow2(_)))
+    open(queue, Arc::new(Memory::new(bytes.to_vec()))).is_some_and(|d| d.top().as_qcow2().is_some())
         && check(queue, bytes).is_ok_and(|r| r.corruptions == 0 && r.check_errors == 0)
 }
 
@@ -287,7 +286,7 @@ pub fn write(queue: &Queue, bytes: &[u8]) {
     let Some(device) = open(queue, storage.clone()) else {
         return;
     };
-    if device.size() == 0 || matches!(device.top().image, LayerImage::Raw(_)) {
+    if device.size() == 0 || device.top().as_raw().is_some() {
         return;
     }
     let mut model = vec![0; device.size().min(WINDOW) as usize];
@@ -380,7 +379,7 @@ pub fn snapshots(queue: &Queue, bytes: &[u8]) {
     let Some(mut device) = open(queue, storage.clone()) else {
         return;
     };
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return;
     };
     let ids = image.snapshots().iter().take(3).map(|s| s.id.clone());

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use zebu::block::{Device, LayerImage, OpenOptions, Policy};
+use zebu::block::{Device, OpenOptions, Policy};
 use zebu::codec::{self, Compressor};
 use zebu::format::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, Compression, CryptoExtension,
@@ -596,7 +596,7 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
     assert_eq!(strict.policy, Policy::Follow);
     if let Ok(device) = Device::from_storage(queue, storage.clone(), &strict) {
         assert_eq!(device.layers().len(), 1);
-        if let LayerImage::Qcow2(image) = &device.top().image {
+        if let Some(image) = device.top().as_qcow2() {
             assert!(image.header().backing_file().is_none());
             assert!(!image.header().has_data_file());
         }
@@ -613,7 +613,7 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
         Err(error) => assert!(!error.to_string().is_empty()),
         Ok(device) => {
             disk_of(queue, &device);
-            let LayerImage::Qcow2(image) = &device.top().image else {
+            let Some(image) = device.top().as_qcow2() else {
                 return;
             };
             for snapshot in image.snapshots().iter().take(3) {
@@ -726,7 +726,7 @@ fn reads(queue: &Queue, device: &Device) {
 /// What needs the metadata only.
 fn jobs_of(queue: &Queue, device: &Device) {
     assert!(read(queue, device, 0, 1).is_err());
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return;
     };
     let mut told = 0;

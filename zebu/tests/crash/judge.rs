@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation, Storages};
+use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages};
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, CheckMessage, RepairMode};
 use zebu::storage::{Memory, Queue, Storage};
@@ -130,11 +130,11 @@ impl Layout {
     ) -> zebu::Result<Option<Device>> {
         let inspect = OpenOptions {
             inspect: true,
-            format: Some(Format::Qcow2),
+            format: Some(Format::QCOW2),
             ..OpenOptions::default()
         };
         let device = Device::from_storage(queue, files[0].clone(), &inspect)?;
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             unreachable!("opened as qcow2");
         };
         let Some(name) = image.header().backing_file() else {
@@ -157,8 +157,8 @@ impl Under {
         write: bool,
     ) -> zebu::Result<Device> {
         let (storage, format): (Arc<dyn Storage>, _) = match self {
-            Under::Raw(memory) => (memory.clone(), Format::Raw),
-            Under::Image(n) => (files[*n].clone(), Format::Qcow2),
+            Under::Raw(memory) => (memory.clone(), Format::RAW),
+            Under::Image(n) => (files[*n].clone(), Format::QCOW2),
         };
         let options = OpenOptions {
             format: Some(format),
@@ -374,7 +374,7 @@ impl Judge<'_> {
             .map_err(said("open"))?;
         let mut flags = 0;
         for layer in device.layers() {
-            if let LayerImage::Qcow2(image) = &layer.image
+            if let Some(image) = layer.as_qcow2()
                 && !layout.damaged
             {
                 let allowed = layout.has_snapshots && (changing || layout.flags_stay);
@@ -386,7 +386,7 @@ impl Judge<'_> {
         {
             self.check_base(state)?;
         }
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             return Err("it is not a qcow2 image".into());
         };
         let mut snapshots = Vec::new();

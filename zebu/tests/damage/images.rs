@@ -55,7 +55,7 @@ impl Files {
     fn storages(&self, queue: &Queue, chain: bool) -> Storages {
         let base = self.base.clone().filter(|_| chain);
         let raw = OpenOptions {
-            format: Some(Format::Raw),
+            format: Some(Format::RAW),
             ..OpenOptions::default()
         };
         Storages {
@@ -71,7 +71,7 @@ impl Files {
     /// Opens the chain, or the image alone, to be read or written.
     pub fn open(&self, queue: &Queue, write: bool, chain: bool) -> zebu::Result<Device> {
         let options = OpenOptions {
-            format: Some(Format::Qcow2),
+            format: Some(Format::QCOW2),
             write,
             discard: Some(true),
             no_backing: self.base.is_none() || !chain,
@@ -83,7 +83,7 @@ impl Files {
     /// Opens a snapshot, by its id.
     pub fn open_snapshot(&self, queue: &Queue, id: &str) -> zebu::Result<Device> {
         let options = OpenOptions {
-            format: Some(Format::Qcow2),
+            format: Some(Format::QCOW2),
             no_backing: self.base.is_none(),
             snapshot: Some(SnapshotName::IdOrName(id.into())),
             ..OpenOptions::default()
@@ -136,14 +136,14 @@ impl Sound {
 /// What a check finds.
 pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckReport> {
     let options = OpenOptions {
-        format: Some(Format::Qcow2),
+        format: Some(Format::QCOW2),
         inspect: true,
         check: true,
         ..OpenOptions::default()
     };
     let device = Device::from_storage(queue, file.clone(), &options)?;
-    match &device.top().image {
-        zebu::block::LayerImage::Qcow2(image) => {
+    match device.top().as_qcow2() {
+        Some(image) => {
             let mut told = 0;
             jobs::check(queue, image, &mut |message| {
                 told += 1;
@@ -152,7 +152,7 @@ pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckRepor
                 }
             })
         }
-        zebu::block::LayerImage::Raw(_) => unreachable!("opened as qcow2"),
+        None => unreachable!("opened as qcow2"),
     }
 }
 

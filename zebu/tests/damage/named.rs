@@ -207,7 +207,7 @@ fn an_l2_table_that_is_named_twice_is_copied() {
 fn a_raw_image_ends_with_its_file() {
     let queue = queue();
     let options = OpenOptions {
-        format: Some(Format::Raw),
+        format: Some(Format::RAW),
         ..OpenOptions::default()
     };
     let device = Device::from_storage(&queue, Sparse::new(&[1; 700]), &options).unwrap();
@@ -347,7 +347,7 @@ fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
         &queue,
         files.base.clone().unwrap(),
         &OpenOptions {
-            format: Some(Format::Raw),
+            format: Some(Format::RAW),
             write: true,
             ..OpenOptions::default()
         },

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use zebu::block::{Device, LayerImage, Preallocation, Zeroing};
+use zebu::block::{Device, Preallocation, Zeroing};
 use zebu::image::SnapshotName;
 use zebu::jobs::{
     self, CommitOptions, CompareOptions, Comparison, ConvertOptions, RebaseOptions, Target,
@@ -119,7 +119,7 @@ pub fn reading(queue: &Queue, sound: &Sound, files: &Files, suspects: &Suspects)
 pub fn check_of_data_file(queue: &Queue, files: &Files, suspects: &Suspects) {
     let gone = suspects.gone.iter().filter(|gone| **gone).count();
     let device = files.open(queue, false, true).expect("the image is sound");
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         unreachable!("opened as qcow2");
     };
     let report = jobs::check(queue, image, &mut |_| {}).expect("the image is sound");
@@ -169,7 +169,7 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
         queue,
         raw(bytes.clone()),
         &zebu::block::OpenOptions {
-            format: Some(zebu::block::Format::Raw),
+            format: Some(zebu::block::Format::RAW),
             ..Default::default()
         },
     );
@@ -195,7 +195,7 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
 fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], cluster: u64) {
     let target = raw(base.to_vec());
     let options = zebu::block::OpenOptions {
-        format: Some(zebu::block::Format::Raw),
+        format: Some(zebu::block::Format::RAW),
         write: true,
         ..Default::default()
     };
@@ -517,7 +517,7 @@ impl Session<'_> {
             return;
         }
         self.flushed(true);
-        if let LayerImage::Qcow2(image) = &device.top().image {
+        if let Some(image) = device.top().as_qcow2() {
             let id = image.snapshots().last().expect("it was taken").id.clone();
             self.ids.push(String::from_utf8(id).unwrap());
             self.content.push(self.content[0].clone());

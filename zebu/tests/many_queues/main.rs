@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use common::peer::{assert_clean, assert_content, text, write_sparse};
 use common::{Rng, Sayer, Watchdog, cases, progress};
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
-use zebu::block::{Device, LayerImage, OpenOptions, Source, Zeroing};
+use zebu::block::{Device, OpenOptions, Source, Zeroing};
 use zebu::image::SnapshotName;
 use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{Buffer, CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
@@ -245,7 +245,7 @@ impl Run {
     /// The closed image is sound, and it and its snapshots read as they must.
     fn verify(&mut self, queue: &Queue, now: &[Sequence]) {
         let device = self.open(queue, "top.qcow2", None, false);
-        let LayerImage::Qcow2(image) = &device.top().image else {
+        let Some(image) = device.top().as_qcow2() else {
             panic!("it is qcow2");
         };
         let report = jobs::check(queue, image, &mut |message| println!("{message}")).unwrap();

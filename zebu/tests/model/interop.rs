@@ -67,12 +67,12 @@ fn setup(values: &[u64]) -> Setup {
     let size = ((200u64 << cluster_bits).min(3 << 20)).max(3 << cluster_bits) + 5 * 512;
     let backing = match values[7] {
         0 => None,
-        1 => Some((size / 2 / 512 * 512, Format::Raw)),
-        2 => Some((size, Format::Qcow2)),
-        _ => Some((size + 4096, Format::Qcow2)),
+        1 => Some((size / 2 / 512 * 512, Format::RAW)),
+        2 => Some((size, Format::QCOW2)),
+        _ => Some((size + 4096, Format::QCOW2)),
     };
     Setup {
-        format: Format::Qcow2,
+        format: Format::QCOW2,
         options: CreateQcow2 {
             size,
             cluster_bits,

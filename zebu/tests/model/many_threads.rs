@@ -51,7 +51,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         sectors,
         cluster: setup.cluster() as usize / SECTOR,
         hot: rng.below(sectors as u64) as usize,
-        compresses: setup.format == Format::Qcow2 && !setup.has_data_file(),
+        compresses: setup.format == Format::QCOW2 && !setup.has_data_file(),
         failures: Mutex::default(),
     });
     let mut content = make(&setup, folder, &shared);
@@ -79,7 +79,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         let result = queue.block_on(device.close(&queue));
         result.unwrap_or_else(|e| panic!("close: {e}"));
         let image = setup.image(folder);
-        if setup.format == Format::Qcow2 {
+        if setup.format == Format::QCOW2 {
             peer::assert_clean(&image, "after a close");
         }
         let bytes: Vec<u8> = content

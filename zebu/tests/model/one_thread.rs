@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use zebu::Result;
-use zebu::block::{DetectZeroes, Device, Format, LayerImage, OpenOptions, Preallocation, Source};
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Preallocation, Source};
 use zebu::image::SnapshotName;
 use zebu::jobs;
 use zebu::storage::{EngineKind, Handle, Queue};
@@ -195,7 +195,7 @@ impl Run<'_> {
             self.disk.set_allocated(&step.range);
             return;
         };
-        let may_fail = self.setup.format == Format::Raw
+        let may_fail = self.setup.format == Format::RAW
             || self.setup.has_data_file()
             || clusters.clone().any(|n| self.disk.may_be_allocated[n]);
         let line = step.line();
@@ -230,7 +230,7 @@ impl Run<'_> {
             let zero = found[here.clone()].iter().all(|b| *b == 0);
             // How a raw image is discarded is not ours to say, nor whether the
             // cluster at the end of the disk is a whole one.
-            let open = self.setup.format == Format::Raw || cluster.end == self.disk.bytes.len();
+            let open = self.setup.format == Format::RAW || cluster.end == self.disk.bytes.len();
             let freed = self.opening.discard && !self.setup.ignores_discards();
             if freed && (zero && open || whole && !open) {
                 expected[here].fill(0);
@@ -250,7 +250,7 @@ impl Run<'_> {
     /// What nobody else may use the device beside.
     fn change_whole(&mut self) {
         self.finish_all();
-        match self.rng.one_in(2) && self.setup.format == Format::Qcow2 {
+        match self.rng.one_in(2) && self.setup.format == Format::QCOW2 {
             true => (0..1 + self.rng.below(4)).for_each(|_| self.change_snapshots()),
             false => self.change_size(),
         }
@@ -305,7 +305,7 @@ impl Run<'_> {
     fn change_size(&mut self) {
         let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
         let (old, cluster) = (self.disk.bytes.len(), self.setup.cluster() as usize);
-        let empties = self.setup.format == Format::Qcow2 && !self.setup.data_file_is_raw();
+        let empties = self.setup.format == Format::QCOW2 && !self.setup.data_file_is_raw();
         if self.rng.one_in(5) && empties {
             trace(|| "make empty".into());
             let result = self.queue.block_on(device.make_empty(&self.queue));
@@ -331,7 +331,7 @@ impl Run<'_> {
         let future = device.resize(&self.queue, size as u64, preallocation);
         // Version 2 does not say which size a snapshot has.
         let old_snapshots = self.setup.options.version == 2 && !self.snapshots.is_empty();
-        let is_raw = self.setup.format == Format::Raw;
+        let is_raw = self.setup.format == Format::RAW;
         let may_fail = old_snapshots || is_raw && preallocation == Preallocation::Metadata;
         match self.queue.block_on(future) {
             Ok(()) => {
@@ -370,7 +370,7 @@ impl Run<'_> {
             false => drop(device),
         }
         judge(&self.setup, self.folder, &mut self.disk, closes);
-        if self.setup.format == Format::Qcow2 && self.rng.one_in(2) {
+        if self.setup.format == Format::QCOW2 && self.rng.one_in(2) {
             used_by_qemu(&self.setup, self.folder, &mut self.disk, &mut self.rng);
             judge(&self.setup, self.folder, &mut self.disk, true);
         }
@@ -404,7 +404,7 @@ fn judge(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
         let result = disk.recover(found);
         result.unwrap_or_else(|e| panic!("after the device went without being closed: {e}"));
     }
-    if setup.format == Format::Qcow2 {
+    if setup.format == Format::QCOW2 {
         peer::assert_clean(&image, "after a close");
         check(setup, folder);
     }
@@ -419,7 +419,7 @@ fn judge(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
 /// Frees what leaked, and repairs the refcounts of an image that may postpone
 /// them.
 fn settle(setup: &Setup, folder: &Path, image: &Path) -> Device {
-    if setup.format == Format::Qcow2 {
+    if setup.format == Format::QCOW2 {
         if setup.options.lazy_refcounts {
             let args = ["check", "-r", "all", "-f", "qcow2", peer::text(image)];
             peer::qemu_img(&args).ok("qemu-img check -r all");
@@ -481,7 +481,7 @@ fn plain_opening() -> Opening {
 fn check(setup: &Setup, folder: &Path) {
     let queue = Queue::new(Default::default()).unwrap();
     let device = plain_opening().open(&queue, setup, folder, false);
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         panic!("the image is qcow2");
     };
     let mut messages = Vec::new();

@@ -57,7 +57,7 @@ impl Setup {
                 1 => 512 * (1 + rng.below(size / 512)),
                 _ => size + 512 * rng.below(300),
             };
-            (backing, [Format::Raw, Format::Qcow2][rng.below(2) as usize])
+            (backing, [Format::RAW, Format::QCOW2][rng.below(2) as usize])
         });
         let data_file = rng.one_in(5).then(|| NewDataFile {
             name: "data.raw".into(),
@@ -70,10 +70,10 @@ impl Setup {
             _ => Preallocation::Off,
         };
         let format = match rng.one_in(16) {
-            true => Format::Raw,
-            false => Format::Qcow2,
+            true => Format::RAW,
+            false => Format::QCOW2,
         };
-        let backing = backing.filter(|_| format == Format::Qcow2);
+        let backing = backing.filter(|_| format == Format::QCOW2);
         let has_data_file = data_file.is_some();
         Setup {
             format,
@@ -99,7 +99,7 @@ impl Setup {
                 data_file,
             },
             backing,
-            used_before: format == Format::Qcow2 && !has_data_file && rng.one_in(2),
+            used_before: format == Format::QCOW2 && !has_data_file && rng.one_in(2),
         }
     }
 
@@ -118,18 +118,18 @@ impl Setup {
     }
 
     pub fn has_data_file(&self) -> bool {
-        self.format == Format::Qcow2 && self.options.data_file.is_some()
+        self.format == Format::QCOW2 && self.options.data_file.is_some()
     }
 
     /// Whether the data file must always be the raw image of the disk.
     pub fn data_file_is_raw(&self) -> bool {
-        self.format == Format::Qcow2 && self.options.data_file.as_ref().is_some_and(|d| d.raw)
+        self.format == Format::QCOW2 && self.options.data_file.as_ref().is_some_and(|d| d.raw)
     }
 
     /// Whether a discard changes nothing: version 2 cannot say that the
     /// backing file's data are not meant.
     pub fn ignores_discards(&self) -> bool {
-        self.format == Format::Qcow2 && self.backing.is_some() && self.options.version == 2
+        self.format == Format::QCOW2 && self.backing.is_some() && self.options.version == 2
     }
 
     pub fn image(&self, folder: &Path) -> PathBuf {
@@ -144,7 +144,7 @@ impl Setup {
         };
         let raw = folder.join("backing.raw");
         peer::write_sparse(&raw, content);
-        if format == Format::Qcow2 {
+        if format == Format::QCOW2 {
             let qcow2 = folder.join("backing.qcow2");
             // Compressed, so that copying out of it inflates.
             let args = ["convert", "-c", "-f", "raw", "-O", "qcow2"];
@@ -165,7 +165,7 @@ impl Setup {
             open_file(path, how).unwrap()
         };
         let file = create(self.image(folder));
-        if self.format == Format::Raw {
+        if self.format == Format::RAW {
             create_raw(&queue, &*file, self.size(), Preallocation::Off).unwrap();
             return;
         }

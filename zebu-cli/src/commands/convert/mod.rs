@@ -15,7 +15,7 @@ use zebu::storage::{EngineKind, Queue};
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
 use crate::known_options::option_help;
-use crate::new_image::parse_format;
+use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::program::Invocation;
 use crate::progress::{Progress, incomplete, interrupted};
@@ -38,8 +38,7 @@ struct Arguments {
     /// snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
     snapshot: Option<OsString>,
-    /// Format of the target: raw (if not given) or qcow2
-    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    #[arg(short = 'O', long = "target-format", value_name = "FMT", help = new_format_help("target"))]
     target_format: Option<String>,
     /// The target is named by options (driver=qcow2,file.filename=PATH); with -n
     #[arg(long)]

@@ -130,7 +130,7 @@ impl Wanted<'_> {
             false => {
                 let name = self.arguments.target_format();
                 let format = parse_format(name).map_err(Failure::new)?;
-                if format == Format::Raw && !self.name.as_bytes().starts_with(b"json:") {
+                if format == Format::RAW && !self.name.as_bytes().starts_with(b"json:") {
                     return self.existing_raw();
                 }
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
@@ -259,7 +259,7 @@ impl Wanted<'_> {
             // Without clusters it has nothing of what the device held.
             None => (files.are_zero() || !image.is_mapped()).then_some(0),
         };
-        if format == Format::Raw {
+        if format == Format::RAW {
             return Ok(Target::Raw(files.into_storage()));
         }
         let cache = files.cache_mode();
@@ -274,7 +274,7 @@ impl Wanted<'_> {
         let arguments = self.arguments;
         let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
         check_values(format, &create).map_err(Failure::new)?;
-        if format == Format::Raw {
+        if format == Format::RAW {
             self.check_raw()?;
             return Ok(create);
         }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, LayerImage, Source, protocol};
+use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, Source, protocol};
 use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
 use zebu::image::Image;
 use zebu::jobs;
@@ -24,6 +24,8 @@ pub struct Report {
     pub is_remote: bool,
     /// The file, unless it is the image itself, named without a format.
     pub file: Option<FileReport>,
+    /// The unit of allocation, if the format has one.
+    pub cluster_size: Option<u64>,
     pub backing: Option<Backing>,
     pub qcow2: Option<Qcow2Report>,
     /// What it would have opened, in strict mode.
@@ -54,7 +56,6 @@ pub struct Backing {
 
 /// What only qcow2 images have.
 pub struct Qcow2Report {
-    pub cluster_size: u64,
     pub is_encrypted: bool,
     pub is_dirty: bool,
     pub snapshots: Vec<Snapshot>,
@@ -68,10 +69,7 @@ impl Report {
         let layer = device.top();
         let file = layer.file();
         let disk_size = file.allocated().ok();
-        let qcow2 = match &layer.image {
-            LayerImage::Raw(_) => None,
-            LayerImage::Qcow2(image) => Some(image),
-        };
+        let qcow2 = layer.as_qcow2();
         Ok(Report {
             name: layer.name.clone(),
             format: layer.spec.format_name(),
@@ -82,7 +80,8 @@ impl Report {
                 true => FileReport::below(&layer.spec.file, file)?,
                 false => Some(FileReport::of("file", &layer.spec.file, file)?),
             },
-            backing: qcow2.and_then(|image| Backing::of(layer, image)),
+            cluster_size: layer.image.cluster_size(),
+            backing: Backing::of(layer),
             qcow2: match qcow2 {
                 Some(image) => Some(Qcow2Report::of(queue, image)?),
                 None => None,
@@ -106,8 +105,8 @@ impl Report {
         }
         map.add("virtual-size", self.virtual_size);
         map.add("filename", &self.name);
-        if let Some(qcow2) = &self.qcow2 {
-            map.add("cluster-size", qcow2.cluster_size);
+        if let Some(cluster_size) = self.cluster_size {
+            map.add("cluster-size", cluster_size);
         }
         map.add("format", self.format);
         if let Some(disk_size) = self.disk_size {
@@ -160,7 +159,7 @@ impl FileReport {
             FileDriver::Image(image) => {
                 let raw = &image.options.raw;
                 let is_whole = raw.offset.unwrap_or(0) == 0 && raw.size.is_none();
-                let same = image.format == Some(Format::Raw) && is_whole;
+                let same = image.format == Some(Format::RAW) && is_whole;
                 let storage = if same { Some(file) } else { file.below() };
                 ("file", &image.file, storage)
             }
@@ -192,10 +191,10 @@ impl FileReport {
 }
 
 impl Backing {
-    fn of(layer: &Layer, image: &Image) -> Option<Backing> {
-        let header = image.header();
-        let name = OsStr::from_bytes(header.backing_file()?).to_owned();
-        let format = header.extensions.backing_format();
+    fn of(layer: &Layer) -> Option<Backing> {
+        let named = layer.image.backing()?;
+        let name = OsStr::from_bytes(named.name).to_owned();
+        let format = named.format;
         let format = format.map(|format| String::from_utf8_lossy(format).into_owned());
         // Names with a protocol, json: among them, are what they are.
         let resolved = match protocol(&name) {
@@ -217,7 +216,6 @@ impl Qcow2Report {
     fn of(queue: &Queue, image: &Image) -> Result<Self> {
         let header = image.header();
         Ok(Qcow2Report {
-            cluster_size: header.cluster_size(),
             is_encrypted: header.is_encrypted(),
             is_dirty: header.is_dirty(),
             snapshots: image.snapshots().to_vec(),

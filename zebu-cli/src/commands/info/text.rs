@@ -27,14 +27,14 @@ fn report(report: &Report) -> Vec<u8> {
         exact(report.virtual_size),
         disk_size(report.disk_size)
     );
-    if let Some(qcow2) = &report.qcow2 {
-        if qcow2.is_encrypted {
-            out.extend(b"encrypted: yes\n");
-        }
-        let _ = writeln!(out, "cluster_size: {}", qcow2.cluster_size);
-        if qcow2.is_dirty {
-            out.extend(b"cleanly shut down: no\n");
-        }
+    if report.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+        out.extend(b"encrypted: yes\n");
+    }
+    if let Some(cluster_size) = report.cluster_size {
+        let _ = writeln!(out, "cluster_size: {cluster_size}");
+    }
+    if report.qcow2.as_ref().is_some_and(|q| q.is_dirty) {
+        out.extend(b"cleanly shut down: no\n");
     }
     if let Some(backing) = &report.backing {
         name(&mut out, "backing file: ", &backing.name);

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{Device, FileSpec, LayerImage, Source};
+use zebu::block::{Device, FileSpec, Source};
 
 use crate::json::{Map, Value};
 
@@ -34,7 +34,7 @@ impl Untrusted {
     pub fn of(device: &Device, format_guessed: bool) -> Self {
         let mut would_open = Vec::new();
         let layer = device.top();
-        if let LayerImage::Qcow2(image) = &layer.image {
+        if let Some(image) = layer.as_qcow2() {
             let (header, file) = (image.header(), layer.spec.file.name());
             if let Some(name) = header.backing_file().map(OsStr::from_bytes) {
                 let format = header.extensions.backing_format();

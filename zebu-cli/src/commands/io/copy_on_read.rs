@@ -1,6 +1,6 @@
 //! `-C`: what is read from behind the image is written into it.
 
-use zebu::block::{Device, LayerImage, Zeroing};
+use zebu::block::{Device, Zeroing};
 use zebu::storage::{Buffer, Queue};
 
 use super::report::is_filled_with;
@@ -13,7 +13,7 @@ const PIECE: u64 = 1 << 20;
 ///
 /// Nothing else may write to the device meanwhile.
 pub async fn copy_up(device: &Device, queue: &Queue, offset: u64, length: u64) -> zebu::Result<()> {
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return Ok(());
     };
     let unit = image.geometry().subcluster_size();

@@ -130,7 +130,7 @@ impl OpenImage {
 
     /// Gives the disk another size, once what is in flight has ended.
     pub fn resize(&mut self, size: u64, preallocation: Preallocation) -> zebu::Result<()> {
-        if self.device.top().format() == Format::Qcow2 && !size.is_multiple_of(512) {
+        if self.device.top().format() == Format::QCOW2 && !size.is_multiple_of(512) {
             let text = "The new size must be a multiple of 512";
             return Err(zebu::Error::Refused(text.into()));
         }

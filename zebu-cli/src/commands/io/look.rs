@@ -1,6 +1,6 @@
 //! The commands that look at the image without reading its data.
 
-use zebu::block::{Device, Layer, LayerImage};
+use zebu::block::{Device, Layer};
 use zebu::storage::Queue;
 
 use super::command::{Command, Failure, Handler, Outcome};
@@ -164,13 +164,10 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
 
 /// What `info` says of an image.
 fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<Vec<u8>> {
-    let (cluster_size, vm_state, specific) = match &layer.image {
-        LayerImage::Raw(_) => (0, 0, Vec::new()),
-        LayerImage::Qcow2(image) => (
-            image.geometry().cluster_size(),
-            image.vm_state_offset(),
-            specific_text(queue, image)?,
-        ),
+    let cluster_size = layer.image.cluster_size().unwrap_or(0);
+    let (vm_state, specific) = match layer.as_qcow2() {
+        None => (0, Vec::new()),
+        Some(image) => (image.vm_state_offset(), specific_text(queue, image)?),
     };
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",

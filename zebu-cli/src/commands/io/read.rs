@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use zebu::block::{Device, LayerImage};
+use zebu::block::Device;
 use zebu::storage::{Buffer, Queue};
 
 use super::command::{Command, Failure, Handler, Outcome};
@@ -315,7 +315,7 @@ fn aio_flush(session: &mut Session, _args: &[&str]) -> Outcome {
 fn read_vm_state(session: &mut Session, report: &Report, count: usize) -> Outcome {
     let out = session.out.clone();
     let image = session.image()?;
-    if !matches!(image.device.top().image, LayerImage::Qcow2(_)) {
+    if image.device.top().as_qcow2().is_none() {
         return Err(Failure::Out(failed("read", libc::EOPNOTSUPP)));
     }
     let buffer = image.take_buffer(count);

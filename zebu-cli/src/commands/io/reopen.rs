@@ -175,9 +175,10 @@ fn change(
     key: String,
     value: OsString,
 ) -> Result<(), String> {
-    let own = match format {
-        Format::Raw => RAW_KEYS,
-        Format::Qcow2 => QCOW2_KEYS,
+    let own = match format.name() {
+        "raw" => RAW_KEYS,
+        "qcow2" => QCOW2_KEYS,
+        _ => &[],
     };
     let base = match key.strip_prefix("overlap-check.") {
         Some(_) => "overlap-check",
@@ -267,14 +268,14 @@ mod tests {
         let mut set = |format, key: &str, value: &str| {
             change(&mut opening, format, key.to_owned(), value.into())
         };
-        assert_eq!(set(Format::Qcow2, "lazy-refcounts", "on"), Ok(()));
-        assert_eq!(set(Format::Qcow2, "overlap-check.active-l2", "off"), Ok(()));
+        assert_eq!(set(Format::QCOW2, "lazy-refcounts", "on"), Ok(()));
+        assert_eq!(set(Format::QCOW2, "overlap-check.active-l2", "off"), Ok(()));
         for (format, key, value) in [
-            (Format::Raw, "lazy-refcounts", "on"),
-            (Format::Qcow2, "offset", "512"),
-            (Format::Qcow2, "driver", "raw"),
-            (Format::Qcow2, "backing", "x"),
-            (Format::Qcow2, "file.filename", "x"),
+            (Format::RAW, "lazy-refcounts", "on"),
+            (Format::QCOW2, "offset", "512"),
+            (Format::QCOW2, "driver", "raw"),
+            (Format::QCOW2, "backing", "x"),
+            (Format::QCOW2, "file.filename", "x"),
         ] {
             let key_shown = key.trim_start_matches("file.");
             let error = format!("Cannot change the option '{key_shown}'");

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use zebu::block::{Device, Format, Zeroing};
+use zebu::block::{Device, Zeroing};
 use zebu::storage::{Buffer, Queue};
 
 use super::command::{Failure, Outcome};
@@ -55,7 +55,7 @@ impl Request {
         let out = session.out.clone();
         let image = session.image()?;
         let to_vm_state = matches!(self.job, Job::VmState(_));
-        if to_vm_state && image.device.top().format() == Format::Raw {
+        if to_vm_state && image.device.top().as_qcow2().is_none() {
             return Err(Failure::Out(failed(self.verb, libc::EOPNOTSUPP)));
         }
         if !to_vm_state && !image.has_range(self.offset, self.count) {

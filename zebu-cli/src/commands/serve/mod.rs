@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use zebu::Statistics;
-use zebu::block::{Device, LayerImage};
+use zebu::block::Device;
 use zebu::storage::Queue;
 
 use crate::failure::Failure;
@@ -61,7 +61,7 @@ pub fn close(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), 
 /// What was done with an export.
 pub fn statistics(name: &str, device: &Device, statistics: &Statistics) -> String {
     let mut text = format!("export '{name}':\n{statistics}");
-    if let LayerImage::Qcow2(image) = &device.top().image {
+    if let Some(image) = device.top().as_qcow2() {
         let (hits, loads) = image.cache_hits_and_loads();
         text += &format!("  l2 cache: {hits} hits, {loads} loads\n");
     }

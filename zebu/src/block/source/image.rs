@@ -124,12 +124,13 @@ impl ImageSpec {
         // QEMU takes a string only for a driver's name; anything else is
         // refused below, as an option that no format has.
         if let Some(Scalar::Text(driver)) = options.get("driver").cloned() {
-            match &*driver.to_string_lossy() {
-                "raw" => format = Some(Format::Raw),
-                "qcow2" => format = Some(Format::Qcow2),
+            let driver = driver.to_string_lossy();
+            format = driver.parse().ok();
+            match &*driver {
+                _ if format.is_some() => {}
                 protocol if FileDriver::is_protocol(protocol) => {
                     let file = FileSpec::parse(options, naming, depth)?;
-                    let mut spec = ImageSpec::new(Some(Format::Raw), file);
+                    let mut spec = ImageSpec::new(Some(Format::RAW), file);
                     spec.bare = true;
                     spec.depth = depth;
                     spec.options.common = spec.file.options.common.clone();
@@ -158,9 +159,9 @@ impl ImageSpec {
     }
 
     fn take_format_options(&mut self, mut options: Options, format: Format) -> Result<(), String> {
-        match format {
-            Format::Raw => self.options.raw = RawOptions::take(&mut options)?,
-            Format::Qcow2 => {
+        match format.name() {
+            "raw" => self.options.raw = RawOptions::take(&mut options)?,
+            "qcow2" => {
                 let backing = options.take_under("backing");
                 self.backing = match options.get("backing") {
                     Some(Scalar::Null) => BackingSpec::None,
@@ -211,6 +212,7 @@ impl ImageSpec {
                 }
                 self.options.qcow2 = Qcow2Options::take(&mut options)?;
             }
+            _ => {}
         }
         let prefix = format!(
             "Block format '{}' does not support the option",

@@ -2,7 +2,7 @@
 //! raw and qcow2 images.
 
 use super::options::{Options, Scalar};
-pub use crate::image::OverlapChecks;
+pub use crate::drivers::qcow2::OverlapChecks;
 
 /// Options of an image. None: not given, the default holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

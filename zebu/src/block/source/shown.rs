@@ -80,7 +80,7 @@ impl ImageSpec {
     pub fn format_name(&self) -> &'static str {
         match (self.bare, self.format) {
             (true, _) => self.file.driver.name(),
-            (false, format) => format.unwrap_or(Format::Raw).name(),
+            (false, format) => format.unwrap_or(Format::RAW).name(),
         }
     }
 
@@ -116,7 +116,7 @@ impl ImageSpec {
             _ if self.bare => self.file.plain_name(),
             // A format over another is never found out by itself.
             (FileDriver::Image(_), _) => None,
-            (_, Some(Format::Qcow2)) => self.file.plain_name(),
+            (_, Some(format)) if format != Format::RAW => self.file.plain_name(),
             _ if is_window => None,
             _ => self.file.plain_name(),
         }
@@ -132,7 +132,7 @@ impl ImageSpec {
             ("driver", format!("\"{}\"", self.format_name())),
             ("file", self.file.json()),
         ];
-        if let (Some(data_file), Some(Format::Qcow2)) = (&self.data_file, self.format) {
+        if let Some(data_file) = &self.data_file {
             members.push(("data-file", data_file.json()));
         }
         let given = [

@@ -30,10 +30,10 @@ fn three_ways_to_say_the_same() {
         name(r#"json:{"driver":"qcow2","file.driver":"file","file.filename":"d/x"}"#),
         name("json: {'driver': 'qcow2', 'file': {'driver': 'file', 'filename': 'd/x'}}"),
         opts("driver=qcow2,file.driver=file,file.filename=d/x"),
-        Source::Name("file:d/x".into()).resolve(None, Some(Format::Qcow2)),
+        Source::Name("file:d/x".into()).resolve(None, Some(Format::QCOW2)),
     ] {
         let spec = spec.unwrap();
-        assert_eq!(spec.format, Some(Format::Qcow2));
+        assert_eq!(spec.format, Some(Format::QCOW2));
         assert_eq!(spec.file.path, Path::new("d/x"));
         assert_eq!(spec.file.driver, FileDriver::File);
         assert_eq!(spec.display_name(), "d/x");
@@ -100,11 +100,11 @@ fn options_are_understood() {
 fn the_formats_options_wait_for_the_format() {
     let spec = opts("offset=512,file.filename=x").unwrap();
     let mut raw = spec.clone();
-    raw.set_format(Format::Raw).unwrap();
+    raw.set_format(Format::RAW).unwrap();
     assert_eq!(raw.options.raw.offset, Some(512));
     assert_eq!(
         spec.clone()
-            .set_format(Format::Qcow2)
+            .set_format(Format::QCOW2)
             .unwrap_err()
             .to_string(),
         "Block format 'qcow2' does not support the option 'offset'"
@@ -158,7 +158,7 @@ fn nesting_is_bounded() {
     let text = text.replace("driver=qcow2", "read-only=on");
     let mut spec = opts(&text).unwrap();
     let mut depth = 0;
-    while spec.set_format(Format::Qcow2).is_ok() {
+    while spec.set_format(Format::QCOW2).is_ok() {
         let BackingSpec::Image(backing) = spec.backing else {
             panic!("images up to the bound");
         };
@@ -464,7 +464,7 @@ fn names_are_shown_as_qemu_shows_them() {
             false => (name(text).unwrap(), run(&["info", text])),
         };
         if spec.format.is_none() {
-            spec.set_format(Format::Raw).unwrap();
+            spec.set_format(Format::RAW).unwrap();
         }
         let mut lines = shown.lines();
         let image = format!("image: {}", spec.display_name().display());
@@ -555,8 +555,8 @@ fn bytes_parse_or_fail_in_one_line(text: OsString) {
     for source in [Source::Name(text.clone()), Source::Options(text.clone())] {
         for (of, format) in [
             (None, None),
-            (Some("d/o"), Some(Format::Raw)),
-            (Some("json:{}"), Some(Format::Qcow2)),
+            (Some("d/o"), Some(Format::RAW)),
+            (Some("json:{}"), Some(Format::QCOW2)),
         ] {
             let check = |error: Error| {
                 let line = error.to_string();
@@ -569,7 +569,7 @@ fn bytes_parse_or_fail_in_one_line(text: OsString) {
                 Ok(mut spec) => {
                     assert!(!spec.file.path.as_os_str().is_empty());
                     if spec.format.is_none() {
-                        spec.set_format(Format::Qcow2).err().map(check);
+                        spec.set_format(Format::QCOW2).err().map(check);
                     }
                     spec.display_name_with_backing(Some(OsStr::new("b")));
                 }

@@ -11,12 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 
 use header::{read_header, write_header};
 
-use crate::block::{Device, LayerImage, Preallocation};
+use crate::block::{Device, Preallocation};
+use crate::drivers::qcow2::Image;
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Header, INCOMPATIBLE_DIRTY, MAX_L1_BYTES,
     MAX_REFCOUNT_ORDER,
 };
-use crate::image::Image;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -57,7 +57,7 @@ pub fn amend_telling(
 ) -> Result<()> {
     const STEPS: u64 = 4;
     tell(0, STEPS);
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return refuse(format!(
             "Format driver '{}' does not support option amendment",
             device.top().format().name()

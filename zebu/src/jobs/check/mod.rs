@@ -34,8 +34,8 @@ mod writer;
 
 use std::sync::Arc;
 
+use crate::drivers::qcow2::{Image, OpenImage};
 use crate::format::{Geometry, Header, MAX_L1_BYTES, Snapshot};
-use crate::image::{Image, OpenImage};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 

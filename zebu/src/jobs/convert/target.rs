@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::ZERO_BLOCK;
 use crate::Result;
-use crate::block::{Device, LayerImage, Zeroing};
+use crate::block::{Device, Zeroing};
 use crate::codec::Compression;
-use crate::image::Image;
+use crate::drivers::AnyImage;
+use crate::drivers::qcow2::Image;
 use crate::storage::{self, Iov, Queue, Storage};
 
 /// Where a conversion goes.
@@ -27,25 +28,27 @@ impl Target {
 
     /// The qcow2 image that it is.
     fn qcow2(&self) -> Option<&Image> {
+        self.image()?.as_qcow2()
+    }
+
+    /// The image that it is.
+    fn image(&self) -> Option<&AnyImage> {
         match self {
-            Target::Image(device) => match &device.top().image {
-                LayerImage::Qcow2(image) => Some(image),
-                LayerImage::Raw(_) => None,
-            },
+            Target::Image(device) => Some(&device.top().image),
             Target::Raw(_) => None,
         }
     }
 
     /// The unit of its allocation in bytes, 1 if it has none.
     pub(super) fn cluster_size(&self) -> u64 {
-        self.qcow2()
-            .map_or(1, |image| image.geometry().cluster_size())
+        self.image()
+            .and_then(|image| image.cluster_size())
+            .unwrap_or(1)
     }
 
     /// What must be zero in whole to be left out, in bytes.
     pub(super) fn zero_unit(&self) -> u64 {
-        self.qcow2()
-            .map_or(1, |image| image.geometry().subcluster_size())
+        self.image().map_or(1, |image| image.zero_unit())
     }
 
     /// Blocks in which zeroes are looked for, in bytes.

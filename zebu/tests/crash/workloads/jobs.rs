@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zebu::block::{Device, Format, LayerImage, OpenOptions, Preallocation};
+use zebu::block::{Device, Format, OpenOptions, Preallocation};
 use zebu::format::Header;
 use zebu::image::{Mapping, SnapshotName};
 use zebu::jobs::{
@@ -234,7 +234,7 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
 
 /// Every cluster from `start` to the end of the disk has space of its own.
 fn assert_allocated(queue: &Queue, device: &Device, start: u64) {
-    let LayerImage::Qcow2(image) = &device.top().image else {
+    let Some(image) = device.top().as_qcow2() else {
         return;
     };
     let (mut at, end) = (start, device.size());
@@ -553,7 +553,7 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     }
     history.layout.made = history.disk.now();
     let source = OpenOptions {
-        format: Some(Format::Raw),
+        format: Some(Format::RAW),
         ..OpenOptions::default()
     };
     let source = Device::from_storage(queue, Arc::new(Memory::new(content.clone())), &source);

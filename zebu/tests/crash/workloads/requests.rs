@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zebu::block::{Device, LayerImage, OpenOptions, Zeroing};
+use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::image::SnapshotName;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::storage::{Buffer, Queue};
@@ -194,7 +194,7 @@ impl Use<'_> {
     fn look(&self, device: &Device) -> Model {
         let active = content(self.queue, device).unwrap();
         let mut snapshots = Vec::new();
-        if let LayerImage::Qcow2(image) = &device.top().image {
+        if let Some(image) = device.top().as_qcow2() {
             for snapshot in image.snapshots() {
                 let name = String::from_utf8_lossy(&snapshot.name).into_owned();
                 let options = OpenOptions {

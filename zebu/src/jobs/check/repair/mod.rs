@@ -40,7 +40,7 @@ use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
 use super::uses::{Conflict, Uses};
 use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
-use crate::image::Image;
+use crate::drivers::qcow2::Image;
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 

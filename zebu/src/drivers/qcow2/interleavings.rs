@@ -17,7 +17,7 @@ use shuttle::thread;
 use super::dirty::Dirty;
 use super::epoch::Epochs;
 use super::table::Slice;
-use super::wait::{Gate, Ranges};
+use crate::drivers::{Gate, Ranges};
 use crate::format::{Geometry, Header, HostOffset, L2Entry};
 
 const RUNS: usize = 20_000;

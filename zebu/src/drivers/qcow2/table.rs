@@ -1,8 +1,8 @@
 //! The L1 table, and slices of L2 tables: big-endian tables as atomics in
 //! host order, so that readers never wait for a writer.
 
-use super::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use super::sync::hint;
+use crate::drivers::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::drivers::sync::hint;
 
 use crate::format::{Geometry, L1Entry, L2Entry};
 

@@ -17,7 +17,7 @@ use super::frees::Freed;
 use super::protect::L2_TABLE;
 use super::table::Slice;
 use super::target::Fill;
-use super::wait::Held;
+use crate::drivers::Held;
 use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};

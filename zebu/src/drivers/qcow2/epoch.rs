@@ -8,7 +8,7 @@
 //! period*: until every request has ended that was in flight when the period
 //! began. (Requests that came later have seen the new mapping.)
 
-use super::sync::atomic::{AtomicU64, Ordering};
+use crate::drivers::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts the requests in flight by the epoch in which they came.
 #[derive(Debug, Default)]

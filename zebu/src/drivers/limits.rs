@@ -4,11 +4,10 @@
 //! Work is counted while the image is used, so that a tiny file that claims
 //! petabytes ends a job after some seconds, whatever its tables say.
 
-use crate::format::{Header, Snapshot};
 use crate::{LimitExceeded, Result};
 
 /// What a look at one run of a mapping counts as, in bytes of work.
-pub(super) const LOOKUP_WORK: u64 = 512;
+pub(crate) const LOOKUP_WORK: u64 = 512;
 
 /// Bounds on an image that is opened under
 /// [`Policy::Untrusted`](crate::block::Policy::Untrusted). Beyond one of them
@@ -83,61 +82,13 @@ impl Limits {
     /// Refuses a disk that is too large.
     pub(crate) fn check_size(&self, bytes: u64) -> Result<()> {
         let limit = self.virtual_size;
-        check("virtual-size", "The virtual size", bytes, limit)
+        check_limit("virtual-size", "The virtual size", bytes, limit)
     }
 
     /// Refuses a chain that is too long.
     pub(crate) fn check_chain(&self, images: usize) -> Result<()> {
         let images = images as u64;
-        check("chain", "The chain's length", images, self.chain)
-    }
-
-    /// Refuses what a header asks for. `file_len` is the length of the file.
-    pub(crate) fn check_header(&self, header: &Header, file_len: u64) -> Result<()> {
-        self.check_size(header.size)?;
-        let cluster_size = header.cluster_size();
-        let l1 = u64::from(header.l1_size) * 8;
-        self.check_table("The L1 table's length", l1)?;
-        let refcounts = u64::from(header.refcount_table_clusters) * cluster_size;
-        self.check_table("The refcount table's length", refcounts)?;
-        let snapshots = u64::from(header.nb_snapshots);
-        check(
-            "snapshots",
-            "The number of snapshots",
-            snapshots,
-            self.snapshots,
-        )?;
-        if let Some(bitmaps) = header.extensions.bitmaps() {
-            let count = u64::from(bitmaps.count);
-            check("bitmaps", "The number of bitmaps", count, self.bitmaps)?;
-            let directory = bitmaps.directory_size;
-            self.check_table("The bitmap directory's length", directory)?;
-        }
-        let clusters = file_len.div_ceil(cluster_size);
-        let memory = l1.saturating_add(clusters);
-        check("memory", "The need for memory", memory, self.memory)
-    }
-
-    /// Refuses snapshots with larger tables than allowed.
-    pub(crate) fn check_snapshots(&self, snapshots: &[Snapshot]) -> Result<()> {
-        for snapshot in snapshots {
-            let length = u64::from(snapshot.l1_size) * 8;
-            self.check_table("The length of a snapshot's L1 table", length)?;
-        }
-        Ok(())
-    }
-
-    /// Bytes of L2 tables that may be cached where `wanted` are asked for, or
-    /// `default` if nobody asks.
-    pub(crate) fn l2_cache(&self, l1: u64, wanted: Option<u64>, default: u64) -> Result<u64> {
-        let left = self.memory.saturating_sub(l1);
-        match wanted {
-            None => Ok(default.min(left)),
-            Some(bytes) => {
-                check("memory", "The L2 cache's size", bytes, left)?;
-                Ok(bytes)
-            }
-        }
+        check_limit("chain", "The chain's length", images, self.chain)
     }
 
     /// The work that may be done with files that take up so many bytes.
@@ -148,11 +99,17 @@ impl Limits {
 
     /// Refuses a table that is too large.
     pub(crate) fn check_table(&self, what: &'static str, bytes: u64) -> Result<()> {
-        check("table-size", what, bytes, self.table_size)
+        check_limit("table-size", what, bytes, self.table_size)
     }
 }
 
-fn check(name: &'static str, what: &'static str, value: u64, limit: u64) -> Result<()> {
+/// Refuses `value` if it is beyond the limit of this name.
+pub(crate) fn check_limit(
+    name: &'static str,
+    what: &'static str,
+    value: u64,
+    limit: u64,
+) -> Result<()> {
     match value > limit {
         true => Err(LimitExceeded {
             name,

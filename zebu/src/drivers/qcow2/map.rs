@@ -6,48 +6,11 @@
 use std::sync::Arc;
 
 use super::Image;
-use super::limits::LOOKUP_WORK;
 use super::table::Slice;
-use crate::format::{CompressedCluster, GuestOffset, HostOffset, SubclusterKind};
+use crate::drivers::{Extent, LOOKUP_WORK, Mapping, StorageId};
+use crate::format::{GuestOffset, HostOffset, SubclusterKind};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
-
-/// What the bytes of an extent are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mapping {
-    /// The image says nothing: the backing file's bytes, or zeroes.
-    Unallocated {
-        /// Where they would be in the data storage: subclusters of a cluster
-        /// of which others are allocated.
-        host: Option<HostOffset>,
-    },
-    /// Zeroes, whatever the backing file has.
-    Zero {
-        /// Where space is kept for them in the data storage.
-        host: Option<HostOffset>,
-    },
-    /// Data, contiguous in the data storage from here.
-    Data {
-        /// Of the first byte.
-        host: HostOffset,
-    },
-    /// A part of one compressed cluster.
-    Compressed {
-        /// Where the whole cluster's data are.
-        cluster: CompressedCluster,
-        /// Bytes of the inflated cluster before the extent.
-        skip: u64,
-    },
-}
-
-/// A range of the disk that is mapped alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Bytes, at least 1.
-    pub length: u64,
-    /// To what.
-    pub mapping: Mapping,
-}
 
 impl Image {
     /// The extent at `guest`, as long as it is known alike and at most `limit`
@@ -73,6 +36,7 @@ impl Image {
             let to_end = self.l2_bytes() - (guest & (self.l2_bytes() - 1));
             return Some(Ok(Extent {
                 length: to_end.min(limit),
+                storage: self.data_storage(),
                 mapping: Mapping::Unallocated { host: None },
             }));
         }
@@ -80,7 +44,12 @@ impl Image {
         Some(self.extent_in(&slice, guest, limit))
     }
 
-    async fn load_extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+    pub(super) async fn load_extent(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        limit: u64,
+    ) -> Result<Extent> {
         let slice = self.slice(queue, guest).await?;
         self.extent_in(&slice, guest, limit)
     }
@@ -152,6 +121,7 @@ impl Image {
         if matches!(mapping, Mapping::Compressed { .. }) {
             return Ok(Extent {
                 length: length.min(limit),
+                storage: StorageId::FILE,
                 mapping,
             });
         }
@@ -172,8 +142,15 @@ impl Image {
         }
         Ok(Extent {
             length: length.min(limit),
+            storage: self.data_storage(),
             mapping,
         })
+    }
+
+    /// The storage of clusters that are not compressed.
+    #[inline]
+    pub(super) fn data_storage(&self) -> StorageId {
+        StorageId(u32::from(self.geometry.has_data_file()))
     }
 
     /// Refuses a host cluster that is not where the disk has it, of an image with an external

@@ -13,14 +13,20 @@ use crate::storage::{self, Queue};
 pub(crate) struct Known(AtomicU8);
 
 impl Image {
+    /// As [`Image::is_preallocated`] if that is known.
+    pub(super) fn known_preallocation(&self) -> Option<bool> {
+        match self.preallocated.0.load(Ordering::Relaxed) {
+            0 => None,
+            known => Some(known == 2),
+        }
+    }
+
     /// Whether the metadata say that clearly more clusters are in use than the
     /// file system has blocks for: then the file's holes are worth a look. The
     /// same rule as QEMU's: a tenth more, and at least two clusters.
     pub(crate) async fn is_preallocated(&self, queue: &Queue) -> Result<bool> {
-        match self.preallocated.0.load(Ordering::Relaxed) {
-            1 => return Ok(false),
-            2 => return Ok(true),
-            _ => {}
+        if let Some(known) = self.known_preallocation() {
+            return Ok(known);
         }
         let found = self.find_preallocation(queue).await?;
         self.preallocated

@@ -3,10 +3,112 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use super::guess::Guard;
-use crate::image::Gate;
-use crate::storage::{self, Event, Queue, Storage};
+use super::{
+    AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Guard, Holes,
+    Mapping, OpenRequest, OptionKind, StorageId,
+};
+use crate::format::HostOffset;
+use crate::storage::{self, Event, LockRequest, Queue, Storage};
 use crate::{Error, Result};
+
+/// The driver.
+pub static DRIVER: Driver = Driver {
+    name: "raw",
+    probe: None,
+    is_writable: true,
+    has_backing: false,
+    checks_data: false,
+    create_options: Some(&CREATE_OPTIONS),
+    locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
+    open: |request| Box::pin(std::future::ready(open(request))),
+};
+
+static CREATE_OPTIONS: [CreateOption; 4] = [
+    CreateOption::SIZE,
+    CreateOption::new(
+        "preallocation",
+        OptionKind::Text,
+        "Preallocation mode (allowed values: off, falloc, full)",
+    )
+    .as_of_file(),
+    CreateOption::NOCOW,
+    CreateOption::EXTENT_SIZE_HINT,
+];
+
+/// Options of a raw image that is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RawPart {
+    /// Where in the file it starts, in bytes; None: at the start.
+    pub offset: Option<u64>,
+    /// Its size in bytes; None: to the end of the file.
+    pub size: Option<u64>,
+    /// No format driver was named: see [`Raw::is_bare`].
+    pub is_bare: bool,
+    /// The format was guessed: see [`Raw::is_guessed`].
+    pub is_guessed: bool,
+}
+
+fn open(request: OpenRequest<'_>) -> Result<AnyImage> {
+    let part = request.raw;
+    let mut raw = Raw::part_of(request.file, part.offset, part.size)?;
+    raw.is_bare = part.is_bare;
+    if let Some(limits) = request.limits {
+        limits.check_size(raw.size())?;
+    }
+    if part.is_guessed && request.write {
+        raw.guard = Some(Guard::default());
+    }
+    Ok(AnyImage::new(Box::new(raw)))
+}
+
+impl FormatImage for Raw {
+    fn format(&self) -> Format {
+        Format::RAW
+    }
+
+    fn size(&self) -> u64 {
+        Raw::size(self)
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        None
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        vec![self.storage.clone()]
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        Some(Ok(Extent {
+            length: limit,
+            storage: StorageId::FILE,
+            mapping: Mapping::Data {
+                host: HostOffset(self.offset + guest),
+            },
+        }))
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _guest: u64,
+        _limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        unreachable!("every extent is known")
+    }
+
+    fn cached_holes(&self) -> Option<Holes> {
+        Some(Holes::Unallocated)
+    }
+
+    fn as_raw(&self) -> Option<&Raw> {
+        Some(self)
+    }
+
+    fn as_raw_mut(&mut self) -> Option<&mut Raw> {
+        Some(self)
+    }
+}
 
 /// A raw image.
 #[derive(Debug)]
@@ -72,7 +174,7 @@ impl Raw {
 
     /// Reports an event to the storage, if that is a blkdebug one.
     #[inline]
-    pub(super) fn event(&self, event: Event) {
+    pub(crate) fn event(&self, event: Event) {
         if !self.is_bare {
             storage::event(&*self.storage, event);
         }
@@ -85,7 +187,7 @@ impl Raw {
 
     /// Whether the disk is a part of the storage, of a size that was given. The storage
     /// goes on behind it, so it cannot be resized.
-    pub(super) fn is_fixed(&self) -> bool {
+    pub(crate) fn is_fixed(&self) -> bool {
         !self.to_end
     }
 
@@ -102,7 +204,7 @@ impl Raw {
 
     /// Makes durable what was written. Fails also if an earlier flush failed whose
     /// request was dropped.
-    pub(super) async fn flush(&self, queue: &Queue) -> Result<()> {
+    pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
         let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
         let is_bare = self.is_bare;
         let flush = queue.detach(|queue| async move {
@@ -127,13 +229,13 @@ impl Raw {
     }
 
     /// Another size of the disk, which the storage has room for.
-    pub(super) fn set_size(&mut self, size: u64) {
+    pub(crate) fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size;
     }
 
     /// Looks for the end of the storage again; the size of the disk, which
     /// never becomes smaller by this.
-    pub(super) fn look_again(&self) -> Result<u64> {
+    pub(crate) fn look_again(&self) -> Result<u64> {
         if self.to_end {
             let rest = self.storage.len()?.saturating_sub(self.offset);
             let size = rest.next_multiple_of(512);

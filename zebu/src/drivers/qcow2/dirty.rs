@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::sync::{Mutex, MutexGuard};
 use super::table::Slice;
+use crate::drivers::sync::{Mutex, MutexGuard};
 
 /// Changed slices, by number, and L1 entries, by index.
 pub(crate) type Changed = (Vec<(u64, Arc<Slice>)>, Vec<u64>);

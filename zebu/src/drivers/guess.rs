@@ -5,33 +5,40 @@
 //! format the next time, with the backing file that the guest wished for. So
 //! what is written to the start of such an image must keep it raw, as in QEMU.
 
-use super::{Format, Raw};
-use crate::format::{PROBED_BYTES, format_by_content};
-use crate::image::{Gate, Pass};
+use super::{Format, Gate, Pass, Raw};
+use crate::format::{PROBED_BYTES, foreign_format};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// The format of a file by its first bytes, as QEMU finds it; an error if it is
 /// one that zebu does not read. Taking it for a raw disk would be a silent
 /// mistake.
-pub(super) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
+pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
     let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
     let head =
         head.map_err(|e| Error::Io(e).during("Could not read image for determining its format"))?;
-    match format_by_content(&head) {
-        None => Ok(Format::Raw),
-        Some("qcow2") => Ok(Format::Qcow2),
+    if let Some(format) = format_of(&head) {
+        return Ok(format);
+    }
+    match foreign_format(&head) {
+        None => Ok(Format::RAW),
         Some(other) => Err(Error::Refused(format!(
             "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"
         ))),
     }
 }
 
+/// The format of a file that begins with `head`, if it is one but raw that zebu
+/// reads.
+fn format_of(head: &[u8]) -> Option<Format> {
+    Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
+}
+
 /// Of a raw image that is written and whose format was guessed: one request at
 /// a time changes its start, so that two of them cannot make together what
 /// neither makes alone.
 #[derive(Debug, Default)]
-pub(super) struct Guard(Gate);
+pub(crate) struct Guard(Gate);
 
 /// So much of a write to the start is looked at and written as one, as a write
 /// of that length is anywhere else.
@@ -40,13 +47,13 @@ const AS_ONE: u64 = 64 << 10;
 impl Raw {
     /// Whether a write from `offset` on is one for [`Raw::write_start`]. What
     /// counts is the start of the storage, since that is probed.
-    pub(super) fn is_guarded(&self, offset: u64) -> bool {
+    pub(crate) fn is_guarded(&self, offset: u64) -> bool {
         self.guard.is_some() && self.offset() + offset < PROBED_BYTES as u64
     }
 
     /// Writes to the start of a guarded image, unless it would look like one of
     /// another format then: that fails with `EPERM`.
-    pub(super) async fn write_start(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+    pub(crate) async fn write_start(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let at = self.offset() + offset;
         let inside = (iov.len() as u64).min(AS_ONE - at) as usize;
         // What was looked at is what is written, even if the memory, which may
@@ -66,7 +73,7 @@ impl Raw {
 
     /// The right to make `length` bytes from `offset` on zero, which is needed
     /// where the image is guarded. Fails as [`Raw::write_start`] does.
-    pub(super) async fn zero_start(
+    pub(crate) async fn zero_start(
         &self,
         queue: &Queue,
         offset: u64,
@@ -89,9 +96,9 @@ impl Raw {
         let changed = &mut head[at as usize..];
         let length = changed.len().min(bytes.len());
         changed[..length].copy_from_slice(&bytes[..length]);
-        match format_by_content(&head) {
-            None => Ok(pass),
-            Some(_) => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM))),
+        match format_of(&head).is_some() || foreign_format(&head).is_some() {
+            false => Ok(pass),
+            true => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM))),
         }
     }
 }

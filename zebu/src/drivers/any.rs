@@ -1,0 +1,116 @@
+//! An open image, whatever its format.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::qcow2::{Image, SharedImage};
+use super::{Extent, FormatImage, StorageId};
+use crate::Result;
+use crate::storage::{Queue, Storage};
+
+/// An open image of any format.
+///
+/// qcow2 images are not behind a trait object: a request to a mapped cluster
+/// of one makes no virtual call. This type alone knows of that.
+#[derive(Debug)]
+pub struct AnyImage {
+    inner: Inner,
+    storages: Box<[Arc<dyn Storage>]>,
+    checks_data: bool,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Qcow2(SharedImage),
+    Other(Box<dyn FormatImage>),
+}
+
+impl AnyImage {
+    /// An image of any format but qcow2.
+    pub fn new(image: Box<dyn FormatImage>) -> Self {
+        AnyImage {
+            storages: image.storages().into(),
+            checks_data: image.format().driver().checks_data,
+            inner: Inner::Other(image),
+        }
+    }
+
+    pub(super) fn from_qcow2(image: Image) -> Self {
+        let image = SharedImage::new(image);
+        AnyImage {
+            storages: image.storages().into(),
+            checks_data: true,
+            inner: Inner::Qcow2(image),
+        }
+    }
+
+    /// The image, if it is a qcow2 one.
+    #[inline]
+    pub fn as_qcow2(&self) -> Option<&Image> {
+        match &self.inner {
+            Inner::Qcow2(image) => Some(image),
+            Inner::Other(_) => None,
+        }
+    }
+
+    /// The same, with what its tasks share.
+    pub(crate) fn as_qcow2_mut(&mut self) -> Option<&mut SharedImage> {
+        match &mut self.inner {
+            Inner::Qcow2(image) => Some(image),
+            Inner::Other(_) => None,
+        }
+    }
+
+    /// The image as its driver has it, exclusively; None: it is a qcow2 one.
+    pub(crate) fn other_mut(&mut self) -> Option<&mut dyn FormatImage> {
+        match &mut self.inner {
+            Inner::Qcow2(_) => None,
+            Inner::Other(image) => Some(&mut **image),
+        }
+    }
+
+    /// A storage that its extents refer to.
+    #[inline]
+    pub fn storage(&self, id: StorageId) -> &Arc<dyn Storage> {
+        &self.storages[id.0 as usize]
+    }
+
+    /// The storage that holds the metadata.
+    #[inline]
+    pub fn file(&self) -> &Arc<dyn Storage> {
+        self.storage(StorageId::FILE)
+    }
+
+    /// See [`FormatImage::cached_extent`]. This one loads it if need be.
+    #[inline]
+    pub(crate) async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+        match &self.inner {
+            Inner::Qcow2(image) => image.extent(queue, guest, limit).await,
+            Inner::Other(image) => match image.cached_extent(guest, limit) {
+                Some(extent) => extent,
+                None => image.load_extent(queue, guest, limit).await,
+            },
+        }
+    }
+
+    /// See [`FormatImage::check_data`].
+    #[inline]
+    pub(crate) fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+        match &self.inner {
+            Inner::Qcow2(image) => FormatImage::check_data(image, guest, host, length),
+            Inner::Other(image) if self.checks_data => image.check_data(guest, host, length),
+            Inner::Other(_) => Ok(()),
+        }
+    }
+}
+
+impl Deref for AnyImage {
+    type Target = dyn FormatImage;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.inner {
+            Inner::Qcow2(image) => image,
+            Inner::Other(image) => &**image,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The registered formats.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use super::{OpenFormat, qcow2, raw};
+use crate::Error;
+use crate::storage::LockRequest;
+
+/// The formats that zebu knows. Those before others are probed first.
+pub static DRIVERS: [&Driver; 2] = [&qcow2::DRIVER, &raw::DRIVER];
+
+/// What an image format is.
+#[derive(Debug)]
+pub struct Driver {
+    /// The name that `-f` takes.
+    pub name: &'static str,
+    /// Whether a file is of this format that begins with these bytes (zeroes
+    /// beyond its end): [`PROBED_BYTES`](crate::format::PROBED_BYTES). None:
+    /// what has no other format is of this one.
+    pub probe: Option<fn(&[u8]) -> bool>,
+    /// Whether images can be opened for writing.
+    pub is_writable: bool,
+    /// Whether images can name a backing file.
+    pub has_backing: bool,
+    /// Whether [`FormatImage::check_data`](super::FormatImage::check_data) may refuse.
+    pub checks_data: bool,
+    /// The options of new images, in the order in which they are shown. None:
+    /// images are not created.
+    pub create_options: Option<&'static [CreateOption]>,
+    /// The lock of a file that is read, and of one that is written.
+    pub locks: [LockRequest; 2],
+    /// Opens an image.
+    pub open: OpenFormat,
+}
+
+/// An option of a new image.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateOption {
+    /// What it is called.
+    pub name: &'static str,
+    /// What its values are.
+    pub kind: OptionKind,
+    /// The value if it is not given, if that is shown.
+    pub default: Option<&'static str>,
+    /// What it means.
+    pub help: &'static str,
+    /// It is one of the file rather than of the format.
+    pub of_file: bool,
+}
+
+/// What a value of an option is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionKind {
+    /// Any text, or one of a few words.
+    Text,
+    /// Bytes, perhaps with a suffix.
+    Size,
+    /// A number.
+    Number,
+    /// `on` or `off`.
+    Switch,
+}
+
+impl CreateOption {
+    /// `size`
+    pub const SIZE: Self = Self::new("size", OptionKind::Size, "Virtual disk size");
+    /// `nocow`
+    pub const NOCOW: Self = Self::new(
+        "nocow",
+        OptionKind::Switch,
+        "Turn off copy-on-write (valid only on btrfs)",
+    )
+    .as_of_file();
+    /// `extent_size_hint`
+    pub const EXTENT_SIZE_HINT: Self = Self::new(
+        "extent_size_hint",
+        OptionKind::Size,
+        "Extent size hint for the image file, 0 to disable",
+    )
+    .as_of_file();
+
+    /// An option without a default that is shown.
+    pub const fn new(name: &'static str, kind: OptionKind, help: &'static str) -> Self {
+        CreateOption {
+            name,
+            kind,
+            default: None,
+            help,
+            of_file: false,
+        }
+    }
+
+    /// The same with a default.
+    pub const fn or(self, default: &'static str) -> Self {
+        CreateOption {
+            default: Some(default),
+            ..self
+        }
+    }
+
+    /// The same as an option of the file.
+    pub const fn as_of_file(self) -> Self {
+        CreateOption {
+            of_file: true,
+            ..self
+        }
+    }
+}
+
+/// A registered format.
+#[derive(Clone, Copy)]
+pub struct Format(&'static Driver);
+
+impl Format {
+    /// The bytes of the disk, as they are.
+    pub const RAW: Format = Format(&raw::DRIVER);
+    /// qcow2, versions 2 and 3.
+    pub const QCOW2: Format = Format(&qcow2::DRIVER);
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Format> {
+        DRIVERS.iter().copied().map(Format)
+    }
+
+    /// A driver's format.
+    pub const fn of(driver: &'static Driver) -> Format {
+        Format(driver)
+    }
+
+    /// What is registered of it.
+    pub const fn driver(self) -> &'static Driver {
+        self.0
+    }
+
+    /// The name that `-f` takes.
+    pub const fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// Whether images of it can be created.
+    pub const fn is_creatable(self) -> bool {
+        self.0.create_options.is_some()
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Format {}
+
+impl Hash for Format {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Format {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Format::all()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| Error::Refused(format!("Unknown driver '{name}'")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_one_driver_takes_the_rest() {
+        for format in Format::all() {
+            assert_eq!(format.name().parse::<Format>().ok(), Some(format));
+            let same = Format::all().filter(|other| *other == format);
+            assert_eq!(same.count(), 1);
+        }
+        let rest = DRIVERS.iter().filter(|driver| driver.probe.is_none());
+        assert_eq!(rest.count(), 1);
+    }
+}

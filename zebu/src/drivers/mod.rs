@@ -1,0 +1,144 @@
+//! Image formats: a driver each, and what they have in common.
+//!
+//! A driver is one module and one line of [`DRIVERS`]: how the format is
+//! recognized, how an image is opened, and an implementation of
+//! [`FormatImage`] for the images. The layers above ask an image what it can
+//! do and never which format it is, but for what only one format has:
+//! [`AnyImage::as_qcow2`], [`FormatImage::as_raw`].
+//!
+//! Decryption of guest data that is keyed by guest offset (qcow2's AES method)
+//! belongs here too, as a value of the image that reads and writes of
+//! [`Mapping::Data`] pass through; the map step does not change by it.
+//! Encryption keyed by host offset (LUKS) is a storage over another one.
+
+mod any;
+mod extent;
+mod format;
+mod guess;
+mod limits;
+mod open;
+pub mod qcow2;
+mod raw;
+mod sync;
+mod wait;
+
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::storage::{Queue, Storage};
+use crate::{Error, Result};
+
+pub use any::AnyImage;
+pub use extent::{Extent, Mapping, StorageId};
+pub use format::{CreateOption, DRIVERS, Driver, Format, OptionKind};
+pub(crate) use guess::{Guard, probe};
+pub use limits::Limits;
+pub(crate) use limits::{LOOKUP_WORK, check_limit};
+pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
+pub use raw::{Raw, RawPart};
+pub(crate) use wait::{Gate, Held, Pass, Ranges};
+
+/// A future on the heap, for methods of trait objects.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// An open image of some format.
+///
+/// Shared by reference between any number of threads, each with its queue.
+pub trait FormatImage: Debug + Send + Sync {
+    /// The format.
+    fn format(&self) -> Format;
+
+    /// Size of the disk in bytes.
+    fn size(&self) -> u64;
+
+    /// The unit of allocation in bytes; None: the format has none.
+    fn cluster_size(&self) -> Option<u64>;
+
+    /// The unit in which a range can be made zero or left to the backing file,
+    /// in bytes; 1 if there is none.
+    fn zero_unit(&self) -> u64 {
+        self.cluster_size().unwrap_or(1)
+    }
+
+    /// The storages that extents refer to. The first is the image's file. They
+    /// stay the same while the image is open.
+    fn storages(&self) -> Vec<Arc<dyn Storage>>;
+
+    /// The extent at `guest`, inside the disk, as long as it is known alike and
+    /// at most `limit` bytes (at least 1), if that needs no I/O; allocates
+    /// nothing.
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>>;
+
+    /// The same where I/O is needed: after [`FormatImage::cached_extent`] was None.
+    fn load_extent<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>>;
+
+    /// How many of the `length` bytes of data from `host` on may be read: the
+    /// storage has them, or what it lacks reads as zeroes.
+    fn data_before_end(&self, _host: u64, length: u64) -> Result<u64> {
+        Ok(length)
+    }
+
+    /// Refuses data of which [`FormatImage::data_before_end`] says that a part is
+    /// missing. Only asked where [`Driver::checks_data`] is set.
+    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+        let there = self.data_before_end(host, length)?;
+        if there == length {
+            return Ok(());
+        }
+        let offset = host + there;
+        Err(Error::Corrupt {
+            guest: guest + there,
+            what: format!("Data offset {offset:#x} is past the end of the file"),
+        })
+    }
+
+    /// What holes of the storage under data mean, if that needs no I/O.
+    fn cached_holes(&self) -> Option<Holes>;
+
+    /// The same where I/O is needed.
+    fn load_holes<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
+        let known = self.cached_holes().unwrap_or(Holes::Ignored);
+        Box::pin(async move { Ok(known) })
+    }
+
+    /// The image behind this one, as the image names it.
+    fn backing(&self) -> Option<BackingName<'_>> {
+        None
+    }
+
+    /// The image, if it is raw.
+    fn as_raw(&self) -> Option<&Raw> {
+        None
+    }
+
+    /// The same, exclusively.
+    fn as_raw_mut(&mut self) -> Option<&mut Raw> {
+        None
+    }
+}
+
+/// What a hole of the storage means where an image has data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holes {
+    /// Nothing: the storage is not asked for holes, since there should be none.
+    Ignored,
+    /// Nothing is stored there: the range reads as zeroes and is no data.
+    Unallocated,
+    /// Space was preallocated there: the range is data that reads as zeroes.
+    ZeroData,
+}
+
+/// The name of a backing file, as an image has it.
+#[derive(Clone, Copy, Debug)]
+pub struct BackingName<'a> {
+    /// The name.
+    pub name: &'a [u8],
+    /// The name of its format, if the image has that.
+    pub format: Option<&'a [u8]>,
+}

@@ -1,0 +1,66 @@
+//! What a driver is given to open an image.
+
+use std::sync::Arc;
+
+use super::qcow2::Qcow2Opening;
+use super::{AnyImage, BoxFuture, Limits, RawPart};
+use crate::Result;
+use crate::storage::{Counted, Queue, Storage, Work};
+
+/// How a driver opens an image.
+pub type OpenFormat = for<'a> fn(OpenRequest<'a>) -> BoxFuture<'a, Result<AnyImage>>;
+
+/// An image that a driver is to open.
+pub struct OpenRequest<'a> {
+    /// The caller's queue.
+    pub queue: &'a Queue,
+    /// The image's file.
+    pub file: Arc<dyn Storage>,
+    /// For writing too.
+    pub write: bool,
+    /// What the image is opened for.
+    pub purpose: Purpose,
+    /// What it may cost, if it is untrusted.
+    pub limits: Option<&'a Limits>,
+    /// Opens the other files that the image names.
+    pub others: &'a mut dyn OtherFiles,
+    /// Options of raw images.
+    pub raw: RawPart,
+    /// Options of qcow2 images.
+    pub qcow2: Qcow2Opening,
+}
+
+/// What an image is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its data are read, or written.
+    Data,
+    /// Its metadata are shown; an encrypted image opens too.
+    Metadata,
+    /// It is checked, or repaired: what a check finds is no error.
+    Check,
+}
+
+/// Opens the files that an image names, as far as the caller's policy goes.
+pub trait OtherFiles {
+    /// The external data file. `named` says whether the image has one, and the
+    /// name that it has for it. None: there is none, or it stays closed.
+    fn data_file<'a>(
+        &'a mut self,
+        named: Option<Option<&'a [u8]>>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
+}
+
+impl OpenRequest<'_> {
+    /// The limits of an untrusted image, and the work that may be done with it.
+    /// Reads of `file` count as work from now on.
+    pub(crate) fn count_work(&mut self) -> Result<Option<(Limits, Arc<Work>)>> {
+        let Some(limits) = self.limits else {
+            return Ok(None);
+        };
+        let bytes = self.file.allocated().or_else(|_| self.file.len())?;
+        let work = Arc::new(Work::new(limits.work_for(bytes)));
+        self.file = Arc::new(Counted::new(self.file.clone(), work.clone()));
+        Ok(Some((*limits, work)))
+    }
+}

@@ -1,0 +1,176 @@
+//! qcow2 as a driver.
+
+use std::sync::Arc;
+
+use super::create_options::CREATE_OPTIONS;
+use super::{CacheOptions, Image, OpenImage, SharedImage, SnapshotName, WriteOptions};
+use crate::drivers::{
+    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, OpenRequest,
+    Purpose, StorageId,
+};
+use crate::format::MAGIC;
+use crate::storage::{Counted, LockRequest, Queue, Storage};
+use crate::{Error, Result};
+
+/// The driver.
+pub static DRIVER: Driver = Driver {
+    name: "qcow2",
+    probe: Some(probe),
+    is_writable: true,
+    has_backing: true,
+    checks_data: true,
+    create_options: Some(&CREATE_OPTIONS),
+    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
+    open: |request| Box::pin(open(request)),
+};
+
+/// Options of an image that is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Qcow2Opening {
+    /// How much of the tables is kept in memory.
+    pub caches: CacheOptions,
+    /// How it is written, if it is.
+    pub write: WriteOptions,
+    /// Open it as it was at this snapshot.
+    pub snapshot: Option<SnapshotName>,
+}
+
+/// Whether it is qcow2: also a version yet unknown, which is then refused by
+/// number.
+fn probe(head: &[u8]) -> bool {
+    let version = head.get(4..8);
+    head.starts_with(&MAGIC.to_be_bytes()) && version.is_some_and(|v| v > &[0, 0, 0, 1])
+}
+
+async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
+    let limits = request.count_work()?;
+    let OpenRequest {
+        queue,
+        file,
+        write,
+        purpose,
+        others,
+        qcow2,
+        ..
+    } = request;
+    let for_check = purpose == Purpose::Check;
+    let mut image = match for_check {
+        false => OpenImage::new(queue, file).await?,
+        true => OpenImage::for_check(queue, file).await?,
+    };
+    if let Some((limits, work)) = &limits {
+        image.limit(*limits, work.clone())?;
+    }
+    let header = image.header();
+    if header.is_corrupt() && write && !for_check {
+        return Err(Error::Refused(
+            "qcow2: Image is corrupt; cannot be opened read/write".into(),
+        ));
+    }
+    if header.is_dirty() && write && !for_check {
+        return Err(Error::Dirty);
+    }
+    if qcow2.snapshot.is_some() && write {
+        return Err(Error::Refused(
+            "Internal snapshots can only be opened read-only".into(),
+        ));
+    }
+    let named = header
+        .has_data_file()
+        .then(|| header.extensions.data_file());
+    let data = others.data_file(named).await?;
+    let data: Option<Arc<dyn Storage>> = match (data, &limits) {
+        (Some(data), Some((_, work))) => Some(Arc::new(Counted::new(data, work.clone()))),
+        (data, _) => data,
+    };
+    if purpose != Purpose::Metadata {
+        image.refuse_encrypted()?;
+    }
+    let mut image = image.finish(queue, data, qcow2.caches).await?;
+    if write && purpose == Purpose::Data {
+        image.check_data_file(queue).await?;
+        image.begin_writing(queue, qcow2.write).await?;
+    }
+    if let Some(snapshot) = &qcow2.snapshot {
+        image = image.at_snapshot(queue, snapshot).await?;
+    }
+    Ok(AnyImage::from_qcow2(image))
+}
+
+impl FormatImage for SharedImage {
+    fn format(&self) -> Format {
+        Format::QCOW2
+    }
+
+    fn size(&self) -> u64 {
+        Image::size(self)
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        Some(self.geometry().cluster_size())
+    }
+
+    fn zero_unit(&self) -> u64 {
+        self.geometry().subcluster_size()
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        let mut storages = vec![self.file().clone()];
+        if self.data_storage() != StorageId::FILE {
+            storages.push(self.data().clone());
+        }
+        storages
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        Image::cached_extent(self, guest, limit)
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        Box::pin(Image::load_extent(self, queue, guest, limit))
+    }
+
+    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+        Image::data_before_end(self, host, length)
+    }
+
+    /// Refuses clusters that the file does not have: it was cut off, or the
+    /// table is wrong. QEMU reads zeroes there, silently.
+    #[inline]
+    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+        let there = Image::data_before_end(self, host, length)?;
+        if there == length {
+            return Ok(());
+        }
+        Err(self.past_end(guest + there, host + there))
+    }
+
+    fn cached_holes(&self) -> Option<Holes> {
+        self.known_preallocation().map(holes)
+    }
+
+    fn load_holes<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
+        Box::pin(async move { self.is_preallocated(queue).await.map(holes) })
+    }
+
+    fn backing(&self) -> Option<BackingName<'_>> {
+        let header = self.header();
+        Some(BackingName {
+            name: header.backing_file()?,
+            format: header.extensions.backing_format(),
+        })
+    }
+}
+
+/// What holes mean in an image.
+fn holes(is_preallocated: bool) -> Holes {
+    match is_preallocated {
+        true => Holes::ZeroData,
+        false => Holes::Ignored,
+    }
+}
