@@ -33,7 +33,6 @@ fn images_of_other_programs_are_no_disks() {
     for (name, more) in [
         ("qcow", &[][..]),
         ("qed", &[]),
-        ("vdi", &[]),
         ("vhdx", &[]),
         ("vpc", &[]),
         ("parallels", &[]),

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use clap::Parser;
-use zebu::block::OpenOptions;
+use zebu::block::{Layer, OpenOptions};
 use zebu::image::Image;
 use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
 use zebu::storage::Queue;
@@ -61,20 +61,19 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ..open::options(name, &arguments.source, cache)?
     };
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
-    let Some(image) = device.top().as_qcow2() else {
+    if mode.is_some() && device.top().as_qcow2().is_some() {
+        invocation.end_on_stop("the image is no worse than it was; repair it again");
+    }
+    let Some(mut report) = check(invocation, &queue, device.top(), mode)? else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
-    if mode.is_some() {
-        invocation.end_on_stop("the image is no worse than it was; repair it again");
-    }
-    let mut report = check(invocation, &queue, image, mode)?;
     let (corruptions_fixed, leaks_fixed) = (report.corruptions_fixed, report.leaks_fixed);
     if corruptions_fixed != 0 || leaks_fixed != 0 {
         if format == OutputFormat::Human && !arguments.quiet {
             output::say(&repaired_text(&report));
         }
-        report = check(invocation, &queue, image, None)?;
+        report = check(invocation, &queue, device.top(), None)?.unwrap_or_default();
         report.corruptions_fixed = corruptions_fixed;
         report.leaks_fixed = leaks_fixed;
     }
@@ -105,7 +104,31 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
 }
 
 /// Checks the image, or repairs it, and tells on standard error what is found.
+/// None: that cannot be done with its format.
 fn check(
+    invocation: &Invocation,
+    queue: &Queue,
+    layer: &Layer,
+    mode: Option<RepairMode>,
+) -> Result<Option<CheckReport>, Failure> {
+    match layer.as_qcow2() {
+        Some(image) => check_qcow2(invocation, queue, image, mode).map(Some),
+        None if mode.is_some() => Ok(None),
+        None => {
+            let mut say = |text: String| {
+                // An error of standard error cannot be reported.
+                let _ = writeln!(std::io::stderr(), "{text}");
+            };
+            Ok(layer.image.check(&mut say).map(|errors| {
+                let mut report = CheckReport::default();
+                report.corruptions = errors;
+                report
+            }))
+        }
+    }
+}
+
+fn check_qcow2(
     invocation: &Invocation,
     queue: &Queue,
     image: &Image,

@@ -390,7 +390,7 @@ impl Opening<'_> {
             is_guessed: spec.is_guessed(),
         };
         let driver = format.driver();
-        if self.writes(role) && !driver.is_writable {
+        if self.writes(role) && !driver.is_writable && !for_check {
             return Err(Error::Refused(format!(
                 "Images of format '{}' are only read by zebu",
                 driver.name

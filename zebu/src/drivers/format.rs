@@ -3,12 +3,12 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use super::{OpenFormat, qcow2, raw};
+use super::{OpenFormat, qcow2, raw, vdi};
 use crate::Error;
 use crate::storage::LockRequest;
 
 /// The formats that zebu knows. Those before others are probed first.
-pub static DRIVERS: [&Driver; 2] = [&qcow2::DRIVER, &raw::DRIVER];
+pub static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
 
 /// What an image format is.
 #[derive(Debug)]

@@ -20,6 +20,7 @@ mod open;
 pub mod qcow2;
 mod raw;
 mod sync;
+mod vdi;
 mod wait;
 
 use std::fmt::Debug;
@@ -105,6 +106,13 @@ pub trait FormatImage: Debug + Send + Sync {
     fn load_holes<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
         let known = self.cached_holes().unwrap_or(Holes::Ignored);
         Box::pin(async move { Ok(known) })
+    }
+
+    /// Checks the metadata, and says each error that it finds; how many there are.
+    /// None: the driver has no such check. (qcow2 images have
+    /// [`jobs::check`](crate::jobs::check).)
+    fn check(&self, _say: &mut dyn FnMut(String)) -> Option<u64> {
+        None
     }
 
     /// The image behind this one, as the image names it.

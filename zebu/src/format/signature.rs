@@ -11,7 +11,7 @@ pub const PROBED_BYTES: usize = 512;
 /// that `-f` takes in qemu-img.
 pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, what: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(what));
-    let by_bytes: [(&str, usize, &[u8]); 12] = [
+    let by_bytes: [(&str, usize, &[u8]); 11] = [
         ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
         ("bochs", 0, b"Bochs Virtual HD Image\0"),
         (
@@ -23,7 +23,6 @@ pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
         ("parallels", 0, b"WithoutFreeSpace\x02\0\0\0"),
         ("parallels", 0, b"WithouFreSpacExt\x02\0\0\0"),
         ("qed", 0, b"QED\0"),
-        ("vdi", 0x40, b"\x7f\x10\xda\xbe"),
         ("vhdx", 0, b"vhdxfile"),
         ("vmdk", 0, b"COWD"),
         ("vmdk", 0, b"KDMV"),
@@ -73,7 +72,6 @@ mod tests {
             (0, b"# Disk\nversion=4\n", None),
             (0, b"# Disk\nversion=1", None),
             (0, b"#!/bin/sh\necho\nversion=1\n", None),
-            (64, b"\x7f\x10\xda\xbe", Some("vdi")),
             (0, b"LUKS\xba\xbe\0\x01", Some("luks")),
             (0, b"LUKS\xba\xbe\0\x02", None),
             (0, b"", None),

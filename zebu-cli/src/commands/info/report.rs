@@ -126,8 +126,9 @@ impl Report {
             map.add("encrypted", true);
         }
         let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
-        // Of a server's bytes nobody knows.
-        if let Some(is_dirty) = is_dirty.or((!self.is_remote).then_some(false)) {
+        // Of a server's bytes it is not known.
+        let is_known = !self.is_remote || self.cluster_size.is_some();
+        if let Some(is_dirty) = is_dirty.or(is_known.then_some(false)) {
             map.add("dirty-flag", is_dirty);
         }
         if let Some(untrusted) = &self.untrusted {

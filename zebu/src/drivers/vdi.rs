@@ -1,0 +1,302 @@
+//! VDI, the image format of VirtualBox, for reading: a header, a map of blocks
+//! of 1 MiB, the blocks. Numbers are little-endian.
+//!
+//! The format is that of `VDICore.h` in VirtualBox, version 1.1, as far as QEMU
+//! reads it: dynamic and static images without a parent.
+
+use std::sync::Arc;
+
+use super::{
+    AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
+    OpenRequest, StorageId, check_limit,
+};
+use crate::format::HostOffset;
+use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::{Error, Result};
+
+/// The driver.
+pub static DRIVER: Driver = Driver {
+    name: "vdi",
+    probe: Some(probe),
+    is_writable: false,
+    has_backing: false,
+    checks_data: true,
+    create_options: None,
+    // The locks of any format but raw.
+    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
+    open: |request| Box::pin(open(request)),
+};
+
+const SIGNATURE: u32 = 0xbeda_107f;
+const VERSION: u32 = 0x0001_0001;
+/// Bytes of the header that are looked at.
+const HEADER_BYTES: usize = 512;
+const SECTOR: u32 = 512;
+const BLOCK: u32 = 1 << 20;
+/// Blocks of a map whose length in bytes, in whole sectors, fits into 31 bits.
+const MAX_BLOCKS: u32 = (1 << 31) / 4 - SECTOR / 4;
+/// Type of an image that was allocated when it was created.
+const STATIC: u32 = 2;
+/// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
+/// never written.
+const NO_BLOCK: u32 = 0xffff_fffe;
+/// Bytes of the map that are read at once.
+const PIECE: u64 = 1 << 20;
+/// Blocks that are looked at for one extent. More are not worth it: a caller
+/// may ask for far more than it uses.
+const MAX_RUN: u64 = 1024;
+
+/// What the header says.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    image_type: u32,
+    map_offset: u64,
+    data_offset: u64,
+    size: u64,
+    blocks: u32,
+    blocks_allocated: u32,
+}
+
+/// An open VDI image.
+#[derive(Debug)]
+struct Vdi {
+    file: Arc<dyn Storage>,
+    file_len: u64,
+    header: Header,
+    /// By block of the disk: its block in the file.
+    map: Vec<u32>,
+    work: Option<Arc<Work>>,
+}
+
+fn probe(head: &[u8]) -> bool {
+    head.get(0x40..0x44) == Some(&SIGNATURE.to_le_bytes())
+}
+
+fn refused(why: String) -> Error {
+    Error::Refused(why)
+}
+
+impl Header {
+    /// The header in the first [`HEADER_BYTES`] of a file.
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let array = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+        let u32_at = |at| u32::from_le_bytes(array(at).unwrap_or_default());
+        let u64_at = |at| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let is_null = |at: usize| bytes.get(at..at + 16).is_some_and(|uuid| uuid == [0; 16]);
+        let size = u64_at(0x170);
+        let max_size = u64::from(MAX_BLOCKS) * u64::from(BLOCK);
+        if size > max_size {
+            return Err(refused(format!(
+                "Unsupported VDI image size (size is {size:#x}, max supported is {max_size:#x})"
+            )));
+        }
+        let signature = u32_at(0x40);
+        if signature != SIGNATURE {
+            return Err(refused(format!(
+                "Image not in VDI format (bad signature {signature:08x})"
+            )));
+        }
+        let unsupported = |why: String| Err(refused(format!("unsupported VDI image ({why})")));
+        let version = u32_at(0x44);
+        if version != VERSION {
+            let (major, minor) = (version >> 16, version & 0xffff);
+            return unsupported(format!("version {major}.{minor}"));
+        }
+        let header = Header {
+            image_type: u32_at(0x4c),
+            map_offset: u32_at(0x154).into(),
+            data_offset: u32_at(0x158).into(),
+            // VBoxManage makes images whose last sector is cut off.
+            size: size.next_multiple_of(SECTOR.into()),
+            blocks: u32_at(0x180),
+            blocks_allocated: u32_at(0x184),
+        };
+        let sector = u64::from(SECTOR);
+        if !header.map_offset.is_multiple_of(sector) {
+            return unsupported(format!(
+                "unaligned block map offset {:#x}",
+                header.map_offset
+            ));
+        }
+        if !header.data_offset.is_multiple_of(sector) {
+            return unsupported(format!("unaligned data offset {:#x}", header.data_offset));
+        }
+        let (sector_size, block_size) = (u32_at(0x168), u32_at(0x178));
+        if sector_size != SECTOR {
+            return unsupported(format!("sector size {sector_size} is not {SECTOR}"));
+        }
+        if block_size != BLOCK {
+            return unsupported(format!("block size {block_size} is not {BLOCK}"));
+        }
+        let room = u64::from(header.blocks) * u64::from(BLOCK);
+        if header.size > room {
+            return unsupported(format!(
+                "disk size {}, image bitmap has room for {room}",
+                header.size
+            ));
+        }
+        if !is_null(0x1a8) {
+            return unsupported("non-NULL link UUID".into());
+        }
+        if !is_null(0x1b8) {
+            return unsupported("non-NULL parent UUID".into());
+        }
+        if header.blocks > MAX_BLOCKS {
+            return unsupported(format!(
+                "too many blocks {}, max is {MAX_BLOCKS}",
+                header.blocks
+            ));
+        }
+        Ok(header)
+    }
+}
+
+async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
+    let limits = request.count_work()?;
+    let (queue, file) = (request.queue, request.file);
+    let file_len = file.len()?;
+    let bytes = storage::read_vec(&*file, queue, 0, HEADER_BYTES).await?;
+    let header = Header::decode(&bytes)?;
+    let map_bytes = u64::from(header.blocks) * 4;
+    if let Some((limits, _)) = &limits {
+        limits.check_size(header.size)?;
+        limits.check_table("The block map's length", map_bytes)?;
+        check_limit("memory", "The need for memory", map_bytes, limits.memory)?;
+    }
+    // QEMU reads zeroes there, which map each block to the first one.
+    if header.map_offset + map_bytes > file_len {
+        return Err(refused(format!(
+            "VDI block map at {:#x} ({} blocks) reaches past the end of the file",
+            header.map_offset, header.blocks
+        )));
+    }
+    let mut map = Vec::with_capacity(header.blocks as usize);
+    let (mut at, end) = (header.map_offset, header.map_offset + map_bytes);
+    while at < end {
+        let length = (end - at).min(PIECE);
+        let bytes = storage::read_vec(&*file, queue, at, length as usize).await?;
+        let (entries, _) = bytes.as_chunks();
+        map.extend(entries.iter().map(|entry| u32::from_le_bytes(*entry)));
+        at += length;
+    }
+    Ok(AnyImage::new(Box::new(Vdi {
+        file,
+        file_len,
+        header,
+        map,
+        work: limits.map(|(_, work)| work),
+    })))
+}
+
+impl Vdi {
+    /// Where a block of the disk is in the file.
+    fn block(&self, index: u64) -> Option<u64> {
+        let block = *self.map.get(usize::try_from(index).ok()?)?;
+        (block < NO_BLOCK).then(|| self.header.data_offset + u64::from(block) * u64::from(BLOCK))
+    }
+
+    fn extent(&self, guest: u64, limit: u64) -> Extent {
+        let size = u64::from(BLOCK);
+        let (first, within) = (guest / size, guest % size);
+        let start = self.block(first);
+        let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
+        let follows = |index: &u64| match start {
+            None => self.block(*index).is_none(),
+            Some(start) => self.block(*index) == Some(start + (index - first) * size),
+        };
+        let blocks = 1 + (first + 1..last).take_while(follows).count() as u64;
+        Extent {
+            length: limit.min(blocks * size - within),
+            storage: StorageId::FILE,
+            mapping: match start {
+                None => Mapping::Zero { host: None },
+                Some(start) => Mapping::Data {
+                    host: HostOffset(start + within),
+                },
+            },
+        }
+    }
+}
+
+impl FormatImage for Vdi {
+    fn format(&self) -> Format {
+        Format::of(&DRIVER)
+    }
+
+    fn size(&self) -> u64 {
+        self.header.size
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        Some(BLOCK.into())
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        vec![self.file.clone()]
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        if let Some(work) = &self.work
+            && let Err(error) = work.spend(LOOKUP_WORK)
+        {
+            return Some(Err(error.into()));
+        }
+        Some(Ok(self.extent(guest, limit)))
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
+    }
+
+    /// A block is there if it begins before the end of the file. QEMU reads
+    /// zeroes where it is not.
+    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+        let blocks = self.file_len.saturating_sub(self.header.data_offset);
+        let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
+        Ok(end.saturating_sub(host).min(length))
+    }
+
+    fn cached_holes(&self) -> Option<Holes> {
+        Some(match self.header.image_type {
+            STATIC => Holes::ZeroData,
+            _ => Holes::Ignored,
+        })
+    }
+
+    /// Every block of the map is inside the image and in use once, and there are
+    /// as many as the header says.
+    fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
+        let mut used = vec![false; self.map.len()];
+        let (mut errors, mut allocated) = (0, 0);
+        let mut wrong = |text| {
+            errors += 1;
+            say(text);
+        };
+        for (index, block) in self.map.iter().enumerate() {
+            if *block >= NO_BLOCK {
+                continue;
+            }
+            match used.get_mut(*block as usize) {
+                None => wrong(format!("ERROR: block index {index} too large, is {block}")),
+                Some(used) => {
+                    allocated += 1;
+                    if std::mem::replace(used, true) {
+                        wrong(format!("ERROR: block index {block} also used by {block}"));
+                    }
+                }
+            }
+        }
+        let said = self.header.blocks_allocated;
+        if allocated != said {
+            wrong(format!(
+                "ERROR: allocated blocks mismatch, is {allocated}, should be {said}"
+            ));
+        }
+        Some(errors)
+    }
+}
