@@ -59,7 +59,7 @@ const LONG: &[Long] = &[
 const HELP: &str = "\
   -c, --cmd COMMAND    run this command; may be given again. Without any,
                        commands come from standard input
-  -f, --format FMT     the image's format: raw or qcow2
+  -f, --format FMT     the image's format; found out by its content if not given
   --image-opts         the file is given as options, not by its name
   -r, --read-only      open it for reading only
   -s, --snapshot       writes do not reach the image
