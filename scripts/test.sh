@@ -14,6 +14,11 @@ fi
 "${ZEBU_QEMU_IMG:-qemu-img}" --version | head -n 1
 cargo fmt --all --check
 cargo clippy --workspace --all-targets --quiet -- -D warnings
+# The library alone, and with NBD but without TLS.
+cargo clippy -p zebu --no-default-features --quiet -- -D warnings
+cargo clippy -p zebu --no-default-features --features nbd --quiet -- -D warnings
+crates=$(cargo tree -p zebu --no-default-features -e normal --prefix none | sed 's/ (\*)//' | sort -u | wc -l)
+[ "$crates" -le 25 ] || { echo "zebu needs $crates crates without its features, not 25" >&2; exit 1; }
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 cargo test --workspace --no-fail-fast -- --include-ignored
 # The interleavings of what threads meet at, under a scheduler of its own.

@@ -5,7 +5,6 @@ use std::io;
 
 use crate::codec::CodecError;
 use crate::format::FormatError;
-use crate::storage::nbd::NbdError;
 
 /// The result of anything that touches an image.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -187,9 +186,23 @@ impl Error {
 }
 
 fn io_errno(error: &io::Error) -> i32 {
-    let answer = error.get_ref().and_then(|e| e.downcast_ref::<NbdError>());
-    let errno = answer.map(|answer| answer.errno);
-    errno.or(error.raw_os_error()).unwrap_or(libc::EIO)
+    server_errno(error)
+        .or(error.raw_os_error())
+        .unwrap_or(libc::EIO)
+}
+
+/// The error that an NBD server answered with.
+#[cfg(feature = "nbd")]
+fn server_errno(error: &io::Error) -> Option<i32> {
+    let answer = error
+        .get_ref()?
+        .downcast_ref::<crate::storage::nbd::NbdError>()?;
+    Some(answer.errno)
+}
+
+#[cfg(not(feature = "nbd"))]
+fn server_errno(_error: &io::Error) -> Option<i32> {
+    None
 }
 
 /// A number as C prints it with `%#x`: no prefix before a 0.

@@ -21,6 +21,7 @@ pub mod drivers;
 mod error;
 pub mod format;
 pub mod jobs;
+#[cfg(feature = "nbd")]
 pub mod nbd;
 mod statistics;
 pub mod storage;

@@ -27,9 +27,11 @@ pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub use source::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
-    FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NbdSpec, NbdTls,
-    NullSpec, OverlapChecks, Qcow2Options, RawOptions, SizeError, Source, first_item, json_text,
-    parse_size, protocol, split_list,
+    FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
+    OverlapChecks, Qcow2Options, RawOptions, SizeError, Source, first_item, json_text, parse_size,
+    protocol, split_list,
 };
+#[cfg(feature = "nbd")]
+pub use source::{NbdSpec, NbdTls};
 pub use status::Status;
 pub use write::Zeroing;

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::source::{FileDriver, FileSpec, NbdSpec, NbdTls};
+use super::source::{FileDriver, FileSpec};
+#[cfg(feature = "nbd")]
+use super::source::{NbdSpec, NbdTls};
 use super::stacked::Stacked;
+#[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
-use crate::storage::{CacheMode, LockRequest, Null, OpenFile, Storage, open_file};
-use crate::tls::{ClientTls, TlsCredentials};
+use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
+use crate::tls::TlsCredentials;
 use crate::{Error, Result};
 
 /// Credentials for TLS, by the ids that images are named with
@@ -20,6 +23,7 @@ pub enum OpenedFile {
     /// Of this machine.
     Local(Arc<dyn Storage>),
     /// An export of a server.
+    #[cfg(feature = "nbd")]
     Nbd(Arc<Nbd>),
     /// Nothing.
     Null(Arc<Null>),
@@ -42,6 +46,7 @@ pub enum Identity {
     /// Device and inode.
     Local(u64, u64),
     /// Server and export.
+    #[cfg(feature = "nbd")]
     Nbd(NbdServer, String),
     /// A part of a file: offset and size.
     Part(Box<Identity>, Option<u64>, Option<u64>),
@@ -52,8 +57,10 @@ pub enum Identity {
 impl FileSpec {
     /// Opens it: a file, or a connection to a server, which is never made if it
     /// is not there. Blocks. What has another file below is not opened so.
+    #[cfg_attr(not(feature = "nbd"), allow(unused_variables))]
     pub fn open(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
         match &self.driver {
+            #[cfg(feature = "nbd")]
             FileDriver::Nbd(nbd) => {
                 let options = nbd.options(how.write, how.cache, tls)?;
                 Nbd::open(options).map(Arc::new).map(OpenedFile::Nbd)
@@ -88,6 +95,7 @@ impl OpenedFile {
     pub fn storage(&self) -> Arc<dyn Storage> {
         match self {
             OpenedFile::Local(file) => file.clone(),
+            #[cfg(feature = "nbd")]
             OpenedFile::Nbd(nbd) => nbd.clone(),
             OpenedFile::Null(null) => null.clone(),
             OpenedFile::Over(storage, _) => storage.clone(),
@@ -104,7 +112,9 @@ impl OpenedFile {
                 None => Ok(()),
             },
             OpenedFile::Over(_, below) => below.lock(request),
-            OpenedFile::Nbd(_) | OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
+            #[cfg(feature = "nbd")]
+            OpenedFile::Nbd(_) => Ok(()),
+            OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
         }
     }
 
@@ -118,6 +128,7 @@ impl OpenedFile {
                 }
                 None => None,
             },
+            #[cfg(feature = "nbd")]
             (OpenedFile::Nbd(_), FileDriver::Nbd(nbd)) => {
                 Some(Identity::Nbd(nbd.server.clone(), nbd.export.clone()))
             }
@@ -138,14 +149,22 @@ impl OpenedFile {
                 .identity
                 .clone()
                 .map(|identity| Identity::Inside(Box::new(identity))),
-            (OpenedFile::Null(_) | OpenedFile::Nbd(_) | OpenedFile::Over(..), _) => None,
+            #[cfg(feature = "nbd")]
+            (OpenedFile::Nbd(_), _) => None,
+            (OpenedFile::Null(_) | OpenedFile::Over(..), _) => None,
         })
     }
 }
 
+#[cfg(feature = "nbd")]
 impl NbdSpec {
     /// How to connect.
-    fn options(&self, write: bool, cache: CacheMode, tls: &TlsObjects) -> Result<NbdOptions> {
+    fn options(
+        &self,
+        write: bool,
+        cache: crate::storage::CacheMode,
+        tls: &TlsObjects,
+    ) -> Result<NbdOptions> {
         let credentials = match &self.tls {
             NbdTls::Off => None,
             NbdTls::Named(credentials) => Some(credentials),
@@ -154,7 +173,7 @@ impl NbdSpec {
                     .ok_or_else(|| Error::Refused(format!("No TLS credentials with id '{id}'")))?,
             ),
         };
-        let tls = credentials.map(|c| ClientTls::load(c, self.certificate_name()));
+        let tls = credentials.map(|c| crate::tls::ClientTls::load(c, self.certificate_name()));
         let tls = tls.transpose().map_err(|e| Error::Refused(e.to_string()))?;
         let default = NbdOptions::new(self.server.clone(), self.export.clone());
         Ok(NbdOptions {

@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use futures_channel::{mpsc, oneshot};
-use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::{Device, Status, Zeroing};
 use crate::storage::{Buffer, Iov, Queue, QueueOptions};
@@ -211,19 +210,10 @@ impl Drop for Remote {
 
 /// Executes requests until the channel is closed and all have ended.
 fn execute(queue: &Queue, device: &Arc<Device>, mut requests: mpsc::UnboundedReceiver<Work>) {
-    let mut running = FuturesUnordered::new();
-    let mut closed = false;
-    queue.block_on(std::future::poll_fn(|context| {
-        while !closed && let Poll::Ready(work) = requests.poll_next_unpin(context) {
-            match work {
-                Some(work) => running.push(work(queue.clone(), device.clone())),
-                None => closed = true,
-            }
+    queue.block_on(async {
+        while let Ok(work) = requests.recv().await {
+            drop(queue.spawn(work(queue.clone(), device.clone())));
         }
-        while let Poll::Ready(Some(())) = running.poll_next_unpin(context) {}
-        match closed && running.is_empty() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        }
-    }));
+        queue.drain().await;
+    });
 }

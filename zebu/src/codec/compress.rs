@@ -1,7 +1,7 @@
 //! From one cluster to a compressed stream.
 
 use zebu_deflate::{Encoder, Level};
-use zstd::zstd_safe::{CCtx, CParameter};
+use zstd_safe::{CCtx, CParameter};
 
 use super::{CodecError, Compression, is_dst_too_small};
 
@@ -63,7 +63,7 @@ impl Compressor {
         src: &[u8],
         dst: &mut [u8],
     ) -> Result<Option<usize>, CodecError> {
-        if !zstd::compression_level_range().contains(&level) {
+        if !(zstd_safe::min_c_level()..=zstd_safe::max_c_level()).contains(&level) {
             return Err(CodecError::Level { level });
         }
         let context = match &mut self.zstd {

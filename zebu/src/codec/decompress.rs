@@ -2,7 +2,7 @@
 
 use libdeflater::DecompressionError;
 use zlib_rs::{Inflate, InflateFlush};
-use zstd::zstd_safe::{self, DCtx};
+use zstd_safe::DCtx;
 
 use super::{CodecError, Compression, is_dst_too_small};
 

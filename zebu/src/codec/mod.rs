@@ -66,7 +66,7 @@ pub enum CodecError {
 }
 
 /// `ZSTD_error_dstSize_tooSmall`, which is stable, as zstd returns it.
-fn is_dst_too_small(code: zstd::zstd_safe::ErrorCode) -> bool {
+fn is_dst_too_small(code: zstd_safe::ErrorCode) -> bool {
     const DST_SIZE_TOO_SMALL: usize = 70;
     code == 0usize.wrapping_sub(DST_SIZE_TOO_SMALL)
 }

@@ -19,6 +19,7 @@ mod join;
 mod lock;
 mod memory;
 mod native;
+#[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
 mod op;

@@ -306,6 +306,7 @@ impl Queue {
 
     /// A number that no other queue of the process has; the next queue has the
     /// next one.
+    #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
     pub(crate) fn number(&self) -> u64 {
         self.inner.number
     }

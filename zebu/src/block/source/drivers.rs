@@ -1,6 +1,8 @@
 //! The drivers of files, by QEMU's names.
 
-use super::{BlkdebugSpec, ImageSpec, NbdSpec, NullSpec};
+#[cfg(feature = "nbd")]
+use super::NbdSpec;
+use super::{BlkdebugSpec, ImageSpec, NullSpec};
 
 /// What a file is.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -15,6 +17,7 @@ pub enum FileDriver {
     /// A device as well (`host_cdrom`).
     HostCdrom,
     /// An NBD server's export (`nbd`).
+    #[cfg(feature = "nbd")]
     Nbd(Box<NbdSpec>),
     /// Nothing at all (`null-co`, `null-aio`).
     Null(NullSpec),
@@ -31,6 +34,7 @@ impl FileDriver {
             FileDriver::Any | FileDriver::File => "file",
             FileDriver::HostDevice => "host_device",
             FileDriver::HostCdrom => "host_cdrom",
+            #[cfg(feature = "nbd")]
             FileDriver::Nbd(_) => "nbd",
             FileDriver::Null(null) => null.driver,
             FileDriver::Blkdebug(_) => "blkdebug",

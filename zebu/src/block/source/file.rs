@@ -9,9 +9,11 @@ use super::drivers::unknown_driver;
 use super::name::{beside, check_path, protocol, without_prefix};
 use super::options::{Options, Scalar};
 use super::{
-    BlkdebugSpec, CommonOptions, FileDriver, ImageSpec, MAX_DEPTH, Naming, NbdSpec, NullSpec, nbd,
-    no_such_node, refuse_rest, refused,
+    BlkdebugSpec, CommonOptions, FileDriver, ImageSpec, MAX_DEPTH, Naming, NullSpec, no_such_node,
+    refuse_rest, refused,
 };
+#[cfg(feature = "nbd")]
+use super::{NbdSpec, nbd};
 use crate::Result;
 use crate::storage::EngineKind;
 
@@ -82,6 +84,7 @@ impl FileSpec {
     }
 
     /// The export that it is, if it is one.
+    #[cfg(feature = "nbd")]
     pub fn nbd(&self) -> Option<&NbdSpec> {
         match &self.driver {
             FileDriver::Nbd(nbd) => Some(nbd),
@@ -152,6 +155,7 @@ impl FileSpec {
             (Some("file"), _) => FileSpec::local(FileDriver::File, options, name),
             (Some("host_device"), _) => FileSpec::local(FileDriver::HostDevice, options, name),
             (Some("host_cdrom"), _) => FileSpec::local(FileDriver::HostCdrom, options, name),
+            #[cfg(feature = "nbd")]
             (Some("nbd"), _) => FileSpec::export(options, name),
             (Some("null-co"), _) | (None, Some("null-co")) => {
                 FileSpec::null("null-co", options, name)
@@ -179,6 +183,7 @@ impl FileSpec {
             (None, Some("file")) => FileSpec::local(FileDriver::File, options, name),
             (None, Some("host_device")) => FileSpec::local(FileDriver::HostDevice, options, name),
             (None, Some("host_cdrom")) => FileSpec::local(FileDriver::HostCdrom, options, name),
+            #[cfg(feature = "nbd")]
             (None, Some(other)) if nbd::is_protocol(other) => FileSpec::export(options, name),
             (None, Some(other)) => Err(format!("Unknown protocol '{other}'")),
         }
@@ -253,6 +258,7 @@ impl FileSpec {
         Ok(spec)
     }
 
+    #[cfg(feature = "nbd")]
     fn export(mut options: Options, name: Option<&OsStr>) -> Result<FileSpec, String> {
         let nbd = Box::new(NbdSpec::take(&mut options, name)?);
         FileSpec::other(nbd.name().to_owned(), FileDriver::Nbd(nbd), options)

@@ -12,6 +12,7 @@ mod image;
 mod image_options;
 mod json;
 mod name;
+#[cfg(feature = "nbd")]
 mod nbd;
 mod null;
 mod options;
@@ -32,6 +33,7 @@ pub use image_options::{
 };
 pub use json::json_text;
 pub use name::protocol;
+#[cfg(feature = "nbd")]
 pub use nbd::{NbdSpec, NbdTls};
 pub use null::NullSpec;
 use options::Options;

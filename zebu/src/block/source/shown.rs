@@ -25,6 +25,7 @@ impl FileSpec {
 
     pub(super) fn json(&self) -> String {
         let driver = match &self.driver {
+            #[cfg(feature = "nbd")]
             FileDriver::Nbd(nbd) => return nbd.json(),
             FileDriver::Null(null) => return object(null.members()),
             FileDriver::Blkdebug(debug) => return object(debug.members()),
