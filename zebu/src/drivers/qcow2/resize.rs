@@ -1,5 +1,5 @@
-//! Changes of a whole image: another size, nothing in it. Only for whoever has
-//! the image for itself.
+//! Changes of a whole image: another size, nothing in it. Only for a caller that
+//! shares the image with no task.
 
 use super::Image;
 use crate::broken::{Rule, is_broken};
@@ -18,7 +18,8 @@ impl Image {
         let header = self.writer()?.header().clone();
         self.geometry = self.geometry.with_version(header.version);
         self.header = header;
-        self.protect_tables()
+        self.protect_tables(self.writer()?);
+        Ok(())
     }
 
     /// Gives the image an L1 table of at least `entries` entries, and makes it

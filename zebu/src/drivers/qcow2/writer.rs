@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Image;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
-use super::frees::Frees;
+use super::frees::{Freed, Frees};
 use super::protect::{L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
@@ -38,16 +38,16 @@ pub struct WriteOptions {
     pub overlap_checks: OverlapChecks,
 }
 
-/// The shared state of those who change an image.
+/// The shared state of the requests that change an image.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) options: WriteOptions,
-    /// By number of the guest cluster: whoever changes its mapping holds it.
+    /// By number of the guest cluster: held by a request that changes its mapping.
     pub(crate) clusters: Ranges,
-    /// By L1 index: whoever gives it a table of its own holds it. Taken when
+    /// By L1 index: held by a request that gives it a table of its own. Taken when
     /// clusters are held, never the other way round.
     pub(crate) tables: Ranges,
-    /// Passed by whoever writes metadata to the disk. Taken last.
+    /// Held while metadata are written to the disk. Taken last.
     pub(crate) gate: Gate,
     pub(crate) refcounts: Refcounts,
     pub(crate) protected: Protected,
@@ -99,6 +99,13 @@ impl Writer {
     /// A flush failed.
     pub(crate) fn fail(&self, errno: i32) {
         self.failed.store(errno, Ordering::Relaxed);
+    }
+
+    /// Frees, with the next commit, what nothing points to.
+    pub(crate) fn give_back(&self, place: Freed) {
+        if place.count > 0 {
+            self.frees.push_ready(place);
+        }
     }
 
     /// A change of the whole image begins.
@@ -202,22 +209,22 @@ impl Image {
             header: Mutex::new(header.clone()),
             announced: AtomicBool::new(false),
         }));
-        self.protect_tables()?;
+        self.protect_tables(self.writer()?);
         self.protect_inactive(queue).await?;
         Ok(())
     }
 
     /// Notes where the image's tables are, as the header, the L1 table and the
     /// refcount table say.
-    pub(crate) fn protect_tables(&self) -> Result<()> {
-        let protected = &self.writer()?.protected;
+    pub(crate) fn protect_tables(&self, writer: &Writer) {
+        let protected = &writer.protected;
         let header = &self.header;
         let size = self.geometry.cluster_size();
         protected.clear();
         protected.set("qcow2_header", 0..size);
         let l1 = header.l1_offset..header.l1_offset + u64::from(header.l1_size) * 8;
         protected.set("active L1 table", l1);
-        let (offset, entries) = self.writer()?.refcounts.table();
+        let (offset, entries) = writer.refcounts.table();
         protected.set("refcount table", offset..offset + entries.len() as u64 * 8);
         if !self.snapshots.is_empty() {
             let length: usize = self.snapshots.iter().map(|s| s.encoded_len()).sum();
@@ -250,10 +257,9 @@ impl Image {
                 }
             }
         }
-        for offset in self.writer()?.refcounts.block_offsets() {
+        for offset in writer.refcounts.block_offsets() {
             protected.add_table(offset, "refcount block");
         }
-        Ok(())
     }
 
     /// Notes where the L2 tables of the snapshots are now, if they are checked.
@@ -353,8 +359,8 @@ impl Image {
         let length = header.replaced_len(&old).min(self.file_len());
         let bytes = storage::read_vec(&*self.file, queue, 0, length as usize).await?;
         let replacement = header.replace(&old, &bytes)?;
-        // From here on nobody knows which header is valid unless this ends
-        // well, and nothing more may be written.
+        // Unless this ends well it is unknown which header is valid, and nothing
+        // more may be written.
         let _unbroken = queue.unbroken(&*self.file);
         let doubt = Doubt(writer);
         self.write_header(queue, replacement).await?;

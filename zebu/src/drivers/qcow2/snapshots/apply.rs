@@ -71,17 +71,17 @@ impl Image {
     }
 
     /// Writes the active L1 table that is to be, durably, with flags as they
-    /// must be; its host offset.
-    async fn prepare_l1(&mut self, queue: &Queue, l1: &L1Table) -> Result<u64> {
+    /// must be; where it is.
+    async fn prepare_l1(&mut self, queue: &Queue, l1: &L1Table) -> Result<Freed> {
         // Refcounts first: what is written next leans on them.
         self.commit(queue, true).await?;
         // The snapshot keeps all of it.
         self.clear_copied(queue, l1).await?;
         let place = self.write_new(queue, l1.encode_shared()).await?;
         match self.commit(queue, true).await {
-            Ok(()) => Ok(place.first * self.geometry.cluster_size()),
+            Ok(()) => Ok(place),
             Err(error) => {
-                self.give_back(place)?;
+                self.writer()?.give_back(place);
                 Err(error)
             }
         }
@@ -99,14 +99,15 @@ impl Image {
         &mut self,
         queue: &Queue,
         l1: &mut L1Table,
-        host: u64,
+        place: Freed,
         size: u64,
     ) -> Result<()> {
         let punch = self.writer()?.options.punch_snapshot;
         let old_place = self.reference(self.l1_offset(), self.l1.len() as u64 * 8, punch);
         let resized = size != self.size();
         let entries = l1.len() as u32;
-        self.rewrite_header(queue, |header| {
+        let host = place.first * self.geometry.cluster_size();
+        self.switch_header(queue, place, |header| {
             header.l1_offset = host;
             header.l1_size = entries;
             if resized {
@@ -131,7 +132,7 @@ impl Image {
         place: Freed,
         punch: bool,
     ) -> Result<()> {
-        self.protect_tables()?;
+        self.protect_tables(self.writer()?);
         self.release(queue, l1, punch).await?;
         self.release_one(queue, place).await?;
         self.finish_writing(queue).await

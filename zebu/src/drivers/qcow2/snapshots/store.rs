@@ -6,7 +6,7 @@ use super::super::Image;
 use super::super::frees::Freed;
 use crate::Result;
 use crate::broken::{Rule, is_broken};
-use crate::format::Snapshot;
+use crate::format::{Header, Snapshot};
 use crate::storage::{self, Queue};
 
 impl Image {
@@ -30,18 +30,10 @@ impl Image {
         match storage::write_slice(&*self.file, queue, host.0, &bytes).await {
             Ok(()) => Ok(place),
             Err(error) => {
-                self.give_back(place)?;
+                self.writer()?.give_back(place);
                 Err(error.into())
             }
         }
-    }
-
-    /// Frees, with the next commit, what nothing points to.
-    pub(super) fn give_back(&self, place: Freed) -> Result<()> {
-        if place.count > 0 {
-            self.writer()?.frees.push_ready(place);
-        }
-        Ok(())
     }
 
     /// Writes a snapshot table, durably, to which nothing points yet.
@@ -61,7 +53,7 @@ impl Image {
         match self.commit(queue, true).await {
             Ok(()) => Ok(place),
             Err(error) => {
-                self.give_back(place)?;
+                self.writer()?.give_back(place);
                 Err(error)
             }
         }
@@ -102,18 +94,36 @@ impl Image {
         let old = self.snapshot_table();
         let old = self.reference(old.start, old.end - old.start, punch);
         let offset = place.first * self.geometry.cluster_size();
-        self.rewrite_header(queue, |header| {
+        self.switch_header(queue, place, |header| {
             header.snapshots_offset = offset;
             header.nb_snapshots = snapshots.len() as u32;
         })
         .await?;
         self.snapshots = snapshots;
-        self.protect_tables()?;
+        self.protect_tables(self.writer()?);
         // The table is valid now: after an error the caller would lower the refcounts
         // that it needs.
         if let Err(error) = self.protect_inactive(queue).await {
             tracing::warn!("the L2 tables of the snapshots are not protected: {error}");
         }
-        self.give_back(old)
+        self.writer()?.give_back(old);
+        Ok(())
+    }
+
+    /// Changes the header so that it points to a new table in `place`, which is given back
+    /// if that fails.
+    pub(super) async fn switch_header(
+        &mut self,
+        queue: &Queue,
+        place: Freed,
+        change: impl FnOnce(&mut Header),
+    ) -> Result<()> {
+        let result = self.rewrite_header(queue, change).await;
+        let writer = self.writer()?;
+        // Where writes are refused from now on, the header may be the new one.
+        if result.is_err() && writer.check().is_ok() {
+            writer.give_back(place);
+        }
+        result
     }
 }
