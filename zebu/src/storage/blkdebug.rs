@@ -135,7 +135,7 @@ struct Rules {
     /// The next requests are suspended, with these tags.
     to_suspend: Vec<String>,
     suspended: Vec<Arc<Suspended>>,
-    /// What happened, for people.
+    /// What happened, in lines to be printed.
     log: Vec<String>,
 }
 
@@ -168,6 +168,21 @@ impl Suspended {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+}
+
+/// A suspended request. Dropped with its future, it is not listed any more.
+struct Suspension<'a> {
+    shared: &'a Shared,
+    suspended: Arc<Suspended>,
+}
+
+impl Drop for Suspension<'_> {
+    fn drop(&mut self) {
+        let mut rules = self.shared.rules();
+        rules
+            .suspended
+            .retain(|suspended| !Arc::ptr_eq(suspended, &self.suspended));
     }
 }
 
@@ -257,10 +272,11 @@ impl Blkdebug {
     pub fn forget_tag(&self, tag: &str) -> bool {
         let mut found = {
             let mut rules = self.shared.rules();
-            let count = rules.rules.len();
+            let count = rules.rules.len() + rules.to_suspend.len();
             let is_it = |rule: &Rule| matches!(&rule.action, Action::Suspend(t) if t == tag);
             rules.rules.retain(|(_, rule)| !is_it(rule));
-            rules.rules.len() < count
+            rules.to_suspend.retain(|t| t != tag);
+            rules.rules.len() + rules.to_suspend.len() < count
         };
         while self.resume(tag) {
             found = true;
@@ -400,8 +416,8 @@ impl Shared {
         }
     }
 
-    /// Waits, if an event has asked for that.
-    fn suspensions(&self) -> Vec<Arc<Suspended>> {
+    /// What a request has to wait for, because of the events before it.
+    fn suspensions(&self) -> Vec<Suspension<'_>> {
         if !self.armed.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -421,7 +437,12 @@ impl Shared {
             rules.log.push(line);
         }
         rules.suspended.extend(new.iter().cloned());
-        new
+        drop(rules);
+        let suspension = |suspended| Suspension {
+            shared: self,
+            suspended,
+        };
+        new.into_iter().map(suspension).collect()
     }
 
     /// A read or write, cut as the limits say.
@@ -550,8 +571,8 @@ impl Shared {
         length: u64,
         iov: Option<Iov>,
     ) -> io::Result<usize> {
-        for suspended in self.suspensions() {
-            suspended.wait().await;
+        for suspension in self.suspensions() {
+            suspension.suspended.wait().await;
         }
         match (op, iov) {
             (OpKind::Read, Some(iov)) => self.transfer(queue, op, offset, &iov).await,
@@ -659,5 +680,30 @@ unsafe impl Storage for Blkdebug {
 
     fn blkdebug(&self) -> Option<&Blkdebug> {
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against requests that stay suspended, or listed, after their tag is forgotten
+    //! or their future is dropped.
+    use super::super::Memory;
+    use super::*;
+
+    #[test]
+    fn a_suspension_ends_with_its_tag_and_with_its_request() {
+        let none = BlkdebugLimits::default();
+        let debug = Blkdebug::new(Arc::new(Memory::default()), Vec::new(), none).unwrap();
+        debug.suspend_at(Event::WriteAio, "a");
+        debug.event(Event::WriteAio);
+        assert!(debug.forget_tag("a"));
+        assert!(debug.shared.suspensions().is_empty());
+
+        debug.suspend_at(Event::WriteAio, "b");
+        debug.event(Event::WriteAio);
+        let request = debug.shared.suspensions();
+        assert!(debug.is_suspended("b"));
+        drop(request);
+        assert!(!debug.is_suspended("b"));
     }
 }

@@ -22,9 +22,9 @@ pub struct Blocks {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of writes that leave everything beside them alone: these may overlap.
+    /// Of writes that change no bytes outside of their range: these may overlap.
     plain: Vec<Range<u64>>,
-    /// Of writes that write back what was there: nothing may overlap these.
+    /// Of writes that read old content and write it again: nothing may overlap these.
     careful: Vec<Range<u64>>,
     waiting: Vec<Waker>,
 }
@@ -38,8 +38,8 @@ pub(crate) struct Written<'a> {
 }
 
 impl Blocks {
-    /// `page` (a power of two) is what the file system zeroes as a whole
-    /// without the page cache.
+    /// `page` (a power of two) is the unit that the file system zeroes in new space when
+    /// a write bypasses the page cache.
     pub fn new(page: u64) -> Self {
         Blocks {
             state: Mutex::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 
-/// Reads as zeroes, forgets what is written, and takes as long as it is told.
+/// Reads as zeroes and drops what is written. Each request takes a fixed time.
 #[derive(Debug)]
 pub struct Null {
     properties: Properties,
@@ -16,9 +16,8 @@ pub struct Null {
 }
 
 impl Null {
-    /// A storage of `size` bytes. Each request takes `latency`. With `known_zero` a
-    /// look at its mapping says that it is zero all over; without, that it is
-    /// data, which must be read.
+    /// A storage of `size` bytes. Each request takes `latency`. Its extents are zero with
+    /// `known_zero`, else data.
     pub fn new(name: impl Into<PathBuf>, size: u64, latency: Duration, known_zero: bool) -> Self {
         Null {
             properties: Properties {

@@ -677,7 +677,8 @@ impl Inner {
     /// Drops all tasks, after the last handle that keeps them. That releases their
     /// locks, and wakes the requests of other queues that wait for them.
     fn end_tasks(&self) {
-        while self.unbroken.get() > 0 {
+        // A panic may have left a section that never ends.
+        while self.unbroken.get() > 0 && !std::thread::panicking() {
             let ready = std::mem::take(&mut *self.shared.ready());
             for id in ready {
                 if id != ROOT {

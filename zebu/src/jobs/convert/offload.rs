@@ -47,14 +47,17 @@ impl Job {
                     return false;
                 };
                 let length = status.length.min(length - at);
-                if copy_all(from, host, to, piece.range.start + at, length).is_err() {
-                    self.offload.store(false, Ordering::Relaxed);
+                if let Err(e) = copy_all(from, host, to, piece.range.start + at, length) {
+                    // The last sector of a raw source may reach past the end of its file.
+                    if e.kind() != io::ErrorKind::UnexpectedEof {
+                        self.offload.store(false, Ordering::Relaxed);
+                    }
                     return false;
                 }
                 at += length;
             }
         }
-        // (What has to be read counts then.)
+        // The rate of a range that is read and written is limited where it is read.
         self.pace.wait(range.end - range.start);
         true
     }
@@ -76,7 +79,10 @@ fn copy_all(
         let copied = unsafe { libc::copy_file_range(from, &mut offset, to, &mut at, most, 0) };
         match copied {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            ..0 => return Err(io::Error::last_os_error()),
+            ..0 => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
             copied => length -= copied as u64,
         }
     }
