@@ -12,6 +12,7 @@ pub const READ_FROM: &str = "The input is read from this file";
 /// Whether `sources`, with the images behind them, read the file, the device or the export
 /// `target`, by whatever name.
 pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
+    let target = target.bottom();
     match target.nbd() {
         Some(nbd) => reads_export(sources, nbd),
         None => reads_file(sources, &target.path),
@@ -26,7 +27,7 @@ pub fn reads_any(source: &Device, targets: &[Option<&FileSpec>]) -> bool {
 
 /// Whether `target` is the image's own file, or is read by what is behind it.
 pub fn is_in_chain(image: &Device, target: &Path) -> bool {
-    let behind = image.layers().iter().skip(1);
+    let behind = image.all_layers().skip(1);
     let mut files = behind.flat_map(|l| [l.file(), l.data()]);
     is_same(image.top().file().path(), target) || files.any(|file| is_same(file.path(), target))
 }
@@ -44,14 +45,14 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
-    let layers = sources.iter().flat_map(Device::layers);
+    let layers = sources.iter().flat_map(Device::all_layers);
     let mut files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
     let same = |nbd: &NbdSpec| (&nbd.server, &nbd.export) == (&target.server, &target.export);
     files.any(|file| file.and_then(|f| f.bottom().nbd()).is_some_and(same))
 }
 
 fn reads_file(sources: &[Device], target: &Path) -> bool {
-    let layers = sources.iter().flat_map(Device::layers);
+    let layers = sources.iter().flat_map(Device::all_layers);
     let mut files = layers.flat_map(|l| [l.file(), l.data()]);
     files.any(|file| is_same(file.path(), target))
 }

@@ -27,15 +27,14 @@ pub fn catch_progress_requests() {
 }
 
 /// From now on SIGINT and SIGTERM are handled by the job, which polls [`stop_signal`]. A
-/// second one ends the program at once. A signal that is ignored stays ignored: shells
+/// second one of either ends the program at once. A signal that is ignored stays ignored: shells
 /// start background programs so.
 pub fn catch_stops() {
-    let stopped = stopped_by();
+    let (stopped, again) = (stopped_by(), Arc::new(AtomicBool::new(false)));
     for signal in [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s)) {
-        let again = Arc::new(AtomicBool::new(false));
         let status = exit_status(signal).into();
         let _ = flag::register_conditional_shutdown(signal, status, again.clone());
-        let _ = flag::register(signal, again);
+        let _ = flag::register(signal, again.clone());
         let _ = flag::register_usize(signal, stopped.clone(), signal as usize);
     }
 }

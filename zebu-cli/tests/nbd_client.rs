@@ -306,6 +306,8 @@ fn every_command_takes_an_export() {
         .ok("create");
     lab.zebu(&["convert", "-n", "-O", "qcow2", "x.raw", &uri])
         .ok("convert -n");
+    lab.zebu(&["convert", "-n", "-O", "qcow2", &uri, &uri])
+        .failed_with_one_line(1, "convert onto itself");
     lab.zebu(&["snapshot", "-c", "one", &uri]).ok("snapshot");
     lab.zebu_io(&["-c", "write -P 77 0 1M", &uri]).ok("write");
     lab.zebu(&["convert", "-l", "one", &uri, "out.raw"])

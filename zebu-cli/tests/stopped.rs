@@ -354,6 +354,7 @@ fn what_is_read_is_not_the_target() {
     let before = content();
     let json = r#"json:{"driver":"raw","file":{"driver":"file","filename":"link"}}"#;
     let opts = "driver=raw,file.filename=hard";
+    let nested = "json:{'driver':'raw','file':{'driver':'qcow2','file.filename':'over.qcow2'}}";
     for target in ["s.raw", "./s.raw", "link", "hard", "file:s.raw"] {
         for new in [&[][..], &["-n"]] {
             let mut args = vec!["convert", "-U", "-f", "raw", "-O", "raw"];
@@ -413,6 +414,18 @@ fn what_is_read_is_not_the_target() {
             "base.link",
         ],
         &["dd", "-U", "-f", "raw", "if=s.raw", "of=hard"],
+        // `base.qcow2` is behind the image that is the source's file.
+        &[
+            "create",
+            "-f",
+            "qcow2",
+            "-b",
+            nested,
+            "-F",
+            "raw",
+            "base.qcow2",
+        ],
+        &["convert", "-U", "-O", "qcow2", nested, "base.qcow2"],
     ] {
         let answer = lab.zebu(args);
         assert_eq!(answer.status, 1, "{args:?}: {answer:#?}");

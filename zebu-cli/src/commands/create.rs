@@ -72,14 +72,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     for object in &arguments.object {
         objects::add(object)?;
     }
-    invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
-    create(&arguments, format, name, size)
+    create(invocation, &arguments, format, name, size)
         .map_err(|why| Failure::new(format!("{}: {why}", name.display())))?;
     Ok(0)
 }
 
 /// Makes the image.
 fn create(
+    invocation: &Invocation,
     arguments: &Arguments,
     format: &str,
     name: &OsStr,
@@ -120,6 +120,8 @@ fn create(
         output::say(&formatting(format, name, &options));
     }
     let image = NewImage::new(format, size, &options)?;
+    // Until here no file is changed, and the signals end the program by themselves.
+    invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
 }
 

@@ -100,6 +100,26 @@ pub(super) struct WriteMode {
     pub detect_zeroes: DetectZeroes,
 }
 
+/// A device whose disk has another size until this is dropped.
+pub(super) struct TemporarySize<'a> {
+    device: &'a mut Device,
+    old: u64,
+}
+
+impl std::ops::Deref for TemporarySize<'_> {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        self.device
+    }
+}
+
+impl Drop for TemporarySize<'_> {
+    fn drop(&mut self) {
+        self.device.set_size(self.old);
+    }
+}
+
 impl Device {
     /// The device that `layers` make, the top one first: at least one.
     pub(super) fn new(layers: Vec<Layer>, inspect: bool, write: Option<WriteMode>) -> Self {
@@ -113,12 +133,12 @@ impl Device {
         }
     }
 
-    /// The images of the chain.
-    pub(super) fn into_layers(self) -> Vec<Layer> {
-        self.layers
+    /// The images of the chain, and those whose disks are files of it.
+    pub(super) fn into_parts(self) -> (Vec<Layer>, Vec<Arc<Stacked>>) {
+        (self.layers, self.stacked)
     }
 
-    /// The images of the chain, for whoever has the device for itself.
+    /// The images of the chain, to be changed.
     pub(super) fn layers_mut(&mut self) -> &mut [Layer] {
         &mut self.layers
     }
@@ -126,6 +146,13 @@ impl Device {
     /// The top image has this size now.
     pub(super) fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size;
+    }
+
+    /// Has the disk another size for as long as the answer lives.
+    pub(super) fn with_size(&mut self, size: u64) -> TemporarySize<'_> {
+        let old = self.size();
+        self.set_size(size);
+        TemporarySize { device: self, old }
     }
 
     /// Whether discards are carried out.
@@ -160,6 +187,16 @@ impl Device {
     /// The images of the chain, the top one first.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// All images that are read: those of the chain, the top one first, then those of
+    /// images whose disks are files of it.
+    pub fn all_layers(&self) -> Box<dyn Iterator<Item = &Layer> + '_> {
+        let inner = self
+            .stacked
+            .iter()
+            .flat_map(|image| image.device().all_layers());
+        Box::new(self.layers.iter().chain(inner))
     }
 
     /// The top image.

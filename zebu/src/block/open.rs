@@ -208,9 +208,14 @@ impl Device {
             opening.image(spec, image, format, Role::Top).await
         })?;
         let write = opening.write_mode();
-        let mut layers = opening.layers;
-        layers.extend(backing.into_iter().flat_map(Device::into_layers));
-        Ok(Device::new(layers, options.inspect, write))
+        let (mut layers, mut stacked) = (opening.layers, opening.stacked.into_inner());
+        if let Some((behind, files)) = backing.map(Device::into_parts) {
+            layers.extend(behind);
+            stacked.extend(files);
+        }
+        let mut device = Device::new(layers, options.inspect, write);
+        device.stacked = stacked;
+        Ok(device)
     }
 }
 

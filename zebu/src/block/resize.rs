@@ -1,7 +1,6 @@
 //! Changes of a whole device: its size, or its content dropped.
 
 use super::device::Device;
-use super::whole::end_whole;
 use super::write::{Top, Zeroing};
 use crate::broken::{Rule, is_broken};
 use crate::format::MAX_L1_BYTES;
@@ -60,11 +59,8 @@ impl Device {
         size: u64,
         preallocation: Preallocation,
     ) -> Result<()> {
-        self.top_for_writing(0, 0)?;
-        let whole = self.begin_whole().await;
-        let result = self.resize_exclusive(queue, size, preallocation).await;
-        end_whole(whole);
-        result
+        self.whole(async |device| device.resize_exclusive(queue, size, preallocation).await)
+            .await
     }
 
     async fn resize_exclusive(
@@ -250,7 +246,7 @@ impl Device {
         // Fails if the header write failed: either size may be on the disk.
         image.unmap_from(queue, kept).await?;
         match data_len {
-            Some(length) if !image.data().is_device() => Ok(image.data().set_len(length)?),
+            Some(length) if !image.data().is_device() => image.shorten_data_file(length),
             _ => Ok(()),
         }
     }
@@ -275,20 +271,21 @@ impl Device {
             true => end.next_multiple_of(cluster_size),
             false => end,
         };
-        // With a temporary size, so that the range is inside the disk.
-        self.set_size(end.next_multiple_of(cluster_size).max(size));
+        // The range must be inside the disk.
+        let device = self.with_size(end.next_multiple_of(cluster_size).max(size));
         let result = match whole {
             true => Ok(false),
-            false => self.reads_as_zero(queue, start..end).await,
+            false => device.reads_as_zero(queue, start..end).await,
         };
         let result = match result {
             Ok(false) => {
-                self.write_zeroes(queue, start, end - start, Zeroing::Keep)
+                device
+                    .write_zeroes(queue, start, end - start, Zeroing::Keep)
                     .await
             }
             other => other.map(drop),
         };
-        self.set_size(size);
+        drop(device);
         self.wait_for_tasks().await;
         result
     }
@@ -306,12 +303,12 @@ impl Device {
         // SAFETY: the buffer lives until the write, awaited here, has ended.
         #[allow(unsafe_code)]
         let zeroes = unsafe { buffer.iov() }.slice(0, length);
-        self.set_size(end.max(size));
-        let result = match self.top().as_qcow2() {
-            Some(image) => self.write_image(queue, image, start, &zeroes).await,
+        let device = self.with_size(end.max(size));
+        let result = match device.top().as_qcow2() {
+            Some(image) => device.write_image(queue, image, start, &zeroes).await,
             None => Ok(()),
         };
-        self.set_size(size);
+        drop(device);
         self.wait_for_tasks().await;
         result
     }
@@ -344,11 +341,8 @@ impl Device {
     /// Forgets the content of the top image: everything is unallocated
     /// afterwards, and shows the backing file. Durable on return.
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
-        self.top_for_writing(0, 0)?;
-        let whole = self.begin_whole().await;
-        let result = self.empty_exclusive(queue).await;
-        end_whole(whole);
-        result
+        self.whole(async |device| device.empty_exclusive(queue).await)
+            .await
     }
 
     async fn empty_exclusive(&mut self, queue: &Queue) -> Result<()> {

@@ -1,7 +1,6 @@
 //! Internal snapshots of the top image.
 
 use super::device::Device;
-use super::whole::end_whole;
 use super::write::Top;
 use crate::drivers::qcow2::{Image, SnapshotName};
 use crate::storage::Queue;
@@ -12,40 +11,38 @@ impl Device {
     /// bytes; others may have the same), with the next free number as its id.
     /// Durable on return; after an error there is none.
     pub async fn snapshot_create(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
-        self.top_for_writing(0, 0)?;
-        let whole = self.begin_whole().await;
-        let image = self.image_with_snapshots()?;
-        let result = image.snapshot_create(queue, name.as_ref()).await;
-        let result = told(queue, image, result).await;
-        end_whole(whole);
-        result
+        self.whole(async |device| {
+            let image = device.image_with_snapshots()?;
+            let result = image.snapshot_create(queue, name.as_ref()).await;
+            told(queue, image, result).await
+        })
+        .await
     }
 
     /// Makes the disk what it was when an internal snapshot was taken, its size
     /// too. The snapshot stays; what was written since is lost. Durable on
     /// return. Images with bitmaps are refused.
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
-        self.top_for_writing(0, 0)?;
-        let whole = self.begin_whole().await;
-        let image = self.image_with_snapshots()?;
-        let result = image.snapshot_apply(queue, name).await;
-        let result = told(queue, image, result).await;
-        let size = image.size();
-        self.set_size(size);
-        end_whole(whole);
-        result
+        self.whole(async |device| {
+            let image = device.image_with_snapshots()?;
+            let result = image.snapshot_apply(queue, name).await;
+            let result = told(queue, image, result).await;
+            let size = image.size();
+            device.set_size(size);
+            result
+        })
+        .await
     }
 
     /// Deletes an internal snapshot and frees what only it had. Durable on
     /// return.
     pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
-        self.top_for_writing(0, 0)?;
-        let whole = self.begin_whole().await;
-        let image = self.image_with_snapshots()?;
-        let result = image.snapshot_delete(queue, name).await;
-        let result = told(queue, image, result).await;
-        end_whole(whole);
-        result
+        self.whole(async |device| {
+            let image = device.image_with_snapshots()?;
+            let result = image.snapshot_delete(queue, name).await;
+            told(queue, image, result).await
+        })
+        .await
     }
 
     /// The top image, if it can have snapshots and is open for writing.

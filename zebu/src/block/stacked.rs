@@ -32,11 +32,20 @@ impl Stacked {
         }
     }
 
-    /// Closes the image, after the image above it.
-    pub(super) async fn close(self, queue: &Queue) -> Result<()> {
-        match Arc::try_unwrap(self.device) {
+    /// The image.
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Closes the image, after the image above it. It is only flushed if something else
+    /// still refers to it: a forgotten request, or a file that is kept for its lock.
+    pub(super) async fn close(self: Arc<Self>, queue: &Queue) -> Result<()> {
+        let device = match Arc::try_unwrap(self) {
+            Ok(stacked) => stacked.device,
+            Err(shared) => shared.device.clone(),
+        };
+        match Arc::try_unwrap(device) {
             Ok(device) => device.close(queue).await,
-            // A forgotten request still refers to it.
             Err(device) => device.flush(queue).await,
         }
     }
@@ -235,7 +244,7 @@ mod tests {
                 let mut waits = Box::pin(above.flush(&one));
                 assert!(waits.as_mut().poll(&mut context).is_pending());
                 drop(waits);
-                // Nobody drives the other one meanwhile.
+                // The other one is not driven meanwhile.
                 drop(one);
                 other.block_on(begun).unwrap();
             }

@@ -1,7 +1,7 @@
 //! Exclusive access to the top image, for changes of the image as a whole.
 
 use super::device::Device;
-use crate::drivers::qcow2::{Image, Whole};
+use crate::drivers::qcow2::Image;
 use crate::{Error, Result};
 
 impl Device {
@@ -22,17 +22,22 @@ impl Device {
         }
     }
 
-    /// As [`Device::wait_for_tasks`], and begins a change of a whole image; see [`Whole`].
-    pub(super) async fn begin_whole(&mut self) -> Option<Whole> {
+    /// Carries out a change of the whole device, after the tasks of dropped requests have
+    /// ended. If it is dropped midway, every write fails until the image is opened again.
+    pub(super) async fn whole<T>(
+        &mut self,
+        change: impl AsyncFnOnce(&mut Device) -> Result<T>,
+    ) -> Result<T> {
+        self.top_for_writing(0, 0)?;
         self.wait_for_tasks().await;
-        let writer = self.top().as_qcow2()?.writer().ok()?;
-        Some(writer.whole())
-    }
-}
-
-/// Ends a change of a whole image, whether it succeeded or failed.
-pub(super) fn end_whole(whole: Option<Whole>) {
-    if let Some(whole) = whole {
-        whole.end();
+        let whole = match self.top().as_qcow2() {
+            Some(image) => Some(image.writer()?.whole()),
+            None => None,
+        };
+        let result = change(self).await;
+        if let Some(whole) = whole {
+            whole.end();
+        }
+        result
     }
 }

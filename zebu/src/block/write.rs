@@ -353,18 +353,25 @@ impl Device {
     /// without it, changes since the last flush may be lost and clusters leak,
     /// but the image stays consistent. Does nothing for a device that is not
     /// open for writing.
+    ///
+    /// All of it is closed whatever happens; the first error is returned.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
-        self.flush(queue).await?;
-        self.wait_for_tasks().await;
-        if self.top().as_qcow2().is_some() {
-            self.own_image()?.close(queue).await?;
-        }
+        let mut result = self.close_top(queue).await;
         let stacked = std::mem::take(&mut self.stacked);
         drop(self);
-        for image in stacked.into_iter().filter_map(std::sync::Arc::into_inner) {
-            Box::pin(image.close(queue)).await?;
+        for image in stacked {
+            result = result.and(Box::pin(image.close(queue)).await);
         }
-        Ok(())
+        result
+    }
+
+    async fn close_top(&mut self, queue: &Queue) -> Result<()> {
+        self.flush(queue).await?;
+        self.wait_for_tasks().await;
+        match self.top().as_qcow2() {
+            Some(_) => self.own_image()?.close(queue).await,
+            None => Ok(()),
+        }
     }
 
     /// After a change: the image is marked if it turned out to be corrupt, and

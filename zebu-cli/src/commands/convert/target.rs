@@ -136,12 +136,14 @@ impl Wanted<'_> {
                 self.source(self.arguments.backing.as_deref(), self.backing_format())
             }
         };
-        // Locks of the sources refuse it when it is opened. With -U there are none, and
-        // to open it may repair it.
-        if self.arguments.source.force_share
-            && let Ok(spec) = source.resolve(None, None)
-        {
-            self.check_not_read([Some(&spec.file), spec.data_file.as_ref()])?;
+        // Opening it may repair it. The locks of the sources prevent that, but exports have
+        // no locks, and with -U files have none either.
+        if let Ok(spec) = source.resolve(None, None) {
+            let is_unlocked = |file: &&FileSpec| {
+                self.arguments.source.force_share || file.bottom().nbd().is_some()
+            };
+            let files = [Some(&spec.file), spec.data_file.as_ref()];
+            self.check_not_read(files.map(|file| file.filter(is_unlocked)))?;
         }
         let device = self.open_device(&source, &self.caches(false), options)?;
         self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;

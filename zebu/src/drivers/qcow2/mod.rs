@@ -49,7 +49,6 @@ pub use protect::OverlapChecks;
 pub use shared::SharedImage;
 pub use snapshot::SnapshotName;
 pub(crate) use target::{Fill, Step, Target};
-pub(crate) use writer::Whole;
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.
