@@ -9,8 +9,7 @@ use std::ops::Range;
 
 use super::DetectZeroes;
 use super::device::Device;
-use crate::broken::{Rule, is_broken};
-use crate::drivers::qcow2::{Allocation, Fill, Image, Step, Target};
+use crate::drivers::qcow2::{Allocation, Announced, Change, Fill, Image, NextWrite, Target};
 use crate::drivers::{Mapping, Raw};
 use crate::format::HostOffset;
 use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue};
@@ -108,7 +107,7 @@ impl Device {
         offset: u64,
         iov: &Iov,
     ) -> Result<()> {
-        image.announce(queue).await?;
+        let announced = image.announce(queue).await?;
         let _stay = image.enter();
         let total = iov.len() as u64;
         // Most writes go to one place: no plan is made for these.
@@ -122,7 +121,7 @@ impl Device {
         }
         // Its future is ten times as large as all of the above, and futures are
         // moved as a whole.
-        Box::pin(self.write_by_parts(queue, image, offset, iov)).await
+        Box::pin(self.write_by_parts(queue, image, announced, offset, iov)).await
     }
 
     /// The same, of any range. The caller has entered.
@@ -130,6 +129,7 @@ impl Device {
         &self,
         queue: &Queue,
         image: &Image,
+        announced: Announced<'_>,
         offset: u64,
         iov: &Iov,
     ) -> Result<()> {
@@ -162,10 +162,10 @@ impl Device {
         if changes.is_empty() {
             return in_place.await;
         }
-        image.relieve(queue).await?;
         let change = async {
             for (guest, at, length) in changes {
-                self.change(queue, image, guest, iov.slice(at, length))
+                let change = announced.change(queue, guest, length as u64).await?;
+                self.change(queue, image, change, guest, iov.slice(at, length))
                     .await?;
             }
             Ok(())
@@ -175,50 +175,34 @@ impl Device {
     }
 
     /// Writes a range of which something has no place of its own yet.
-    async fn change(&self, queue: &Queue, image: &Image, guest: u64, iov: Iov) -> Result<()> {
-        let _held = image.hold(guest, iov.len() as u64).await?;
+    async fn change(
+        &self,
+        queue: &Queue,
+        image: &Image,
+        change: Change<'_>,
+        guest: u64,
+        iov: Iov,
+    ) -> Result<()> {
         let mut at = 0;
         while at < iov.len() {
             let (from, left) = (guest + at as u64, iov.len() - at);
-            let slice = image.own_slice(queue, from).await?;
-            let limit = (left as u64).min(image.to_slice_end(from));
-            // Looked at again, now that nobody else changes it.
-            at += match image.step(&slice, from, limit)? {
-                Step::InPlace { host, length } => {
+            let done = match change.next_write(queue, from, left as u64).await? {
+                NextWrite::InPlace { host, length } => {
                     image.check_data_write(host, length)?;
                     let part = iov.slice(at, length as usize);
                     storage::event(&**image.file(), storage::Event::WriteAio);
                     storage::write(&**image.data(), queue, host.0, &part).await?;
                     length
                 }
-                Step::Fill(mut fill) => {
-                    let allocation = match fill.host {
-                        None if !image.geometry().has_data_file() => {
-                            let allocation = image.allocate_place(queue, fill.clusters).await?;
-                            fill.shorten(allocation.clusters(), image.geometry());
-                            Some(allocation)
-                        }
-                        _ => None,
+                NextWrite::Fill(filling) => {
+                    let write = async |fill: &Fill, host, new: Option<&Allocation<'_>>| {
+                        let part = iov.slice(at, fill.length as usize);
+                        self.fill(queue, image, fill, host, new, &part).await
                     };
-                    let host = match &allocation {
-                        Some(allocation) => allocation.host(),
-                        // In an external data file everything is where it is on
-                        // the disk.
-                        None => fill.host.unwrap_or(HostOffset(fill.cluster)),
-                    };
-                    let part = iov.slice(at, fill.length as usize);
-                    let new = allocation.as_ref();
-                    if is_broken(Rule::DataBeforeEntry) {
-                        image.map_fill(&slice, &fill, host)?;
-                    }
-                    self.fill(queue, image, &fill, host, new, &part).await?;
-                    image.map_fill(&slice, &fill, host)?;
-                    if let Some(allocation) = allocation {
-                        allocation.keep();
-                    }
-                    fill.length
+                    filling.fill(write).await?
                 }
-            } as usize;
+            };
+            at += done as usize;
         }
         Ok(())
     }

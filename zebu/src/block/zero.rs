@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::write::{Top, Zeroing};
 use crate::Result;
-use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::{Announced, Image};
 use crate::storage::{self, Queue};
 
 /// Zeroes are written as data in pieces of so many bytes.
@@ -78,19 +78,18 @@ impl Device {
     async fn zero_part(&self, queue: &Queue, image: &Image, start: u64, end: u64) -> Result<()> {
         let unit = image.geometry().subcluster_size();
         let whole = start & !(unit - 1);
-        image.announce(queue).await?;
+        let announced = image.announce(queue).await?;
         if !image.header().is_data_file_raw() {
-            image.relieve(queue).await?;
-            let _stay = image.enter();
-            let _held = image.hold(whole, unit).await?;
+            let change = announced.change(queue, whole, unit).await?;
             let to = (whole + unit).min(self.size());
             if self.reads_as_zero(queue, whole..to).await?
-                && image.zero(queue, whole, unit, false).await? == unit
+                && change.zero(queue, whole, unit, false).await? == unit
             {
                 return Ok(());
             }
         }
-        self.write_zero_data(queue, image, start, end).await
+        self.write_zero_data(queue, image, announced, start, end)
+            .await
     }
 
     /// Zeroes whole subclusters.
@@ -103,25 +102,24 @@ impl Device {
         unmap: bool,
     ) -> Result<()> {
         let cluster_size = image.geometry().cluster_size();
-        image.announce(queue).await?;
+        let announced = image.announce(queue).await?;
         if image.header().is_data_file_raw() {
             return self.zero_raw_data(queue, image, start, end, unmap).await;
         }
         let mut at = start;
         while at < end {
-            image.relieve(queue).await?;
             // A slice at a time, so that others are not held up for long.
             let mut length = (end - at).min(image.to_slice_end(at));
             let done = {
-                let _stay = image.enter();
-                let _held = image.hold(at, length).await?;
-                image.zero(queue, at, length, unmap).await?
+                let change = announced.change(queue, at, length).await?;
+                change.zero(queue, at, length, unmap).await?
             };
             if done < length {
                 // The format cannot say it of this cluster.
                 let cluster = (at + done) & !(cluster_size - 1);
                 let to = end.min(cluster + cluster_size);
-                self.write_zero_data(queue, image, at + done, to).await?;
+                self.write_zero_data(queue, image, announced, at + done, to)
+                    .await?;
                 length = to - at;
             }
             at += length;
@@ -158,6 +156,7 @@ impl Device {
         &self,
         queue: &Queue,
         image: &Image,
+        announced: Announced<'_>,
         start: u64,
         end: u64,
     ) -> Result<()> {
@@ -177,10 +176,9 @@ impl Device {
         while at < end {
             let length = PIECE.min(end - at);
             let is_zero = may_stay && {
-                let _stay = image.enter();
                 // A write that is filling a cluster may make older data visible
                 // that are on their way to the same host cluster.
-                let _held = image.hold(at, length).await?;
+                let _change = announced.change(queue, at, length).await?;
                 self.reads_as_zero(queue, at..at + length).await?
             };
             if !is_zero {
@@ -237,7 +235,7 @@ impl Device {
             true => self.size().next_multiple_of(cluster_size),
             false => (offset + length) & !(cluster_size - 1),
         };
-        image.announce(queue).await?;
+        let announced = image.announce(queue).await?;
         let mut at = offset.next_multiple_of(cluster_size);
         if image.header().is_data_file_raw() {
             return match at < end {
@@ -246,16 +244,17 @@ impl Device {
             };
         }
         while at < end {
-            image.relieve(queue).await?;
-            let _stay = image.enter();
-            let extent = image.extent(queue, at, end - at).await?;
+            let extent = {
+                let _stay = image.enter();
+                image.extent(queue, at, end - at).await?
+            };
             if !has_backing && is_plain(&extent) {
                 // Nothing to drop, perhaps not even a table.
                 at += extent.length;
                 continue;
             }
             let length = (end - at).min(image.to_slice_end(at));
-            let _held = image.hold(at, length).await?;
+            let change = announced.change(queue, at, length).await?;
             if image.geometry().has_data_file() {
                 let data = &**image.data();
                 let inside = data.len()?.saturating_sub(at).min(length);
@@ -263,7 +262,7 @@ impl Device {
                     storage::punch_hole(data, queue, at, inside).await?;
                 }
             }
-            image.drop_clusters(queue, at, length, has_backing).await?;
+            change.drop_clusters(queue, at, length, has_backing).await?;
             at += length;
         }
         Ok(())

@@ -1,9 +1,15 @@
 //! Changing the mapping of guest clusters.
 //!
-//! Whoever changes the mapping of a cluster holds it (`Writer::clusters`) from
-//! before looking at the entry until after setting it. So of two writes to one
-//! unallocated cluster one allocates, and the other waits and then finds it
-//! allocated.
+//! A request that changes the mapping of a cluster holds it (`Writer::clusters`)
+//! from before it looks at the entry until after it has set it. So of two writes
+//! to one unallocated cluster one allocates, and the other waits and then finds
+//! it allocated.
+//!
+//! The types are the order of the steps: [`Announced`], from which comes
+//! [`Change`] (metadata written back if much has gathered, the epoch entered,
+//! the range held), from which comes [`Filling`] (the entry looked at, host
+//! clusters allocated), which sets the entries after the data are written and
+//! frees the clusters if that does not happen.
 //!
 //! A write in place holds nothing. It may overtake a change of the mapping, or
 //! be overtaken, just as the two requests might; the host cluster that it goes
@@ -13,10 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Image;
+use super::allocate::Allocation;
+use super::epoch::Stay;
 use super::frees::Freed;
 use super::protect::L2_TABLE;
 use super::table::Slice;
-use super::target::Fill;
+use super::target::{Fill, Step};
+use crate::broken::{Rule, is_broken};
 use crate::drivers::Held;
 use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
 use crate::storage::{self, Queue};
@@ -25,8 +34,147 @@ use crate::{Error, Result};
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
 
+/// A request that may change the image: it was announced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Announced<'a>(pub(super) &'a Image);
+
+/// The right to change the mapping of a range of guest clusters: no other
+/// request changes it until this is dropped.
+pub(crate) struct Change<'a> {
+    image: &'a Image,
+    // Given up before the epoch is left.
+    _held: Hold<'a>,
+    _stay: Option<Stay<'a>>,
+}
+
+/// What a write does next, while it has the right to change the mapping.
+pub(crate) enum NextWrite<'a> {
+    /// It writes to the host clusters that are mapped.
+    InPlace {
+        /// Where.
+        host: HostOffset,
+        /// Bytes.
+        length: u64,
+    },
+    /// It fills clusters, and maps them then.
+    Fill(Filling<'a>),
+}
+
+/// Clusters that are to be filled and mapped. If they are not mapped, those that
+/// were allocated for it are free when this is dropped.
+pub(crate) struct Filling<'a> {
+    image: &'a Image,
+    slice: Arc<Slice>,
+    fill: Fill,
+    host: HostOffset,
+    allocation: Option<Allocation<'a>>,
+}
+
+impl<'a> Announced<'a> {
+    /// Begins a change of the mapping of a range. The caller holds nothing: what
+    /// is written back here may wait for others' changes.
+    pub(crate) async fn change(self, queue: &Queue, guest: u64, length: u64) -> Result<Change<'a>> {
+        let image = self.0;
+        image.relieve(queue).await?;
+        let stay = image.enter();
+        Ok(Change {
+            image,
+            _held: image.hold(guest, length).await?,
+            _stay: stay,
+        })
+    }
+}
+
+impl<'a> Change<'a> {
+    /// What a write of at most `limit` bytes at `guest`, inside the range, does
+    /// next. Takes the host clusters that it needs.
+    pub(crate) async fn next_write(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        limit: u64,
+    ) -> Result<NextWrite<'_>> {
+        let image = self.image;
+        let slice = image.own_slice(queue, guest).await?;
+        let limit = limit.min(image.to_slice_end(guest));
+        let mut fill = match image.step(&slice, guest, limit)? {
+            Step::InPlace { host, length } => return Ok(NextWrite::InPlace { host, length }),
+            Step::Fill(fill) => fill,
+        };
+        let allocation = match fill.host {
+            None if !image.geometry().has_data_file() => {
+                let allocation = image.allocate_place(queue, fill.clusters).await?;
+                fill.shorten(allocation.clusters(), image.geometry());
+                Some(allocation)
+            }
+            _ => None,
+        };
+        let host = match &allocation {
+            Some(allocation) => allocation.host(),
+            // In an external data file everything is where it is on the disk.
+            None => fill.host.unwrap_or(HostOffset(fill.cluster)),
+        };
+        Ok(NextWrite::Fill(Filling {
+            image,
+            slice,
+            fill,
+            host,
+            allocation,
+        }))
+    }
+
+    /// See [`Image::zero`].
+    pub(crate) async fn zero(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+        unmap: bool,
+    ) -> Result<u64> {
+        self.image.zero(queue, guest, length, unmap).await
+    }
+
+    /// See [`Image::drop_clusters`].
+    pub(crate) async fn drop_clusters(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        length: u64,
+        has_backing: bool,
+    ) -> Result<()> {
+        let dropping = self.image.drop_clusters(queue, guest, length, has_backing);
+        dropping.await
+    }
+}
+
+impl Filling<'_> {
+    /// Has `write` write everything of the clusters, then maps them. How many
+    /// bytes of the request that is.
+    pub(crate) async fn fill(
+        self,
+        write: impl AsyncFnOnce(&Fill, HostOffset, Option<&Allocation<'_>>) -> Result<()>,
+    ) -> Result<u64> {
+        let Filling {
+            image,
+            slice,
+            fill,
+            host,
+            allocation,
+        } = self;
+        if is_broken(Rule::DataBeforeEntry) {
+            image.map_fill(&slice, &fill, host)?;
+        }
+        write(&fill, host, allocation.as_ref()).await?;
+        image.map_fill(&slice, &fill, host)?;
+        if let Some(allocation) = allocation {
+            allocation.keep();
+        }
+        Ok(fill.length)
+    }
+}
+
 /// Guest clusters that are held.
-pub(crate) struct Hold<'a> {
+pub(super) struct Hold<'a> {
     _held: Held<'a>,
     changing: &'a AtomicU64,
 }
@@ -40,7 +188,7 @@ impl Drop for Hold<'_> {
 impl Image {
     /// Waits until nobody else changes the clusters of a range, and keeps
     /// others away.
-    pub(crate) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
+    pub(super) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
         let bits = self.geometry.cluster_bits();
         let range = guest >> bits..(guest + length).div_ceil(1 << bits);
         let writer = self.writer()?;
@@ -54,7 +202,7 @@ impl Image {
 
     /// The slice of `guest`, in a table that the active disk alone has: one is
     /// made if need be. The caller holds the cluster of `guest`.
-    pub(crate) async fn own_slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
+    pub(super) async fn own_slice(&self, queue: &Queue, guest: u64) -> Result<Arc<Slice>> {
         let index = self.geometry.l1_index(GuestOffset(guest));
         if index >= self.l1.len() as u64 {
             return Err(Error::Refused(format!(
@@ -141,7 +289,7 @@ impl Image {
     ///
     /// Everything that the new entry points to is written, and its refcount
     /// raised.
-    pub(crate) fn set_entry(
+    pub(super) fn set_entry(
         &self,
         slice: &Arc<Slice>,
         guest: u64,
@@ -181,7 +329,7 @@ impl Image {
 
     /// Maps the clusters of a fill to host clusters from `host` on, after
     /// everything of it was written there.
-    pub(crate) fn map_fill(&self, slice: &Arc<Slice>, fill: &Fill, host: HostOffset) -> Result<()> {
+    pub(super) fn map_fill(&self, slice: &Arc<Slice>, fill: &Fill, host: HostOffset) -> Result<()> {
         let size = self.geometry.cluster_size();
         let punch = self.writer()?.options.punch_other;
         for nth in 0..fill.clusters {

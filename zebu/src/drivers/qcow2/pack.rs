@@ -42,11 +42,10 @@ impl Image {
             return Ok(());
         };
         let writer = self.writer()?;
-        self.announce(queue).await?;
-        self.relieve(queue).await?;
-        let _stay = self.enter();
         let size = self.geometry.cluster_size();
-        let _held = self.hold(first.0, last.0 + size - first.0).await?;
+        let announced = self.announce(queue).await?;
+        let length = last.0 + size - first.0;
+        let _change = announced.change(queue, first.0, length).await?;
         for (guest, _) in clusters {
             let slice = self.own_slice(queue, *guest).await?;
             match self.kind(self.entry(&slice, *guest), *guest)? {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Image;
+use super::change::Announced;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
@@ -306,16 +307,16 @@ impl Image {
 
     /// Before a request changes anything: the image can still be written, and
     /// features that are not maintained here are not claimed any more.
-    pub(crate) async fn announce(&self, queue: &Queue) -> Result<()> {
+    pub(crate) async fn announce(&self, queue: &Queue) -> Result<Announced<'_>> {
         let writer = self.writer()?;
         writer.check()?;
-        if writer.announced.load(Ordering::Acquire) {
-            return Ok(());
+        if !writer.announced.load(Ordering::Acquire) {
+            self.as_task(queue, async move |image, queue| {
+                image.announce_first(queue).await
+            })
+            .await?;
         }
-        self.as_task(queue, async move |image, queue| {
-            image.announce_first(queue).await
-        })
-        .await
+        Ok(Announced(self))
     }
 
     async fn announce_first(&self, queue: &Queue) -> Result<()> {

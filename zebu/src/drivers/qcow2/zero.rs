@@ -13,7 +13,7 @@ impl Image {
     /// clusters are dropped where they can be. The caller holds the clusters.
     /// False if the format cannot say that of what is at `guest`; the range up
     /// to there is done then: its length.
-    pub(crate) async fn zero(
+    pub(super) async fn zero(
         &self,
         queue: &Queue,
         guest: u64,
@@ -34,7 +34,7 @@ impl Image {
     /// Drops a range of whole clusters, which the caller holds; they read as
     /// zeroes afterwards. (Version 2 with a backing file cannot say that:
     /// the caller does not ask then.)
-    pub(crate) async fn drop_clusters(
+    pub(super) async fn drop_clusters(
         &self,
         queue: &Queue,
         guest: u64,
