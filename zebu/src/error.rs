@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 
-use crate::codec::CodecError;
 use crate::format::FormatError;
 
 /// The result of anything that touches an image.
@@ -36,7 +35,7 @@ pub enum Error {
         /// Host offset of the compressed data in bytes.
         host: u64,
         /// What the decompressor said.
-        source: CodecError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A request outside the device.
     #[error("Request of {length} bytes at offset {offset} is outside the device of {size} bytes")]
@@ -185,24 +184,20 @@ impl Error {
     }
 }
 
+/// The error inside an [`io::Error`] that is none of the operating system, with
+/// the `errno` nearest to it.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+#[cfg_attr(not(feature = "nbd"), allow(dead_code))]
+pub(crate) struct WithErrno {
+    pub errno: i32,
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
 fn io_errno(error: &io::Error) -> i32 {
-    server_errno(error)
-        .or(error.raw_os_error())
-        .unwrap_or(libc::EIO)
-}
-
-/// The error that an NBD server answered with.
-#[cfg(feature = "nbd")]
-fn server_errno(error: &io::Error) -> Option<i32> {
-    let answer = error
-        .get_ref()?
-        .downcast_ref::<crate::storage::nbd::NbdError>()?;
-    Some(answer.errno)
-}
-
-#[cfg(not(feature = "nbd"))]
-fn server_errno(_error: &io::Error) -> Option<i32> {
-    None
+    let inner = error.get_ref().and_then(|e| e.downcast_ref::<WithErrno>());
+    let errno = inner.map(|inner| inner.errno);
+    errno.or(error.raw_os_error()).unwrap_or(libc::EIO)
 }
 
 /// A number as C prints it with `%#x`: no prefix before a 0.

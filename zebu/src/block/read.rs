@@ -12,9 +12,8 @@ use std::sync::Arc;
 use super::device::Device;
 use crate::Result;
 use crate::codec;
-use crate::drivers::qcow2::{Image, Stay};
-use crate::drivers::{Mapping, StorageId};
-use crate::format::CompressedCluster;
+use crate::drivers::qcow2::Stay;
+use crate::drivers::{CompressedData, Mapping, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
 
 /// Segments of one vectored operation at most (the kernel's `IOV_MAX` is
@@ -41,7 +40,8 @@ struct Part {
 #[derive(Clone, Copy)]
 struct Packed {
     layer: usize,
-    cluster: CompressedCluster,
+    storage: StorageId,
+    data: CompressedData,
     guest: u64,
     at: usize,
 }
@@ -49,7 +49,8 @@ struct Packed {
 /// A piece of a compressed cluster.
 struct Piece {
     layer: usize,
-    cluster: CompressedCluster,
+    storage: StorageId,
+    data: CompressedData,
     guest: u64,
     skip: usize,
     at: usize,
@@ -134,20 +135,22 @@ impl Device {
                         length,
                     });
                 }
-                Mapping::Compressed { cluster, skip } => {
-                    self.image(layer).check_compressed(guest, cluster)?;
-                    let size = self.image(layer).geometry().cluster_size();
-                    if skip == 0 && extent.length == size {
+                Mapping::Compressed { data, skip } => {
+                    let (image, storage) = (&self.layers()[layer].image, extent.storage);
+                    image.check_compressed(guest, storage, data)?;
+                    if skip == 0 && length == data.inflater.output_len() {
                         plan.packed.push(Packed {
                             layer,
-                            cluster,
+                            storage,
+                            data,
                             guest,
                             at,
                         });
                     } else {
                         plan.pieces.push(Piece {
                             layer,
-                            cluster,
+                            storage,
+                            data,
                             guest,
                             skip: skip as usize,
                             at,
@@ -161,7 +164,7 @@ impl Device {
         plan.parts
             .sort_unstable_by_key(|p| (p.layer, p.storage, p.host));
         plan.packed
-            .sort_unstable_by_key(|p| (p.layer, p.cluster.offset));
+            .sort_unstable_by_key(|p| (p.layer, p.storage, p.data.host));
         Ok(plan)
     }
 
@@ -181,19 +184,15 @@ impl Device {
             flight.start_packed(group);
         }
         for piece in &plan.pieces {
-            let image = self.image(piece.layer);
-            let bytes = image.inflated(queue, piece.guest, piece.cluster).await?;
+            let image = &self.layers()[piece.layer].image;
+            let bytes = image
+                .inflated(queue, piece.guest, piece.storage, piece.data)
+                .await?;
             iov.slice(piece.at, piece.length)
                 .copy_from(&bytes[piece.skip..piece.skip + piece.length]);
         }
         while flight.finish_first().await? {}
         Ok(())
-    }
-
-    /// The image of a layer that has compressed clusters.
-    fn image(&self, layer: usize) -> &Image {
-        let image = self.layers()[layer].as_qcow2();
-        image.expect("only qcow2 images have compressed clusters")
     }
 
     /// Reports to blkdebug that data of a layer are read.
@@ -232,13 +231,13 @@ fn groups(packed: &[Packed]) -> impl Iterator<Item = &[Packed]> {
     let mut rest = packed;
     std::iter::from_fn(move || {
         let first = rest.first()?;
-        let start = first.cluster.offset.0;
-        let mut end = first.cluster.end().0;
+        let start = first.data.host.0;
+        let mut end = first.data.end().0;
         let count = 1 + rest[1..]
             .iter()
             .take_while(|p| {
-                let (from, to) = (p.cluster.offset.0, p.cluster.end().0.max(end));
-                let together = p.layer == first.layer
+                let (from, to) = (p.data.host.0, p.data.end().0.max(end));
+                let together = (p.layer, p.storage) == (first.layer, first.storage)
                     && from <= end.saturating_add(PACKED_GAP)
                     && to - start <= MAX_PACKED;
                 end = to;
@@ -294,11 +293,11 @@ impl<'a> Flight<'a> {
 
     #[allow(unsafe_code)]
     fn start_packed(&mut self, group: &[Packed]) {
-        let image = self.device.image(group[0].layer);
-        let file = &**image.file();
+        let first = group[0];
+        let file = self.device.layers()[first.layer].storage(first.storage);
         let align = file.alignment().offset as u64;
-        let start = group[0].cluster.offset.0 & !(align - 1);
-        let end = group.iter().map(|p| p.cluster.end().0).max();
+        let start = first.data.host.0 & !(align - 1);
+        let end = group.iter().map(|p| p.data.end().0).max();
         let length = (end.unwrap_or(start) - start).next_multiple_of(align) as usize;
         let mut buffer = self.queue.buffer(length);
         // SAFETY: `InFlight::Packed` keeps the buffer until the reading has
@@ -333,29 +332,30 @@ impl<'a> Flight<'a> {
     }
 
     async fn inflate(&self, buffer: PoolBuffer, start: u64, group: &[Packed]) -> Result<()> {
-        let image = self.device.image(group[0].layer);
-        let kind = image.compression();
-        let size = image.geometry().cluster_size() as usize;
-        image.spend_inflating((group.len() * size) as u64)?;
+        let image = &self.device.layers()[group[0].layer].image;
+        let inflated: u64 = group.iter().map(|p| u64::from(p.data.inflater.size)).sum();
+        image.spend(inflated)?;
         let range = |p: &Packed| {
-            let from = (p.cluster.offset.0 - start) as usize;
-            from..from + p.cluster.length as usize
+            let from = (p.data.host.0 - start) as usize;
+            from..from + p.data.length as usize
         };
-        let failed = |p: &Packed, e| image.compressed_error(p.guest, p.cluster, e);
         if self.queue.options().inflate_here || group.len() == 1 && self.reads.is_empty() {
             for p in group {
+                let (inflater, size) = (p.data.inflater, p.data.inflater.output_len());
                 let out = self.iov.slice(p.at, size);
                 let source = &buffer[range(p)];
-                let done = out.with_single_mut(|out| codec::decompress(kind, source, out));
+                let done = out.with_single_mut(|out| inflater.inflate(source, out));
                 let result = match done {
                     Some(result) => result,
                     None => {
                         let mut bytes = self.queue.buffer(size);
                         let bytes = &mut bytes[..size];
-                        codec::decompress(kind, source, bytes).map(|()| out.copy_from(bytes))
+                        inflater
+                            .inflate(source, bytes)
+                            .map(|()| out.copy_from(bytes))
                     }
                 };
-                result.map_err(|e| failed(p, e))?;
+                result.map_err(|e| p.data.error(p.guest, e))?;
             }
             return Ok(());
         }
@@ -364,15 +364,16 @@ impl<'a> Flight<'a> {
             .iter()
             .map(|p| {
                 let (source, range) = (source.clone(), range(p));
+                let inflater = p.data.inflater;
                 codec::workers::run(move || {
-                    let mut bytes = Buffer::new(size);
-                    codec::decompress(kind, &source[range], &mut bytes).map(|()| bytes)
+                    let mut bytes = Buffer::new(inflater.output_len());
+                    inflater.inflate(&source[range], &mut bytes).map(|()| bytes)
                 })
             })
             .collect();
         for (p, running) in group.iter().zip(running) {
-            let bytes = running.await.map_err(|e| failed(p, e))?;
-            self.iov.slice(p.at, size).copy_from(&bytes);
+            let bytes = running.await.map_err(|e| p.data.error(p.guest, e))?;
+            self.iov.slice(p.at, bytes.len()).copy_from(&bytes);
         }
         Ok(())
     }

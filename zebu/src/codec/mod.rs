@@ -8,12 +8,14 @@
 
 mod compress;
 mod decompress;
+mod inflater;
 pub mod workers;
 
 use std::cell::RefCell;
 
 pub use compress::Compressor;
 pub use decompress::Decompressor;
+pub use inflater::Inflater;
 
 /// [`Decompressor::decompress`] with the one that this thread keeps.
 pub fn decompress(kind: Compression, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {

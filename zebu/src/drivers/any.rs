@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::qcow2::{Image, SharedImage};
-use super::{Extent, FormatImage, StorageId};
+use super::{CompressedData, Extent, FormatImage, StorageId};
 use crate::Result;
 use crate::storage::{Queue, Storage};
 
@@ -100,6 +100,41 @@ impl AnyImage {
             Inner::Qcow2(image) => FormatImage::check_data(image, guest, host, length),
             Inner::Other(image) if self.checks_data => image.check_data(guest, host, length),
             Inner::Other(_) => Ok(()),
+        }
+    }
+}
+
+impl AnyImage {
+    /// Refuses compressed data, in `storage`, that it does not have.
+    pub(crate) fn check_compressed(
+        &self,
+        guest: u64,
+        storage: StorageId,
+        data: CompressedData,
+    ) -> Result<()> {
+        match &self.inner {
+            Inner::Qcow2(image) => image.check_compressed(guest, data),
+            Inner::Other(_) if data.last() >= self.storage(storage).len()? => {
+                Err(data.past_end(guest))
+            }
+            Inner::Other(_) => Ok(()),
+        }
+    }
+
+    /// See [`FormatImage::inflated`].
+    pub(crate) async fn inflated(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        storage: StorageId,
+        data: CompressedData,
+    ) -> Result<Arc<Vec<u8>>> {
+        match &self.inner {
+            Inner::Qcow2(image) => Image::inflated(image, queue, guest, data).await,
+            Inner::Other(image) => {
+                let storage = &**self.storage(storage);
+                image.inflated(queue, guest, storage, data).await
+            }
         }
     }
 }

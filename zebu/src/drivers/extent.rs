@@ -1,6 +1,8 @@
 //! What a driver's map step says: guest range in, extent out.
 
-use crate::format::{CompressedCluster, HostOffset};
+use crate::Error;
+use crate::codec::{CodecError, Inflater};
+use crate::format::HostOffset;
 
 /// One of an image's storages: an index into
 /// [`FormatImage::storages`](super::FormatImage::storages).
@@ -33,11 +35,63 @@ pub enum Mapping {
     },
     /// A part of one compressed cluster.
     Compressed {
-        /// Where the whole cluster's data are.
-        cluster: CompressedCluster,
+        /// The data of the whole cluster.
+        data: CompressedData,
         /// Bytes of the inflated cluster before the extent.
         skip: u64,
     },
+}
+
+/// Compressed data of one cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressedData {
+    /// Where they start in the extent's storage; not aligned to anything.
+    pub host: HostOffset,
+    /// Bytes from there: their length, or a bound on it.
+    pub length: u32,
+    /// By less than so many bytes they may be shorter, and the storage, too; 0 if
+    /// the length is exact.
+    pub slack: u32,
+    /// How they are inflated, and to how many bytes.
+    pub inflater: Inflater,
+}
+
+impl CompressedData {
+    /// The offset after the last byte.
+    pub const fn end(&self) -> HostOffset {
+        HostOffset(self.host.0.saturating_add(self.length as u64))
+    }
+
+    /// Offset of a byte that the storage has if it has the data.
+    pub(crate) fn last(&self) -> u64 {
+        let slack = u64::from(self.slack.max(1));
+        self.end().0.saturating_sub(slack).max(self.host.0)
+    }
+
+    /// The error of data past the end of the storage; `guest` is in their cluster.
+    pub(crate) fn past_end(&self, guest: u64) -> Error {
+        let what = format!(
+            "Compressed data at {:#x} are past the end of the file",
+            self.host.0
+        );
+        Error::Corrupt {
+            guest: self.cluster_start(guest),
+            what,
+        }
+    }
+
+    /// The error of data that do not inflate.
+    pub(crate) fn error(&self, guest: u64, source: CodecError) -> Error {
+        Error::Compressed {
+            guest: self.cluster_start(guest),
+            host: self.host.0,
+            source: source.into(),
+        }
+    }
+
+    fn cluster_start(&self, guest: u64) -> u64 {
+        guest - guest % u64::from(self.inflater.size.max(1))
+    }
 }
 
 /// A range of the disk that is mapped alike.

@@ -15,6 +15,7 @@ mod any;
 mod extent;
 mod format;
 mod guess;
+mod inflate;
 mod limits;
 mod open;
 pub mod qcow2;
@@ -31,9 +32,10 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
-pub use extent::{Extent, Mapping, StorageId};
+pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, DRIVERS, Driver, Format, OptionKind};
 pub(crate) use guess::{Guard, probe};
+use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
@@ -97,6 +99,26 @@ pub trait FormatImage: Debug + Send + Sync {
             guest: guest + there,
             what: format!("Data offset {offset:#x} is past the end of the file"),
         })
+    }
+
+    /// The inflated bytes of compressed data, in `storage`, of the cluster that
+    /// contains `guest`. A driver may keep some for small reads.
+    fn inflated<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        storage: &'a dyn Storage,
+        data: CompressedData,
+    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
+        Box::pin(async move {
+            self.spend(data.inflater.size.into())?;
+            inflate(queue, storage, guest, data).await.map(Arc::new)
+        })
+    }
+
+    /// Counts work that is done with the image, if it has a limit.
+    fn spend(&self, _work: u64) -> Result<()> {
+        Ok(())
     }
 
     /// What holes of the storage under data mean, if that needs no I/O.

@@ -236,12 +236,14 @@ impl FormatImage for Vdi {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        if let Some(work) = &self.work
-            && let Err(error) = work.spend(LOOKUP_WORK)
-        {
-            return Some(Err(error.into()));
+        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
+    }
+
+    fn spend(&self, work: u64) -> Result<()> {
+        match &self.work {
+            None => Ok(()),
+            Some(left) => Ok(left.spend(work)?),
         }
-        Some(Ok(self.extent(guest, limit)))
     }
 
     fn load_extent<'a>(

@@ -150,6 +150,10 @@ impl FormatImage for SharedImage {
         Err(self.past_end(guest + there, host + there))
     }
 
+    fn spend(&self, work: u64) -> Result<()> {
+        Image::spend(self, work)
+    }
+
     fn cached_holes(&self) -> Option<Holes> {
         self.known_preallocation().map(holes)
     }

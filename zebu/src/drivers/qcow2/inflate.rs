@@ -1,13 +1,14 @@
-//! Compressed clusters: reading their data and inflating them, here or on the
-//! workers, and keeping a few for small reads.
+//! Compressed clusters: what their descriptors say, and a few inflated ones kept
+//! for small reads.
 
 use std::sync::Arc;
 
 use super::Image;
-use crate::codec::{self, CodecError, Compression};
+use crate::Result;
+use crate::codec::{Compression, Inflater};
+use crate::drivers::{CompressedData, inflate};
 use crate::format::{self, CompressedCluster};
-use crate::storage::{self, Queue};
-use crate::{Error, Result};
+use crate::storage::Queue;
 
 impl Image {
     /// How the clusters of this image are compressed.
@@ -18,68 +19,42 @@ impl Image {
         }
     }
 
-    /// The inflated cluster that contains `guest`, kept for the next who wants
-    /// a part of it. Those who want it at the same time share the work.
+    /// What a descriptor says. The length is known in sectors only.
+    pub(super) fn compressed_data(&self, cluster: CompressedCluster) -> CompressedData {
+        CompressedData {
+            host: cluster.offset,
+            // Two clusters of 2 MiB at most.
+            length: cluster.length as u32,
+            slack: 512,
+            inflater: Inflater {
+                compression: self.compression(),
+                size: self.geometry.cluster_size() as u32,
+            },
+        }
+    }
+
+    /// The inflated cluster that contains `guest`, kept for the next request that
+    /// wants a part of it. Requests at the same time share the work.
     pub(crate) async fn inflated(
         &self,
         queue: &Queue,
         guest: u64,
-        cluster: CompressedCluster,
+        data: CompressedData,
     ) -> Result<Arc<Vec<u8>>> {
         // By offset and length, as in the descriptor: in a broken image several
         // lengths may begin at one offset, and not all of them inflate.
-        let sectors = (cluster.offset.0 % 512 + cluster.length) / 512;
-        let key = cluster.offset.0 | (sectors - 1) << self.geometry.compressed_size_shift();
+        let sectors = (data.host.0 % 512 + u64::from(data.length)) / 512;
+        let key = data.host.0 | (sectors - 1) << self.geometry.compressed_size_shift();
         if let Some(bytes) = self.inflated.get(key) {
             return Ok(bytes);
         }
         self.as_task(queue, async move |image, queue| {
-            let load = || image.inflate(queue, guest, cluster);
+            let load = async || {
+                image.spend(u64::from(data.inflater.size))?;
+                inflate(queue, &*image.file, guest, data).await
+            };
             image.inflated.get_or_load(key, load).await
         })
         .await
-    }
-
-    /// Reads a compressed cluster and inflates it.
-    async fn inflate(
-        &self,
-        queue: &Queue,
-        guest: u64,
-        cluster: CompressedCluster,
-    ) -> Result<Vec<u8>> {
-        let (kind, size) = (self.compression(), self.geometry.cluster_size() as usize);
-        self.spend_inflating(size as u64)?;
-        let (offset, length) = (cluster.offset.0, cluster.length as usize);
-        storage::event(&*self.file, storage::Event::ReadCompressed);
-        let source = storage::read_vec(&*self.file, queue, offset, length).await?;
-        let inflate = move || {
-            let mut bytes = vec![0; size];
-            codec::decompress(kind, &source, &mut bytes).map(|()| bytes)
-        };
-        let result = if queue.options().inflate_here {
-            inflate()
-        } else {
-            codec::workers::run(inflate).await
-        };
-        result.map_err(|e| self.compressed_error(guest, cluster, e))
-    }
-
-    /// Counts the work of inflating clusters of so many bytes together.
-    pub(crate) fn spend_inflating(&self, bytes: u64) -> Result<()> {
-        self.spend(bytes)
-    }
-
-    /// The error of a cluster that does not inflate.
-    pub(crate) fn compressed_error(
-        &self,
-        guest: u64,
-        cluster: CompressedCluster,
-        source: CodecError,
-    ) -> Error {
-        Error::Compressed {
-            guest: guest & !(self.geometry.cluster_size() - 1),
-            host: cluster.offset.0,
-            source,
-        }
     }
 }

@@ -188,7 +188,10 @@ impl Image {
             SubclusterKind::Unallocated { host } => Mapping::Unallocated { host },
             SubclusterKind::Zero { host } => Mapping::Zero { host },
             SubclusterKind::Data { host } => Mapping::Data { host },
-            SubclusterKind::Compressed(cluster) => Mapping::Compressed { cluster, skip: 0 },
+            SubclusterKind::Compressed(cluster) => Mapping::Compressed {
+                data: self.compressed_data(cluster),
+                skip: 0,
+            },
             SubclusterKind::Invalid => {
                 return Err(corrupt("Invalid cluster entry found".to_string()));
             }
@@ -218,8 +221,8 @@ fn skip(mapping: Mapping, within: u64, in_cluster: u64) -> Mapping {
         Mapping::Data { host } => Mapping::Data {
             host: HostOffset(host.0 + within),
         },
-        Mapping::Compressed { cluster, .. } => Mapping::Compressed {
-            cluster,
+        Mapping::Compressed { data, .. } => Mapping::Compressed {
+            data,
             skip: in_cluster,
         },
     }

@@ -36,7 +36,8 @@ mod zero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::format::{CompressedCluster, Geometry, Header, Snapshot};
+use crate::drivers::CompressedData;
+use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -201,20 +202,12 @@ impl Image {
         }
     }
 
-    /// Refuses compressed data past the end of the file. Their length is known in
-    /// sectors only, and the file may end in the last of them.
-    pub(crate) fn check_compressed(&self, guest: u64, cluster: CompressedCluster) -> Result<()> {
-        let last = cluster.end().0.saturating_sub(512).max(cluster.offset.0);
-        if self.is_past_end(&*self.file, last)? {
-            return Err(Error::Corrupt {
-                guest: self.cluster_start(guest),
-                what: format!(
-                    "Compressed data at {:#x} are past the end of the file",
-                    cluster.offset.0
-                ),
-            });
+    /// Refuses compressed data past the end of the file.
+    pub(crate) fn check_compressed(&self, guest: u64, data: CompressedData) -> Result<()> {
+        match self.is_past_end(&*self.file, data.last())? {
+            true => Err(data.past_end(guest)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Bytes that the file has at least.
@@ -240,7 +233,7 @@ impl Image {
 
     /// Counts work, if that has a limit.
     #[inline]
-    fn spend(&self, amount: u64) -> Result<()> {
+    pub(crate) fn spend(&self, amount: u64) -> Result<()> {
         match &self.work {
             None => Ok(()),
             Some(work) => Ok(work.spend(amount)?),

@@ -2,10 +2,11 @@
 
 use std::io;
 
+use crate::error::WithErrno;
 use crate::nbd::ErrorCode;
 
-/// What an NBD server, or the connection to it, made of a request: the error
-/// inside an [`io::Error`].
+/// What an NBD server, or the connection to it, made of a request: the source of
+/// the error inside an [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NBD server {server}: {what}")]
 pub struct NbdError {
@@ -19,8 +20,10 @@ pub struct NbdError {
 
 impl From<NbdError> for io::Error {
     fn from(error: NbdError) -> Self {
-        let kind = io::Error::from_raw_os_error(error.errno).kind();
-        io::Error::new(kind, error)
+        let errno = error.errno;
+        let kind = io::Error::from_raw_os_error(errno).kind();
+        let source = Box::new(error);
+        io::Error::new(kind, WithErrno { errno, source })
     }
 }
 
