@@ -439,6 +439,8 @@ impl Place for Exports {
         let mut options = NbdOptions::new(NbdServer::Unix(socket), "");
         options.write = true;
         options.cache = self.0.cache;
+        // The socket is there a moment before the server listens.
+        options.open_timeout = Duration::from_secs(30);
         Arc::new(Nbd::open(options).unwrap())
     }
 

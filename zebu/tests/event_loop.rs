@@ -4,9 +4,12 @@
 //! it tells of for ever.
 
 use std::cell::Cell;
+use std::future::Future;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -190,20 +193,83 @@ fn other_threads_wake_it() {
 }
 
 #[test]
+fn eventfds_are_waited_for_again_and_again() {
+    for queue in queues() {
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        let kick = Rc::new(rustix::event::eventfd(0, flags).unwrap());
+        let kicks = Rc::new(Cell::new(0));
+        let (queue_, kick_, kicks_) = (queue.clone(), kick.clone(), kicks.clone());
+        let handle = queue.spawn(async move {
+            loop {
+                queue_.readable(&*kick_).await.unwrap();
+                let mut count = [0; 8];
+                rustix::io::read(&*kick_, &mut count).unwrap();
+                kicks_.set(kicks_.get() + 1);
+            }
+        });
+        for n in 1..30 {
+            while queue.turn() {}
+            rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap();
+            drive(&queue, || kicks.get() == n);
+        }
+        handle.abort();
+    }
+}
+
+#[test]
 fn the_loops_may_alternate() {
     for queue in queues() {
         let (_named, file) = file();
         for round in 0..30 {
             let ended = spawn_reads(&queue, &file, 1 + round % 4);
             queue.turn();
-            // In flight from there; some end here, others below.
+            // In flight from there; some end here, others below. The descriptor tells of them.
             queue.block_on(async {
                 let mut buffer = queue.buffer(4096);
                 // SAFETY: the buffer lives until the read has ended.
                 let iov = unsafe { buffer.iov() }.slice(0, 4096);
                 read(&*file, &queue, 8192, &iov).await.unwrap();
             });
-            drive(&queue, || ended.get() == 1 + round % 4);
+            while ended.get() < 1 + round % 4 {
+                assert!(becomes_readable(&queue, NEVER));
+                while queue.turn() {}
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_may_be_polled_by_another_executor() {
+    struct Flag(AtomicBool);
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    for queue in queues() {
+        let (_named, file) = file();
+        while queue.turn() {}
+        for block in 0..20u8 {
+            let mut buffer = queue.buffer(4096);
+            // SAFETY: the buffer lives until the read has ended.
+            let iov = unsafe { buffer.iov() }.slice(0, 4096);
+            let mut request = Box::pin(read(&*file, &queue, u64::from(block) * 4096, &iov));
+            let woken = Arc::new(Flag(AtomicBool::new(false)));
+            let waker = woken.clone().into();
+            let mut poll = || request.as_mut().poll(&mut Context::from_waker(&waker));
+            if block % 5 == 4 {
+                // Dropped in flight: that waits in the engine.
+                let _ = poll();
+                continue;
+            }
+            while poll().is_pending() {
+                while !woken.0.swap(false, Ordering::Relaxed) {
+                    assert!(becomes_readable(&queue, NEVER));
+                    while queue.turn() {}
+                }
+            }
+            drop(request);
+            assert!(buffer[..4096].iter().all(|b| *b == block));
         }
     }
 }

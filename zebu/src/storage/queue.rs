@@ -134,7 +134,7 @@ impl Drop for Queue {
 struct Inner {
     options: QueueOptions,
     engine: RefCell<Box<dyn Engine>>,
-    /// The engine's.
+    /// The descriptor of the engine.
     descriptor: Option<RawFd>,
     slots: RefCell<Slots>,
     /// Operations that were started in this turn of the loop.
@@ -154,8 +154,10 @@ struct Inner {
     wakers: RefCell<Vec<Waker>>,
     tasks: RefCell<Tasks>,
     shared: Arc<Shared>,
-    /// Whether `block_on` is running.
+    /// Whether `block_on` or `turn` is running.
     running: Cell<bool>,
+    /// Whether `turn` was ever called: another event loop waits for the descriptor.
+    armed: Cell<bool>,
     /// Number of handles with `keeps`.
     keepers: Cell<usize>,
     /// Number of sections that tasks are in and that are not cancelled.
@@ -285,6 +287,7 @@ impl Queue {
             tasks: RefCell::default(),
             shared,
             running: Cell::new(false),
+            armed: Cell::new(false),
             keepers: Cell::new(1),
             unbroken: Cell::new(0),
             spawned: Cell::new(0),
@@ -326,7 +329,7 @@ impl Queue {
             !self.inner.running.replace(true),
             "block_on within a future of the same queue"
         );
-        let _running = Running(&self.inner.running);
+        let running = Running(&self.inner.running);
         let waker = Arc::new(TaskWaker {
             shared: self.inner.shared.clone(),
             task: ROOT,
@@ -336,7 +339,7 @@ impl Queue {
         let mut future = pin!(future);
         let std_waker = Waker::from(waker.clone());
         let mut batch = Vec::new();
-        loop {
+        let output = loop {
             std::mem::swap(&mut *self.inner.shared.ready(), &mut batch);
             let mut root_is_ready = false;
             for task in batch.drain(..) {
@@ -349,17 +352,20 @@ impl Queue {
                 waker.begin();
                 let mut context = Context::from_waker(&std_waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-                    return output;
+                    break output;
                 }
             }
             self.inner.drive(false);
-        }
+        };
+        drop(running);
+        self.inner.arm_again();
+        output
     }
 
     /// Polls the futures that were woken, starts what they submitted and takes what has ended,
     /// without blocking. True: there is more to do already, call it again; false: from now on
-    /// [`Queue::as_fd`] becomes readable when something ends or a future is woken, by
-    /// [`Queue::spawn`] too.
+    /// [`Queue::as_fd`] becomes readable when something ends, when a future is woken (by
+    /// [`Queue::spawn`] too), and when a request begins outside of this call.
     ///
     /// An event loop of the caller's own drives the queue so:
     ///
@@ -390,15 +396,8 @@ impl Queue {
                 self.inner.run_task(id);
             }
         }
-        let mut more = false;
-        self.inner.collect(false, |engine, done| {
-            more = engine.arm(done)?;
-            Ok(())
-        });
-        // SeqCst pairs with `wake_by_ref`.
-        shared.sleeps.store(true, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        more || !self.inner.inline.borrow().is_empty() || !shared.ready().is_empty()
+        self.inner.armed.set(true);
+        self.inner.arm()
     }
 
     /// Runs `future` beside the others whenever the queue is driven. The
@@ -499,6 +498,7 @@ impl Queue {
         let token = self.inner.slots.borrow_mut().take(Some(fd.clone()));
         // It is executed before the `Io` has ended, which waits for that when it is dropped.
         self.inner.start(token, op);
+        self.inner.submitted();
         Io {
             queue: self.for_itself(),
             token,
@@ -514,6 +514,7 @@ impl Queue {
         let token = self.inner.slots.borrow_mut().take(None);
         self.inner.watches.set(self.inner.watches.get() + 1);
         self.inner.engine.borrow_mut().watch(token, fd, interest);
+        self.inner.submitted();
         Io {
             queue: self.for_itself(),
             token,
@@ -809,6 +810,37 @@ impl Inner {
         });
     }
 
+    /// Enters the engine without waiting, so that the descriptor tells of what comes. True: there
+    /// is something to do already.
+    fn arm(&self) -> bool {
+        let mut more = false;
+        self.collect(false, |engine, done| {
+            more = engine.arm(done)?;
+            Ok(())
+        });
+        // SeqCst pairs with `wake_by_ref`.
+        self.shared.sleeps.store(true, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        more || !self.inline.borrow().is_empty() || !self.shared.ready().is_empty()
+    }
+
+    /// After the engine was entered outside of [`Queue::turn`]: makes the descriptor tell again of
+    /// what comes, if an event loop of the caller's waits for it.
+    fn arm_again(&self) {
+        if self.armed.get() && !self.running.get() && self.arm() {
+            self.shared.notify.notify();
+        }
+    }
+
+    /// After something was given to the engine: if that was outside of the queue's own loops, an
+    /// event loop of the caller's is told to call [`Queue::turn`].
+    fn submitted(&self) {
+        let sleeps = &self.shared.sleeps;
+        if self.armed.get() && !self.running.get() && sleeps.swap(false, Ordering::SeqCst) {
+            self.shared.notify.notify();
+        }
+    }
+
     /// Ends a turn of the loop, enters the engine by `enter`, records what has ended and wakes
     /// the futures that wait for it. `sleeps`: the thread has nothing else to do.
     fn collect(
@@ -901,6 +933,7 @@ impl Io {
     pub(super) fn cancel_watch(&mut self) {
         if !self.ended && self.take_result().is_none() {
             self.queue.inner.engine.borrow_mut().unwatch(self.token);
+            self.queue.inner.submitted();
         }
     }
 
@@ -951,10 +984,14 @@ impl Future for Io {
 
 impl Drop for Io {
     fn drop(&mut self) {
-        while !self.ended && self.take_result().is_none() {
+        if self.ended || self.take_result().is_some() {
+            return;
+        }
+        while self.take_result().is_none() {
             // Even if futures are ready: they do not run now.
             self.queue.inner.drive(true);
         }
+        self.queue.inner.arm_again();
     }
 }
 

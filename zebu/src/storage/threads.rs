@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Thread;
@@ -96,7 +96,7 @@ impl Threads {
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new()?;
         Ok(Threads {
-            watches: Watches::new(event.fd())?,
+            watches: Watches::new(event.as_fd())?,
             shared: Arc::new(Shared {
                 work: Mutex::default(),
                 arrived: Condvar::new(),

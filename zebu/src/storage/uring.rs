@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -13,12 +13,17 @@ use super::op::{Op, OpKind};
 
 /// Submission entries; a batch larger than that takes several system calls.
 const ENTRIES: u32 = 128;
+/// Deferred ends that the kernel delivers at least, if there are so many, when it is entered
+/// without waiting. It may keep the rest until the next time.
+const DELIVERED: usize = 20;
 /// How often in a row waits for descriptors may be put off.
 const PUT_OFF: u32 = 16;
 /// Names the poll of the event descriptor by which other threads wake us.
 const WAKE: u64 = u64::MAX;
 /// Names every request to end a wait.
 const UNWATCH: u64 = u64::MAX - 1;
+/// With the token, names a wait for a descriptor.
+const WATCH: u64 = 2 << Token::BITS;
 /// With the token, names an operation that a thread of the kernel executes (`IOSQE_ASYNC`).
 const ASYNC: u64 = 1 << Token::BITS;
 
@@ -31,6 +36,10 @@ pub struct Uring {
     /// [`Engine::arm`] on, since that costs each completion a little.
     completed: EventFd,
     registered: bool,
+    /// Whether a poll has ended since it was registered. If what was polled is an eventfd, the
+    /// kernel signals the registered one later (a wake-up of an eventfd must not cause another);
+    /// Linux 6.18 does that once for each registration.
+    poll_ended: bool,
     wake_armed: bool,
     /// Whether completions are delivered only when we enter the kernel
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
@@ -72,6 +81,12 @@ impl EventFd {
     }
 }
 
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Notify for EventFd {
     fn notify(&self) {
         // EAGAIN means that the counter is full: it is readable already.
@@ -106,6 +121,7 @@ impl Uring {
             event: Arc::new(EventFd::new()?),
             completed: EventFd::new()?,
             registered: false,
+            poll_ended: false,
             wake_armed: false,
             deferred,
             in_flight: 0,
@@ -194,10 +210,12 @@ impl Uring {
                 WAKE => {
                     self.event.clear();
                     self.wake_armed = false;
+                    self.poll_ended = true;
                 }
                 UNWATCH => {}
                 data => {
                     self.in_flight -= 1;
+                    self.poll_ended |= data & WATCH != 0;
                     let mut result = entry.result();
                     if data & ASYNC != 0 && result == -libc::ECANCELED {
                         // We cancel waits only: the kernel could not make a thread. As if a signal
@@ -269,14 +287,14 @@ impl Engine for Uring {
     fn watch(&mut self, token: Token, fd: RawFd, interest: Interest) {
         self.in_flight += 1;
         let poll = opcode::PollAdd::new(types::Fd(fd), interest.events() as u32);
-        self.push(poll.build().user_data(u64::from(token)));
+        self.push(poll.build().user_data(WATCH | u64::from(token)));
     }
 
     fn unwatch(&mut self, token: Token) {
         // If it has ended already, this finds nothing. Not `PollRemove`: that
         // does nothing to a wait that is just being woken, which goes on if
         // another thread has taken what woke it.
-        let cancel = opcode::AsyncCancel::new(u64::from(token));
+        let cancel = opcode::AsyncCancel::new(WATCH | u64::from(token));
         self.push(cancel.build().user_data(UNWATCH));
     }
 
@@ -300,22 +318,26 @@ impl Engine for Uring {
     }
 
     fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        self.reap(done);
+        if self.registered && self.poll_ended {
+            self.ring.submitter().unregister_eventfd()?;
+            self.registered = false;
+        }
         if !self.registered {
-            self.ring
-                .submitter()
-                .register_eventfd(self.completed.fd())?;
+            let completed = self.completed.fd();
+            self.ring.submitter().register_eventfd(completed)?;
             self.registered = true;
         }
+        self.poll_ended = false;
         // Before looking: what ends afterwards makes it readable again.
         self.completed.clear();
-        self.reap(done);
         // After reaping, which may have taken the end of the poll.
         self.arm_wake();
         self.put_off = 0;
         self.enter_again(0)?;
+        let left = !self.ring.submission().is_empty() || self.ring.completion().len() >= DELIVERED;
         self.reap(done);
-        let left = !self.ring.submission().is_empty();
-        Ok(left || !self.wake_armed)
+        Ok(left || self.poll_ended)
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -32,19 +32,17 @@ pub(super) struct Watches {
 
 impl Watches {
     /// None yet, beside `event`, which must stay open as long as this exists.
-    pub(super) fn new(event: RawFd) -> io::Result<Self> {
+    pub(super) fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // SAFETY: on the caller's promise.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(event) };
         epoll::add(
             &epoll,
-            borrowed,
+            event,
             epoll::EventData::new_u64(0),
             epoll::EventFlags::IN,
         )?;
         Ok(Watches {
             polled: vec![libc::pollfd {
-                fd: event,
+                fd: event.as_raw_fd(),
                 events: libc::POLLIN,
                 revents: 0,
             }],
