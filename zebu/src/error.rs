@@ -103,6 +103,36 @@ pub enum Error {
     },
 }
 
+/// What kind of failure an [`Error`] is, whatever was being done: [`Error::kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A file is not there.
+    NotFound,
+    /// It is not permitted: a write to a device that was opened for reading, or what the
+    /// permissions of a file or of its file system forbid.
+    NotPermitted,
+    /// Another process uses the image.
+    Locked,
+    /// The image is damaged: its metadata are wrong, or compressed data do not inflate.
+    Corrupt,
+    /// The image was not closed by its last writer: [`Error::Dirty`].
+    Dirty,
+    /// The request is not inside the device.
+    OutOfRange,
+    /// There is no space left on the storage, or the file may not become that long.
+    NoSpace,
+    /// The image or the storage needs something, or was asked for something, that does not
+    /// exist here.
+    Unsupported,
+    /// What was asked for does not make sense, or the caller's [`Policy`](crate::Policy) forbids it.
+    Refused,
+    /// An untrusted image goes beyond one of its [`Limits`](crate::Limits).
+    Limit,
+    /// The storage failed in another way.
+    Io,
+}
+
 /// A bound of [`Limits`](crate::drivers::Limits) that an untrusted image goes
 /// beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,6 +164,26 @@ impl Error {
             Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
             Error::While { source, .. } => source.guest_offset(),
             _ => None,
+        }
+    }
+
+    /// What kind of failure it is, to decide what to do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            _ if self.limit().is_some() => ErrorKind::Limit,
+            Error::Limit(_) => ErrorKind::Limit,
+            Error::Io(e) => io_kind(e),
+            Error::Format(e) => format_kind(e),
+            Error::Corrupt { .. }
+            | Error::Compressed { .. }
+            | Error::Overlap { .. }
+            | Error::RefcountBlockUnaligned { .. } => ErrorKind::Corrupt,
+            Error::OutOfRange { .. } => ErrorKind::OutOfRange,
+            Error::RefcountOverflow { .. } => ErrorKind::Unsupported,
+            Error::Dirty => ErrorKind::Dirty,
+            Error::Locked { .. } => ErrorKind::Locked,
+            Error::Refused(_) => ErrorKind::Refused,
+            Error::While { source, .. } => source.kind(),
         }
     }
 
@@ -194,6 +244,34 @@ pub(crate) struct WithErrno {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+fn io_kind(error: &io::Error) -> ErrorKind {
+    match io_errno(error) {
+        libc::ENOENT | libc::ENXIO => ErrorKind::NotFound,
+        libc::EPERM | libc::EACCES | libc::EROFS | libc::EBADF => ErrorKind::NotPermitted,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ErrorKind::NoSpace,
+        libc::EOPNOTSUPP | libc::ENOSYS => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    }
+}
+
+fn format_kind(error: &FormatError) -> ErrorKind {
+    match error {
+        FormatError::UnsupportedVersion(_)
+        | FormatError::UnsupportedClusterSize(_)
+        | FormatError::UnsupportedSubclusterSize(_)
+        | FormatError::UnknownCompression(_)
+        | FormatError::UnsupportedFeatures(_) => ErrorKind::Unsupported,
+        // What was to be stored, not what was found.
+        FormatError::OffsetUnstorable { .. }
+        | FormatError::CompressedLength { .. }
+        | FormatError::RefcountOverflow { .. }
+        | FormatError::TooLong { .. }
+        | FormatError::HeaderDoesNotFit { .. } => ErrorKind::Refused,
+        FormatError::At { source, .. } => format_kind(source),
+        _ => ErrorKind::Corrupt,
+    }
+}
+
 fn io_errno(error: &io::Error) -> i32 {
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<WithErrno>());
     let errno = inner.map(|inner| inner.errno);
@@ -218,5 +296,42 @@ pub fn strerror(error: &io::Error) -> impl fmt::Display {
             .unwrap_or_default()
             .to_string(),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a kind that is lost behind what was being done.
+    use super::*;
+
+    #[test]
+    fn the_kind_is_that_of_the_source() {
+        let io = |errno| Error::from(io::Error::from_raw_os_error(errno));
+        let limit = LimitExceeded {
+            name: "work",
+            what: "the work of a read",
+            value: 2,
+            limit: 1,
+        };
+        let format = |e: FormatError| Error::from(e);
+        let cases = [
+            (io(libc::ENOENT), ErrorKind::NotFound),
+            (io(libc::EPERM), ErrorKind::NotPermitted),
+            (io(libc::ENOSPC), ErrorKind::NoSpace),
+            (io(libc::EIO), ErrorKind::Io),
+            (io::Error::other(limit).into(), ErrorKind::Limit),
+            (Error::Limit(limit), ErrorKind::Limit),
+            (format(FormatError::NotQcow2), ErrorKind::Corrupt),
+            (
+                format(FormatError::UnsupportedVersion(9)),
+                ErrorKind::Unsupported,
+            ),
+            (Error::Dirty, ErrorKind::Dirty),
+            (Error::Refused("no".into()), ErrorKind::Refused),
+        ];
+        for (error, kind) in cases {
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.during("a").during("b").kind(), kind);
+        }
     }
 }

@@ -1,8 +1,58 @@
 //! zebu: a qcow2 engine.
 //!
-//! An image becomes a block device that many threads can drive with many
-//! requests in flight. The rooms of the library, each knowing only the ones
-//! below it, are described in `docs/design.md`.
+//! An image becomes a block device ([`Device`]) that many threads drive with many requests in
+//! flight. A [`Queue`] belongs to one thread: it executes the futures of requests, and does their
+//! I/O by io_uring, Linux AIO or threads.
+//!
+//! ```
+//! use zebu::{Buffer, CacheMode, Device, OpenOptions, Queue, QueueOptions, Source};
+//! # use zebu::jobs::{CreateQcow2, create_qcow2};
+//! # use zebu::storage::{OpenFile, open_file};
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("disk.qcow2");
+//! # {
+//! #     let queue = Queue::new(QueueOptions::default())?;
+//! #     let file = open_file(&path, OpenFile { write: true, create: true, ..Default::default() })?;
+//! #     let options = CreateQcow2 { size: 1 << 20, ..Default::default() };
+//! #     create_qcow2(&queue, &*file, None, &options)?;
+//! # }
+//!
+//! let queue = Queue::new(QueueOptions::default())?;
+//! let options = OpenOptions {
+//!     write: true,
+//!     cache: CacheMode::WriteBack,
+//!     ..OpenOptions::default()
+//! };
+//! let device = Device::open(&queue, &Source::Name(path.into()), &options)?;
+//! queue.block_on(async {
+//!     let mut buffer = Buffer::new(4096);
+//!     buffer.fill(7);
+//!     // A buffer goes with the request and comes back with its result.
+//!     let (buffer, result) = device.write_buffer(&queue, 65536, buffer, 4096).await;
+//!     result?;
+//!     device.flush(&queue).await?; // durable from here on
+//!     let (buffer, result) = device.read_buffer(&queue, 65536, buffer, 4096).await;
+//!     result?;
+//!     assert!(buffer.iter().all(|byte| *byte == 7));
+//!     device.close(&queue).await
+//! })?;
+//! # Ok::<(), zebu::Error>(())
+//! ```
+//!
+//! - In an event loop of your own, drive the queue by [`Queue::turn`] and its descriptor.
+//! - On an async runtime, use a [`Remote`]: its futures are `Send`.
+//! - Images that somebody else made are opened under [`Policy::Untrusted`].
+//! - [`Error::kind`] says what to do about a failure.
+//!
+//! `docs/embedding.md` leads through the programs in `zebu/examples`, one for each way.
+//! `docs/design.md` describes the modules of the library.
+//!
+//! # Features
+//!
+//! `nbd`: images on NBD servers. `tls`: TLS for these. Both are on by default. Without default
+//! features there is no TLS, and no C code but the codecs.
+//!
+//! # File size limits
 //!
 //! A process whose files may not be longer than a limit (`RLIMIT_FSIZE`,
 //! `ulimit -f`) should ignore `SIGXFSZ`, as the program `zebu` does: a write past
@@ -27,9 +77,15 @@ mod statistics;
 pub mod storage;
 pub mod tls;
 
-pub use drivers::qcow2 as image;
-pub use error::{Error, LimitExceeded, Result, strerror};
+pub use block::{
+    Device, Extents, Format, OpenOptions, Policy, Remote, RemoteRequest, Source, Status, Zeroing,
+};
+pub use drivers::{Limits, qcow2 as image};
+pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};
 pub use statistics::Statistics;
+pub use storage::{
+    Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
+};
 
 /// Locks a mutex, also one whose holder panicked: what these hold is right at every moment.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

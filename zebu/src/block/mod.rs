@@ -3,6 +3,7 @@
 
 mod compressed;
 mod device;
+mod extents;
 mod header;
 mod open;
 mod opened;
@@ -21,6 +22,7 @@ mod zero;
 
 pub use crate::drivers::{CreateOption, Format, OptionKind, Raw, StorageId};
 pub use device::{Device, Layer};
+pub use extents::Extents;
 pub use open::{OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
 pub use remote::{Remote, RemoteRequest};
