@@ -10,7 +10,7 @@
 //! it began) is in `durable`; the rest is `pending`, and a power cut keeps any part of it.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -253,7 +253,7 @@ struct State {
     files: Vec<FileState>,
     operations: BTreeMap<u64, Operation>,
     /// What ends when: time and operation.
-    due: BTreeMap<(u64, u64), ()>,
+    due: BTreeSet<(u64, u64)>,
     next: u64,
     faults: Vec<Fault>,
     hits: Hits,
@@ -277,7 +277,7 @@ impl Disk {
             slow: false,
             files: Vec::new(),
             operations: BTreeMap::new(),
-            due: BTreeMap::new(),
+            due: BTreeSet::new(),
             next: 0,
             faults: Vec::new(),
             hits: Hits::default(),
@@ -384,7 +384,7 @@ impl Disk {
     /// Ends the operation that is due next; false if none is in flight.
     pub fn advance(&self) -> bool {
         let mut state = self.state();
-        let Some(((time, id), ())) = state.due.pop_first() else {
+        let Some((time, id)) = state.due.pop_first() else {
             return false;
         };
         state.clock = state.clock.max(time);
@@ -664,7 +664,7 @@ impl Drop for Flight {
             .get(&self.id)
             .is_some_and(|o| o.result.is_none())
         {
-            let Some(((time, id), ())) = state.due.pop_first() else {
+            let Some((time, id)) = state.due.pop_first() else {
                 break;
             };
             state.clock = state.clock.max(time);
@@ -739,7 +739,7 @@ unsafe impl Storage for File {
             return Started::done(result.unwrap_or(Err(libc::EIO)).map_err(error));
         }
         let time = began + 1 + state.rng.below(delay);
-        state.due.insert((time, id), ());
+        state.due.insert((time, id));
         drop(state);
         Started::later(flight)
     }

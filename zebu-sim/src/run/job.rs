@@ -229,7 +229,7 @@ impl Run<'_> {
         let report = jobs::repair(&queue, file, mode, &mut |_| {});
         let report = report.map_err(|e| e.to_string())?;
         if self.damaged {
-            // What the damage touched may be gone for good, and is not followed any further.
+            // The model does not say what is left of damaged clusters: the run ends.
             self.refused = true;
             return Ok(());
         }

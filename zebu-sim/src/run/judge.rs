@@ -18,11 +18,7 @@ impl Run<'_> {
         let mut tags = Vec::with_capacity(sectors);
         while tags.len() < sectors {
             let at = tags.len();
-            let mut bytes = vec![
-                0;
-                512.min((sectors - at) * 512)
-                    .max((sectors - at).min(128) * 512)
-            ];
+            let mut bytes = vec![0; (sectors - at).min(128) * 512];
             match device.read_blocking(queue, at as u64 * SECTOR, &mut bytes) {
                 Ok(()) => tags.extend(identify_all(&bytes, at)),
                 Err(e) if !self.damaged => {

@@ -438,8 +438,8 @@ async fn perform(
         }
         _ => Vec::new(),
     };
-    // SAFETY: `bytes` lives in this future until the request has ended; a future that is dropped
-    // ends the request first, since that is dropped before its variables.
+    // SAFETY: `bytes` outlives the request: the future that awaits it is a temporary, which is
+    // dropped before the variables of this function.
     #[allow(unsafe_code)]
     let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), bytes.len()) };
     match kind {

@@ -98,15 +98,6 @@ impl Run<'_> {
         self.disk.cut_off();
         match result {
             Some(Ok(())) => {
-                for other in &mut self.others {
-                    // It is not known any more what it would be.
-                    other.cells.truncate(after.sectors());
-                    other.cells.resize_with(after.sectors(), || Cell::new(ZERO));
-                    for (cell, tag) in other.cells.iter_mut().zip(&after.cells) {
-                        *cell = tag.clone();
-                    }
-                    other.snapshots = after.snapshots.clone();
-                }
                 self.others.clear();
                 self.model = after;
                 Ok(())

@@ -588,8 +588,8 @@ impl Opening<'_> {
             check: false,
             l2_cache_size: None,
             l2_cache_entry_size: None,
-            // As QEMU: what is below an image does as it is told, unless its own
-            // options say otherwise.
+            // As in QEMU: an image below another one carries out discards, unless its
+            // own options say otherwise.
             discard: Some(image.options.common.discard.unwrap_or(true)),
             detect_zeroes: None,
             snapshot: None,
