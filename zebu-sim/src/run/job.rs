@@ -181,9 +181,14 @@ impl Run<'_> {
                     .for_each(|cell| cell.add(ZERO, now));
             }
         }
+        let may_fail = self.may_fail();
         result.map_err(|e| match &e {
-            // As QEMU: where the image has clusters already, none can be compressed.
-            e if safe == Some(true) => format!("refused: {e}"),
+            // As in QEMU, a cluster that is allocated cannot be written compressed.
+            jobs::RebaseError::Write(zebu::Error::Io(io))
+                if safe == Some(true) && !may_fail && io.raw_os_error() == Some(libc::EIO) =>
+            {
+                format!("refused: {e}")
+            }
             jobs::RebaseError::Header(e) | jobs::RebaseError::Write(e) if is_refusal(e) => {
                 format!("refused: {e}")
             }

@@ -114,6 +114,9 @@ impl Run<'_> {
                 self.doubt |= result.is_none();
                 self.untidy = true;
                 self.flags |= !matches!(whole, Whole::Resize(..));
+                if matches!(whole, Whole::Resize(..)) && ![old, new].contains(&(size as usize)) {
+                    return Err(format!("promise: {whole:?} has left {size} sectors"));
+                }
                 let failed_flush = self.disk.hits().flushes > 0;
                 if matches!(whole, Whole::Resize(..))
                     && let Some(Err(e)) = &result
