@@ -57,6 +57,33 @@ fn open(queue: &Queue, path: &Path, write: bool) -> Device {
 }
 
 #[test]
+fn vmm_needs_one_thread() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = image(directory.path());
+    let out = example("vmm").arg(&path).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    if !out.status.success() {
+        let error = String::from_utf8_lossy(&out.stderr);
+        let options = QueueOptions {
+            engine: zebu::EngineKind::IoUring,
+            ..QueueOptions::default()
+        };
+        assert!(Queue::new(options).is_err(), "{error}");
+        return eprintln!("skipped: no io_uring");
+    }
+    assert_eq!(said, "3 virtqueues, 42 blocks each, 1 thread(s)\n");
+    // What the guest wrote is there.
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let mut bytes = vec![0; 42 << 16];
+    open(&queue, &path, false)
+        .read_blocking(&queue, 0, &mut bytes)
+        .unwrap();
+    for (block, bytes) in bytes.chunks(1 << 16).enumerate() {
+        assert!(bytes.iter().all(|b| *b == block as u8 | 1));
+    }
+}
+
+#[test]
 fn the_server_sends_ranges() {
     let directory = tempfile::tempdir().unwrap();
     let (path, content) = image(directory.path());
