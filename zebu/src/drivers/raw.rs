@@ -151,8 +151,8 @@ impl Raw {
         };
         if let Some(size) = size.filter(|size| *size > rest) {
             return Err(Error::Refused(format!(
-                "The sum of offset ({offset}) and size ({size}) has to be smaller or equal to the \
-                 actual size of the containing file ({})",
+                "The sum of offset ({offset}) and size ({size}) has to be smaller or equal to \
+                 the  actual size of the containing file ({})",
                 storage.len()?
             )));
         }

@@ -283,16 +283,16 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
             "--image-opts and --format are mutually exclusive",
         ),
         (
+            arguments.skip_broken_bitmaps && !arguments.bitmaps,
+            "Use of --skip-broken-bitmaps requires --bitmaps",
+        ),
+        (
             arguments.target_is_zero && !arguments.no_create,
             "--target-is-zero requires use of -n flag",
         ),
         (
             arguments.no_create && !arguments.options.is_empty(),
             "-o has no effect when skipping image creation",
-        ),
-        (
-            arguments.skip_broken_bitmaps && !arguments.bitmaps,
-            "Use of --skip-broken-bitmaps requires --bitmaps",
         ),
         (
             arguments.level.is_some() && !arguments.compress,

@@ -30,6 +30,8 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         None => parse_decimal(digits)?,
     };
     match negative && value > 0 {
+        // QEMU sees no number at all where there is a suffix.
+        true if digits.contains(|c: char| c.is_ascii_alphabetic()) => Err(SizeError::Syntax),
         true => Err(SizeError::Range),
         false => Ok(value),
     }
