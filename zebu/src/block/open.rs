@@ -406,7 +406,9 @@ impl Opening<'_> {
             file,
             write: self.writes(role),
             purpose: match for_check {
-                true => Purpose::Check,
+                true => Purpose::Check {
+                    encrypted: self.options.inspect,
+                },
                 false if self.options.inspect => Purpose::Metadata,
                 false => Purpose::Data,
             },

@@ -38,7 +38,10 @@ pub enum Purpose {
     /// Its metadata are shown; an encrypted image opens too.
     Metadata,
     /// It is checked, or repaired: what a check finds is no error.
-    Check,
+    Check {
+        /// Whether an encrypted image opens.
+        encrypted: bool,
+    },
 }
 
 /// Opens the files that an image names, as far as the caller's policy goes.

@@ -53,7 +53,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         qcow2,
         ..
     } = request;
-    let for_check = purpose == Purpose::Check;
+    let for_check = matches!(purpose, Purpose::Check { .. });
     let mut image = match for_check {
         false => OpenImage::new(queue, file).await?,
         true => OpenImage::for_check(queue, file).await?,
@@ -83,8 +83,9 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         (Some(data), Some((_, work))) => Some(Arc::new(Counted::new(data, work.clone()))),
         (data, _) => data,
     };
-    if purpose != Purpose::Metadata {
-        image.refuse_encrypted()?;
+    match purpose {
+        Purpose::Metadata | Purpose::Check { encrypted: true } => {}
+        Purpose::Data | Purpose::Check { encrypted: false } => image.refuse_encrypted()?,
     }
     let mut image = image.finish(queue, data, qcow2.caches).await?;
     if write && purpose == Purpose::Data {
