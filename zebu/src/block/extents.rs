@@ -44,7 +44,7 @@ impl Device {
     ///     let (offset, status) = extent?;
     ///     println!("{} bytes at {offset}: data: {}", status.length, status.data);
     /// }
-    /// # zebu::Result::Ok(()) })?;
+    /// # Ok::<(), zebu::Error>(()) })?;
     /// # Ok::<(), zebu::Error>(())
     /// ```
     pub fn extents<'a>(&'a self, queue: &'a Queue, range: Range<u64>) -> Extents<'a> {

@@ -42,7 +42,7 @@ pub struct RawPart {
     pub offset: Option<u64>,
     /// Its size in bytes; None: to the end of the file.
     pub size: Option<u64>,
-    /// No format driver was named: see [`Raw::is_bare`].
+    /// No format driver was named: see `Raw::is_bare`.
     pub is_bare: bool,
     /// The format was guessed: see [`Raw::is_guessed`].
     pub is_guessed: bool,

@@ -74,7 +74,7 @@ impl FileSpec {
     }
 
     /// The file that an image names as its data file. `relative_to` is as for
-    /// [`Source::resolve`].
+    /// [`Source::resolve`](super::Source::resolve).
     pub fn resolve(name: &OsStr, relative_to: Option<&OsStr>) -> Result<FileSpec> {
         let naming = Naming {
             name: Some(name),
