@@ -222,7 +222,7 @@ impl NewFiles {
     /// they held is there until [`NewFiles::make`].
     pub fn open(file: &FileSpec, image: &NewImage, caches: &[CacheMode]) -> Result<Self, String> {
         let lock = match image {
-            NewImage::Raw { .. } => LockRequest::RAW_WRITE,
+            NewImage::Raw { .. } => LockRequest::CREATE,
             NewImage::Qcow2(_) => LockRequest::QCOW2_WRITE,
         };
         let file = NewFile::open(file, lock, caches)?;
@@ -231,7 +231,7 @@ impl NewFiles {
             Some(data_file) => {
                 let data = file_of(&data_file.name)
                     // As a file that is made, and only then as one of an image.
-                    .and_then(|file| NewFile::open(&file, LockRequest::RAW_WRITE, caches))
+                    .and_then(|file| NewFile::open(&file, LockRequest::CREATE, caches))
                     .and_then(|data| match data.file.lock(LockRequest::DATA_WRITE) {
                         Ok(()) => Ok(data),
                         Err(e) => Err(e.to_string()),

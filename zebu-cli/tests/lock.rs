@@ -200,3 +200,129 @@ fn no_output_over_the_input() {
     );
     lab.qemu_img(&["check", "x.qcow2"]).ok("untouched");
 }
+
+/// A server that is killed when it is dropped.
+struct Served(std::process::Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Has `name` served by qemu-nbd or zebu. None: there is no qemu-nbd.
+fn serve(lab: &Lab, by_zebu: bool, args: &[&str]) -> Option<Served> {
+    let _ = std::fs::remove_file(lab.path("s.sock"));
+    let socket = lab.path("s.sock").display().to_string();
+    let args = [&["-t", "-k", &socket], args].concat();
+    let server = match by_zebu {
+        true => lab.start_zebu(&[&["nbd"], &args[..]].concat()),
+        false => std::process::Command::new(common::peer().io.with_file_name("qemu-nbd"))
+            .args(args)
+            .current_dir(lab.path("."))
+            .spawn()
+            .ok()?,
+    };
+    let served = Served(server);
+    while !lab.path("s.sock").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    Some(served)
+}
+
+/// Each pair of a use and a command on the same file, of which zebu and QEMU do
+/// one each, or both both: what is refused, and why, is always the same.
+#[test]
+fn what_a_use_refuses_does_not_depend_on_the_program() {
+    let uses: &[(&str, &str, &[&str])] = &[
+        ("x.raw", "io", &["i.qcow2"]),
+        ("x.raw", "io", &["-r", "i.qcow2"]),
+        ("x.raw", "io", &["-f", "raw", "x.raw"]),
+        ("x.raw", "io", &["-r", "-f", "raw", "x.raw"]),
+        ("x.raw", "io", &["above.qcow2"]),
+        ("x.raw", "nbd", &["-f", "raw", "x.raw"]),
+        ("x.raw", "nbd", &["-r", "-f", "raw", "x.raw"]),
+        ("x.raw", "nbd", &["-s", "-f", "raw", "x.raw"]),
+        ("x.raw", "nbd", &["-f", "qcow2", "i.qcow2"]),
+        ("y.qcow2", "io", &["y.qcow2"]),
+        ("y.qcow2", "nbd", &["-r", "-f", "qcow2", "y.qcow2"]),
+    ];
+    let commands = [
+        "create -q -f raw FILE 1M",
+        "create -q -f raw -o preallocation=full FILE 1M",
+        "create -q -f qcow2 -o data_file=FILE new.qcow2 1M",
+        "resize -q -f raw --shrink FILE 1M",
+        "resize -q -f raw FILE +1M",
+        "convert -O raw a.raw FILE",
+        "convert -n -O raw a.raw FILE",
+        "dd -O raw if=a.raw of=FILE",
+        "bench -w -c 1 -f raw FILE",
+        "info -f raw FILE",
+    ];
+    let lab = Lab::new();
+    lab.make("raw a.raw 1048576");
+    for make in [
+        "create -q -f qcow2 -o data_file=x.raw i.qcow2 4M",
+        "create -q -f qcow2 -b x.raw -F raw above.qcow2",
+        "create -q -f qcow2 y.qcow2 4M",
+    ] {
+        let args: Vec<&str> = make.split(' ').collect();
+        lab.qemu_img(&args).ok(make);
+    }
+    let (mut pairs, mut refused) = (0, 0);
+    for (name, kind, args) in uses {
+        let content = std::fs::read(lab.path(name)).expect("read");
+        let mut answers = Vec::new();
+        for holder in [false, true] {
+            let mut io = None;
+            let mut nbd = None;
+            match (*kind, holder) {
+                ("io", false) => io = Some(lab.held_by_qemu(args)),
+                ("io", true) => io = Some(lab.held_by_zebu(args)),
+                _ => {
+                    nbd = serve(&lab, holder, args);
+                    if nbd.is_none() {
+                        continue;
+                    }
+                }
+            }
+            for command in commands {
+                let text = command.replace("FILE", name);
+                let words: Vec<&str> = text.split(' ').collect();
+                for by_zebu in [false, true] {
+                    std::fs::write(lab.path(name), &content).expect("write");
+                    let answer = match by_zebu {
+                        true => lab.zebu(&words),
+                        false => lab.qemu_img(&words),
+                    };
+                    let first = answer.err.lines().next().unwrap_or_default();
+                    let why = first.rsplit(": ").next().unwrap_or_default().to_string();
+                    if by_zebu && answer.status != 0 {
+                        let left = std::fs::read(lab.path(name)).expect("read");
+                        assert!(left == content, "{kind} {args:?}, {text}: changed");
+                    }
+                    answers.push((command, (answer.status, why), (holder, by_zebu)));
+                }
+            }
+            drop((io, nbd));
+            std::fs::write(lab.path(name), &content).expect("write");
+        }
+        for command in commands {
+            let mut of = answers.iter().filter(|answer| answer.0 == command);
+            let Some((_, expected, _)) = of.next() else {
+                continue;
+            };
+            for (_, answer, who) in of {
+                assert_eq!(
+                    answer, expected,
+                    "{kind} {args:?}, {command}; (holder, command) by zebu: {who:?}"
+                );
+                pairs += 1;
+                refused += usize::from(answer.0 != 0);
+            }
+        }
+    }
+    println!("cases: {pairs} pairs, {refused} refused");
+    assert!(refused > 20);
+}

@@ -113,8 +113,8 @@ impl Operands {
             let (name, value) = text.split_once('=').ok_or_else(|| unknown(&text))?;
             match name {
                 "bs" => block = number(name, value, 1, i32::MAX as u64)?,
-                "count" => count = Some(number(name, value, 0, i64::MAX as u64)?),
-                "skip" => skip = number(name, value, 0, i64::MAX as u64)?,
+                "count" => count = Some(blocks(name, value)?),
+                "skip" => skip = blocks(name, value)?,
                 _ => return Err(unknown(name)),
             }
         }
@@ -142,6 +142,31 @@ impl Operands {
 
 fn number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
     size::parse_within(name, value, least..=most).map_err(Failure::new)
+}
+
+/// A number of blocks: a whole number as in C, without a suffix.
+fn blocks(name: &str, text: &str) -> Result<u64, Failure> {
+    let invalid = || Failure::new(format!("Invalid {name} specified: '{text}'."));
+    let most = i64::MAX as u64;
+    let range = format!("Invalid {name} specified. Must be between 0 and {most}.");
+    let digits = text.trim_start_matches(|c: char| c.is_ascii_whitespace() || c == '\x0b');
+    let (negative, digits) = match digits.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, digits.strip_prefix('+').unwrap_or(digits)),
+    };
+    let hexadecimal = digits.strip_prefix("0x").or(digits.strip_prefix("0X"));
+    let (base, digits) = match (hexadecimal, digits.len()) {
+        (Some(digits), _) => (16, digits),
+        (None, 2..) if digits.starts_with('0') => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
+        return Err(invalid());
+    }
+    match u64::from_str_radix(digits, base) {
+        Ok(number) if number <= most && (!negative || number == 0) => Ok(number),
+        _ => Err(Failure::new(range)),
+    }
 }
 
 fn output_format(name: Option<&str>) -> Result<Format, Failure> {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Parser;
-use zebu::block::{OpenOptions, Preallocation};
+use zebu::block::{Length, OpenOptions, Preallocation};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, target_cache};
@@ -118,6 +118,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let queue = open::queue()?;
     let options = OpenOptions {
         write: true,
+        length: Length::Changing,
         ..open::options(name, &source, target_cache(None)?)?
     };
     let mut device = open::device_with(&queue, name, &source, &options)?;

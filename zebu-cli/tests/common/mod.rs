@@ -44,7 +44,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// The programs that images are made by, and answers are compared with.
 pub struct Peer {
     img: PathBuf,
-    io: PathBuf,
+    pub io: PathBuf,
     /// Major version of QEMU.
     pub major: u32,
 }

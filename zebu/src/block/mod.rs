@@ -23,7 +23,7 @@ mod zero;
 pub use crate::drivers::{CreateOption, Format, OptionKind, Raw, StorageId};
 pub use device::{Device, Layer};
 pub use extents::Extents;
-pub use open::{OpenOptions, Policy, Storages};
+pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;

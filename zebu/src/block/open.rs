@@ -82,6 +82,8 @@ pub struct OpenOptions {
     /// Refuse a raw image, too, that another process has open for writing, as
     /// qcow2 images always are.
     pub exclude_writers: bool,
+    /// Who may change the length of a raw image meanwhile.
+    pub length: Length,
     /// What else may be opened.
     pub policy: Policy,
     /// Leave the backing file closed; its data read as unallocated.
@@ -107,6 +109,19 @@ pub struct OpenOptions {
     pub snapshot: Option<SnapshotName>,
     /// Credentials that `tls-creds` may name.
     pub tls: TlsObjects,
+}
+
+/// Who may change the length of a raw image while it is open. That of other
+/// formats' files is changed by the image's writer alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Length {
+    /// Others may.
+    #[default]
+    Shared,
+    /// Nobody may: an NBD client relies on the size that it was told.
+    Fixed,
+    /// It is about to be changed here.
+    Changing,
 }
 
 impl Device {
@@ -667,18 +682,22 @@ impl Opening<'_> {
         format: Format,
     ) -> Result<()> {
         let write = self.writes(role);
+        let shared = self.options.force_share || image.options.common.force_share == Some(true);
         let request = match role {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
-            _ if self.options.force_share || image.options.common.force_share == Some(true) => {
-                LockRequest::FORCE_SHARE
-            }
+            _ if shared => LockRequest::FORCE_SHARE,
             Role::Data if write => LockRequest::DATA_WRITE,
             Role::Data => LockRequest::DATA_READ,
             _ if write => format.driver().locks[1],
             Role::Top | Role::Backing if self.options.exclude_writers => LockRequest::QCOW2_READ,
             _ => format.driver().locks[0],
         };
-        file.lock(request)
+        file.lock(match self.options.length {
+            _ if role != Role::Top || shared => request,
+            Length::Shared => request,
+            Length::Fixed => request.fixed_length(),
+            Length::Changing => request.changing_length(),
+        })
     }
 
     fn writes(&self, role: Role) -> bool {

@@ -4,7 +4,7 @@ use super::device::Device;
 use super::write::{Top, Zeroing};
 use crate::broken::{Rule, is_broken};
 use crate::format::MAX_L1_BYTES;
-use crate::storage::{self, Queue};
+use crate::storage::{self, HostFile, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of the disk that are preallocated in one go.
@@ -43,6 +43,13 @@ impl Preallocation {
             .into_iter()
             .find(|mode| mode.name() == name)
     }
+}
+
+/// The file of this machine under a storage and those that it is made of.
+fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
+    storage
+        .host_file()
+        .or_else(|| storage.below().and_then(host_file))
 }
 
 impl Device {
@@ -117,6 +124,9 @@ impl Device {
             return Err(Error::Refused(
                 "Unsupported preallocation mode: metadata".into(),
             ));
+        }
+        if let Some(file) = host_file(&*file) {
+            file.lock_length()?;
         }
         file.set_len(raw.offset() + size)?;
         let at = raw.offset() + old;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::lock::{self, LockRequest};
 use super::op::{Op, OpKind};
@@ -116,6 +116,7 @@ pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn 
     let file = HostFile {
         fd: Arc::new(fd),
         locks: OnceLock::new(),
+        locked: Mutex::new(LockRequest::NOTHING),
         properties: Properties {
             path,
             cache: how.cache,
@@ -167,14 +168,32 @@ pub struct HostFile {
     fd: Arc<OwnedFd>,
     /// The descriptor that has the locks, once there are any.
     locks: OnceLock<Option<OwnedFd>>,
+    /// What these locks are.
+    locked: Mutex<LockRequest>,
     properties: Properties,
 }
 
 impl HostFile {
     /// Takes the locks by which QEMU and zebu keep out of each other's way.
-    /// They are held until the file is dropped.
+    /// They are held until the file is dropped, or until another request takes
+    /// their place. After a failure those of before are held.
     pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
-        lock::lock(self.lock_fd(), &self.properties.path, request)
+        self.relock(&mut crate::lock(&self.locked), request)
+    }
+
+    /// Takes the lock of those who change the length, of a file that is locked at all.
+    pub(crate) fn lock_length(&self) -> crate::Result<()> {
+        let mut locked = crate::lock(&self.locked);
+        match *locked {
+            LockRequest::NOTHING => Ok(()),
+            old => self.relock(&mut locked, old.changing_length()),
+        }
+    }
+
+    fn relock(&self, locked: &mut LockRequest, request: LockRequest) -> crate::Result<()> {
+        lock::relock(self.lock_fd(), &self.properties.path, *locked, request)?;
+        *locked = request;
+        Ok(())
     }
 
     /// The descriptor of the locks: an open file description of its own, with which they end.

@@ -141,6 +141,12 @@ impl LockRequest {
         held: Self::READ_WRITE.and(Permissions::RESIZE),
         shared: Permissions::ALL.without(Permissions::RESIZE),
     };
+    /// A file that is made, which may lose what it held: the length must not
+    /// be one that others rely on.
+    pub const CREATE: LockRequest = LockRequest {
+        held: Permissions::WRITE.and(Permissions::RESIZE),
+        shared: Permissions::ALL.without(Permissions::RESIZE),
+    };
     /// Any file that is read with `force-share` (`-U`).
     pub const FORCE_SHARE: LockRequest = Self::RAW_READ;
 
@@ -152,6 +158,14 @@ impl LockRequest {
             shared: self.shared.without(Permissions::RESIZE),
         }
     }
+
+    /// The same, and the length is changed.
+    pub const fn changing_length(self) -> LockRequest {
+        LockRequest {
+            held: self.held.and(Permissions::RESIZE),
+            shared: self.shared,
+        }
+    }
 }
 
 /// Locks the file of this descriptor, open for reading, or says who has what
@@ -160,6 +174,7 @@ impl LockRequest {
 /// Where the system or the file system has no such locks nothing is locked,
 /// as with QEMU's `locking=auto`. The locks last until the last duplicate of
 /// the descriptor is closed. After a failure no more is locked than before.
+#[cfg(test)]
 pub fn lock(fd: RawFd, path: &Path, request: LockRequest) -> Result<()> {
     relock(fd, path, LockRequest::NOTHING, request)
 }
@@ -193,7 +208,7 @@ pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Res
     let mut tests: Vec<_> = held.chain(not_shared).collect();
     // QEMU starts to write to a data file only after it has opened it, so its
     // complaint is about what it does not share. All else it asks at once.
-    if new.shared.contain(Permissions::WRITE) {
+    if new == LockRequest::DATA_WRITE {
         tests.reverse();
     }
     for (byte, lock) in tests {
