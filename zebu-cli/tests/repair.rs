@@ -172,6 +172,13 @@ fn repair_all(create: &str, more: &str) {
     for (name, damage) in DAMAGES {
         fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
         damage(&Layout::new(&lab));
+        if create.contains("data_file") && *name == "an L2 entry past the end" {
+            // What the data file lacks is an error of zebu's alone, which nothing repairs.
+            let ours = lab.zebu(&["check", "-r", "all", "x.qcow2"]);
+            assert_eq!(ours.status, 2, "{ours:?}");
+            assert!(ours.out.contains("1 errors were found"), "{ours:?}");
+            continue;
+        }
         same_repair(&lab, &["all"], &format!("{create}: {name}"));
     }
 }
