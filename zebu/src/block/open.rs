@@ -82,7 +82,7 @@ pub struct OpenOptions {
     /// Refuse a raw image, too, that another process has open for writing, as
     /// qcow2 images always are.
     pub exclude_writers: bool,
-    /// Who may change the length of a raw image meanwhile.
+    /// Whether the length of a raw image may change meanwhile.
     pub length: Length,
     /// What else may be opened.
     pub policy: Policy,
@@ -111,8 +111,8 @@ pub struct OpenOptions {
     pub tls: TlsObjects,
 }
 
-/// Who may change the length of a raw image while it is open. That of other
-/// formats' files is changed by the image's writer alone.
+/// Whether the length of a raw image may change while it is open, and from where. In other
+/// formats only the image's writer changes the length of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Length {
     /// Others may.

@@ -181,7 +181,7 @@ impl HostFile {
         self.relock(&mut crate::lock(&self.locked), request)
     }
 
-    /// Takes the lock of those who change the length, of a file that is locked at all.
+    /// Takes the lock for changes of the length, if the file is locked at all.
     pub(crate) fn lock_length(&self) -> crate::Result<()> {
         let mut locked = crate::lock(&self.locked);
         match *locked {

@@ -2,8 +2,9 @@
 //!
 //! Requests are futures. The queue polls them; when all wait, it executes the
 //! operation that it has alone, or enters the engine once, which hands over
-//! everything started since and waits for the first end. There is no other runtime: [`Queue::block_on`] is the loop, and
-//! any number of futures run beside it with [`Queue::spawn`].
+//! everything started since and waits for the first end. There is no other
+//! runtime: [`Queue::block_on`] is the loop, or [`Queue::turn`] in a loop of the
+//! caller's, and any number of futures run beside it with [`Queue::spawn`].
 //!
 //! A queue belongs to the thread that made it. Wakers are what crosses
 //! threads: a request may wait for something that a request on another queue
@@ -52,9 +53,8 @@ pub struct QueueOptions {
     /// `aio-max-batch`; at least 1. What is started in one turn of the queue's loop is handed
     /// over at its end at the latest. Operations that continue each other count as one.
     pub aio_max_batch: u32,
-    /// How long who serves clients on this queue looks for more to do before
-    /// the thread sleeps, at most ([`Polling`](super::Polling)); zero: not at
-    /// all.
+    /// How long a server's thread polls for more to do before it sleeps, at most
+    /// ([`Polling`](super::Polling)); zero: not at all.
     pub poll: Duration,
 }
 
@@ -240,8 +240,7 @@ impl Wake for TaskWaker {
             return;
         }
         self.shared.ready().push(self.task);
-        // SeqCst pairs with `enter_engine`: either we see that it sleeps, or
-        // it sees what we pushed.
+        // SeqCst pairs with `drive` and `arm`: either the sleep is seen here, or the task there.
         let sleeps = &self.shared.sleeps;
         if sleeps.load(Ordering::SeqCst) && sleeps.swap(false, Ordering::SeqCst) {
             // One notification ends the sleep, and then all of `ready` is looked at.
@@ -465,7 +464,7 @@ impl Queue {
     /// Begins a section of a task, for operations of `storage`, that is not cancelled with the
     /// queue: it is polled until the result of this is dropped. The section must wait
     /// for nothing else. Without effect outside of tasks, and for a storage in another image:
-    /// there an operation may wait for a queue that nobody drives while this one ends.
+    /// there an operation may wait for a queue that is not driven while this one ends.
     /// (That image has such sections of its own, and remembers what failed.)
     pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Unbroken {
         let counts = !self.keeps && !storage.is_stacked();

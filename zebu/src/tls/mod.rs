@@ -61,7 +61,7 @@ pub enum TlsCredentials {
 /// What of a server's certificate is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verify {
-    /// Nothing: whoever is in the way may be the server.
+    /// Nothing: a host between the two may pose as the server.
     Nothing,
     /// That a trusted authority signed it. It may be anybody's whom that
     /// authority signed.

@@ -146,8 +146,8 @@ impl Session {
         }
     }
 
-    /// Looks at what was received. `InvalidData` if the peer is not who it
-    /// should be, or does not speak TLS; there may be an alert to write then.
+    /// Looks at what was received. `InvalidData` if the peer cannot be
+    /// authenticated, or does not speak TLS; there may be an alert to write then.
     /// Of a handshake with keys that the peer ended a server is told
     /// `UnexpectedEof`, and a client `ConnectionAborted` with what may be the
     /// reason.

@@ -35,7 +35,7 @@ pub struct FileOptions {
     /// Options that every image and every file has.
     pub common: CommonOptions,
     /// `aio`: the engine. [`EngineKind::Native`] needs `cache.direct=on`,
-    /// which whoever opens the file checks: it may come from elsewhere.
+    /// which is checked when the file is opened: the cache mode may come from elsewhere.
     pub aio: Option<EngineKind>,
     /// `locking`
     pub locking: Locking,
