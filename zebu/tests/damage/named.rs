@@ -92,6 +92,34 @@ fn small_clusters(queue: &Queue) -> Sound {
     written(queue, &options, &[(0, 600 << 10)])
 }
 
+/// A table that was cut off would read as zeroes once the file has grown over it.
+#[test]
+fn an_image_whose_tables_were_cut_off_is_not_written() {
+    let queue = queue();
+    let sound = small_clusters(&queue);
+    let mut refused = 0;
+    for length in (16 << 10..sound.file.len()).step_by(4096) {
+        let files = Files::new(&sound, &sound.file[..length]);
+        let device = files.open(&queue, true, true).unwrap();
+        if device
+            .write_blocking(&queue, 700 << 10, &[7; 300 << 10])
+            .is_err()
+        {
+            refused += 1;
+            assert!(files.file.to_vec() == sound.file[..length]);
+            continue;
+        }
+        let sectors = sound.content[0].chunks(512).enumerate();
+        for (sector, expected) in sectors.take(600 << 1) {
+            let mut bytes = [0; 512];
+            let read = device.read_blocking(&queue, sector as u64 * 512, &mut bytes);
+            let is_right = bytes == expected || bytes == [0; 512];
+            assert!(read.is_err() || is_right, "{length}: sector {sector}");
+        }
+    }
+    assert!(refused > 0);
+}
+
 #[test]
 fn reserved_bits_of_the_refcount_table_are_no_part_of_an_offset() {
     let queue = queue();

@@ -293,6 +293,7 @@ impl Image {
         if let Some(flaw) = self.writer()?.flaw() {
             return Err(flaw);
         }
+        self.refuse_cut_tables()?;
         // The header's cluster has one reference. If its refcount is another, the
         // place or the width of refcounts is wrong, and clusters in use may seem to
         // be free.
@@ -303,6 +304,36 @@ impl Image {
                 "The refcounts are damaged: that of the header is {refcount}"
             ))),
         }
+    }
+
+    /// Refuses an image with a table that is not wholly inside the file. Once the file has
+    /// grown over it, it would read as zeroes: clusters in use as free, data as unallocated.
+    fn refuse_cut_tables(&self) -> Result<()> {
+        let size = self.geometry.cluster_size();
+        let refuse = |name: &str, offset: u64| {
+            Err(Error::Refused(format!(
+                "{name} at {offset:#x} is past the end of the file"
+            )))
+        };
+        let is_cut = |offset: u64, bytes: u64| -> Result<bool> {
+            let end = offset.saturating_add(bytes);
+            Ok(end > self.file_len() && end > self.file.len()?)
+        };
+        for offset in self.writer()?.refcounts.block_offsets() {
+            if is_cut(offset, size)? {
+                return refuse("A refcount block", offset);
+            }
+        }
+        for index in 0..self.l1.len() as u64 {
+            let entry: L1Entry = self.l1.get(index);
+            let table = entry.without_reserved().l2_table(&self.geometry);
+            if let Ok(Some(table)) = table
+                && is_cut(table.0, size)?
+            {
+                return refuse("An L2 table", table.0);
+            }
+        }
+        Ok(())
     }
 
     /// Before a request changes anything: the image can still be written, and
