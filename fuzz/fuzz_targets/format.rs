@@ -4,10 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use zebu::format::{
-    BitmapEntry, BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader,
-    RefcountBlock, RefcountTableEntry, Snapshot, SubclusterKind,
-};
+use zebu::internal::format::{BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader, RefcountBlock, RefcountTableEntry, SubclusterKind};
+use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu_fuzz::hostile_images::{Random, build, mutate_once};
 
 fuzz_target!(|data: &[u8]| {

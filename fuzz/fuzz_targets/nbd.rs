@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use zebu::nbd::{
+use zebu::internal::nbd::{
     ChunkHeader, ContextQuery, Go, Headers, Info, OptionHeader, OptionReply, OptionReplyHeader,
     Request, SimpleReply, StatusFilter, decode_error_payload, decode_extents, decode_list_item,
     encode_error_payload, encode_extents,

@@ -12,7 +12,7 @@ use crate::size;
 
 /// The options of a format, in the order in which they are shown.
 pub fn known_options(format: Format) -> &'static [CreateOption] {
-    format.driver().create_options.unwrap_or_default()
+    format.create_options()
 }
 
 /// What `-o help` prints.

@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::Arc;
 
 use zebu::block::{FileSpec, Format, OpenedFile};
-use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
 use crate::create_options::CreateOptions;

@@ -6,8 +6,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use zebu::Limits;
 use zebu::block::{OpenOptions, Policy};
-use zebu::image::Limits;
 
 use crate::failure::Failure;
 use crate::{objects, size};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::server::{Raw, Server};
 use common::{Lab, beyond_qemu};
-use zebu::nbd::{Command, Headers, Request, command};
+use zebu::internal::nbd::{Command, Headers, Request, command};
 
 /// What a guest writes to have `/etc/passwd` for a backing file: a header of
 /// version 2 in sector 0.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::server::{Raw, Server, wait_until};
 use common::{Lab, beyond_qemu};
-use zebu::nbd::{
+use zebu::internal::nbd::{
     Command, ErrorCode, Go, Headers, MAX_PAYLOAD, OptionKind, OptionReplyKind, Request,
     StatusFilter, command,
 };
@@ -108,13 +108,16 @@ fn negotiations_that_make_no_sense() {
     raw.assert_closed();
     // The old way has no answer for what is not there; for what is, it has.
     let mut raw = Raw::new(&server);
-    raw.put(&zebu::nbd::encode_option(
+    raw.put(&zebu::internal::nbd::encode_option(
         OptionKind::ExportName,
         b"nothing",
     ));
     raw.assert_closed();
     let mut raw = Raw::new(&server);
-    raw.put(&zebu::nbd::encode_option(OptionKind::ExportName, b""));
+    raw.put(&zebu::internal::nbd::encode_option(
+        OptionKind::ExportName,
+        b"",
+    ));
     assert_eq!(raw.take(8), SIZE.to_be_bytes());
     raw.take(2);
     let got = raw.ask(&request(Command::Read, 8 << 20, 1), &[]);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::server::{Raw, Server, assert_sleeps, wait_until};
 use common::{Lab, beyond_qemu};
-use zebu::nbd::{Command, Headers, Request, command};
+use zebu::internal::nbd::{Command, Headers, Request, command};
 
 const BLOCK: u64 = 4096;
 

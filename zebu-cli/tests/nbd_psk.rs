@@ -11,7 +11,7 @@ use common::tls::{certificates, keys};
 use common::{Lab, beyond_qemu};
 use std::io::{Read, Write};
 use std::path::Path;
-use zebu::nbd::{OptionKind, OptionReplyKind};
+use zebu::internal::nbd::{OptionKind, OptionReplyKind};
 
 const SERVER: &str = "tls-creds-psk,id=t,endpoint=server,dir=good";
 

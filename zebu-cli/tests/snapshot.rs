@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use zebu::block::{Device, OpenOptions, Source};
-use zebu::image::SnapshotName;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Queue, QueueOptions};
 
 /// Both programs do the same to images of the same content and name; the image

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use zebu::block::Zeroing;
-use zebu::nbd::{Command, ErrorCode, Extent, Headers, MAX_PAYLOAD, Request, command};
+use zebu::internal::nbd::{Command, ErrorCode, Extent, Headers, MAX_PAYLOAD, Request, command};
 use zebu::storage::PoolBuffer;
 
 use crate::reply::{Failed, Piece, Reply};
@@ -77,7 +77,7 @@ fn invalid<T>(message: &str) -> Result<T, Failed> {
 
 /// Flags that a command may have. FUA is allowed with all, as in QEMU.
 fn allowed_flags(headers: Headers, command: Command) -> u16 {
-    use zebu::nbd::command::*;
+    use zebu::internal::nbd::command::*;
     let payload = match headers {
         Headers::Extended => PAYLOAD_LEN,
         _ => 0,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use zebu::Statistics;
 use zebu::block::Device;
-use zebu::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
+use zebu::internal::Statistics;
+use zebu::internal::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
 
 /// The number of `base:allocation` on every connection.
 pub(crate) const ALLOCATION: u32 = 0;

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use zebu::nbd::{
+use zebu::internal::nbd::{
     ContextQuery, Go, Headers, Info, MAGIC, OPTION_MAGIC, OptionHeader, OptionKind, OptionReply,
     OptionReplyKind, ProtocolError, handshake,
 };
@@ -224,7 +224,7 @@ impl Handshake<'_> {
         Ok(Next::Chosen(export.clone()))
     }
 
-    fn info(&self, export: &Export) -> zebu::nbd::ExportInfo {
+    fn info(&self, export: &Export) -> zebu::internal::nbd::ExportInfo {
         let structured = self.headers >= Headers::Structured;
         export.info(structured, self.headers == Headers::Extended)
     }

@@ -7,7 +7,7 @@
 //! bounded (see `transmission.rs`), whatever its client does, and idle
 //! connections cost no processor time.
 //!
-//! The bytes on the wire are [`zebu::nbd`]'s.
+//! The bytes on the wire are [`zebu::internal::nbd`]'s.
 #![deny(unsafe_code)]
 
 mod budget;

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::ops::Range;
 
-use zebu::nbd::{
+use zebu::internal::nbd::{
     Chunk, ChunkHeader, ChunkKind, ErrorCode, Extent, Headers, Request, SimpleReply,
     encode_error_payload, encode_extents,
 };

@@ -2,7 +2,7 @@
 
 use zebu::Result;
 use zebu::block::Status;
-use zebu::nbd::{Extent, Headers, STATE_HOLE, STATE_ZERO};
+use zebu::internal::nbd::{Extent, Headers, STATE_HOLE, STATE_ZERO};
 use zebu::storage::Queue;
 
 use crate::export::{DEPTH, Export};

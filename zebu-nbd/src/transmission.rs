@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use zebu::nbd::{Command, Headers, MAX_PAYLOAD, ProtocolError, Request, StatusFilter};
+use zebu::internal::nbd::{Command, Headers, MAX_PAYLOAD, ProtocolError, Request, StatusFilter};
 use zebu::storage::{PoolBuffer, Queue};
 
 use crate::budget::Budget;

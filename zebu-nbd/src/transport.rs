@@ -9,8 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::task::Poll;
 
-use zebu::storage::{Polling, Queue};
-use zebu::tls::{ServerTls, Session};
+use zebu::internal::Polling;
+use zebu::internal::Session;
+use zebu::storage::Queue;
+use zebu::tls::ServerTls;
 
 /// How often TLS receives at a time if there is nothing in it for us: a client
 /// may send such records without an end.

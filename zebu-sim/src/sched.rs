@@ -12,9 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use zebu::storage::{
-    Completion, Engine, Interest, Notify, Op, Queue, QueueOptions, Token, simulate_engines,
-};
+use zebu::internal::engine::{Completion, Engine, Interest, Notify, Op, Token, simulate_engines};
+use zebu::storage::{Queue, QueueOptions};
 
 use crate::disk::Disk;
 use crate::steps::Fate;

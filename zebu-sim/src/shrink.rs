@@ -114,7 +114,7 @@ const ORIGINS: &[fn(&mut Scenario)] = &[
     |s| s.origin.create.data_file = None,
     |s| s.origin.create.preallocation = zebu::block::Preallocation::Off,
     |s| s.origin.create.extended_l2 = false,
-    |s| s.origin.create.compression = zebu::format::Compression::Zlib,
+    |s| s.origin.create.compression = zebu::qcow2::Compression::Zlib,
     |s| s.origin.create.version = 3,
     |s| {
         s.origin

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use zebu::block::{DetectZeroes, Preallocation, Zeroing};
-use zebu::format::Compression;
 use zebu::jobs::{CreateQcow2, RepairMode};
+use zebu::qcow2::Compression;
 use zebu::storage::CacheMode;
 
 use crate::disk::{Class, Cut, Failure, Fault};

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use zebu::Statistics;
 use zebu::block::Device;
+use zebu::internal::Statistics;
 
 use crate::channel::Channel;
 use crate::config::Config;
@@ -149,7 +149,7 @@ impl Export {
 
     /// The device's configuration, with a write cache or without.
     pub(crate) fn config(&self, write_back: bool) -> Config {
-        let cluster = self.device.top().image.cluster_size().unwrap_or(4096);
+        let cluster = self.device.top().cluster_size().unwrap_or(4096);
         Config {
             sectors: self.sectors(),
             block_size: self.options.block_size,

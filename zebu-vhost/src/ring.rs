@@ -34,7 +34,8 @@ use std::time::Instant;
 
 use virtio_queue::{Queue as Virtqueue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use zebu::storage::{Polling, Queue};
+use zebu::internal::Polling;
+use zebu::storage::Queue;
 
 use crate::chain::{Chain, Malformed};
 use crate::execute::{Status, execute};

@@ -66,13 +66,16 @@ mod broken;
 #[cfg(zebu_break)]
 #[doc(hidden)]
 pub mod broken;
-pub mod codec;
-pub mod drivers;
+mod codec;
+mod drivers;
 mod error;
-pub mod format;
+mod format;
+#[doc(hidden)]
+pub mod internal;
 pub mod jobs;
 #[cfg(feature = "nbd")]
-pub mod nbd;
+mod nbd;
+pub mod qcow2;
 mod statistics;
 pub mod storage;
 pub mod tls;
@@ -80,9 +83,8 @@ pub mod tls;
 pub use block::{
     Device, Extents, Format, OpenOptions, Policy, Remote, RemoteRequest, Source, Status, Zeroing,
 };
-pub use drivers::{Limits, qcow2 as image};
+pub use drivers::Limits;
 pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};
-pub use statistics::Statistics;
 pub use storage::{
     Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
 };

@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 use common::{Rng, Sayer, Watchdog, cases, engines, progress};
 use disk::Disk;
 use zebu::block::{Device, Format, OpenOptions, Preallocation, Source, Storages, Zeroing};
-use zebu::format::Compression;
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
+use zebu::qcow2::Compression;
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpKind, OpenFile, Queue, QueueOptions, Started,
@@ -1118,7 +1118,7 @@ fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
     flush[0].poll();
     drop(flush);
     let ended = {
-        let name = zebu::image::SnapshotName::IdOrName("new".into());
+        let name = zebu::qcow2::SnapshotName::IdOrName("new".into());
         let mut change: Pin<Box<dyn Future<Output = zebu::Result<()>>>> = match kind {
             0 => Box::pin(device.resize(&queue, size + 5 * unit, Preallocation::Off)),
             1 => Box::pin(device.resize(&queue, size / 2 / 512 * 512, Preallocation::Off)),

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
-use zebu::format::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, BitmapEntry, BitmapsExtension, Compression,
-    CryptMethod, CryptoExtension, EXTENSION_FEATURE_NAMES, Extension, FeatureKind, FeatureNames,
-    FormatError, Geometry, Header, INCOMPATIBLE_DATA_FILE, L1Entry, Snapshot, check_table,
+use zebu::internal::format::{
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, BitmapsExtension, CryptMethod, CryptoExtension,
+    EXTENSION_FEATURE_NAMES, Extension, FeatureKind, FeatureNames, Geometry, Header,
+    INCOMPATIBLE_DATA_FILE, L1Entry, check_table,
 };
+use zebu::qcow2::{BitmapEntry, Compression, FormatError, Snapshot};
 
 /// A header that opens: a disk of 1 GiB, as qemu-img lays it out.
 fn plain() -> Header {

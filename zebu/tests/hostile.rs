@@ -23,12 +23,13 @@ use hostile_bounds::{alone, case, generated, queue};
 use hostile_images::{Random, build, exercise, mutate};
 use zebu::Result;
 use zebu::block::{Device, OpenOptions, Policy, Source};
-use zebu::format::{
-    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, COMPRESSED, COPIED, Extension,
-    Header, INCOMPATIBLE_DATA_FILE, Snapshot,
+use zebu::internal::OpenImage;
+use zebu::internal::format::{
+    BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, COMPRESSED, COPIED, Extension, Header,
+    INCOMPATIBLE_DATA_FILE,
 };
-use zebu::image::OpenImage;
 use zebu::jobs::{self, CheckReport, RepairMode};
+use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
 
 #[test]
@@ -378,8 +379,13 @@ fn compressed_clusters_of_one_offset_and_two_lengths() {
     .take(CLUSTER as usize)
     .collect();
     let mut stream = vec![0; CLUSTER as usize];
-    let length = zebu::codec::Compressor::new()
-        .compress(zebu::codec::Compression::Zlib, None, &data, &mut stream)
+    let length = zebu::internal::codec::Compressor::new()
+        .compress(
+            zebu::internal::codec::Compression::Zlib,
+            None,
+            &data,
+            &mut stream,
+        )
         .expect("it compresses")
         .expect("it fits");
     assert!(length > 1024);

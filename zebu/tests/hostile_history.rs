@@ -16,10 +16,12 @@ mod hostile_images;
 use std::sync::Arc;
 
 use hostile_bounds::{alone, case_within, queue};
+use zebu::Limits;
 use zebu::block::{Device, OpenOptions, Policy};
-use zebu::format::{COPIED, Header, INCOMPATIBLE_DATA_FILE, Snapshot};
-use zebu::image::{Limits, SnapshotName};
+use zebu::internal::format::{COPIED, Header, INCOMPATIBLE_DATA_FILE};
 use zebu::jobs::{self, RepairMode};
+use zebu::qcow2::Snapshot;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Storage};
 use zebu::{Error, Result};
 

@@ -15,7 +15,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use zebu::nbd::{
+use zebu::internal::nbd::{
     ChunkHeader, ChunkKind, Command, ContextQuery, ExportInfo, Extent, Go, Headers, Info,
     OptionHeader, OptionKind, OptionReply, OptionReplyKind, Request, SimpleReply, encode_extents,
     transmission,

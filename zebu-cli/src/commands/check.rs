@@ -5,8 +5,8 @@ use std::io::Write;
 
 use clap::Parser;
 use zebu::block::{Layer, OpenOptions};
-use zebu::image::Image;
 use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
+use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
@@ -119,7 +119,7 @@ fn check(
                 // An error of standard error cannot be reported.
                 let _ = writeln!(std::io::stderr(), "{text}");
             };
-            Ok(layer.image.check(&mut say).map(|errors| {
+            Ok(layer.check(&mut say).map(|errors| {
                 let mut report = CheckReport::default();
                 report.corruptions = errors;
                 report

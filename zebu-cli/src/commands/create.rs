@@ -101,7 +101,7 @@ fn create(
         (backing_format, "backing_fmt", "file format"),
     ] {
         let Some(value) = value else { continue };
-        if !format.driver().has_backing {
+        if !format.has_backing() {
             return Err(format!(
                 "Backing {what} not supported for file format '{}'",
                 format.name()

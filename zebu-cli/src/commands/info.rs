@@ -9,8 +9,8 @@ use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use zebu::block::{Device, OpenOptions, Source};
-use zebu::format::Snapshot;
-use zebu::image::Image;
+use zebu::qcow2::Image;
+use zebu::qcow2::Snapshot;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use clap::{ArgAction, Parser};
 use zebu::Error;
 use zebu::block::{Device, OpenOptions};
-use zebu::format::Snapshot;
-use zebu::image::SnapshotName;
+use zebu::qcow2::Snapshot;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue};
 
 use super::info;

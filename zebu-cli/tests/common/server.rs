@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use zebu::nbd::{
+use zebu::internal::nbd::{
     ChunkHeader, Command as Asks, ContextQuery, Go, Headers, OptionKind, OptionReplyHeader,
     OptionReplyKind, Request, encode_option,
 };
@@ -345,7 +345,8 @@ impl Raw {
         let mut got = Got::default();
         if self.headers == Headers::Simple {
             let bytes = self.take(16);
-            let reply = zebu::nbd::SimpleReply::decode(&bytes.try_into().unwrap()).unwrap();
+            let reply =
+                zebu::internal::nbd::SimpleReply::decode(&bytes.try_into().unwrap()).unwrap();
             got.error = reply.error;
             if reply.error == 0 && simple_data > 0 {
                 got.pieces.push((0, self.take(simple_data)));
@@ -366,7 +367,7 @@ impl Raw {
 
 impl Got {
     fn add(&mut self, header: &ChunkHeader, payload: Vec<u8>) {
-        use zebu::nbd::ChunkKind;
+        use zebu::internal::nbd::ChunkKind;
         let offset = |payload: &[u8]| u64::from_be_bytes(payload[..8].try_into().unwrap());
         match header.kind {
             ChunkKind::None => {}
@@ -376,7 +377,9 @@ impl Got {
                 self.holes.push((offset(&payload), length));
             }
             kind if kind.is_error() => {
-                self.error = zebu::nbd::decode_error_payload(&payload).unwrap().0;
+                self.error = zebu::internal::nbd::decode_error_payload(&payload)
+                    .unwrap()
+                    .0;
             }
             _ => self.others.push(payload),
         }

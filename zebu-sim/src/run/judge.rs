@@ -1,8 +1,8 @@
 //! What is left after a session: it is read, compared with the model, and checked.
 
 use zebu::block::{Device, OpenOptions};
-use zebu::image::SnapshotName;
 use zebu::jobs::{self, CheckMessage};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
 use super::{Contents, Run, Verdict, said};

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use zebu::block::Preallocation;
-use zebu::image::SnapshotName;
+use zebu::qcow2::SnapshotName;
 
 use super::{Run, Verdict, is_refusal};
 use crate::content::ZERO;

@@ -9,7 +9,7 @@ use super::source::ImageSpec;
 use super::stacked::Stacked;
 use super::status::KnownData;
 use crate::drivers::qcow2::Image;
-use crate::drivers::{AnyImage, Extent, Format, Mapping, Raw, StorageId};
+use crate::drivers::{AnyImage, BackingName, Extent, Format, Mapping, Raw, StorageId};
 use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub struct Layer {
     /// What it was opened by.
     pub spec: ImageSpec,
     /// The image.
-    pub image: AnyImage,
+    pub(crate) image: AnyImage,
     pub(super) known_data: KnownData,
 }
 
@@ -45,6 +45,23 @@ impl Layer {
     /// Size of the image's disk in bytes.
     pub fn size(&self) -> u64 {
         self.image.size()
+    }
+
+    /// The unit of allocation in bytes; None: the format has none.
+    pub fn cluster_size(&self) -> Option<u64> {
+        self.image.cluster_size()
+    }
+
+    /// The image behind this one, as this one names it.
+    pub fn backing(&self) -> Option<BackingName<'_>> {
+        self.image.backing()
+    }
+
+    /// Checks the metadata of an image that is not qcow2 ([`jobs::check`](crate::jobs::check)
+    /// checks these), and says each error that it finds; how many there are. None: its format
+    /// has no check.
+    pub fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
+        self.image.check(say)
     }
 
     /// The file that the image is.

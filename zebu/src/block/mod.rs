@@ -20,7 +20,7 @@ mod whole;
 mod write;
 mod zero;
 
-pub use crate::drivers::{CreateOption, Format, OptionKind, Raw, StorageId};
+pub use crate::drivers::{BackingName, CreateOption, Format, OptionKind, Raw, StorageId};
 pub use device::{Device, Layer};
 pub use extents::Extents;
 pub use open::{Length, OpenOptions, Policy, Storages};

@@ -19,16 +19,22 @@ pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 
 /// A file that was opened.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum OpenedFile {
+    #[doc(hidden)]
     /// Of this machine.
     Local(Arc<dyn Storage>),
+    #[doc(hidden)]
     /// An export of a server.
     #[cfg(feature = "nbd")]
     Nbd(Arc<Nbd>),
+    #[doc(hidden)]
     /// Nothing.
     Null(Arc<Null>),
+    #[doc(hidden)]
     /// A part of another one, or one that changes how that one is used.
     Over(Arc<dyn Storage>, Box<OpenedFile>),
+    #[doc(hidden)]
     /// The disk of an image, which was locked when it was opened.
     Image(OpenedImage),
 }

@@ -9,7 +9,7 @@
 mod compress;
 mod decompress;
 mod inflater;
-pub mod workers;
+pub(crate) mod workers;
 
 use std::cell::RefCell;
 

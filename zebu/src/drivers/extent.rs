@@ -4,8 +4,7 @@ use crate::Error;
 use crate::codec::{CodecError, Inflater};
 use crate::format::HostOffset;
 
-/// One of an image's storages: an index into
-/// [`FormatImage::storages`](super::FormatImage::storages).
+/// One of an image's storages: its file, or another one that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StorageId(pub u32);
 

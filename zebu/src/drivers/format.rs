@@ -8,7 +8,7 @@ use crate::Error;
 use crate::storage::LockRequest;
 
 /// The formats that zebu knows. Those before others are probed first.
-pub static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
+static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
 
 /// What an image format is.
 #[derive(Debug)]
@@ -124,12 +124,12 @@ impl Format {
     }
 
     /// A driver's format.
-    pub const fn of(driver: &'static Driver) -> Format {
+    pub(crate) const fn of(driver: &'static Driver) -> Format {
         Format(driver)
     }
 
     /// What is registered of it.
-    pub const fn driver(self) -> &'static Driver {
+    pub(crate) const fn driver(self) -> &'static Driver {
         self.0
     }
 
@@ -141,6 +141,16 @@ impl Format {
     /// Whether images of it can be created.
     pub const fn is_creatable(self) -> bool {
         self.0.create_options.is_some()
+    }
+
+    /// The options of new images, in the order in which they are shown.
+    pub fn create_options(self) -> &'static [CreateOption] {
+        self.0.create_options.unwrap_or_default()
+    }
+
+    /// Whether images of it can name a backing file.
+    pub const fn has_backing(self) -> bool {
+        self.0.has_backing
     }
 }
 

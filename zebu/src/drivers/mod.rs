@@ -33,7 +33,7 @@ use crate::{Error, Result};
 
 pub use any::AnyImage;
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
-pub use format::{CreateOption, DRIVERS, Driver, Format, OptionKind};
+pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::{Guard, probe};
 use inflate::inflate;
 pub use limits::Limits;

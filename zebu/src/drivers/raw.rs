@@ -137,7 +137,7 @@ impl Raw {
     /// The part of `storage` from `offset` (None: its start) on, of `size`
     /// bytes (None: to its end). A length that is no multiple of 512 is rounded
     /// up, as QEMU does; the missing bytes read as zeroes.
-    pub fn part_of(
+    pub(crate) fn part_of(
         storage: Arc<dyn Storage>,
         offset: Option<u64>,
         size: Option<u64>,
@@ -168,6 +168,7 @@ impl Raw {
     }
 
     /// Where the bytes are.
+    #[doc(hidden)]
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }

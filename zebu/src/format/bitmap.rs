@@ -57,6 +57,7 @@ impl BitmapEntry {
     /// `None` means that more bytes are needed. Otherwise the answer has the
     /// length of the entry with its padding. Only what is needed to find the
     /// next entry is checked here; see [`BitmapEntry::check`].
+    #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, FormatError> {
         let Some((name_len, extra_len)) = be16(bytes, 18).zip(be32(bytes, 20)) else {
             return Ok(None);
@@ -87,11 +88,13 @@ impl BitmapEntry {
 
     /// Length of the entry in bytes, with its padding.
     #[must_use]
+    #[doc(hidden)]
     pub fn encoded_len(&self) -> usize {
         pad8(FIXED + self.extra_data.len() + self.name.len())
     }
 
     /// The stored form, with padding to a multiple of 8 bytes.
+    #[doc(hidden)]
     pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
         let name_len = u16::try_from(self.name.len()).map_err(|_| FormatError::TooLong {
             what: "bitmap name",
@@ -121,6 +124,7 @@ impl BitmapEntry {
     }
 
     /// Reads a directory of `count` entries that fills `bytes` exactly.
+    #[doc(hidden)]
     pub fn decode_directory(bytes: &[u8], count: u32) -> Result<Vec<Self>, FormatError> {
         if count > MAX_BITMAPS {
             return Err(FormatError::TooManyBitmaps(count));
@@ -151,6 +155,7 @@ impl BitmapEntry {
     }
 
     /// The stored form of a whole directory.
+    #[doc(hidden)]
     pub fn encode_directory(list: &[Self]) -> Result<Vec<u8>, FormatError> {
         if list.len() > MAX_BITMAPS as usize {
             return Err(FormatError::TooManyBitmaps(
@@ -169,6 +174,7 @@ impl BitmapEntry {
 
     /// Refuses what QEMU refuses: a bitmap outside its limits, or one that
     /// is too small for the disk while it claims to be valid.
+    #[doc(hidden)]
     pub fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         let entry_bytes = u64::from(self.table_size).checked_mul(geometry.cluster_size());
         let why = if self.table_size == 0 {

@@ -48,6 +48,7 @@ impl Snapshot {
     /// always enough. Otherwise the answer has the length of the entry with
     /// its padding; of the last entry the padding may lie after the end of
     /// the file, so the length may be more than that of `bytes`.
+    #[doc(hidden)]
     pub fn decode(bytes: &[u8], index: u64) -> Result<Option<(Self, usize)>, FormatError> {
         let fixed = SNAPSHOT_HEADER_BYTES as usize;
         let Some(extra_len) = be32(bytes, 36) else {
@@ -79,15 +80,18 @@ impl Snapshot {
     }
 
     /// Length of the longest entry in bytes.
+    #[doc(hidden)]
     pub const MAX_ENCODED: usize = 40 + MAX_SNAPSHOT_EXTRA + 2 * 65535 + 7;
 
     /// Length of the entry in bytes, with its padding.
     #[must_use]
+    #[doc(hidden)]
     pub fn encoded_len(&self) -> usize {
         pad8(SNAPSHOT_HEADER_BYTES as usize + self.extra.len() + self.id.len() + self.name.len())
     }
 
     /// The stored form, with padding to a multiple of 8 bytes.
+    #[doc(hidden)]
     pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
         let too_long = |what, length, max| FormatError::TooLong { what, length, max };
         let id_len = u16::try_from(self.id.len())
@@ -120,6 +124,7 @@ impl Snapshot {
     }
 
     /// Reads a table of `count` entries. `bytes` must hold it all.
+    #[doc(hidden)]
     pub fn decode_table(bytes: &[u8], count: u32) -> Result<Vec<Self>, FormatError> {
         if count > MAX_SNAPSHOTS {
             return Err(FormatError::TableTooLarge("Snapshot table"));
@@ -147,6 +152,7 @@ impl Snapshot {
     }
 
     /// The stored form of a whole table.
+    #[doc(hidden)]
     pub fn encode_table(table: &[Self]) -> Result<Vec<u8>, FormatError> {
         if table.len() > MAX_SNAPSHOTS as usize {
             return Err(FormatError::TableTooLarge("Snapshot table"));
@@ -163,11 +169,13 @@ impl Snapshot {
 
     /// Offset of its L1 table.
     #[must_use]
+    #[doc(hidden)]
     pub const fn l1_table(&self) -> HostOffset {
         HostOffset(self.l1_offset)
     }
 
     /// Checks size and place of its L1 table, without the length of the file.
+    #[doc(hidden)]
     pub fn check_l1(&self, cluster_size: u64) -> Result<(), FormatError> {
         validate_table(
             "Snapshot L1 table",
@@ -212,6 +220,7 @@ impl Snapshot {
 
     /// Extra data after the fields that are known.
     #[must_use]
+    #[doc(hidden)]
     pub fn unknown_extra(&self) -> &[u8] {
         self.extra.get(KNOWN_EXTRA..).unwrap_or(&[])
     }
@@ -219,6 +228,7 @@ impl Snapshot {
     /// Sets the three fields of the extra data and keeps what is after them.
     /// Sizes in bytes; the 32-bit size field follows as QEMU has it: 0 when
     /// the size does not fit.
+    #[doc(hidden)]
     pub fn set_extra(&mut self, vm_state_size: u64, disk_size: u64, icount: Option<u64>) {
         let mut extra = Vec::with_capacity(self.extra.len().max(KNOWN_EXTRA));
         extra.extend_from_slice(&vm_state_size.to_be_bytes());

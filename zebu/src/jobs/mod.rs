@@ -23,7 +23,9 @@ mod zero;
 
 pub use amend::{AmendOptions, amend, amend_telling};
 pub use bitmaps::bitmaps;
-pub use check::{CheckMessage, CheckReport, RepairMode, check, repair, repair_file, repair_image};
+pub use check::{
+    CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_file, repair_image,
+};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};

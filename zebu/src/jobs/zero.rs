@@ -1,6 +1,6 @@
 //! Finding zeroes in data.
 
-pub use crate::storage::is_zero;
+pub(crate) use crate::storage::is_zero;
 
 /// Splits `bytes` into runs that are zero and runs that are to be written.
 ///

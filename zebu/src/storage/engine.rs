@@ -150,6 +150,7 @@ impl EngineKind {
     }
 
     /// Sets the engine up. The error says which engine is missing.
+    #[doc(hidden)]
     pub fn start(self) -> io::Result<Box<dyn Engine>> {
         if let Some(make) = SIMULATED.with_borrow(Clone::clone) {
             return Ok(make());

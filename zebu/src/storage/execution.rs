@@ -47,7 +47,7 @@ impl Execution {
     /// [`Completion`](super::Completion).
     ///
     /// # Safety
-    /// The promise of [`Engine::submit`](super::Engine::submit) holds.
+    /// The promise of [`Engine::submit`](super::engine::Engine::submit) holds.
     pub unsafe fn perform(self, op: &Op) -> Option<i32> {
         match self {
             // SAFETY: passed on.

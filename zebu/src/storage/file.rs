@@ -91,8 +91,8 @@ pub struct OpenFile {
     pub cache: CacheMode,
 }
 
-/// Opens a regular file or block device, as [`OpenFile::cache`] says: a [`BufferedFile`] or a
-/// [`DirectFile`]. Anything else is refused.
+/// Opens a regular file or block device, through the page cache or past it as
+/// [`OpenFile::cache`] says. Anything else is refused.
 pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
     let path = path.into();
     let file = open(&path, how)?;

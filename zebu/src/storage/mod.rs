@@ -7,12 +7,12 @@
 mod access;
 mod ahead;
 mod batch;
-mod blkdebug;
+pub(crate) mod blkdebug;
 mod blocks;
 mod buffer;
 mod counted;
-mod engine;
-mod event;
+pub(crate) mod engine;
+pub(crate) mod event;
 mod execution;
 mod file;
 mod join;
@@ -22,8 +22,8 @@ mod native;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
-mod op;
-mod polling;
+pub(crate) mod op;
+pub(crate) mod polling;
 mod queue;
 mod ready;
 
@@ -47,29 +47,26 @@ pub use access::{
     zero_range,
 };
 pub(crate) use ahead::Ahead;
-pub use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, Rule};
+pub(crate) use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, Rule};
 pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 pub(crate) use counted::{Counted, Work};
+pub use engine::EngineKind;
 pub(crate) use engine::is_simulated;
-pub use engine::{
-    Completion, Engine, EngineKind, Interest, MakeEngine, Notify, Token, simulate_engines,
-};
-pub use event::Event;
-pub use file::{BufferedFile, CacheMode, DirectFile, HostFile, OpenFile, open_file};
+pub(crate) use event::Event;
+pub use file::{CacheMode, HostFile, OpenFile, open_file};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
-pub use null::Null;
-pub use op::{Op, OpKind};
-pub use polling::Polling;
+pub(crate) use null::Null;
+pub use op::OpKind;
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
-pub use window::Window;
+pub(crate) use window::Window;
 pub(crate) use writings::Writings;
-pub use zero::is_zero;
+pub(crate) use zero::is_zero;
 
 /// What the offsets, lengths and memory of direct I/O must be multiples of,
 /// in bytes (powers of two). Both are 1 where anything goes.
@@ -213,7 +210,8 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What fails on purpose here, if anything does: it is told of the [`Event`]s.
+    /// What fails on purpose here, if anything does.
+    #[doc(hidden)]
     fn blkdebug(&self) -> Option<&Blkdebug> {
         None
     }
@@ -251,7 +249,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 
 /// Reports an event to `storage`, if that is a blkdebug filter.
 #[inline]
-pub fn event(storage: &dyn Storage, event: Event) {
+pub(crate) fn event(storage: &dyn Storage, event: Event) {
     if let Some(debug) = storage.blkdebug() {
         debug.event(event);
     }

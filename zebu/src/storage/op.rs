@@ -35,7 +35,7 @@ pub enum OpKind {
 }
 
 /// One operation. The memory it names is valid until the operation completes;
-/// see [`Engine::submit`](super::Engine::submit).
+/// see [`Engine::submit`](super::engine::Engine::submit).
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// What to do.
@@ -80,7 +80,7 @@ impl Op {
     /// Does the operation on this thread and returns the bytes moved.
     ///
     /// # Safety
-    /// The promise of [`Engine::submit`](super::Engine::submit) holds.
+    /// The promise of [`Engine::submit`](super::engine::Engine::submit) holds.
     pub unsafe fn perform(&self) -> io::Result<usize> {
         loop {
             // SAFETY: passed on to the caller.

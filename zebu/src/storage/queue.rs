@@ -54,7 +54,7 @@ pub struct QueueOptions {
     /// over at its end at the latest. Operations that continue each other count as one.
     pub aio_max_batch: u32,
     /// How long a server's thread polls for more to do before it sleeps, at most
-    /// ([`Polling`](super::Polling)); zero: not at all.
+    /// (`Polling`); zero: not at all.
     pub poll: Duration,
 }
 

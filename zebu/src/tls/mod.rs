@@ -1,5 +1,5 @@
 //! TLS: who is who by certificates (rustls) or by pre-shared keys (s2n-tls),
-//! and one [`Session`] for both, which a client and a server drive alike.
+//! and one `Session` for both, which a client and a server drive alike.
 //!
 //! rustls has no pre-shared keys. s2n-tls has them, but reads certificates, which come from
 //! strangers, in C. Both calculate with AWS-LC.
@@ -22,11 +22,11 @@ mod keys;
 #[cfg(feature = "tls")]
 mod psk;
 #[cfg_attr(not(feature = "tls"), path = "absent.rs")]
-mod session;
+pub(crate) mod session;
 
 use std::path::PathBuf;
 
-pub use session::{ClientTls, ServerTls, Session};
+pub use session::{ClientTls, ServerTls};
 
 /// Bytes of a key at least: s2n-tls takes no shorter one (RFC 9257, section 6).
 pub const MIN_KEY: usize = 16;

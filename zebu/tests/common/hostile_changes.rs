@@ -18,12 +18,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zebu::block::{Device, FileSpec, OpenOptions, Source, Zeroing};
-use zebu::format::{Geometry, Header, L1Entry, RefcountTableEntry, Snapshot};
-use zebu::image::SnapshotName;
+use zebu::internal::format::{Geometry, Header, L1Entry, RefcountTableEntry};
 use zebu::jobs::{
     self, CheckReport, CompareOptions, Comparison, CompressOptions, ConvertOptions, CreateQcow2,
     RepairMode, Target,
 };
+use zebu::qcow2::Snapshot;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
 use zebu::{Error, Result};
 

@@ -10,14 +10,15 @@
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Policy};
-use zebu::codec::{self, Compressor};
-use zebu::format::{
-    BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension, Compression, CryptoExtension,
-    Extension, Geometry, Header, HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry,
-    RefcountBlock, RefcountTableEntry, Snapshot,
+use zebu::internal::codec::{self, Compressor};
+use zebu::internal::format::{
+    BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, CryptoExtension, Extension, Geometry, Header,
+    HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
 };
-use zebu::image::{CacheOptions, OpenImage, SnapshotName};
+use zebu::internal::{CacheOptions, OpenImage};
 use zebu::jobs::{self, MeasureTarget, Qcow2Target};
+use zebu::qcow2::SnapshotName;
+use zebu::qcow2::{BitmapEntry, Compression, Snapshot};
 use zebu::storage::{Buffer, Memory, Queue, Storage};
 
 /// Numbers that look random: splitmix64.

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions, Preallocation, Zeroing};
-use zebu::format::Header;
-use zebu::image::SnapshotName;
+use zebu::internal::format::Header;
 use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue};
 
 use crate::common::{Rng, Sayer, Watchdog, cases, progress};

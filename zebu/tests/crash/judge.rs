@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages};
-use zebu::image::SnapshotName;
 use zebu::jobs::{self, CheckMessage, RepairMode};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue, Storage};
 
 use crate::common::Rng;
@@ -535,7 +535,7 @@ fn is_qcow2(bytes: &[u8]) -> bool {
 
 /// Checks an image; how many flags are wrong, of which none may be unless
 /// `changing`.
-fn check(queue: &Queue, image: &zebu::image::Image, changing: bool) -> Result<usize, String> {
+fn check(queue: &Queue, image: &zebu::qcow2::Image, changing: bool) -> Result<usize, String> {
     let mut messages = Vec::new();
     let report = jobs::check(queue, image, &mut |message| messages.push(message));
     let report = report.map_err(said("check"))?;

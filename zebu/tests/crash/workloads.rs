@@ -10,8 +10,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions};
-use zebu::format::Compression;
 use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::qcow2::Compression;
 use zebu::storage::{Memory, Queue, Storage};
 
 use crate::common::Rng;

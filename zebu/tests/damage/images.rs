@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Storages, Zeroing};
-use zebu::format::Compression;
-use zebu::image::SnapshotName;
 use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use zebu::qcow2::Compression;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue, Storage};
 
 use crate::common::Rng;

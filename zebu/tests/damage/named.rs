@@ -1,7 +1,7 @@
 //! Regressions: damage that once lost data.
 
 use zebu::block::{Device, Format, OpenOptions};
-use zebu::format::INCOMPATIBLE_CORRUPT;
+use zebu::internal::format::INCOMPATIBLE_CORRUPT;
 use zebu::jobs::{
     self, AmendOptions, ConvertOptions, CreateQcow2, NewBacking, NewDataFile, Preallocation,
     RepairMode, Target,

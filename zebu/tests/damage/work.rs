@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use zebu::block::{Device, Preallocation, Zeroing};
-use zebu::image::SnapshotName;
 use zebu::jobs::{
     self, CommitOptions, CompareOptions, Comparison, ConvertOptions, RebaseOptions, Target,
 };
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Queue};
 
 use crate::common::Rng;

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use zebu::block::Format;
-use zebu::format::Compression;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use zebu::qcow2::Compression;
 
 use crate::common::Rng;
 use crate::common::peer::qemu_io;

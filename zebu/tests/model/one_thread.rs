@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use zebu::Result;
 use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Preallocation, Source};
-use zebu::image::SnapshotName;
 use zebu::jobs;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Handle, Queue};
 
 use crate::common::peer;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Source};
-use zebu::format::Compression;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
+use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 
 use crate::common::Rng;

@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::Device;
-use zebu::image::SnapshotName;
 use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Queue};
 
 use crate::create_options;

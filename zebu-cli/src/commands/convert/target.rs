@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
 use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
-use zebu::codec::{Compression, Compressor};
-use zebu::format;
+use zebu::internal::codec::{Compression, Compressor};
+use zebu::internal::format;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
 

@@ -5,9 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
 use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, Source, protocol};
-use zebu::format::{BitmapEntry, LuksHeader, LuksSlot, Snapshot};
-use zebu::image::Image;
+use zebu::internal::format::{LuksHeader, LuksSlot};
 use zebu::jobs;
+use zebu::qcow2::Image;
+use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu::storage::{Queue, Storage};
 
 use super::untrusted_report::Untrusted;
@@ -80,7 +81,7 @@ impl Report {
                 true => FileReport::below(&layer.spec.file, file)?,
                 false => Some(FileReport::of("file", &layer.spec.file, file)?),
             },
-            cluster_size: layer.image.cluster_size(),
+            cluster_size: layer.cluster_size(),
             backing: Backing::of(layer),
             qcow2: match qcow2 {
                 Some(image) => Some(Qcow2Report::of(queue, image)?),
@@ -193,7 +194,7 @@ impl FileReport {
 
 impl Backing {
     fn of(layer: &Layer) -> Option<Backing> {
-        let named = layer.image.backing()?;
+        let named = layer.backing()?;
         let name = OsStr::from_bytes(named.name).to_owned();
         let format = named.format;
         let format = format.map(|format| String::from_utf8_lossy(format).into_owned());

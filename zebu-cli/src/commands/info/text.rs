@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::format::Snapshot;
+use zebu::qcow2::Snapshot;
 
 use super::report::{FileReport, Report};
 use crate::json::Value;

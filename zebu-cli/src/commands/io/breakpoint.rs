@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use zebu::storage::{Blkdebug, Event};
+use zebu::internal::blkdebug::{Blkdebug, Event};
 
 use super::command::{Command, Failure, Handler, Outcome};
 use super::session::Session;

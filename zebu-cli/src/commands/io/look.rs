@@ -164,7 +164,7 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
 
 /// What `info` says of an image.
 fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<Vec<u8>> {
-    let cluster_size = layer.image.cluster_size().unwrap_or(0);
+    let cluster_size = layer.cluster_size().unwrap_or(0);
     let (vm_state, specific) = match layer.as_qcow2() {
         None => (0, Vec::new()),
         Some(image) => (image.vm_state_offset(), specific_text(queue, image)?),

@@ -39,7 +39,7 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
     }
     let mut seen = HashSet::new();
     for (name, _) in &all {
-        if name.len() > zebu::nbd::MAX_STRING {
+        if name.len() > zebu::internal::nbd::MAX_STRING {
             return Err(Failure::new(format!("export name '{name}' is too long")));
         }
         if !seen.insert(name) {
@@ -56,7 +56,7 @@ pub fn open(
     shared: bool,
     program: &str,
 ) -> Result<Vec<Arc<Export>>, Failure> {
-    let long = |text: &&String| text.len() > zebu::nbd::MAX_STRING;
+    let long = |text: &&String| text.len() > zebu::internal::nbd::MAX_STRING;
     if arguments.description.as_ref().filter(long).is_some() {
         return Err(Failure::new("export description is too long"));
     }

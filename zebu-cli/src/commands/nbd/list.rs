@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use zebu::nbd::{
+use zebu::internal::nbd::{
     ContextQuery, DEFAULT_PORT, Go, Info, MAGIC, OPTION_MAGIC, OptionKind, OptionReplyHeader,
     OptionReplyKind, ProtocolError, decode_list_item, encode_option, handshake,
 };

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zebu::nbd::DEFAULT_PORT;
+use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 

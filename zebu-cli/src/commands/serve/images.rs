@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy, Source};
-use zebu::image::SnapshotName;
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use crate::commands::io::opening::Opening;

@@ -9,8 +9,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 
-use zebu::Statistics;
 use zebu::block::Device;
+use zebu::internal::Statistics;
 use zebu::storage::Queue;
 
 use crate::failure::Failure;

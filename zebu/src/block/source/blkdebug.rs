@@ -17,7 +17,7 @@ pub struct BlkdebugSpec {
     /// What is below.
     pub image: Box<FileSpec>,
     /// `align`, `max-transfer` and so on.
-    pub limits: BlkdebugLimits,
+    pub(crate) limits: BlkdebugLimits,
     /// A file with more rules.
     config: Option<PathBuf>,
     rules: Vec<Rule>,
@@ -88,7 +88,7 @@ impl BlkdebugSpec {
     }
 
     /// All rules: of the configuration file, which is read now, and of the options.
-    pub fn rules(&self) -> Result<Vec<Rule>> {
+    pub(crate) fn rules(&self) -> Result<Vec<Rule>> {
         let Some(config) = &self.config else {
             return Ok(self.rules.clone());
         };

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 
 impl Image {
     /// Reads the LUKS header. None if the image is not encrypted with LUKS.
+    #[doc(hidden)]
     pub async fn luks_header(&self, queue: &Queue) -> Result<Option<LuksHeader>> {
         let header = self.header();
         if header.crypt() != CryptMethod::Luks {

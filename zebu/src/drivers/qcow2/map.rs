@@ -18,6 +18,7 @@ impl Image {
     ///
     /// `guest` is inside the disk. While others write to the image, a host offset in
     /// the answer may be out of date at once.
+    #[doc(hidden)]
     pub async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
         match self.cached_extent(guest, limit) {
             Some(extent) => extent,

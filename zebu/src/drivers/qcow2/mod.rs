@@ -97,22 +97,36 @@ pub struct Image {
 
 impl Image {
     /// The header, as it was read.
+    #[doc(hidden)]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
+    /// The version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.geometry.version()
+    }
+
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        self.geometry.cluster_size()
+    }
+
     /// What the header's numbers mean.
+    #[doc(hidden)]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     /// The file that holds the metadata (and the data, unless there is an
     /// external data file).
+    #[doc(hidden)]
     pub fn file(&self) -> &Arc<dyn Storage> {
         &self.file
     }
 
     /// Where the guest's clusters are: an external data file, or the file.
+    #[doc(hidden)]
     pub fn data(&self) -> &Arc<dyn Storage> {
         &self.data
     }
@@ -247,6 +261,7 @@ impl Image {
 
     /// How often a slice of an L2 table was found in the cache, about, and how
     /// often it had to be loaded.
+    #[doc(hidden)]
     pub fn cache_hits_and_loads(&self) -> (u64, u64) {
         (self.slices.hits(), self.slices.misses())
     }

@@ -295,6 +295,7 @@ fn slice_cache(
 
 impl Image {
     /// The same image as it was at a snapshot; only for reading.
+    #[doc(hidden)]
     pub async fn at_snapshot(mut self, queue: &Queue, name: &SnapshotName) -> Result<Image> {
         let Some(snapshot) = name.find(&self.snapshots) else {
             return Err(Error::Refused("Can't find snapshot".into()));

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Type};
 
 use super::NbdServer;
-use crate::tls::{ClientTls, Session};
+use crate::tls::ClientTls;
+use crate::tls::session::Session;
 
 /// A connected socket.
 #[derive(Debug)]

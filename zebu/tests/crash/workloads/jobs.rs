@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Preallocation};
-use zebu::format::Header;
-use zebu::image::{Mapping, SnapshotName};
+use zebu::internal::Mapping;
+use zebu::internal::format::Header;
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
     NewDataFile, RebaseOptions, RepairMode, Target, create_qcow2,
 };
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Memory, Queue};
 
 use super::requests::{Kind, Mix, Use, begin};

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use zebu::block::{Device, OpenOptions, Zeroing};
-use zebu::image::SnapshotName;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
+use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, Queue};
 
 use super::jobs::used_image;

@@ -1,0 +1,36 @@
+//! Doors for the other crates of this workspace, for the tests and for the fuzzers. Nothing here
+//! is part of the API: it changes without notice, also in patch releases.
+
+pub use crate::drivers::Mapping;
+pub use crate::drivers::qcow2::{CacheOptions, OpenImage};
+pub use crate::statistics::Statistics;
+pub use crate::storage::polling::Polling;
+pub use crate::tls::session::Session;
+
+/// Storages that fail on purpose.
+pub mod blkdebug {
+    pub use crate::storage::blkdebug::*;
+    pub use crate::storage::event::Event;
+}
+
+/// Compression of clusters.
+pub mod codec {
+    pub use crate::codec::*;
+}
+
+/// Engines, which a simulation replaces.
+pub mod engine {
+    pub use crate::storage::engine::*;
+    pub use crate::storage::op::Op;
+}
+
+/// Structures on the disk as pure values.
+pub mod format {
+    pub use crate::format::*;
+}
+
+/// The NBD protocol as pure values.
+#[cfg(feature = "nbd")]
+pub mod nbd {
+    pub use crate::nbd::*;
+}
