@@ -567,7 +567,7 @@ fn damaged_clusters() {
 }
 
 /// Clusters lie in the order of the disk, so that who reads the image from
-/// start to end reads the file so; also where many lanes write. (A write that
+/// start to end reads the file so; also where many workers write. (A write that
 /// has to wait for metadata may be overtaken.)
 #[test]
 fn the_image_is_in_order() {

@@ -1,4 +1,4 @@
-//! Guards against data lost where two lanes of a conversion write near each
+//! Guards against data lost where two workers of a conversion write near each
 //! other, against a target that comes out longer than its sources, and against
 //! what is told of a conversion getting lost.
 
@@ -115,16 +115,16 @@ fn sources_that_meet_inside_a_block() {
     // All boundaries of the second source's clusters lie inside blocks.
     let contents = [noise(1536, 1), noise(6 << 20, 2), noise(4096 - 1536, 3)];
     let expected = contents.concat();
-    for lanes in [1, 8] {
+    for workers in [1, 8] {
         for (before, zero_from) in [(0, Some(0)), (0xee, None)] {
             let options = ConvertOptions {
-                lanes: Some(lanes),
+                workers: Some(workers),
                 zero_from,
                 ..ConvertOptions::default()
             };
             let before = vec![before; expected.len()];
             let (got, done) = converted(&contents, before, &options);
-            assert!(got == expected, "{lanes} lanes");
+            assert!(got == expected, "{workers} workers");
             assert_eq!(done, expected.len() as u64);
         }
     }
@@ -138,7 +138,7 @@ fn zeroes_next_to_data_inside_a_block() {
     let expected = contents.concat();
     for sparse in [0, 512, 4096, 16 << 20] {
         let options = ConvertOptions {
-            lanes: Some(8),
+            workers: Some(8),
             sparse,
             ..ConvertOptions::default()
         };

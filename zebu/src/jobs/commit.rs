@@ -1,12 +1,12 @@
-//! Commit: what the upper images of a chain say, into the image below them.
+//! Commit: writes the content of the upper images of a chain into the image below them.
 //!
-//! The order is what keeps the data safe: what was in the upper images is
-//! durable in the lower one before anything is taken from them.
+//! The content of the upper images is durable in the lower one before anything is removed from
+//! them.
 
 use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
-use super::lanes::GoOn;
 use super::transfer::{Omit, Plan, TransferError, transfer};
+use super::workers::IntoControlFlow;
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
 use crate::storage::{EngineKind, Queue};
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// How to commit.
 #[derive(Clone, Copy, Debug)]
 pub struct CommitOptions {
-    /// Take everything out of the top image when it is in the base.
+    /// Empty the top image when its content is in the base.
     pub empty: bool,
     /// Bytes of data a second at most.
     pub rate: Option<u64>,
@@ -23,7 +23,7 @@ pub struct CommitOptions {
     pub engine: EngineKind,
 }
 
-/// At what a commit failed. Whatever it was, no image has lost anything.
+/// The step at which a commit failed. No image has lost anything.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// Making the base as large as the top.
@@ -40,17 +40,17 @@ pub enum CommitError {
     Empty(Error),
 }
 
-/// Writes into `base` what `top` says: the images of `top` are those above the
-/// base and not the base. Both are open for writing. Blocks; uses all cores.
+/// Writes the content of `top` into `base`: the images of `top` are those above the base, without
+/// it. Both are open for writing. Blocks; uses all cores.
 ///
-/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
+/// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends
 /// with the error `ECANCELED`, and no image has lost anything.
-pub fn commit<G: GoOn>(
+pub fn commit<G: IntoControlFlow>(
     queue: &Queue,
     top: Device,
     mut base: Device,
     options: &CommitOptions,
-    tell: impl FnMut(u64) -> G,
+    on_progress: impl FnMut(u64) -> G,
 ) -> Result<(), CommitError> {
     if base.size() < top.size() {
         queue
@@ -64,7 +64,7 @@ pub fn commit<G: GoOn>(
         rate: options.rate,
         engine: options.engine,
     };
-    let (top, base, result) = transfer(top, base, plan, tell);
+    let (top, base, result) = transfer(top, base, plan, on_progress);
     let closed = match is_broken(Rule::BaseBeforeEmpty) {
         true => Ok(()),
         false => queue.block_on(base.close(queue)),
@@ -81,8 +81,7 @@ pub fn commit<G: GoOn>(
         .map_err(CommitError::Empty)
 }
 
-/// Takes everything out of the top image, and gives back the end of the file
-/// that nothing uses any more.
+/// Empties the top image, and truncates the unused end of its file.
 async fn empty(queue: &Queue, mut top: Device) -> Result<()> {
     top.make_empty(queue).await?;
     // It stays open, and locked, when the device is closed.

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::course::{At, Course};
-use super::lanes::{self, Cursor, GoOn};
+use super::progress::{At, Progress};
+use super::workers::{self, Cursor, IntoControlFlow};
 use super::zero::is_zero;
 use crate::Error;
 use crate::block::{Device, Status};
 use crate::storage::{EngineKind, Iov, PoolBuffer, Queue};
 
-/// Bytes that a lane compares at a time.
+/// Bytes that a worker compares at a time.
 const CHUNK: u64 = 1 << 20;
-/// A difference is told by the start of its sector, as QEMU does.
+/// A difference is reported at the start of its sector, as in QEMU.
 const SECTOR: usize = 512;
 
 /// How to compare.
@@ -54,26 +54,26 @@ pub enum CompareError {
     Engine(#[from] std::io::Error),
 }
 
-/// Compares two devices. Of several differences (and errors) the one with the
-/// lowest offset is told. `tell` is called on this thread with the bytes done; if
-/// it breaks, the job ends with the error `ECANCELED`.
+/// Compares two devices. Of several differences and errors the one with the lowest offset is
+/// reported. `on_progress` is called on this thread with the bytes done; if it breaks, the job ends
+/// with the error `ECANCELED`.
 ///
-/// Strict comparison of the sizes is the caller's: it needs no reading.
-pub fn compare<G: GoOn>(
+/// Strict comparison of the sizes is up to the caller: it needs no reading.
+pub fn compare<G: IntoControlFlow>(
     devices: [Device; 2],
     options: &CompareOptions,
-    mut tell: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(u64) -> G,
 ) -> Result<Comparison, CompareError> {
     let total = devices[0].size().max(devices[1].size());
     let job = Arc::new(Job {
         devices,
         strict: options.strict,
-        course: Course::new(total),
+        progress: Progress::new(total),
     });
-    lanes::run(&job, options.engine, None, || {
-        tell(job.course.cursor().done()).go_on()
+    workers::run(&job, options.engine, None, || {
+        on_progress(job.progress.cursor().done()).into_control_flow()
     })?;
-    match job.course.result() {
+    match job.progress.result() {
         Ok(()) => Ok(Comparison::Identical),
         Err(found) => found,
     }
@@ -85,26 +85,26 @@ type Found = At<Result<Comparison, CompareError>>;
 struct Job {
     devices: [Device; 2],
     strict: bool,
-    course: Course<Result<Comparison, CompareError>>,
+    progress: Progress<Result<Comparison, CompareError>>,
 }
 
-impl lanes::Job for Job {
+impl workers::Job for Job {
     fn cursor(&self) -> &Cursor {
-        self.course.cursor()
+        self.progress.cursor()
     }
 
-    async fn lane(&self, queue: &Queue) {
-        // The buffers are given up after each chunk: the next lane has them while they are in the
-        // processor's cache.
+    async fn worker(&self, queue: &Queue) {
+        // Buffers are released after each chunk, so that the next worker gets them while they are
+        // in the processor's cache.
         let compare = async |chunk: &Range<u64>| {
             let mut buffers = [(); 2].map(|()| queue.buffer(CHUNK as usize));
             self.compare(queue, chunk, &mut buffers).await
         };
-        self.course.each_chunk(CHUNK, compare).await;
+        self.progress.each_chunk(CHUNK, compare).await;
     }
 }
 
-/// A range of a device that is allocated alike, up to `end`.
+/// A range of a device with one kind of allocation, up to `end`.
 struct Segment {
     end: u64,
     status: Status,
@@ -133,8 +133,8 @@ impl Job {
                 return Err((at, Ok(Comparison::Status(at))));
             }
             if a_is.zero && b_is.zero {
-                // Both may go on alike far beyond the chunk.
-                self.course.cursor().leap(chunk.end, end / CHUNK * CHUNK);
+                // Both may continue alike far beyond the chunk.
+                self.progress.cursor().skip(chunk.end, end / CHUNK * CHUNK);
             } else {
                 let length = (end.min(chunk.end) - at) as usize;
                 self.compare_data(queue, at, length, [a_is.zero, b_is.zero], buffers)
@@ -147,8 +147,8 @@ impl Job {
         Ok(())
     }
 
-    /// What a device has in a chunk, neighbours that are alike joined. The last
-    /// segment ends with the chunk or after it, or where what follows cannot be known.
+    /// The segments of a device in a chunk; adjacent segments of one kind are joined. The last one
+    /// ends at or after the end of the chunk, or where the status is not known.
     async fn segments(
         &self,
         queue: &Queue,
@@ -241,7 +241,7 @@ fn read_error(device: usize, offset: u64, source: Error) -> Found {
     (offset, Err(error))
 }
 
-/// The offset of the first sector of which `is` holds.
+/// The offset of the first sector for which `is` holds.
 fn sector(bytes: &[u8], is: impl Fn(&[u8]) -> bool) -> Option<usize> {
     let index = bytes.chunks(SECTOR).position(is)?;
     Some(index * SECTOR)

@@ -1,7 +1,7 @@
 //! Copy: a part of one device to the start of another, as dd does.
 
-use super::lanes::GoOn;
 use super::transfer::{Omit, Plan, TransferError, transfer};
+use super::workers::IntoControlFlow;
 use crate::block::Device;
 use crate::storage::{EngineKind, Queue};
 
@@ -21,17 +21,17 @@ pub struct CopyOptions {
 /// Copies a part of `source` to the start of `target`, which is long enough.
 /// Blocks; uses all cores.
 ///
-/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
-/// with the error `ECANCELED`.
+/// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends with the
+/// error `ECANCELED`.
 ///
 /// On return everything was written and is durable, unless the target's cache
 /// mode says otherwise. After an error the target's content is unspecified.
-pub fn copy<G: GoOn>(
+pub fn copy<G: IntoControlFlow>(
     queue: &Queue,
     source: Device,
     target: Device,
     options: &CopyOptions,
-    tell: impl FnMut(u64) -> G,
+    on_progress: impl FnMut(u64) -> G,
 ) -> Result<(), TransferError> {
     let plan = Plan {
         start: options.start,
@@ -43,7 +43,7 @@ pub fn copy<G: GoOn>(
         rate: None,
         engine: options.engine,
     };
-    let (_, target, result) = transfer(source, target, plan, tell);
+    let (_, target, result) = transfer(source, target, plan, on_progress);
     let closed = queue.block_on(target.close(queue));
     result.and(closed.map_err(|source| TransferError::Write {
         offset: options.length,

@@ -1,4 +1,4 @@
-//! A new image that was not finished must not be taken for a complete one.
+//! Marks a new image that was not finished, so that no program takes it for a complete one.
 
 use crate::Result;
 use crate::format::{INCOMPLETE_VERSION, MAGIC};

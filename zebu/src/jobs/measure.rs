@@ -17,7 +17,7 @@ pub enum MeasureTarget {
     Qcow2(Qcow2Target),
 }
 
-/// What of a qcow2 image its size depends on.
+/// The options of a qcow2 image that its size depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qcow2Target {
     /// Version: 2 or 3.
@@ -30,7 +30,7 @@ pub struct Qcow2Target {
     pub extended_l2: bool,
     /// Every cluster gets its space at once.
     pub preallocated: bool,
-    /// It gets a backing file, and nobody knows how much that holds.
+    /// It gets a backing file whose content is not known.
     pub backing: bool,
 }
 
@@ -159,8 +159,8 @@ fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
     let cluster_size = 1u64 << target.cluster_bits;
     let per_block = (cluster_size * 8) >> target.refcount_order;
     let mut own = 0;
-    // Grows to the least number that counts itself too: each round adds at
-    // most a small fraction of what the last one did.
+    // Grows to the least number that includes the blocks themselves: each round adds at most a
+    // small fraction of the round before.
     loop {
         let blocks = (clusters + own).div_ceil(per_block);
         let table = blocks.div_ceil(cluster_size / 8);

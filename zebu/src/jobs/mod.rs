@@ -8,20 +8,20 @@ mod commit;
 mod compare;
 mod convert;
 mod copy;
-mod course;
 mod create;
 mod incomplete;
-mod lanes;
+mod join_set;
 mod measure;
 mod open;
-mod pace;
+mod progress;
+mod rate_limiter;
 mod rebase;
-mod together;
+mod sequencer;
 mod transfer;
-mod turns;
+mod workers;
 mod zero;
 
-pub use amend::{AmendOptions, amend, amend_telling};
+pub use amend::{AmendOptions, amend, amend_with_progress};
 pub use bitmaps::bitmaps;
 pub use check::{
     CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_file, repair_image,
@@ -32,8 +32,8 @@ pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, T
 pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
 pub use incomplete::mark_incomplete;
-pub use lanes::GoOn;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
 pub use transfer::TransferError;
+pub use workers::IntoControlFlow;

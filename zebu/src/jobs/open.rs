@@ -5,29 +5,28 @@ use crate::block::{Device, ImageSpec, OpenOptions, Source};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// Opens a device as [`Device::open`] does. An image that its last writer did
-/// not close, and that says so (the dirty bit, which QEMU sets for
-/// `lazy_refcounts`), is repaired before it is opened for writing; `say` is told
-/// what is found and repaired. Blocks.
+/// Opens a device as [`Device::open`] does. An image that its last writer left dirty (the dirty
+/// bit, which QEMU sets for `lazy_refcounts`) is repaired before it is opened for writing; `emit`
+/// receives what is found and repaired. Blocks.
 pub fn open(
     queue: &Queue,
     source: &Source,
     options: &OpenOptions,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<Device> {
-    repaired(queue, options, say, |options| {
+    repaired(queue, options, emit, |options| {
         Device::open(queue, source, options)
     })
 }
 
-/// As [`open`], of an image that is specified already.
+/// As [`open`], for an [`ImageSpec`].
 pub fn open_spec(
     queue: &Queue,
     spec: ImageSpec,
     options: &OpenOptions,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<Device> {
-    repaired(queue, options, say, |options| {
+    repaired(queue, options, emit, |options| {
         Device::open_spec(queue, spec.clone(), options)
     })
 }
@@ -35,7 +34,7 @@ pub fn open_spec(
 fn repaired(
     queue: &Queue,
     options: &OpenOptions,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
     open: impl Fn(&OpenOptions) -> Result<Device>,
 ) -> Result<Device> {
     match open(options) {
@@ -48,14 +47,14 @@ fn repaired(
     })?;
     if let Some(image) = damaged.top().as_qcow2() {
         let file = image.file().clone();
-        let report = repair(queue, file, RepairMode::All, say)?;
+        let report = repair(queue, file, RepairMode::All, emit)?;
         if report.corruptions > 0 || report.check_errors > 0 {
             return Err(Error::Refused(
                 "Image is dirty, and its errors could not be repaired".into(),
             ));
         }
     }
-    // Its locks are in the way.
+    // The repaired image is opened again, so its locks must be released.
     drop(damaged);
     open(options)
 }

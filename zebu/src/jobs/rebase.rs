@@ -1,9 +1,8 @@
 //! Rebase: put an image on top of another backing file, its content unchanged.
 //!
-//! What the image does not say itself it takes from its backing file. Where
-//! the new one has something else there, the image must say it from now on: a
-//! lane reads a chunk of both, and what differs is written into the image,
-//! durably before the header names the new backing file.
+//! Ranges that the image does not allocate are read from its backing file. Where the new backing
+//! file differs there, the image must hold the old content itself. A worker reads a chunk of both,
+//! and writes the differences into the image, durably before the header names the new backing file.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -14,16 +13,16 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::course::{At, Course};
 use super::create::NewBacking;
-use super::lanes::{self, GoOn};
+use super::progress::{At, Progress};
 use super::transfer::cluster_size;
+use super::workers::{self, IntoControlFlow};
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Source, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
 use crate::{Error, Result};
 
-/// Bytes that a lane handles at a time, unless clusters are larger.
+/// Bytes that a worker handles at a time, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
 
 /// How to rebase.
@@ -35,11 +34,10 @@ pub struct RebaseOptions {
     pub engine: EngineKind,
 }
 
-/// At what a rebase failed. The image still has its old backing file, and its
-/// content.
+/// The step at which a rebase failed. The image still has its old backing file and its content.
 #[derive(Debug, thiserror::Error)]
 pub enum RebaseError {
-    /// Reading the image and what it is backed by.
+    /// Reading the image and its backing chain.
     #[error("error while reading from old backing file: {0}")]
     ReadOld(Error),
     /// Reading the new backing file.
@@ -56,25 +54,24 @@ pub enum RebaseError {
     Engine(#[from] io::Error),
 }
 
-/// Puts `overlay`, open for writing with the chain that it has, on top of
-/// `new`, which `backing` names; None: on top of nothing. Blocks; uses all
-/// cores.
+/// Puts `overlay`, open for writing with its old chain, on top of `new`, which `backing` names;
+/// None: on top of nothing. Blocks; uses all cores.
 ///
-/// `tell` is called on this thread with the bytes done; if it breaks, the job ends
-/// with the error `ECANCELED`, and the image is as it was.
-pub fn rebase<G: GoOn>(
+/// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends with the
+/// error `ECANCELED`, and the image is unchanged.
+pub fn rebase<G: IntoControlFlow>(
     queue: &Queue,
     overlay: Device,
     new: Option<Device>,
     backing: Option<&NewBacking>,
     options: &RebaseOptions,
-    mut tell: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(u64) -> G,
 ) -> Result<(), RebaseError> {
     let unit = overlay.top().image.zero_unit();
     let cluster = cluster_size(&overlay);
     let job = Arc::new(Job {
         common: common_layer(&overlay, new.as_ref()),
-        course: Course::new(overlay.size()),
+        progress: Progress::new(overlay.size()),
         zero_flag: overlay
             .top()
             .as_qcow2()
@@ -86,12 +83,12 @@ pub fn rebase<G: GoOn>(
         cluster,
         compress: options.compress,
     });
-    let ran = lanes::run(&job, options.engine, None, || {
-        tell(job.course.cursor().done()).go_on()
+    let ran = workers::run(&job, options.engine, None, || {
+        on_progress(job.progress.cursor().done()).into_control_flow()
     });
     let result = ran.map_err(RebaseError::Engine);
-    let result = result.and_then(|()| job.course.result());
-    let job = Arc::into_inner(job).expect("all lanes have ended");
+    let result = result.and_then(|()| job.progress.result());
+    let job = Arc::into_inner(job).expect("all workers have ended");
     let mut overlay = job.overlay;
     queue.block_on(async {
         let result = match result {
@@ -103,8 +100,8 @@ pub fn rebase<G: GoOn>(
     })
 }
 
-/// Writes only the header: what the image says stays as it is, and what it
-/// takes from its backing file may become something else. Blocks.
+/// Writes only the header: allocated ranges keep their content, and ranges read from the backing
+/// file may change. Blocks.
 pub fn rebase_unsafe(
     queue: &Queue,
     mut overlay: Device,
@@ -130,9 +127,9 @@ async fn name_backing(
         .map_err(RebaseError::Header)
 }
 
-/// Refuses a chain, from `spec` down, that has the file `image` in it, or its external data
-/// file: an image cannot be based on itself. A chain is looked at as far as it can be
-/// opened and `policy` allows. Blocks.
+/// Refuses a chain, from `spec` down, that contains the file `image` or its external data file: an
+/// image cannot be based on itself. The chain is followed as far as it can be opened and `policy`
+/// allows. Blocks.
 pub fn check_no_loop(
     queue: &Queue,
     image: &Path,
@@ -179,7 +176,7 @@ pub fn check_no_loop(
     Ok(())
 }
 
-/// What is behind an image, and its external data file, as far as that can be found out.
+/// The backing file and the external data file of an image, as far as they can be determined.
 fn behind(queue: &Queue, spec: ImageSpec) -> (Option<ImageSpec>, Option<FileSpec>) {
     let look = OpenOptions {
         inspect: true,
@@ -203,7 +200,7 @@ fn backing_of(device: &Device) -> Option<ImageSpec> {
         .ok()
 }
 
-/// Device and inode, or the number of the device that it is.
+/// Device and inode, or the device number of a device.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let metadata = std::fs::metadata(path)?;
     Ok(match metadata.file_type().is_block_device() {
@@ -212,8 +209,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     })
 }
 
-/// The layer of `overlay` that is the new backing file too, if one is: what
-/// comes from there needs no comparing.
+/// The layer of `overlay` that is also the new backing file, if there is one: its data need no
+/// comparing.
 fn common_layer(overlay: &Device, new: Option<&Device>) -> Option<usize> {
     let new = new?.top();
     let found = identity(&new.spec.file.path).ok()?;
@@ -228,28 +225,27 @@ struct Job {
     overlay: Device,
     new: Option<Device>,
     common: Option<usize>,
-    /// The unit in which the image says that it has something: a cluster or a
-    /// subcluster.
+    /// The unit of allocation of the image: a cluster or a subcluster.
     unit: u64,
     cluster: u64,
     /// Bytes handled at a time: whole clusters of the image.
     chunk: u64,
-    /// The format can say that a cluster is zero.
+    /// The format can mark a cluster as zero.
     zero_flag: bool,
     compress: bool,
-    course: Course<RebaseError>,
+    progress: Progress<RebaseError>,
 }
 
-impl lanes::Job for Job {
-    fn cursor(&self) -> &lanes::Cursor {
-        self.course.cursor()
+impl workers::Job for Job {
+    fn cursor(&self) -> &workers::Cursor {
+        self.progress.cursor()
     }
 
-    async fn lane(&self, queue: &Queue) {
+    async fn worker(&self, queue: &Queue) {
         let length = self.chunk.min(self.overlay.size()) as usize;
         let mut buffers = [Buffer::new(length), Buffer::new(length)];
         let work = async |chunk: &Range<u64>| self.compare(queue, chunk, &mut buffers).await;
-        self.course.each_chunk(self.chunk, work).await;
+        self.progress.each_chunk(self.chunk, work).await;
     }
 }
 
@@ -266,8 +262,8 @@ impl Job {
         Ok(())
     }
 
-    /// The parts of a chunk that may have to be written: whole units, but for
-    /// the last of the disk. Neighbours are joined.
+    /// The parts of a chunk that may have to be written: whole units, except for the last of the
+    /// disk. Adjacent parts are joined.
     async fn segments(
         &self,
         queue: &Queue,
@@ -279,7 +275,7 @@ impl Job {
             let (length, same) = self.look(queue, at).await?;
             let end = chunk.end.min(at + length);
             if same {
-                self.leap(chunk, at + length);
+                self.skip(chunk, at + length);
             } else {
                 let whole =
                     at / self.unit * self.unit..chunk.end.min(end.next_multiple_of(self.unit));
@@ -293,8 +289,8 @@ impl Job {
         Ok(segments)
     }
 
-    /// Whether nothing changes for the bytes from `at` on, by what the mapping
-    /// knows, and for how many.
+    /// Whether nothing changes for the bytes from `at` on, according to the mapping, and for how
+    /// many bytes.
     async fn look(&self, queue: &Queue, at: u64) -> Result<(u64, bool), At<RebaseError>> {
         let old = self
             .overlay
@@ -308,24 +304,24 @@ impl Job {
         Ok((old.length.min(new.length), old.zero && new.zero))
     }
 
-    /// Whether the image says so itself, or it comes from an image that is in
-    /// the new chain too.
+    /// Whether the image allocates the range itself, or it comes from an image that the new chain
+    /// has too.
     fn stays(&self, old: &Status) -> bool {
         (old.present && old.depth == 0) || self.common.is_some_and(|common| old.depth >= common)
     }
 
-    /// Passes over what needs nothing, up to `end`.
-    fn leap(&self, chunk: &Range<u64>, end: u64) {
+    /// Skips what needs no work, up to `end`.
+    fn skip(&self, chunk: &Range<u64>, end: u64) {
         let whole = end / self.chunk * self.chunk;
         let end = if end == self.overlay.size() {
             end
         } else {
             whole
         };
-        self.course.cursor().leap(chunk.end, end);
+        self.progress.cursor().skip(chunk.end, end);
     }
 
-    /// What the new backing file has; past its end everything is zero.
+    /// The content of the new backing file; past its end everything is zero.
     async fn new_status(
         &self,
         queue: &Queue,
@@ -345,8 +341,7 @@ impl Job {
         }
     }
 
-    /// Reads what is old and what is new, and writes the old where they
-    /// differ.
+    /// Reads the old and the new content, and writes the old where they differ.
     #[allow(unsafe_code)]
     async fn compare_segment(
         &self,
@@ -388,8 +383,8 @@ impl Job {
         Ok(())
     }
 
-    /// Where `old` and `new`, which start at `at` of the disk, differ: whole
-    /// units, neighbours of one kind joined.
+    /// The ranges in which `old` and `new`, which start at `at` of the disk, differ: whole units,
+    /// adjacent ones of one kind joined.
     fn runs(&self, at: u64, old: &[u8], new: &[u8]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut start = 0;
@@ -419,8 +414,8 @@ impl Job {
         runs
     }
 
-    /// Bytes from `at` on that are compared as one, of `left`: to the end of
-    /// the unit, or of the cluster if it can be compressed as a whole.
+    /// Bytes from `at` on, of `left`, that are compared as one: to the end of the unit, or of the
+    /// cluster if it can be compressed as a whole.
     fn step(&self, at: u64, left: usize) -> usize {
         let unit = match self.compress && at.is_multiple_of(self.cluster) {
             true if left as u64 >= self.cluster || at + left as u64 == self.overlay.size() => {
@@ -447,7 +442,7 @@ enum RunKind {
     Packed,
 }
 
-/// Bytes of a segment that are written together.
+/// Bytes of a segment that are written in one request.
 struct Run {
     start: usize,
     length: usize,

@@ -1,21 +1,20 @@
 //! Transfer: a range of one device into another.
 //!
-//! What commit and copy have in common: a lane takes a chunk of the target,
-//! looks what the source has for it, and writes that, data as data and zeroes
-//! as zeroes.
+//! Shared by commit and copy: a worker takes a chunk of the target, looks up what the source has
+//! there, and writes it, data as data and zeroes as zeroes.
 
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::course::{At, Course};
-use super::lanes::{self, GoOn};
-use super::pace::Pace;
+use super::progress::{At, Progress};
+use super::rate_limiter::RateLimiter;
+use super::workers::{self, IntoControlFlow};
 use crate::Error;
 use crate::block::{Device, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
 
-/// Bytes that a lane handles at a time, unless clusters are larger.
+/// Bytes that a worker handles at a time, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
 
 /// Where a transfer failed, and why.
@@ -54,14 +53,14 @@ impl TransferError {
     }
 }
 
-/// What is not written at all.
+/// What is not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Omit {
     /// Everything is written.
     Nothing,
-    /// What the mapping knows to be zero: the target reads as zeroes.
+    /// Ranges that the mapping knows to be zero: the target reads as zeroes.
     Zeroes,
-    /// What no image of the source says anything of.
+    /// Ranges that no image of the source has allocated.
     Unallocated,
 }
 
@@ -78,16 +77,16 @@ pub(super) struct Plan {
     pub engine: EngineKind,
 }
 
-/// Writes a range of `source` to the start of `target`, which is long enough,
-/// and gives both back. `tell` is called on this thread with the bytes done; if it
-/// breaks the transfer ends with `ECANCELED`.
+/// Writes a range of `source` to the start of `target`, which is long enough, and returns both.
+/// `on_progress` is called on this thread with the bytes done; if it breaks, the transfer ends with
+/// `ECANCELED`.
 ///
 /// Nothing is durable yet on return.
-pub(super) fn transfer<G: GoOn>(
+pub(super) fn transfer<G: IntoControlFlow>(
     source: Device,
     target: Device,
     plan: Plan,
-    mut tell: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(u64) -> G,
 ) -> (Device, Device, Result<(), TransferError>) {
     let chunk = CHUNK.max(cluster_size(&target));
     let job = Arc::new(Job {
@@ -95,15 +94,15 @@ pub(super) fn transfer<G: GoOn>(
         target,
         plan,
         chunk,
-        pace: Pace::new(plan.rate),
-        course: Course::new(plan.length),
+        rate_limiter: RateLimiter::new(plan.rate),
+        progress: Progress::new(plan.length),
     });
-    let ran = lanes::run(&job, plan.engine, None, || {
-        tell(job.course.cursor().done()).go_on()
+    let ran = workers::run(&job, plan.engine, None, || {
+        on_progress(job.progress.cursor().done()).into_control_flow()
     });
     let result = ran.map_err(TransferError::Engine);
-    let result = result.and_then(|()| job.course.result());
-    let job = Arc::into_inner(job).expect("all lanes have ended");
+    let result = result.and_then(|()| job.progress.result());
+    let job = Arc::into_inner(job).expect("all workers have ended");
     (job.source, job.target, result)
 }
 
@@ -116,11 +115,11 @@ struct Job {
     source: Device,
     target: Device,
     plan: Plan,
-    /// Bytes handled at a time: whole clusters of the target, so that no two
-    /// lanes are at work in one.
+    /// Bytes handled at a time: whole clusters of the target, so that no two workers write to the
+    /// same cluster.
     chunk: u64,
-    pace: Pace,
-    course: Course<TransferError>,
+    rate_limiter: RateLimiter,
+    progress: Progress<TransferError>,
 }
 
 /// What is done with a part of a chunk.
@@ -138,15 +137,15 @@ struct Segment {
     kind: Kind,
 }
 
-impl lanes::Job for Job {
-    fn cursor(&self) -> &lanes::Cursor {
-        self.course.cursor()
+impl workers::Job for Job {
+    fn cursor(&self) -> &workers::Cursor {
+        self.progress.cursor()
     }
 
-    async fn lane(&self, queue: &Queue) {
+    async fn worker(&self, queue: &Queue) {
         let mut buffer = Some(Buffer::new(self.chunk.min(self.plan.length) as usize));
         let work = async |chunk: &Range<u64>| self.transfer(queue, chunk, &mut buffer).await;
-        self.course.each_chunk(self.chunk, work).await;
+        self.progress.each_chunk(self.chunk, work).await;
     }
 }
 
@@ -167,7 +166,7 @@ impl Job {
         Ok(())
     }
 
-    /// What a chunk consists of, neighbours that are alike joined.
+    /// The parts of a chunk; adjacent parts of one kind are joined.
     async fn segments(
         &self,
         queue: &Queue,
@@ -176,7 +175,7 @@ impl Job {
         let mut segments: Vec<Segment> = Vec::new();
         let mut at = chunk.start;
         while at < chunk.end {
-            // A range may go on far beyond the chunk.
+            // A range may continue far beyond the chunk.
             let left = self.plan.length - at;
             let offset = self.plan.start + at;
             let status = self.source.status(queue, offset, left).await;
@@ -186,7 +185,7 @@ impl Job {
                 let end = at + status.length;
                 let whole = end / self.chunk * self.chunk;
                 let end = if end == self.plan.length { end } else { whole };
-                self.course.cursor().leap(chunk.end, end);
+                self.progress.cursor().skip(chunk.end, end);
             }
             let length = status.length.min(chunk.end - at);
             match segments.last_mut() {
@@ -199,8 +198,8 @@ impl Job {
     }
 
     fn kind(&self, status: &Status) -> Kind {
-        // Past the end of an image in the middle of the chain it is not the
-        // images further down that say what is there: it is zero.
+        // Past the end of an image in the middle of the chain everything is zero; images below it
+        // do not matter there.
         let lowest = status.depth + 1 == self.source.layers().len();
         match self.plan.omit {
             Omit::Unallocated if !status.present && lowest => Kind::Omitted,
@@ -216,7 +215,7 @@ impl Job {
         segment: &Segment,
         buffer: &mut Option<Buffer>,
     ) -> Result<(), At<TransferError>> {
-        self.pace.wait(segment.length);
+        self.rate_limiter.wait(segment.length);
         let length = segment.length as usize;
         let bytes = buffer.take().expect("given back after each use");
         let offset = self.plan.start + segment.at;
@@ -248,7 +247,7 @@ impl Job {
 
     /// The error of a read of `length` bytes for `at` of the target.
     fn read_error(&self, at: u64, length: u64, source: Error) -> At<TransferError> {
-        // A request has many extents; the error may know which one it was.
+        // A request has several extents; the error may say which one failed.
         let offset = self.plan.start + at;
         let last = offset + length - 1;
         let offset = source.guest_offset().unwrap_or(0).clamp(offset, last);

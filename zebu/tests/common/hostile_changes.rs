@@ -417,7 +417,7 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     let readable = device.read_blocking(queue, 0, &mut whole).is_ok();
     drop(device);
     let options = ConvertOptions {
-        lanes: Some(1),
+        workers: Some(1),
         engine: EngineKind::Threads,
         zero_from: Some(0),
         ..ConvertOptions::default()

@@ -36,7 +36,7 @@ fn written(queue: &Queue, options: &CreateQcow2, ranges: &[(u64, usize)]) -> Sou
 fn convert(device: Device, salvage: bool) -> bool {
     let target = raw(vec![0; device.size() as usize]);
     let options = ConvertOptions {
-        lanes: Some(1),
+        workers: Some(1),
         engine: EngineKind::Threads,
         zero_from: Some(0),
         salvage,

@@ -153,7 +153,7 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
         .collect();
     let copy = raw(vec![0; bytes.len()]);
     let options = ConvertOptions {
-        lanes: Some(1),
+        workers: Some(1),
         engine: EngineKind::Threads,
         zero_from: Some(0),
         ..ConvertOptions::default()

@@ -92,7 +92,7 @@ struct Arguments {
         value_name = "NUMBER",
         allow_hyphen_values = true
     )]
-    lanes: Option<String>,
+    workers: Option<String>,
     /// Place data in the target as they come, not in the order of the source. A
     /// raw target is always written so
     #[arg(short = 'W', long = "oob-writes")]
@@ -234,7 +234,7 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
                 ))),
             })?,
     };
-    let lanes = match &arguments.lanes {
+    let workers = match &arguments.workers {
         None => None,
         Some(text) => {
             let what = "number of coroutines";
@@ -244,7 +244,7 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
     };
     let rate = rate(arguments.rate.as_deref())?;
     Ok(ConvertOptions {
-        lanes: lanes.map(|n| n as usize),
+        workers: workers.map(|n| n as usize),
         sparse,
         zero_from: arguments.target_is_zero.then_some(0),
         above_backing: false,

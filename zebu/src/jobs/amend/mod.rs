@@ -1,7 +1,7 @@
-//! Amend: change what an image was created with.
+//! Amend: changes the options with which an image was created.
 //!
-//! Everything is checked before anything is changed. Each step leaves a whole
-//! image, so a failure in the middle leaves one that has a part of the changes.
+//! Everything is checked before anything is changed. Each step leaves a consistent image, so after
+//! a failure in between some of the changes have been made.
 
 pub(super) mod header;
 pub(super) mod refcounts;
@@ -20,7 +20,7 @@ use crate::format::{
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// What to change; None: it stays.
+/// What to change; None: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AmendOptions {
     /// Version: 2 or 3.
@@ -31,11 +31,10 @@ pub struct AmendOptions {
     pub lazy_refcounts: Option<bool>,
     /// Size of the disk in bytes. What is cut off is lost.
     pub size: Option<u64>,
-    /// The name of the external data file as the header shall have it; empty:
-    /// none. The file itself is not looked at.
+    /// The name of the external data file that the header shall have; empty: none. The file itself
+    /// is not examined.
     pub data_file: Option<OsString>,
-    /// Whether the data file is always the raw image of the disk. It can only
-    /// stop to be.
+    /// Whether the data file is always the raw image of the disk. This can only be turned off.
     pub data_file_raw: Option<bool>,
 }
 
@@ -45,18 +44,18 @@ fn refuse<T>(why: impl Into<String>) -> Result<T> {
 
 /// Changes `device`, open for writing, and closes it. Blocks.
 pub fn amend(queue: &Queue, device: Device, options: &AmendOptions) -> Result<()> {
-    amend_telling(queue, device, options, |_, _| {})
+    amend_with_progress(queue, device, options, |_, _| {})
 }
 
-/// The same; `tell` is called with the steps done, and how many there are.
-pub fn amend_telling(
+/// As [`amend`]; `on_progress` is called with the number of steps done and of all steps.
+pub fn amend_with_progress(
     queue: &Queue,
     mut device: Device,
     options: &AmendOptions,
-    mut tell: impl FnMut(u64, u64),
+    mut on_progress: impl FnMut(u64, u64),
 ) -> Result<()> {
     const STEPS: u64 = 4;
-    tell(0, STEPS);
+    on_progress(0, STEPS);
     let Some(image) = device.top().as_qcow2() else {
         return refuse(format!(
             "Format driver '{}' does not support option amendment",
@@ -74,14 +73,14 @@ pub fn amend_telling(
     queue.block_on(async {
         let header = read_header(queue, &*file).await?;
         refcounts::check_width(queue, &*file, &header, order).await?;
-        tell(1, STEPS);
+        on_progress(1, STEPS);
         let result = options.change_device(queue, &mut device, downgrade).await;
         let closed = device.close(queue).await;
         result.and(closed)?;
-        tell(2, STEPS);
+        on_progress(2, STEPS);
         let mut header = read_header(queue, &*file).await?;
         refcounts::change_width(queue, &*file, &mut header, order).await?;
-        tell(3, STEPS);
+        on_progress(3, STEPS);
         if downgrade {
             let old = header.clone();
             header.set_version(version);
@@ -92,7 +91,7 @@ pub fn amend_telling(
 }
 
 impl AmendOptions {
-    /// Refuses what cannot be, in QEMU's words.
+    /// Refuses invalid changes, with QEMU's messages.
     fn check(&self, image: &Image) -> Result<()> {
         let header = image.header();
         let version = self.version.unwrap_or(header.version);
@@ -143,7 +142,7 @@ impl AmendOptions {
         }
         let header = image.header();
         let size = self.size.unwrap_or(header.size);
-        // Version 2 has no room for these numbers in its snapshot table.
+        // Version 2 has no space for these numbers in its snapshot table.
         let prevents = |vm_state: u64, disk: u64| vm_state > u64::from(u32::MAX) || disk != size;
         if (image.snapshots().iter())
             .any(|s| prevents(s.vm_state_size(), s.disk_size().unwrap_or(size)))
@@ -185,7 +184,7 @@ impl AmendOptions {
         Ok(())
     }
 
-    /// What only the header says. A lower version comes last of all.
+    /// Changes of the header only. A lower version comes last.
     fn change_header(&self, header: &mut Header) {
         if let Some(name) = &self.data_file {
             header.set_data_file_name(Some(name.as_bytes()).filter(|name| !name.is_empty()));

@@ -1,8 +1,7 @@
 //! Another width of refcounts.
 //!
-//! The new refcount blocks and their table are written behind everything else,
-//! as if nothing had happened; then the header points to them, in one write.
-//! So there is no moment at which the image is not consistent.
+//! The new refcount blocks and their table are written behind everything else, in unused space.
+//! Then the header points to them, in one write. So the image is consistent at every moment.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,8 +13,8 @@ use crate::format::{
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
-/// Gives the image in `file`, which nobody else uses, refcounts of
-/// `1 << order` bits. `header` is the one in the file, before and after.
+/// Gives the image in `file`, which nothing else uses, refcounts of `1 << order` bits. `header` is
+/// the one in the file, before and after.
 pub(super) async fn change_width(
     queue: &Queue,
     file: &dyn Storage,
@@ -48,8 +47,7 @@ pub(super) async fn change_width(
     Ok(())
 }
 
-/// Refuses refcounts of `1 << order` bits if they are too narrow for those that
-/// there are.
+/// Refuses refcounts of `1 << order` bits if they are too narrow for the existing ones.
 pub(super) async fn check_width(
     queue: &Queue,
     file: &dyn Storage,
@@ -77,7 +75,7 @@ pub(in crate::jobs) async fn used_end(
     Ok(used.end << header.cluster_bits)
 }
 
-/// The refcounts as they are, read in order.
+/// The existing refcounts, read in order.
 struct OldRefcounts<'a> {
     queue: &'a Queue,
     file: &'a dyn Storage,
@@ -115,7 +113,7 @@ impl<'a> OldRefcounts<'a> {
                 .map_err(|e| e.at("refcount table entry", index as u64))?;
             let block = block.map_or(0, |b| b.0);
             if block >= length {
-                // Read as zeroes, it would free what it counts.
+                // Read as zeroes, it would free the clusters that it counts.
                 return Err(Error::Refused(format!(
                     "Refcount block {index:#x} at {block:#x} is past the end of the file"
                 )));
@@ -140,8 +138,8 @@ impl<'a> OldRefcounts<'a> {
         self.geometry.refcount_block_entries() as u64
     }
 
-    /// Looks at all refcounts: what is in use, and whether each has room in
-    /// the new width.
+    /// Reads all refcounts: which clusters are in use, and whether each refcount fits the new
+    /// width.
     async fn survey(&self, new: &Geometry) -> Result<Used> {
         let mut used = Used {
             end: 0,
@@ -198,7 +196,7 @@ impl<'a> OldRefcounts<'a> {
         Ok(found)
     }
 
-    /// Makes a block the last one that was read; false if there is none.
+    /// Loads a block as the last one that was read; false if there is none.
     async fn load(&mut self, index: u64) -> Result<bool> {
         let place = usize::try_from(index).ok();
         let Some(offset) = place.and_then(|i| self.blocks.get(i)).filter(|b| **b != 0) else {

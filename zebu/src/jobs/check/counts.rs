@@ -166,7 +166,7 @@ impl Counts {
     }
 
     /// Takes it back.
-    pub(super) fn give_back(&mut self, first: u64, clusters: u64) {
+    pub(super) fn release(&mut self, first: u64, clusters: u64) {
         for cluster in first..first + clusters {
             self.cells.set(cluster, 0);
         }
@@ -233,7 +233,7 @@ mod tests {
         counts.take(7, 100);
         assert_eq!((counts.end(), counts.get(106)), (107, 1));
         assert_eq!(counts.find_free(5, 2), 107);
-        counts.give_back(7, 100);
+        counts.release(7, 100);
         assert_eq!(counts.get(106), 0);
         counts.avoid(vec![(20, 30), (4, 5)]);
         counts.avoid(vec![(25, 40), (60, 61)]);

@@ -119,11 +119,11 @@ impl Metadata {
         queue: &Queue,
         file: &Arc<dyn Storage>,
         mode: Option<RepairMode>,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Self> {
         let image = OpenImage::for_check(queue, file.clone()).await?;
         let header = image.header().clone();
-        let snapshots = SnapshotTable::load(queue, &**file, &header, mode, say).await?;
+        let snapshots = SnapshotTable::load(queue, &**file, &header, mode, emit).await?;
         Ok(Metadata {
             file: file.clone(),
             geometry: *image.geometry(),
@@ -154,7 +154,7 @@ struct Check<'a> {
     file_len: u64,
     counts: Counts,
     report: CheckReport,
-    say: &'a mut dyn FnMut(CheckMessage),
+    emit: &'a mut dyn FnMut(CheckMessage),
     /// Whether a copied flag of the active disk may be wrong.
     suspicious: bool,
     /// Bytes of the L1 tables looked at so far.
@@ -178,7 +178,7 @@ impl<'a> Check<'a> {
     fn new(
         queue: &Queue,
         metadata: &'a Metadata,
-        say: &'a mut dyn FnMut(CheckMessage),
+        emit: &'a mut dyn FnMut(CheckMessage),
     ) -> Result<Self> {
         let file_len = metadata.file.len()?;
         let geometry = &metadata.geometry;
@@ -194,7 +194,7 @@ impl<'a> Check<'a> {
                 total_clusters: geometry.guest_clusters(),
                 ..CheckReport::default()
             },
-            say,
+            emit,
             suspicious: false,
             counted_l1: 0,
             skipped_snapshots: false,
@@ -342,13 +342,13 @@ impl Check<'_> {
 
     /// Tells of an error that occurs `times` times over.
     fn corrupt(&mut self, message: CheckMessage, times: u64) {
-        (self.say)(message);
+        (self.emit)(message);
         self.report.corruptions = self.report.corruptions.saturating_add(times);
     }
 
     /// Tells of something that could not be checked.
     fn unchecked(&mut self, message: CheckMessage) {
-        (self.say)(message);
+        (self.emit)(message);
         self.report.check_errors += 1;
         self.incomplete = true;
     }

@@ -387,22 +387,22 @@ impl Check<'_> {
         };
         if (is_low && fix.errors) || (!is_low && fix.leaks) {
             *fixed += 1;
-            (self.say)(CheckMessage::Repairing(Box::new(message)));
+            (self.emit)(CheckMessage::Repairing(Box::new(message)));
             return Some(references);
         }
         *found += 1;
-        (self.say)(message);
+        (self.emit)(message);
         None
     }
 
     /// `count` clusters whose refcount block is at an impossible place.
     fn unknown(&mut self, index: u64, offset: u64, first: u64, count: u64) {
         if self.report.check_errors == 0 {
-            (self.say)(CheckMessage::RefblockCorrupt { offset, index });
+            (self.emit)(CheckMessage::RefblockCorrupt { offset, index });
         }
         for cluster in first..first + count {
             if self.report.check_errors < UNKNOWN_TOLD {
-                (self.say)(CheckMessage::NoRefcount { cluster });
+                (self.emit)(CheckMessage::NoRefcount { cluster });
             }
             self.report.check_errors += 1;
         }

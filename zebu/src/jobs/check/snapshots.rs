@@ -31,11 +31,11 @@ impl SnapshotTable {
         file: &dyn Storage,
         header: &Header,
         mode: Option<RepairMode>,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Self> {
         let start = header.snapshots_offset;
         if !start.is_multiple_of(header.cluster_size()) || start > i64::MAX as u64 {
-            say(CheckMessage::SnapshotTableOffset);
+            emit(CheckMessage::SnapshotTableOffset);
             return Err(os_error(libc::EINVAL));
         }
         let mut loading = Loading {
@@ -49,10 +49,10 @@ impl SnapshotTable {
         let mut count = header.nb_snapshots;
         if let Some(more @ 1..) = count.checked_sub(MAX_SNAPSHOTS) {
             if !discard {
-                say(CheckMessage::SnapshotTableTooLarge { more });
+                emit(CheckMessage::SnapshotTableTooLarge { more });
                 return Err(os_error(libc::EFBIG));
             }
-            say(CheckMessage::SnapshotsDiscarded { count: more });
+            emit(CheckMessage::SnapshotsDiscarded { count: more });
             table.errors += u64::from(more);
             count = MAX_SNAPSHOTS;
         }
@@ -60,26 +60,26 @@ impl SnapshotTable {
             let (snapshot, extra) = loading.next().await?;
             if extra as usize > MAX_SNAPSHOT_EXTRA {
                 if !discard {
-                    say(CheckMessage::SnapshotExtraTooLarge { index });
+                    emit(CheckMessage::SnapshotExtraTooLarge { index });
                     return Err(os_error(libc::EFBIG));
                 }
-                say(CheckMessage::SnapshotExtraDiscarded { index, extra });
+                emit(CheckMessage::SnapshotExtraDiscarded { index, extra });
                 table.errors += 1;
             }
             if loading.at - start > MAX_SNAPSHOT_TABLE_BYTES as u64 {
                 let count = count - index;
                 if !discard {
-                    say(CheckMessage::SnapshotTableTooLarge { more: count });
+                    emit(CheckMessage::SnapshotTableTooLarge { more: count });
                     return Err(os_error(libc::EFBIG));
                 }
-                say(CheckMessage::SnapshotsTooBigDiscarded { count });
+                emit(CheckMessage::SnapshotsTooBigDiscarded { count });
                 table.errors += u64::from(count);
                 break;
             }
             table.bytes = loading.at - start;
             table.snapshots.push(snapshot);
         }
-        table.find_incomplete(header, discard, say);
+        table.find_incomplete(header, discard, emit);
         Ok(table)
     }
 
@@ -88,7 +88,7 @@ impl SnapshotTable {
         &mut self,
         header: &Header,
         repairing: bool,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) {
         if header.version < 3 {
             return;
@@ -96,7 +96,7 @@ impl SnapshotTable {
         for (index, snapshot) in self.snapshots.iter().enumerate() {
             if snapshot.extra.len() < NEEDED_EXTRA {
                 let message = CheckMessage::SnapshotIncomplete { index };
-                say(match repairing {
+                emit(match repairing {
                     true => CheckMessage::Repairing(Box::new(message)),
                     false => message,
                 });

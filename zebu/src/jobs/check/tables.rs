@@ -503,7 +503,7 @@ impl Check<'_> {
 
     /// Tells of an error that was repaired.
     fn repaired(&mut self, message: CheckMessage) {
-        (self.say)(CheckMessage::Repairing(Box::new(message)));
+        (self.emit)(CheckMessage::Repairing(Box::new(message)));
         self.report.corruptions_fixed += 1;
     }
 }

@@ -93,8 +93,8 @@ impl TestImage {
             data_len: None,
         };
         let mut messages = Vec::new();
-        let mut say = |m: CheckMessage| messages.push(m.to_string());
-        let report = queue.block_on(check_metadata(&queue, &metadata, &mut say));
+        let mut emit = |m: CheckMessage| messages.push(m.to_string());
+        let report = queue.block_on(check_metadata(&queue, &metadata, &mut emit));
         (report.unwrap(), messages)
     }
 }

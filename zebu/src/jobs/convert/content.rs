@@ -15,7 +15,7 @@ pub(super) enum Content {
     Data,
     /// The source reads as zeroes.
     Zero,
-    /// It comes from the backing file, in the target too.
+    /// It comes from the backing file; the target leaves it to its backing file too.
     Backing,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Piece {
 impl Piece {
     /// The error of a read of it.
     pub(super) fn read_error(&self, source: Error) -> ConvertError {
-        // A request has many extents; the error may know which one it was.
+        // A request has several extents; the error may say which one failed.
         let length = self.range.end - self.range.start;
         let guest = source
             .guest_offset()
@@ -69,8 +69,8 @@ impl Job {
         pieces
     }
 
-    /// What a chunk consists of, neighbours that are alike joined, and cut
-    /// where the target's units are.
+    /// The parts of a chunk; adjacent parts of one kind are joined, and cut at multiples of the
+    /// target's unit.
     pub(super) async fn parts(
         &self,
         queue: &Queue,
@@ -82,14 +82,14 @@ impl Job {
             let mut at = piece.range.start;
             while at < piece.range.end {
                 let offset = piece.offset + (at - piece.range.start);
-                // A range that needs nothing may go on far beyond the chunk.
+                // A range that needs nothing may continue far beyond the chunk.
                 let limit = match at == chunk.start {
                     true => device.size() - offset,
                     false => piece.range.end - at,
                 };
                 let (mut length, content) = match device.status(queue, offset, limit).await {
                     Ok(status) => (status.length, self.content(at, &status)),
-                    // The read will find out which sectors are to blame.
+                    // The read finds out which sectors fail.
                     Err(_) if self.options.salvage => (limit, Content::Data),
                     Err(e) => return Err(piece.read_error(e)),
                 };
@@ -98,7 +98,7 @@ impl Job {
                 }
                 if self.is_left(at, content) {
                     let end = (at + length) / self.chunk * self.chunk;
-                    self.course.cursor().leap(chunk.end, end);
+                    self.progress.cursor().skip(chunk.end, end);
                 }
                 let end = (at + length).min(piece.range.end);
                 join(&mut parts, at..end, content);
@@ -125,7 +125,7 @@ impl Job {
         }
     }
 
-    /// Whether a range that starts at `at` needs nothing done.
+    /// Whether a range that starts at `at` needs no work.
     pub(super) fn is_left(&self, at: u64, content: Content) -> bool {
         match content {
             Content::Data => false,
@@ -134,7 +134,7 @@ impl Job {
         }
     }
 
-    /// Whether zeroes from `at` on are in the target, and may stay.
+    /// Whether the target already reads as zeroes from `at` on, and may keep them unallocated.
     pub(super) fn is_zero_already(&self, at: u64) -> bool {
         self.options.sparse > 0 && self.options.zero_from.is_some_and(|from| at >= from)
     }
@@ -149,9 +149,9 @@ fn join(parts: &mut Vec<Part>, range: Range<u64>, content: Content) {
     }
 }
 
-/// Lets data grow to whole units at the cost of zeroes beside them: a unit that
-/// is written in part would be filled up after that. With `whole`, also at the
-/// cost of what is left to the backing file, so that only whole units are left.
+/// Extends data to whole units at the cost of adjacent zeroes, since a unit written in part would
+/// be filled up later. With `whole`, also at the cost of ranges left to the backing file, so that
+/// all units are whole.
 fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part> {
     let mut fitted = Vec::new();
     for Part { range, content } in parts {

@@ -1,10 +1,9 @@
 //! Convert: the content of one or more devices, one after the other, into a
 //! target.
 //!
-//! A lane takes a chunk of the target and asks the mapping what it is made of
-//! (`content.rs`), reads what are data, looks for zeroes, and writes what is
-//! left (`work.rs`), compressed if wanted (`pack.rs`). Ranges that the mapping
-//! knows to need nothing are leapt over.
+//! A worker takes a chunk of the target and looks up its content in the mapping (`content.rs`). It
+//! reads data, looks for zeroes, and writes the rest (`work.rs`), compressed on request
+//! (`pack.rs`). Ranges that need no work according to the mapping are skipped.
 
 mod content;
 mod offload;
@@ -18,19 +17,18 @@ use std::sync::{Arc, Mutex};
 pub use target::Target;
 use work::Job;
 
-use super::course::Course;
-use super::lanes::{self, GoOn};
-use super::pace::Pace;
-use super::turns::Turns;
+use super::progress::Progress;
+use super::rate_limiter::RateLimiter;
+use super::sequencer::Sequencer;
+use super::workers::{self, IntoControlFlow};
 use crate::block::Device;
 use crate::storage::EngineKind;
 use crate::{Error, Result, lock};
 
-/// Bytes that a lane handles at a time, unless the target's clusters are
+/// Bytes that a worker handles at a time, unless the target's clusters are
 /// larger.
 const CHUNK: u64 = 1 << 20;
-/// The same where it is compressed: what the lanes of a core hold stays in its cache. A seventh less
-/// processor time than with chunks of 1 MiB.
+/// The same for compression: the chunks of a core's workers stay in its cache.
 const COMPRESSED_CHUNK: u64 = 256 << 10;
 /// Blocks in which zeroes are looked for, in bytes, unless the target has
 /// larger ones.
@@ -41,15 +39,15 @@ const ZERO_BLOCK: u64 = 4096;
 pub struct ConvertOptions {
     /// Chunks in work at once, over all threads (`-m`); None: as many as keep
     /// all cores busy.
-    pub lanes: Option<usize>,
+    pub workers: Option<usize>,
     /// Runs of at least this many zero bytes are not written (`-S`); 0 writes
     /// everything and allocates the whole target.
     pub sparse: u64,
     /// The target reads as zeroes from this offset on, in bytes; None: nothing
     /// is known of it.
     pub zero_from: Option<u64>,
-    /// The target has the same backing file as the source: what the source's
-    /// top image leaves to it is left to it in the target (`-B`).
+    /// The target has the same backing file as the source: ranges that the source's top image
+    /// leaves to it are left to it in the target (`-B`).
     pub above_backing: bool,
     /// Store clusters compressed (`-c`). The target is a qcow2 image.
     pub compress: Option<CompressOptions>,
@@ -77,7 +75,7 @@ pub struct CompressOptions {
 impl Default for ConvertOptions {
     fn default() -> Self {
         ConvertOptions {
-            lanes: None,
+            workers: None,
             sparse: ZERO_BLOCK,
             zero_from: None,
             above_backing: false,
@@ -91,7 +89,7 @@ impl Default for ConvertOptions {
     }
 }
 
-/// What a conversion tells while it runs, on the thread that called it.
+/// Events of a conversion, reported on the thread that called it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConvertEvent {
     /// So many bytes of the source are done.
@@ -148,15 +146,14 @@ impl ConvertError {
 /// Writes the bytes of `sources`, one after the other, to the start of
 /// `target`, which is long enough.
 ///
-/// `tell` is called on this thread, now and then; if it breaks, the job ends with the
-/// error `ECANCELED`. On return everything was
-/// written and, unless the target's cache mode says otherwise, is durable.
-/// After an error the target's content is unspecified.
-pub fn convert<G: GoOn>(
+/// `on_progress` is called on this thread at intervals; if it breaks, the job ends with the error
+/// `ECANCELED`. On return everything was written and, unless the target's cache mode says
+/// otherwise, is durable. After an error the target's content is unspecified.
+pub fn convert<G: IntoControlFlow>(
     sources: Vec<Device>,
     target: Target,
     options: &ConvertOptions,
-    mut tell: impl FnMut(ConvertEvent) -> G,
+    mut on_progress: impl FnMut(ConvertEvent) -> G,
 ) -> Result<(), ConvertError> {
     let total = sources
         .iter()
@@ -173,22 +170,22 @@ pub fn convert<G: GoOn>(
         sources,
         target,
         options: options.clone(),
-        course: Course::new(total),
-        pace: Pace::new(options.rate),
-        turns: Turns::default(),
+        progress: Progress::new(total),
+        rate_limiter: RateLimiter::new(options.rate),
+        sequencer: Sequencer::default(),
         has_written: AtomicBool::new(false),
         unreadable: Mutex::new(Vec::new()),
         offload: options.copy_range.into(),
     });
-    let ran = lanes::run(&job, options.engine, options.lanes, || {
+    let ran = workers::run(&job, options.engine, options.workers, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
-            tell(ConvertEvent::Unreadable { offset, errno }).go_on()?;
+            on_progress(ConvertEvent::Unreadable { offset, errno }).into_control_flow()?;
         }
-        tell(ConvertEvent::Progress(job.course.cursor().done())).go_on()
+        on_progress(ConvertEvent::Progress(job.progress.cursor().done())).into_control_flow()
     });
-    let ended = job.course.result();
+    let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
-    // The lanes have ended, and with them their references.
+    // The workers have ended, so their references are gone.
     let closed = match Arc::into_inner(job) {
         Some(job) => close(job.target, total, options.engine),
         None => Ok(()),
@@ -197,7 +194,7 @@ pub fn convert<G: GoOn>(
 }
 
 fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
-    let queue = lanes::queue(engine).map_err(ConvertError::Engine)?;
+    let queue = workers::queue(engine).map_err(ConvertError::Engine)?;
     let closed = queue.block_on(target.close(&queue));
     closed.map_err(|source| ConvertError::Write {
         offset: total,

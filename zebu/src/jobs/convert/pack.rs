@@ -8,7 +8,7 @@ use super::work::{Job, Operations};
 use super::{CompressOptions, ConvertError};
 use crate::Error;
 use crate::codec::{CodecError, Compression, Compressor};
-use crate::jobs::together::Together;
+use crate::jobs::join_set::JoinSet;
 use crate::jobs::zero;
 use crate::storage::{Buffer, PoolBuffer, Queue};
 
@@ -95,10 +95,9 @@ impl Job {
         packed: &'a Packed,
         buffer: &'a mut Buffer,
     ) -> Operations<'a> {
-        // SAFETY: the operations borrow `buffer`, which nobody writes to
-        // meanwhile.
+        // SAFETY: the operations borrow `buffer`, which nothing writes to until they have ended.
         let iov = unsafe { buffer.iov() };
-        let mut operations = Together::new();
+        let mut operations = JoinSet::new();
         if let Some((offset, _)) = packed.clusters.first() {
             operations.push(async move {
                 let (clusters, data) = (&packed.clusters, &packed.data);
@@ -131,7 +130,7 @@ impl Packed {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let start = self.clusters.last().map_or(0, |(_, range)| range.end);
-        // It must be shorter than the cluster to be worth it.
+        // It must be shorter than the cluster to be stored compressed.
         let room = &mut self.data[start..start + bytes.len() - 1];
         let length = compress(kind, level, bytes, room);
         match length.map_err(|e| Error::Refused(e.to_string()))? {

@@ -46,7 +46,7 @@ impl Target {
             .unwrap_or(1)
     }
 
-    /// What must be zero in whole to be left out, in bytes.
+    /// The unit that must be zero as a whole to be left out, in bytes.
     pub(super) fn zero_unit(&self) -> u64 {
         self.image().map_or(1, |image| image.zero_unit())
     }
@@ -63,13 +63,12 @@ impl Target {
             .map(Image::compression)
     }
 
-    /// Whether data are placed as they come: the order of writes shows.
+    /// Whether data are placed in the order of the writes.
     pub(super) fn has_order(&self) -> bool {
         self.qcow2().is_some()
     }
 
-    /// Brings in what says where a range is, so that a write of it starts
-    /// without waiting for that.
+    /// Loads the mapping of a range, so that a write to it starts without waiting for that.
     pub(super) async fn look_up(&self, queue: &Queue, range: &Range<u64>) -> Result<()> {
         let Target::Image(device) = self else {
             return Ok(());
@@ -88,7 +87,7 @@ impl Target {
         }
     }
 
-    /// Makes a range zero; `allocate` says that it shall take up its space.
+    /// Makes a range zero; with `allocate` it keeps or gets its space.
     pub(super) async fn write_zeroes(
         &self,
         queue: &Queue,

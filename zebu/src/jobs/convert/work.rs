@@ -1,4 +1,4 @@
-//! What the lanes of a conversion do with a chunk: read, and write.
+//! What the workers of a conversion do with a chunk: read, and write.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -7,57 +7,57 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::content::{Content, Part, Piece};
 use super::{ConvertError, ConvertOptions, Target, lock};
 use crate::block::Device;
-use crate::jobs::course::Course;
-use crate::jobs::lanes::{self, Cursor};
-use crate::jobs::pace::Pace;
-use crate::jobs::together::Together;
-use crate::jobs::turns::{Ticket, Turns};
+use crate::jobs::join_set::JoinSet;
+use crate::jobs::progress::Progress;
+use crate::jobs::rate_limiter::RateLimiter;
+use crate::jobs::sequencer::{Sequencer, Ticket};
+use crate::jobs::workers::{self, Cursor};
 use crate::jobs::zero;
 use crate::storage::{Buffer, Iov, Queue, yield_once};
 
-/// What the lanes share.
+/// What the workers share.
 pub(super) struct Job {
     pub(super) sources: Vec<Device>,
     pub(super) target: Target,
     pub(super) options: ConvertOptions,
-    pub(super) course: Course<ConvertError>,
+    pub(super) progress: Progress<ConvertError>,
     /// Of data; what is known to be zero is not counted.
-    pub(super) pace: Pace,
+    pub(super) rate_limiter: RateLimiter,
     /// Bytes of a chunk: whole clusters of the target.
     pub(super) chunk: u64,
     /// The order of the chunks.
-    pub(super) turns: Turns,
-    /// Whether somebody had something to write when it was his turn.
+    pub(super) sequencer: Sequencer,
+    /// Whether any worker had something to write at its position.
     pub(super) has_written: AtomicBool,
     pub(super) unreadable: Mutex<Vec<(u64, i32)>>,
     /// Whether data are offered to the kernel to copy.
     pub(super) offload: AtomicBool,
 }
 
-/// A range that is written alike.
+/// A range that is written in one way.
 struct Run {
     range: Range<u64>,
     zero: bool,
 }
 
 /// Operations on a chunk.
-pub(super) type Operations<'a> = Together<'a, ConvertError>;
+pub(super) type Operations<'a> = JoinSet<'a, ConvertError>;
 
-impl lanes::Job for Job {
+impl workers::Job for Job {
     fn cursor(&self) -> &Cursor {
-        self.course.cursor()
+        self.progress.cursor()
     }
 
-    async fn lane(&self, queue: &Queue) {
-        // No cluster of the target, and no block, is in two chunks: lanes do
-        // not meet.
-        while let Some((ticket, chunk)) = self.turns.take(|| self.course.take(self.chunk)) {
+    async fn worker(&self, queue: &Queue) {
+        // No cluster of the target and no block is in two chunks, so workers do not write to the
+        // same one.
+        while let Some((ticket, chunk)) = self.sequencer.take(|| self.progress.take(self.chunk)) {
             let mut buffer = queue.buffer(self.chunk as usize);
             let converted = self.convert(queue, &chunk, &mut buffer, ticket).await;
-            // The next lane has it while it is in the processor's cache.
+            // Released here, so that the next worker gets it while it is in the processor's cache.
             drop(buffer);
             let ended = converted.map_err(|e| (e.offset(), e));
-            self.course.end(&chunk, ended).await;
+            self.progress.end(&chunk, ended).await;
         }
     }
 }
@@ -77,8 +77,8 @@ impl Job {
         self.read(queue, chunk, &parts, buffer).await?;
         match self.options.compress {
             Some(compress) => {
-                // To compress keeps the thread busy for longest.
-                self.turns.let_go().await;
+                // Compression keeps the thread busy longest.
+                self.sequencer.yield_to_current().await;
                 let packed = self.pack(queue, chunk, &parts, buffer, compress)?;
                 let operations = self.write_packed(queue, chunk, &packed, buffer);
                 self.in_turn(queue, chunk, operations, ticket).await
@@ -90,8 +90,8 @@ impl Job {
         }
     }
 
-    /// Starts what is to be written when it is the lane's turn, and waits for
-    /// it when others have theirs.
+    /// Starts the writes at the worker's position in the order, and waits for them after the next
+    /// worker may start its own.
     async fn in_turn(
         &self,
         queue: &Queue,
@@ -101,18 +101,17 @@ impl Job {
     ) -> Result<(), ConvertError> {
         let has_order = self.target.has_order() && !self.options.any_order;
         if has_order && !operations.is_empty() {
-            ticket.turn().await;
+            ticket.wait().await;
             let offset = chunk.start;
             let found = self.target.look_up(queue, chunk).await;
             found.map_err(|source| ConvertError::Write { offset, source })?;
             if !self.has_written.swap(true, Ordering::Relaxed) {
-                // The first brings in what the others need to take their
-                // places without waiting for anything.
+                // The first one loads the metadata, so that the others allocate without waiting.
                 return operations.finish().await;
             }
             operations.start().await;
             drop(ticket);
-            // What this thread would copy now can wait until it has let others go on.
+            // This thread's copying can wait until the current worker has continued.
             yield_once().await;
         } else {
             drop(ticket);
@@ -132,9 +131,9 @@ impl Job {
         // SAFETY: `buffer` is borrowed until the reads, awaited here, have
         // ended.
         let iov = unsafe { buffer.iov() };
-        let mut reads = Together::new();
+        let mut reads = JoinSet::new();
         for part in parts.iter().filter(|p| p.content == Content::Data) {
-            self.pace.wait(part.range.end - part.range.start);
+            self.rate_limiter.wait(part.range.end - part.range.start);
             for piece in self.pieces(part.range.clone()) {
                 let length = piece.range.end - piece.range.start;
                 let at = piece.range.start - chunk.start;
@@ -149,7 +148,7 @@ impl Job {
         let device = &self.sources[piece.source];
         match device.read(queue, piece.offset, &iov).await {
             Ok(()) => Ok(()),
-            // Where work is spent, it is for the rest of the disk, too.
+            // Effort spent here is counted for the rest of the disk, too.
             Err(e) if self.options.salvage && e.limit().is_none() => {
                 self.salvage(queue, &piece, &iov).await;
                 Ok(())
@@ -158,7 +157,7 @@ impl Job {
         }
     }
 
-    /// Reads sector by sector what can be read.
+    /// Reads sector by sector, and skips those that fail.
     async fn salvage(&self, queue: &Queue, piece: &Piece, iov: &Iov) {
         const SECTOR: usize = 512;
         for start in (0..iov.len()).step_by(SECTOR) {
@@ -172,7 +171,7 @@ impl Job {
         }
     }
 
-    /// What is to be written of a chunk that is in `buffer`: all but zeroes.
+    /// The parts of a chunk in `buffer` that are to be written: all except zeroes.
     #[allow(unsafe_code)]
     fn write<'a>(
         &'a self,
@@ -182,10 +181,9 @@ impl Job {
         buffer: &'a mut Buffer,
     ) -> Operations<'a> {
         let runs = self.runs(chunk, parts, buffer);
-        // SAFETY: the operations borrow `buffer`, which nobody writes to
-        // meanwhile.
+        // SAFETY: the operations borrow `buffer`, which nothing writes to until they have ended.
         let iov = unsafe { buffer.iov() };
-        let mut operations = Together::new();
+        let mut operations = JoinSet::new();
         for Run { range, zero } in runs {
             let data = (!zero).then(|| {
                 let at = (range.start - chunk.start) as usize;
@@ -196,7 +194,7 @@ impl Job {
         operations
     }
 
-    /// What is to be written of a chunk, in order.
+    /// The parts of a chunk to be written, in order.
     fn runs(&self, chunk: &Range<u64>, parts: &[Part], bytes: &[u8]) -> Vec<Run> {
         let sparse = self.options.sparse;
         let block = self.target.zero_block(sparse) as usize;

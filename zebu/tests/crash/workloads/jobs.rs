@@ -561,7 +561,7 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     let target = history.open(queue, &writable(rng));
     let began = history.disk.now();
     let convert = ConvertOptions {
-        lanes: Some(1 + rng.below(4) as usize),
+        workers: Some(1 + rng.below(4) as usize),
         zero_from: Some(0),
         compress: compress.then(CompressOptions::default),
         any_order: rng.one_in(2),

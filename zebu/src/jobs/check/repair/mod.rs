@@ -60,7 +60,7 @@ pub enum RepairMode {
 
 /// Repairs the image in `file`, which nobody else may use meanwhile. Blocks.
 ///
-/// `say` is called for everything found and repaired, in the order and the
+/// `emit` is called for everything found and repaired, in the order and the
 /// words of QEMU. The report says what was repaired and what was not. If
 /// nothing is left but leaks, the image is no longer marked as dirty or
 /// corrupt.
@@ -71,9 +71,9 @@ pub fn repair(
     queue: &Queue,
     file: Arc<dyn Storage>,
     mode: RepairMode,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
-    queue.block_on(repair_file(queue, file, mode, say))
+    queue.block_on(repair_file(queue, file, mode, emit))
 }
 
 /// [`repair`] of an open image: what an external data file lacks is reported, too.
@@ -81,10 +81,10 @@ pub fn repair_image(
     queue: &Queue,
     image: &Image,
     mode: RepairMode,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
     let length = data_len(image)?;
-    queue.block_on(repair_with(queue, image.file().clone(), length, mode, say))
+    queue.block_on(repair_with(queue, image.file().clone(), length, mode, emit))
 }
 
 /// What [`repair`] does, within a future of the queue.
@@ -92,9 +92,9 @@ pub async fn repair_file(
     queue: &Queue,
     file: Arc<dyn Storage>,
     mode: RepairMode,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
-    repair_with(queue, file, None, mode, say).await
+    repair_with(queue, file, None, mode, emit).await
 }
 
 /// Repairs an image whose external data file has `data_len` bytes, if it is known.
@@ -103,9 +103,9 @@ async fn repair_with(
     file: Arc<dyn Storage>,
     data_len: Option<u64>,
     mode: RepairMode,
-    say: &mut dyn FnMut(CheckMessage),
+    emit: &mut dyn FnMut(CheckMessage),
 ) -> Result<CheckReport> {
-    let mut metadata = Metadata::load(queue, &file, Some(mode), say).await?;
+    let mut metadata = Metadata::load(queue, &file, Some(mode), emit).await?;
     metadata.data_len = data_len;
     let repair = Repair {
         queue: queue.clone(),
@@ -113,7 +113,7 @@ async fn repair_with(
         metadata,
         mode,
     };
-    repair.run(say).await
+    repair.run(emit).await
 }
 
 /// A repair under way.
@@ -139,11 +139,11 @@ struct Counted {
 }
 
 impl Repair {
-    async fn run(mut self, say: &mut dyn FnMut(CheckMessage)) -> Result<CheckReport> {
+    async fn run(mut self, emit: &mut dyn FnMut(CheckMessage)) -> Result<CheckReport> {
         let uses = self.look().await?;
         if let Some(Conflict { offset, uses }) = uses.conflict() {
-            let mut report = check_metadata(&self.queue, &self.metadata, say).await?;
-            say(CheckMessage::Conflict { offset, uses });
+            let mut report = check_metadata(&self.queue, &self.metadata, emit).await?;
+            emit(CheckMessage::Conflict { offset, uses });
             report.check_errors += 1;
             return Ok(report);
         }
@@ -155,9 +155,9 @@ impl Repair {
             stored,
             incomplete,
             ..
-        } = self.refcounts(uses, say).await?;
+        } = self.refcounts(uses, emit).await?;
         if damage != 0 && self.mode == RepairMode::All && !incomplete {
-            let flags = self.rewrite_snapshots(counts, &stored, say).await?;
+            let flags = self.rewrite_snapshots(counts, &stored, emit).await?;
             report.corruptions_fixed += damage + flags;
         } else {
             report.corruptions += damage;
@@ -170,8 +170,8 @@ impl Repair {
 
     /// Reads all tables and notes the use of each cluster.
     async fn look(&self) -> Result<Uses> {
-        let mut say = |_| {};
-        let mut check = Check::new(&self.queue, &self.metadata, &mut say)?;
+        let mut emit = |_| {};
+        let mut check = Check::new(&self.queue, &self.metadata, &mut emit)?;
         check.uses = Some(Uses::new(&self.metadata.geometry, check.file_len));
         check.count_all().await?;
         Ok(check.uses.take().expect("set above"))
@@ -181,14 +181,14 @@ impl Repair {
     async fn refcounts(
         &mut self,
         uses: Uses,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Counted> {
-        let mut counted = self.count_and_repair(uses, say).await?;
+        let mut counted = self.count_and_repair(uses, emit).await?;
         if !counted.rebuild || counted.incomplete {
             return Ok(counted);
         }
         if self.mode == RepairMode::Leaks {
-            say(CheckMessage::NeedRebuild);
+            emit(CheckMessage::NeedRebuild);
             return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
         }
         let before = counted.report;
@@ -198,28 +198,28 @@ impl Repair {
             if !counted.rebuild {
                 break;
             }
-            say(CheckMessage::Rebuilding);
+            emit(CheckMessage::Rebuilding);
             self.rebuild(&mut counted.counts).await?;
-            counted = self.free_leaks(say).await?;
+            counted = self.free_leaks(emit).await?;
         }
         if counted.rebuild {
-            say(CheckMessage::StillBroken);
+            emit(CheckMessage::StillBroken);
         }
         let report = &mut counted.report;
         report.corruptions_fixed +=
             before.corruptions_fixed + before.corruptions.saturating_sub(report.corruptions);
         // Leaks that only the rebuild made are no news.
         report.leaks_fixed = before.leaks.saturating_sub(report.leaks);
-        self.repair_copied(counted, say).await
+        self.repair_copied(counted, emit).await
     }
 
     /// One check, with the repairs that need no new refcount structure.
     async fn count_and_repair(
         &self,
         uses: Uses,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Counted> {
-        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
         let zero = self.mode == RepairMode::All;
         check.writable = Some(self.writable(uses, zero));
@@ -241,7 +241,7 @@ impl Repair {
             check.compare(&stored, fix).await?;
         }
         let counted = Counted::of(check, stored);
-        self.repair_copied(counted, say).await
+        self.repair_copied(counted, emit).await
     }
 
     fn writable(&self, uses: Uses, zero: bool) -> Writable {
@@ -250,8 +250,8 @@ impl Repair {
 
     /// Counts again, and lowers the refcounts of clusters that are no longer
     /// referred to since the header has changed.
-    async fn free_leaks(&self, say: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
-        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+    async fn free_leaks(&self, emit: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
+        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
         check.writable = Some(self.writable(self.look().await?, false));
         check.count_references(&stored).await?;
@@ -263,7 +263,7 @@ impl Repair {
     async fn repair_copied(
         &self,
         counted: Counted,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Counted> {
         // The flags speak of these refcounts.
         self.writer.barrier().await?;
@@ -271,7 +271,7 @@ impl Repair {
         let clean = counted.report.corruptions == 0
             && counted.report.leaks == 0
             && counted.report.check_errors == 0;
-        let mut check = Check::new(&self.queue, &self.metadata, say)?;
+        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
         check.writable = Some(self.writable(self.look().await?, false));
         check.report = counted.report;
         check.counts = counted.counts;

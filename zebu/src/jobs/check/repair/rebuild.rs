@@ -84,7 +84,7 @@ impl Plan {
                     table_clusters,
                 });
             }
-            counts.give_back(table, table_clusters);
+            counts.release(table, table_clusters);
             table_clusters = needed;
         }
     }

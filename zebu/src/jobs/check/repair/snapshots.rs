@@ -14,7 +14,7 @@ impl Repair {
         &mut self,
         mut counts: Counts,
         stored: &StoredRefcounts,
-        say: &mut dyn FnMut(CheckMessage),
+        emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<u64> {
         let (size, reach) = (
             self.metadata.header.size,
@@ -37,7 +37,7 @@ impl Repair {
         self.metadata.snapshots.errors = 0;
         let counted = self.free_leaks(&mut |_| {}).await?;
         let before = counted.report.corruptions_fixed;
-        let counted = self.repair_copied(counted, say).await?;
+        let counted = self.repair_copied(counted, emit).await?;
         Ok(counted.report.corruptions_fixed - before)
     }
 

@@ -31,7 +31,7 @@ fn check(bytes: &[u8]) -> Result<State> {
     let (mut messages, mut too_low) = (Vec::new(), BTreeSet::new());
     let mut wrong_flags = BTreeSet::new();
     let report = queue.block_on(async {
-        let mut say = |message: CheckMessage| {
+        let mut emit = |message: CheckMessage| {
             match message {
                 CheckMessage::TooLow { cluster, .. } => drop(too_low.insert(cluster)),
                 CheckMessage::CopiedL2 { entry, .. } | CheckMessage::CopiedData { entry, .. }
@@ -43,8 +43,8 @@ fn check(bytes: &[u8]) -> Result<State> {
             }
             messages.push(message.to_string());
         };
-        let metadata = Metadata::load(&queue, &file, None, &mut say).await?;
-        super::super::check_metadata(&queue, &metadata, &mut say).await
+        let metadata = Metadata::load(&queue, &file, None, &mut emit).await?;
+        super::super::check_metadata(&queue, &metadata, &mut emit).await
     })?;
     Ok(State {
         report,

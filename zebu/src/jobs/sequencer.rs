@@ -1,5 +1,5 @@
-//! Lanes that work side by side and then step forward one after the other, in
-//! the order in which they took their chunks.
+//! Workers that process chunks in parallel, and then perform a step one after the other, in the
+//! order in which they took their chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -10,52 +10,52 @@ use std::thread::ThreadId;
 
 use crate::storage::yield_once;
 
-/// Whose turn it is.
+/// The order of the tickets.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<State>);
+pub(super) struct Sequencer(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     /// The number of the next ticket.
     issued: u64,
-    /// The number whose turn it is.
+    /// The number of the ticket that may proceed.
     current: u64,
-    /// Tickets that were given back before their turn.
-    given_back: BTreeSet<u64>,
+    /// Tickets that were dropped before they became current.
+    returned: BTreeSet<u64>,
     waiting: BTreeMap<u64, (ThreadId, Waker)>,
-    /// The thread that has the current ticket's holder, who waited, was woken, and has not run yet.
+    /// The thread of the worker with the current ticket, if it was woken and has not run yet.
     woken: Option<ThreadId>,
 }
 
-/// A place in the order. Dropped, it is the next one's turn.
+/// A place in the order. Dropping it lets the next one proceed.
 #[derive(Debug)]
 pub(super) struct Ticket<'a> {
-    turns: &'a Turns,
+    sequencer: &'a Sequencer,
     number: u64,
 }
 
-impl Turns {
+impl Sequencer {
     fn state(&self) -> MutexGuard<'_, State> {
         crate::lock(&self.0)
     }
 
-    /// A ticket for what `take` takes, in the order of taking.
+    /// A ticket for what `take` returns, in the order of the calls.
     pub(super) fn take<T>(&self, take: impl FnOnce() -> Option<T>) -> Option<(Ticket<'_>, T)> {
         let mut state = self.state();
         let taken = take()?;
         let number = state.issued;
         state.issued += 1;
         let ticket = Ticket {
-            turns: self,
+            sequencer: self,
             number,
         };
         Some((ticket, taken))
     }
 
-    /// Lets the lane of this thread go on that was woken for its turn, until it waits for something
-    /// else or drops its ticket. For who is about to keep the thread busy: all lanes of the others
-    /// may wait for that one.
-    pub(super) async fn let_go(&self) {
+    /// Yields until the worker of this thread that was woken for its ticket waits for something
+    /// else or drops the ticket. Call it before keeping the thread busy: the workers of all other
+    /// threads may wait for that one.
+    pub(super) async fn yield_to_current(&self) {
         while self.state().woken == Some(std::thread::current().id()) {
             yield_once().await;
         }
@@ -64,22 +64,22 @@ impl Turns {
 
 impl Ticket<'_> {
     /// Waits until all tickets before this one were dropped.
-    pub(super) fn turn(&self) -> impl Future<Output = ()> + '_ {
-        Turn(self)
+    pub(super) fn wait(&self) -> impl Future<Output = ()> + '_ {
+        Wait(self)
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let mut state = self.turns.state();
+        let mut state = self.sequencer.state();
         let state = &mut *state;
         state.waiting.remove(&self.number);
-        state.given_back.insert(self.number);
-        while state.given_back.remove(&state.current) {
+        state.returned.insert(self.number);
+        while state.returned.remove(&state.current) {
             state.current += 1;
         }
         if self.number < state.current {
-            // He who was woken gave it back.
+            // The woken worker dropped it.
             state.woken = None;
         }
         if let Some((thread, waker)) = state.waiting.remove(&state.current) {
@@ -89,28 +89,28 @@ impl Drop for Ticket<'_> {
     }
 }
 
-struct Turn<'a>(&'a Ticket<'a>);
+struct Wait<'a>(&'a Ticket<'a>);
 
-impl Future for Turn<'_> {
+impl Future for Wait<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Ticket { turns, number } = self.0;
-        let mut state = turns.state();
+        let Ticket { sequencer, number } = self.0;
+        let mut state = sequencer.state();
         if state.current == *number {
             state.woken = None;
             return Poll::Ready(());
         }
-        let who = (std::thread::current().id(), context.waker().clone());
-        state.waiting.insert(*number, who);
+        let waiting = (std::thread::current().id(), context.waker().clone());
+        state.waiting.insert(*number, waiting);
         Poll::Pending
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Guards against lanes that overtake each other, and against a job that
-    //! waits for ever for the turn of a lane that gave up.
+    //! Guards against workers that overtake each other, and against a job that waits for ever for a
+    //! ticket that was dropped.
     use super::*;
     use crate::storage::{Queue, QueueOptions};
     use std::cell::RefCell;
@@ -118,12 +118,12 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn in_order_whoever_comes_first() {
+    fn in_order_of_tickets() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
-        let turns: &'static Turns = Box::leak(Box::default());
+        let sequencer: &'static Sequencer = Box::leak(Box::default());
         let seen = Rc::new(RefCell::new(Vec::new()));
         let mut tickets: Vec<_> = (0..6)
-            .map(|i| turns.take(|| Some(i)).expect("taken"))
+            .map(|i| sequencer.take(|| Some(i)).expect("taken"))
             .collect();
         tickets.reverse();
         let running: Vec<_> = tickets
@@ -131,68 +131,68 @@ mod tests {
             .map(|(ticket, i)| {
                 let seen = seen.clone();
                 queue.spawn(async move {
-                    // Every third gives up.
+                    // Every third drops its ticket.
                     if i % 3 != 1 {
-                        ticket.turn().await;
+                        ticket.wait().await;
                         seen.borrow_mut().push(i);
                     }
                 })
             })
             .collect();
         queue.block_on(async {
-            for lane in running {
-                lane.await;
+            for worker in running {
+                worker.await;
             }
         });
         assert_eq!(*seen.borrow(), [0, 2, 3, 5]);
-        assert!(turns.take(|| None::<()>).is_none());
+        assert!(sequencer.take(|| None::<()>).is_none());
     }
 
     #[test]
-    fn who_has_his_turn_goes_before_who_keeps_the_thread() {
+    fn a_woken_worker_runs_before_a_busy_one() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
-        let turns: &'static Turns = Box::leak(Box::default());
+        let sequencer: &'static Sequencer = Box::leak(Box::default());
         let seen = Rc::new(RefCell::new(Vec::new()));
-        let first = turns.take(|| Some(())).unwrap().0;
-        let lanes: Vec<_> = (1..4)
+        let first = sequencer.take(|| Some(())).unwrap().0;
+        let workers: Vec<_> = (1..4)
             .map(|i| {
-                let (ticket, ()) = turns.take(|| Some(())).unwrap();
+                let (ticket, ()) = sequencer.take(|| Some(())).unwrap();
                 let seen = seen.clone();
                 queue.spawn(async move {
-                    ticket.turn().await;
+                    ticket.wait().await;
                     seen.borrow_mut().push(i);
                 })
             })
             .collect();
         queue.block_on(async {
             yield_once().await;
-            turns.let_go().await;
-            assert!(seen.borrow().is_empty(), "it is nobody's turn");
+            sequencer.yield_to_current().await;
+            assert!(seen.borrow().is_empty(), "no ticket is current");
             drop(first);
-            turns.let_go().await;
+            sequencer.yield_to_current().await;
             assert_eq!(*seen.borrow(), [1, 2, 3]);
-            for lane in lanes {
-                lane.await;
+            for worker in workers {
+                worker.await;
             }
         });
-        assert_eq!(turns.state().woken, None);
-        // One of another thread is not waited for.
-        turns.state().woken = Some(std::thread::spawn(|| ()).thread().id());
-        queue.block_on(turns.let_go());
+        assert_eq!(sequencer.state().woken, None);
+        // A worker of another thread is not waited for.
+        sequencer.state().woken = Some(std::thread::spawn(|| ()).thread().id());
+        queue.block_on(sequencer.yield_to_current());
     }
 
     #[test]
     fn across_threads() {
-        let turns = Arc::new(Turns::default());
+        let sequencer = Arc::new(Sequencer::default());
         let seen = Arc::new(Mutex::new(Vec::new()));
         let threads: Vec<_> = (0..4)
             .map(|_| {
-                let (turns, seen) = (turns.clone(), seen.clone());
+                let (sequencer, seen) = (sequencer.clone(), seen.clone());
                 std::thread::spawn(move || {
                     let queue = Queue::new(QueueOptions::default()).unwrap();
                     for _ in 0..200 {
-                        let (ticket, _) = turns.take(|| Some(())).unwrap();
-                        queue.block_on(ticket.turn());
+                        let (ticket, _) = sequencer.take(|| Some(())).unwrap();
+                        queue.block_on(ticket.wait());
                         seen.lock().unwrap().push(ticket.number);
                     }
                 })

@@ -1,7 +1,6 @@
-//! How a job over a range of bytes uses all cores: each thread has a queue,
-//! and on it several *lanes*. A lane takes the next chunk of the range and
-//! works on it while the other lanes of its thread have I/O in flight, so that
-//! I/O and computing overlap, in nearly sequential order.
+//! How a job over a range of bytes uses all cores. Each thread has a queue with several workers. A
+//! worker takes the next chunk of the range and processes it while the other workers of its thread
+//! have I/O in flight. So I/O and computing overlap, in nearly sequential order.
 
 use std::future::Future;
 use std::io;
@@ -16,13 +15,13 @@ use crate::storage::{EngineKind, Queue, QueueOptions, is_simulated, yield_once};
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How far the lanes of a job have come.
+/// The progress of a job's workers.
 #[derive(Debug)]
 pub(super) struct Cursor {
     total: u64,
-    /// First byte that no lane has taken.
+    /// First byte that no worker has taken.
     next: AtomicU64,
-    /// Bytes done, or known to need nothing.
+    /// Bytes done, or known to need no work.
     done: AtomicU64,
     stopped: AtomicBool,
 }
@@ -48,8 +47,8 @@ impl Cursor {
         self.done.load(Ordering::Relaxed).min(self.total)
     }
 
-    /// The next chunk that nobody has taken; `end_of` says where the chunk
-    /// that starts at a byte ends.
+    /// The next chunk that is not taken; `end_of` returns the end of the chunk that starts at a
+    /// byte.
     pub(super) fn take(&self, end_of: impl Fn(u64) -> u64) -> Option<Range<u64>> {
         let mut at = self.next.load(Ordering::Relaxed);
         loop {
@@ -67,9 +66,8 @@ impl Cursor {
         }
     }
 
-    /// A taken chunk is done, and the other lanes of the thread have their turn: where
-    /// everything lies in the page cache a lane waits for nothing, and what the others
-    /// have in flight would be left lying.
+    /// Marks a taken chunk as done, and yields to the other workers of the thread. Where everything
+    /// is in the page cache a worker never waits, and would delay the completions of the others.
     pub(super) async fn finish(&self, chunk: &Range<u64>) {
         self.add(chunk.start, chunk.end);
         yield_once().await;
@@ -79,51 +77,49 @@ impl Cursor {
         self.done.fetch_add(to - from, Ordering::Relaxed);
     }
 
-    /// Passes over `from..to`, which needs nothing, if nobody has taken any of
-    /// it.
-    pub(super) fn leap(&self, from: u64, to: u64) {
-        let leapt = to > from
+    /// Skips `from..to`, which needs no work, if none of it is taken.
+    pub(super) fn skip(&self, from: u64, to: u64) {
+        let skipped = to > from
             && self
                 .next
                 .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
-        if leapt {
+        if skipped {
             self.add(from, to);
         }
     }
 
-    /// Lets no lane take another chunk.
+    /// Makes workers take no more chunks.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 }
 
-/// The answer of a progress callback: whether the job continues. `()` continues.
-pub trait GoOn {
+/// The result of a progress callback: whether the job continues. `()` continues.
+pub trait IntoControlFlow {
     /// Breaks to stop the job.
-    fn go_on(self) -> ControlFlow<()>;
+    fn into_control_flow(self) -> ControlFlow<()>;
 }
 
-impl GoOn for () {
-    fn go_on(self) -> ControlFlow<()> {
+impl IntoControlFlow for () {
+    fn into_control_flow(self) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
 
-impl GoOn for ControlFlow<()> {
-    fn go_on(self) -> ControlFlow<()> {
+impl IntoControlFlow for ControlFlow<()> {
+    fn into_control_flow(self) -> ControlFlow<()> {
         self
     }
 }
 
-/// A job that lanes do.
+/// A job that workers do.
 pub(super) trait Job: Send + Sync + 'static {
-    /// How far it has come.
+    /// How much is done.
     fn cursor(&self) -> &Cursor;
 
-    /// Takes chunks until there are none, and keeps the job's own account of
-    /// what failed.
-    fn lane(&self, queue: &Queue) -> impl Future<Output = ()>;
+    /// Takes chunks until there are none. The job keeps its own record of failures.
+    fn worker(&self, queue: &Queue) -> impl Future<Output = ()>;
 }
 
 /// Queues for threads that have a core to themselves.
@@ -136,26 +132,26 @@ pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
     })
 }
 
-/// Lanes that keep all cores busy.
-fn default_lanes(cores: usize) -> usize {
+/// The number of workers that keeps all cores busy.
+fn default_workers(cores: usize) -> usize {
     (4 * cores).min(16)
 }
 
-/// Runs `job` with `lanes` lanes (None: as many as keep the cores busy), and
-/// calls `tick` on this thread now and then until all have ended. If `tick` breaks
-/// before all is done, no lane takes another chunk, and the error is `ECANCELED`.
+/// Runs `job` with `workers` workers (None: as many as keep the cores busy), and calls `tick` on
+/// this thread at intervals until all have ended. If `tick` breaks before all is done, no worker
+/// takes another chunk, and the error is `ECANCELED`.
 pub(super) fn run<J: Job>(
     job: &Arc<J>,
     engine: EngineKind,
-    lanes: Option<usize>,
+    workers: Option<usize>,
     mut tick: impl FnMut() -> ControlFlow<()>,
 ) -> io::Result<()> {
     let cores = match is_simulated() {
         true => 1,
         false => std::thread::available_parallelism().map_or(1, |n| n.get()),
     };
-    let lanes = lanes.unwrap_or(default_lanes(cores)).max(1);
-    let threads = cores.min(lanes);
+    let workers = workers.unwrap_or(default_workers(cores)).max(1);
+    let threads = cores.min(workers);
     let mut cancelled = false;
     let mut tick = || {
         if tick().is_break() {
@@ -165,7 +161,7 @@ pub(super) fn run<J: Job>(
     };
     if is_simulated() {
         tick();
-        run_thread(job, engine, lanes)?;
+        run_thread(job, engine, workers)?;
         tick();
         return ended(job, cancelled);
     }
@@ -177,12 +173,12 @@ pub(super) fn run<J: Job>(
     std::thread::scope(|scope| {
         let spawned: Vec<_> = (0..threads)
             .map(|i| {
-                // The lanes are dealt out as evenly as it goes.
-                let lanes = lanes / threads + usize::from(i < lanes % threads);
+                // Workers are distributed evenly.
+                let workers = workers / threads + usize::from(i < workers % threads);
                 let running = &running;
                 scope.spawn(move || {
                     let _end = End(running);
-                    let result = run_thread(job, engine, lanes);
+                    let result = run_thread(job, engine, workers);
                     if result.is_err() {
                         job.cursor().stop();
                     }
@@ -194,7 +190,7 @@ pub(super) fn run<J: Job>(
             std::thread::park_timeout(TICK);
             tick();
         }
-        // What came after the last look.
+        // For completions since the last call.
         tick();
         let results = spawned.into_iter().map(|thread| match thread.join() {
             Ok(result) => result,
@@ -213,14 +209,14 @@ fn ended<J: Job>(job: &Arc<J>, cancelled: bool) -> io::Result<()> {
     }
 }
 
-/// The threads of a job that have not ended, and who waits for them.
+/// The threads of a job that are still running, and the thread that waits for them.
 struct Running {
     threads: AtomicUsize,
     caller: Thread,
 }
 
-/// A thread's end, also by a panic, when dropped. (`is_finished` turns true
-/// only after that, when nobody would wake the caller any more.)
+/// Counts the end of a thread when dropped, also after a panic. (`is_finished` becomes true only
+/// later, when nothing would wake the caller.)
 struct End<'a>(&'a Running);
 
 impl Drop for End<'_> {
@@ -230,17 +226,17 @@ impl Drop for End<'_> {
     }
 }
 
-fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, lanes: usize) -> io::Result<()> {
+fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, workers: usize) -> io::Result<()> {
     let queue = queue(engine)?;
-    let running: Vec<_> = (0..lanes)
+    let running: Vec<_> = (0..workers)
         .map(|_| {
             let (job, queue2) = (job.clone(), queue.clone());
-            queue.spawn(async move { job.lane(&queue2).await })
+            queue.spawn(async move { job.worker(&queue2).await })
         })
         .collect();
     queue.block_on(async {
-        for lane in running {
-            lane.await;
+        for worker in running {
+            worker.await;
         }
     });
     Ok(())
@@ -248,8 +244,7 @@ fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, lanes: usize) -> io::Res
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a job that has ended and is not noticed: the caller would
-    //! sleep on, or not be told of the last chunks.
+    //! Guards against a job whose end, or whose last chunks, the caller does not notice.
     use super::*;
     use std::time::Instant;
 
@@ -259,7 +254,7 @@ mod tests {
         fn cursor(&self) -> &Cursor {
             &self.0
         }
-        async fn lane(&self, _: &Queue) {
+        async fn worker(&self, _: &Queue) {
             while let Some(chunk) = self.0.take(|at| at + 1) {
                 self.0.finish(&chunk).await;
             }
@@ -267,23 +262,23 @@ mod tests {
     }
 
     #[test]
-    fn short_jobs_end_at_once_and_are_told_of() {
+    fn short_jobs_end_at_once_and_report_the_last_progress() {
         let start = Instant::now();
         for _ in 0..100 {
             let job = Arc::new(Nothing(Cursor::new(5)));
-            let mut told = 0;
+            let mut reported = 0;
             run(&job, EngineKind::Threads, None, || {
-                told = job.cursor().done();
+                reported = job.cursor().done();
                 ControlFlow::Continue(())
             })
             .unwrap();
-            assert_eq!(told, 5);
+            assert_eq!(reported, 5);
         }
         assert!(start.elapsed() < 20 * TICK, "{:?}", start.elapsed());
     }
 
     #[test]
-    fn a_job_that_is_told_to_stop_says_so_unless_all_is_done() {
+    fn a_stopped_job_is_an_error_unless_all_is_done() {
         let run = |total| {
             let job = Arc::new(Nothing(Cursor::new(total)));
             run(&job, EngineKind::Threads, None, || ControlFlow::Break(()))
@@ -298,14 +293,14 @@ mod tests {
         let cursor = Cursor::new(10);
         let first = cursor.take(|at| at + 2).unwrap();
         assert_eq!(first, 0..2);
-        cursor.leap(2, 5);
+        cursor.skip(2, 5);
         assert_eq!(cursor.take(|at| at + 2), Some(5..7));
-        // Too late: somebody is there already.
-        cursor.leap(2, 9);
-        cursor.leap(5, 9);
-        // Backwards, or nowhere.
-        cursor.leap(7, 7);
-        cursor.leap(7, 6);
+        // Too late: these bytes are taken.
+        cursor.skip(2, 9);
+        cursor.skip(5, 9);
+        // Backwards, or empty.
+        cursor.skip(7, 7);
+        cursor.skip(7, 6);
         assert_eq!(cursor.take(|at| at + 3), Some(7..10));
         assert_eq!(cursor.take(|at| at + 1), None);
         for chunk in [0..2, 5..7, 7..10] {

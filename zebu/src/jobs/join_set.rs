@@ -1,4 +1,4 @@
-//! Several operations of one lane, in flight at once.
+//! Several operations of one worker, in flight at once.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -6,32 +6,32 @@ use std::task::{Context, Poll};
 
 type Operation<'a, E> = Pin<Box<dyn Future<Output = Result<(), E>> + 'a>>;
 
-/// Operations that are driven together.
-pub(super) struct Together<'a, E> {
+/// Operations that are polled by one future.
+pub(super) struct JoinSet<'a, E> {
     operations: Vec<Operation<'a, E>>,
     failure: Option<E>,
 }
 
-impl<'a, E> Together<'a, E> {
-    /// None yet.
+impl<'a, E> JoinSet<'a, E> {
+    /// An empty set.
     pub(super) fn new() -> Self {
-        Together {
+        JoinSet {
             operations: Vec::new(),
             failure: None,
         }
     }
 
-    /// One more, not started yet.
+    /// Adds an operation, which is not started yet.
     pub(super) fn push(&mut self, operation: impl Future<Output = Result<(), E>> + 'a) {
         self.operations.push(Box::pin(operation));
     }
 
-    /// Whether none is left to be driven.
+    /// Whether all operations have ended.
     pub(super) fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
 
-    /// Starts them, in order: each goes as far as it gets without waiting.
+    /// Starts them, in order: each is polled once.
     pub(super) async fn start(&mut self) {
         poll_fn(|context| {
             self.poll(context);
@@ -40,7 +40,7 @@ impl<'a, E> Together<'a, E> {
         .await;
     }
 
-    /// Waits until all have ended; the failure of the one that failed first.
+    /// Waits until all have ended; returns the error of the first that failed.
     pub(super) async fn finish(mut self) -> Result<(), E> {
         poll_fn(|context| {
             self.poll(context);
@@ -69,7 +69,7 @@ impl<'a, E> Together<'a, E> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against an operation that is forgotten, and a failure that is.
+    //! Guards against an operation that is never polled, and an error that is lost.
     use super::*;
     use crate::storage::{Queue, QueueOptions};
     use std::cell::Cell;
@@ -91,26 +91,26 @@ mod tests {
     }
 
     #[test]
-    fn all_end_and_the_first_failure_is_told() {
+    fn all_end_and_the_first_failure_is_returned() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let ended = Cell::new(0);
         let result = queue.block_on(async {
-            let mut together = Together::new();
+            let mut set = JoinSet::new();
             for (times, result) in [(3, Ok(())), (2, Err(7)), (1, Ok(())), (5, Err(8))] {
                 let ended = &ended;
-                together.push(async move {
+                set.push(async move {
                     after(times, ended).await;
                     result
                 });
             }
             assert_eq!(ended.get(), 0, "nothing starts by itself");
-            together.start().await;
+            set.start().await;
             assert_eq!(ended.get(), 1);
-            together.finish().await
+            set.finish().await
         });
         assert_eq!((result, ended.get()), (Err(7), 4));
         assert_eq!(
-            queue.block_on(Together::<()>::new().finish()),
+            queue.block_on(JoinSet::<()>::new().finish()),
             Ok(()),
             "nothing to do"
         );

@@ -1,38 +1,38 @@
-//! The course of a job over a range of bytes: how far its lanes have come, and
-//! the first of what went wrong.
+//! The progress of a job over a range of bytes: how much its workers have done, and the first
+//! failure.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::lanes::Cursor;
+use super::workers::Cursor;
 
 /// A failure, and the byte where it happened.
 pub(super) type At<E> = (u64, E);
 
-/// How a job goes.
+/// The progress of a job.
 #[derive(Debug)]
-pub(super) struct Course<E> {
+pub(super) struct Progress<E> {
     cursor: Cursor,
-    /// The one with the lowest offset so far.
+    /// The failure with the lowest offset so far.
     failure: Mutex<Option<At<E>>>,
 }
 
-impl<E> Course<E> {
+impl<E> Progress<E> {
     /// At the start of `total` bytes.
     pub(super) fn new(total: u64) -> Self {
-        Course {
+        Progress {
             cursor: Cursor::new(total),
             failure: Mutex::new(None),
         }
     }
 
-    /// How far it has come.
+    /// The range of which workers take chunks.
     pub(super) fn cursor(&self) -> &Cursor {
         &self.cursor
     }
 
-    /// Calls `work` with chunks that nobody else has, cut at multiples of
-    /// `size`, until there are none or somebody has failed.
+    /// Calls `work` with chunks that no other worker has, cut at multiples of `size`, until there
+    /// are none or a worker has failed.
     pub(super) async fn each_chunk(
         &self,
         size: u64,
@@ -44,7 +44,7 @@ impl<E> Course<E> {
         }
     }
 
-    /// The next chunk that nobody else has, cut at a multiple of `size`.
+    /// The next chunk that no other worker has, cut at a multiple of `size`.
     pub(super) fn take(&self, size: u64) -> Option<Range<u64>> {
         let end_of = |at: u64| ((at / size + 1) * size).min(self.cursor.total());
         self.cursor.take(end_of)
@@ -58,8 +58,8 @@ impl<E> Course<E> {
         }
     }
 
-    /// Chunks are taken in order, so those before a failure are tried by
-    /// somebody before the job ends: the lowest one wins.
+    /// Chunks are taken in order, so those before a failure are processed before the job ends. The
+    /// failure with the lowest offset is kept.
     fn fail(&self, new: At<E>) {
         self.cursor.stop();
         let mut failure = crate::lock(&self.failure);
@@ -68,7 +68,7 @@ impl<E> Course<E> {
         }
     }
 
-    /// How it ended, after all lanes have.
+    /// The result of the job, after all workers have ended.
     pub(super) fn result(&self) -> Result<(), E> {
         let mut failure = crate::lock(&self.failure);
         failure.take().map_or(Ok(()), |(_, error)| Err(error))
