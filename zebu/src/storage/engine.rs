@@ -80,10 +80,10 @@ pub trait Engine {
         self.poll(false, done).map(|()| false)
     }
 
-    /// What another event loop waits for, see [`Engine::arm`]. None: this engine cannot be
-    /// driven by another loop. It stays the same, and open, as long as the engine exists.
-    fn descriptor(&self) -> Option<RawFd> {
-        None
+    /// What another event loop waits for, see [`Engine::arm`]. It stays open as long as
+    /// the engine exists. If this call makes it, it is readable until the next [`Engine::arm`].
+    fn descriptor(&self) -> io::Result<RawFd> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

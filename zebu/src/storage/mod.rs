@@ -6,14 +6,12 @@
 
 mod access;
 mod ahead;
-mod batch;
 pub(crate) mod blkdebug;
 mod blocks;
 mod buffer;
 mod counted;
 pub(crate) mod engine;
 pub(crate) mod event;
-mod execution;
 mod file;
 mod join;
 mod lock;

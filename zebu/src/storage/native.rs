@@ -422,8 +422,8 @@ impl Engine for Native {
         Ok(self.silent > Some(0) || !self.wake_armed)
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.completed.fd())
+    fn descriptor(&self) -> io::Result<RawFd> {
+        Ok(self.completed.fd())
     }
 }
 

@@ -96,7 +96,7 @@ impl Threads {
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new()?;
         Ok(Threads {
-            watches: Watches::new(event.as_fd())?,
+            watches: Watches::new(event.as_fd()),
             shared: Arc::new(Shared {
                 work: Mutex::default(),
                 arrived: Condvar::new(),
@@ -270,8 +270,8 @@ impl Engine for Threads {
         Ok(false)
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.watches.descriptor())
+    fn descriptor(&self) -> io::Result<RawFd> {
+        self.watches.descriptor(&self.shared.event)
     }
 }
 

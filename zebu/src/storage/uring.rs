@@ -1,6 +1,7 @@
 //! The `io_uring` engine: a ring per queue (`io_uring_setup(2)`).
 #![allow(unsafe_code)]
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
@@ -34,7 +35,7 @@ pub struct Uring {
     /// What another event loop waits for: the ring's own descriptor tells nothing of ends that
     /// are `deferred`. Registered with the ring (`IORING_REGISTER_EVENTFD`) from the first
     /// [`Engine::arm`] on, since that costs each completion a little.
-    completed: EventFd,
+    completed: OnceCell<EventFd>,
     registered: bool,
     /// Whether a poll has ended since it was registered. If what was polled is an eventfd, the
     /// kernel signals the registered one later (a wake-up of an eventfd must not cause another);
@@ -119,7 +120,7 @@ impl Uring {
         Ok(Uring {
             ring,
             event: Arc::new(EventFd::new()?),
-            completed: EventFd::new()?,
+            completed: OnceCell::new(),
             registered: false,
             poll_ended: false,
             wake_armed: false,
@@ -318,19 +319,25 @@ impl Engine for Uring {
     }
 
     fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
+        let Some(completed) = self.completed.get() else {
+            // Nothing waits for it yet. Once it is made it is readable, and this is called again.
+            return self.poll(false, done).map(|()| false);
+        };
+        let completed = completed.fd();
         self.reap(done);
         if self.registered && self.poll_ended {
             self.ring.submitter().unregister_eventfd()?;
             self.registered = false;
         }
         if !self.registered {
-            let completed = self.completed.fd();
             self.ring.submitter().register_eventfd(completed)?;
             self.registered = true;
         }
         self.poll_ended = false;
         // Before looking: what ends afterwards makes it readable again.
-        self.completed.clear();
+        if let Some(completed) = self.completed.get() {
+            completed.clear();
+        }
         // After reaping, which may have taken the end of the poll.
         self.arm_wake();
         self.put_off = 0;
@@ -340,8 +347,13 @@ impl Engine for Uring {
         Ok(left || self.poll_ended)
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.completed.fd())
+    fn descriptor(&self) -> io::Result<RawFd> {
+        if let Some(completed) = self.completed.get() {
+            return Ok(completed.fd());
+        }
+        let completed = EventFd::new()?;
+        completed.notify();
+        Ok(self.completed.get_or_init(|| completed).fd())
     }
 }
 

@@ -2,12 +2,14 @@
 //! event descriptor, in one `poll(2)`.
 #![allow(unsafe_code)]
 
+use std::cell::OnceCell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::epoll;
 
-use super::engine::{Completion, Interest, Token};
+use super::engine::{Completion, Interest, Notify, Token};
+use super::uring::EventFd;
 
 /// How many entries of the engine without waiting may pass before descriptors
 /// are looked at. A look is a system call, and who is busy asks often.
@@ -25,22 +27,15 @@ pub(super) struct Watches {
     /// What another event loop waits for: an epoll instance with the event descriptor and, from
     /// [`Watches::arm`] on, one duplicate of the descriptor of each wait. (There may be several
     /// waits for one descriptor, which epoll takes only once.)
-    epoll: OwnedFd,
+    epoll: OnceCell<OwnedFd>,
     /// The duplicates, if there are any yet, in the order of `tokens`.
     registered: Option<Vec<OwnedFd>>,
 }
 
 impl Watches {
     /// None yet, beside `event`, which must stay open as long as this exists.
-    pub(super) fn new(event: BorrowedFd<'_>) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(
-            &epoll,
-            event,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::IN,
-        )?;
-        Ok(Watches {
+    pub(super) fn new(event: BorrowedFd<'_>) -> Self {
+        Watches {
             polled: vec![libc::pollfd {
                 fd: event.as_raw_fd(),
                 events: libc::POLLIN,
@@ -49,19 +44,26 @@ impl Watches {
             tokens: Vec::new(),
             cancelled: Vec::new(),
             unseen: 0,
-            epoll,
+            epoll: OnceCell::new(),
             registered: None,
-        })
+        }
     }
 
-    /// The epoll instance.
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+    /// The epoll instance. If it has to be made, it is readable: so is `event` then.
+    pub(super) fn descriptor(&self, event: &EventFd) -> io::Result<RawFd> {
+        if let Some(epoll) = self.epoll.get() {
+            return Ok(epoll.as_raw_fd());
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, event, data, epoll::EventFlags::IN)?;
+        event.notify();
+        Ok(self.epoll.get_or_init(|| epoll).as_raw_fd())
     }
 
-    /// From now on the epoll instance is readable if [`Watches::look`] would find something.
+    /// From now on the epoll instance, if there is one, is readable if [`Watches::look`] would find something.
     pub(super) fn arm(&mut self) {
-        if self.registered.is_none() {
+        if self.registered.is_none() && self.epoll.get().is_some() {
             self.registered = Some(Vec::new());
             let waits = std::mem::take(&mut self.tokens);
             let polled = self.polled.split_off(1);
@@ -73,8 +75,8 @@ impl Watches {
 
     /// Adds a wait; one that cannot be registered ends with that error.
     fn insert(&mut self, token: Token, poll: libc::pollfd) {
-        if let Some(registered) = &mut self.registered {
-            match register(&self.epoll, &poll) {
+        if let (Some(registered), Some(epoll)) = (&mut self.registered, self.epoll.get()) {
+            match register(epoll, &poll) {
                 Ok(duplicate) => registered.push(duplicate),
                 Err(e) => {
                     let errno = e.raw_os_error().unwrap_or(libc::EIO);
@@ -153,10 +155,10 @@ impl Watches {
     fn remove(&mut self, at: usize) {
         self.tokens.swap_remove(at);
         self.polled.swap_remove(at + 1);
-        if let Some(registered) = &mut self.registered {
+        if let (Some(registered), Some(epoll)) = (&mut self.registered, self.epoll.get()) {
             // Closing alone would leave it registered: the caller's descriptor is the same file.
             let duplicate = registered.swap_remove(at);
-            let _ = epoll::delete(&self.epoll, &duplicate);
+            let _ = epoll::delete(epoll, &duplicate);
         }
     }
 }

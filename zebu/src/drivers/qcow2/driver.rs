@@ -39,7 +39,7 @@ pub struct Qcow2Opening {
 /// number.
 fn probe(head: &[u8]) -> bool {
     let version = head.get(4..8);
-    head.starts_with(&MAGIC.to_be_bytes()) && version.is_some_and(|v| v > &[0, 0, 0, 1])
+    head.starts_with(&MAGIC.to_be_bytes()) && version.is_some_and(|v| v > [0, 0, 0, 1].as_slice())
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {

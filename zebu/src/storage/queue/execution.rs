@@ -1,7 +1,7 @@
 //! Which thread executes an operation.
 #![allow(unsafe_code)]
 
-use super::op::{Op, OpKind};
+use super::super::op::{Op, OpKind};
 
 /// Which thread executes an operation, for all engines alike.
 ///

@@ -1,0 +1,199 @@
+//! A queue: one thread's engine, and the requests that it drives.
+//!
+//! Requests are futures. The queue polls them; when all wait, it executes the
+//! operation that it has alone, or enters the engine once, which hands over
+//! everything started since and waits for the first end. There is no other
+//! runtime: [`Queue::block_on`] is the loop, or [`Queue::turn`] in a loop of the
+//! caller's, and any number of futures run beside it with [`Queue::spawn`].
+//!
+//! A queue belongs to the thread that made it. Wakers are what crosses
+//! threads: a request may wait for something that a request on another queue
+//! is doing (loading an L2 slice, say), and is woken by it.
+
+mod batch;
+mod drive;
+mod execution;
+mod handle;
+mod io;
+mod options;
+mod pool;
+mod tasks;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+
+use super::buffer::BufferPool;
+use super::engine::{Completion, Engine, Token};
+use super::op::Op;
+use batch::Batch;
+pub(crate) use handle::Begun;
+pub use handle::Handle;
+pub(crate) use io::Io;
+use io::Slots;
+pub use options::QueueOptions;
+pub use pool::PoolBuffer;
+pub(crate) use tasks::yield_once;
+use tasks::{Shared, Tasks};
+
+/// A handle to one thread's queue. Clones mean the same queue.
+///
+/// # Futures that are dropped, kept or forgotten
+/// A request's future may be dropped at any time. The drop waits for the operations
+/// that the kernel has, and for the answer to a write that was sent to an NBD
+/// server. The range of a dropped write reads as before or as after. Work that
+/// other requests need too (loading a table, a commit, a flush of the device) is
+/// done by a task of the queue: it goes on, and its errors are not lost.
+///
+/// A future that is kept without being polled blocks only requests that overlap it:
+/// writes to the same clusters, or to the same blocks with direct I/O. (One to an
+/// NBD server may block any request of its connection.) A future that was forgotten
+/// (`std::mem::forget`) blocks them for ever, and the clusters that it allocated
+/// leak; it is safe as long as the memory of its [`Iov`](super::Iov) stays valid.
+///
+/// Tasks run while the queue is driven ([`Queue::block_on`]), and end with its last
+/// handle; requests of other queues that waited for them then do the work
+/// themselves. A queue that is neither driven nor dropped blocks those. A device
+/// that was dropped keeps its files, and their locks, until its tasks have ended.
+pub struct Queue {
+    inner: Rc<Inner>,
+    /// Whether the queue's tasks run as long as this handle exists. Handles inside
+    /// the queue's own tasks and operations do not count.
+    keeps: bool,
+}
+
+impl Clone for Queue {
+    fn clone(&self) -> Self {
+        if self.keeps {
+            self.inner.keepers.set(self.inner.keepers.get() + 1);
+        }
+        Queue {
+            inner: self.inner.clone(),
+            keeps: self.keeps,
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.keeps {
+            let left = self.inner.keepers.get() - 1;
+            self.inner.keepers.set(left);
+            if left == 0 {
+                self.inner.end_tasks();
+            }
+        }
+    }
+}
+
+struct Inner {
+    options: QueueOptions,
+    engine: RefCell<Box<dyn Engine>>,
+    slots: RefCell<Slots>,
+    /// Operations that were started in this turn of the loop.
+    started: RefCell<Vec<(Token, Op)>>,
+    /// Operations that this thread will execute, one a turn.
+    inline: RefCell<VecDeque<(Token, Op)>>,
+    /// Of those in `started`.
+    batch: Cell<Batch>,
+    /// Operations that have not ended.
+    in_flight: Cell<usize>,
+    /// Waits for descriptors that have not ended.
+    watches: Cell<usize>,
+    /// Large reads through the page cache since the last one with `force_async`.
+    large_reads: Cell<u32>,
+    /// Reused by `drive`.
+    done: RefCell<Vec<Completion>>,
+    wakers: RefCell<Vec<Waker>>,
+    tasks: RefCell<Tasks>,
+    /// Reused by `run_ready`.
+    taken: Cell<Vec<u32>>,
+    shared: Arc<Shared>,
+    /// Whether `block_on` or `turn` is running.
+    running: Cell<bool>,
+    /// Whether `turn` was ever called: another event loop waits for the descriptor.
+    armed: Cell<bool>,
+    /// Number of handles with `keeps`.
+    keepers: Cell<usize>,
+    /// Number of sections that tasks are in and that are not cancelled.
+    unbroken: Cell<usize>,
+    /// Number of spawned futures, and the wakers of `drain`.
+    spawned: Cell<usize>,
+    draining: RefCell<Vec<Waker>>,
+    buffers: BufferPool,
+    thread: std::thread::ThreadId,
+    number: u64,
+}
+
+impl Queue {
+    /// A queue on this thread.
+    pub fn new(options: QueueOptions) -> std::io::Result<Queue> {
+        let engine = options.engine.start()?;
+        Ok(Self::with_engine(options, engine))
+    }
+
+    /// A queue with this engine, whatever the options say.
+    fn with_engine(options: QueueOptions, engine: Box<dyn Engine>) -> Queue {
+        static QUEUES: AtomicU64 = AtomicU64::new(0);
+        let inner = Rc::new(Inner {
+            options,
+            slots: RefCell::default(),
+            started: RefCell::default(),
+            inline: RefCell::default(),
+            batch: Cell::default(),
+            in_flight: Cell::new(0),
+            watches: Cell::new(0),
+            large_reads: Cell::new(0),
+            done: RefCell::default(),
+            wakers: RefCell::default(),
+            tasks: RefCell::default(),
+            taken: Cell::default(),
+            shared: Arc::new(Shared::new(engine.notifier())),
+            engine: RefCell::new(engine),
+            running: Cell::new(false),
+            armed: Cell::new(false),
+            keepers: Cell::new(1),
+            unbroken: Cell::new(0),
+            spawned: Cell::new(0),
+            draining: RefCell::default(),
+            buffers: BufferPool::new(),
+            thread: std::thread::current().id(),
+            number: QUEUES.fetch_add(1, Ordering::Relaxed),
+        });
+        Queue { inner, keeps: true }
+    }
+
+    /// A handle for the queue's own tasks and operations.
+    pub(crate) fn for_itself(&self) -> Queue {
+        Queue {
+            inner: self.inner.clone(),
+            keeps: false,
+        }
+    }
+
+    /// A number that no other queue of the process has; the next queue has the
+    /// next one.
+    #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
+    pub(crate) fn number(&self) -> u64 {
+        self.inner.number
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &QueueOptions {
+        &self.inner.options
+    }
+
+    /// A buffer of at least `len` bytes from the queue's pool, content
+    /// unspecified; it returns there when dropped.
+    pub fn buffer(&self, len: usize) -> PoolBuffer {
+        PoolBuffer {
+            buffer: Some(self.inner.buffers.take(len)),
+            queue: self.for_itself(),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Guards against a flush that fails because the kernel could not begin it, an
+//! engine's failure that frees memory which the kernel uses, a file that is
+//! closed under an operation that was forgotten, tasks that outlive their
+//! queue, and tasks that are never polled again after another has panicked.
+#![allow(unsafe_code)]
+
+use super::super::engine::{EngineKind, Interest, Notify};
+use super::super::op::OpKind;
+use super::super::{CacheMode, OpenFile, Storage, flush, open_file};
+use super::*;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+/// An engine that completes operations with given results, and then fails.
+struct Told {
+    results: Vec<i32>,
+    taken: Vec<(Token, Op)>,
+    panics: bool,
+}
+
+struct NoNotify;
+impl Notify for NoNotify {
+    fn notify(&self) {}
+}
+
+impl Engine for Told {
+    unsafe fn submit(&mut self, token: Token, op: Op) {
+        self.taken.push((token, op));
+    }
+    fn watch(&mut self, _: Token, _: RawFd, _: Interest) {}
+    fn unwatch(&mut self, _: Token) {}
+    fn poll(&mut self, _: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        let Some((token, _)) = self.taken.pop() else {
+            return Ok(());
+        };
+        match self.results.pop() {
+            Some(result) => done.push((token, result)),
+            None if self.panics => panic!("as it was told"),
+            None => return Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+        Ok(())
+    }
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::new(NoNotify)
+    }
+}
+
+fn told(results: &[i32], panics: bool) -> Queue {
+    let engine = Told {
+        results: results.to_vec(),
+        taken: Vec::new(),
+        panics,
+    };
+    Queue::with_engine(QueueOptions::default(), Box::new(engine))
+}
+
+fn file() -> Arc<dyn Storage> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), [1; 4096]).unwrap();
+    let how = OpenFile {
+        write: true,
+        // The engine's, also alone.
+        cache: CacheMode::WriteThrough,
+        ..OpenFile::default()
+    };
+    open_file(file.path(), how).unwrap()
+}
+
+#[test]
+fn what_cannot_be_begun_now_is_begun_again() {
+    let file = file();
+    let queue = told(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
+    queue.block_on(flush(&*file, &queue)).unwrap();
+    let queue = told(&[4096, -libc::EAGAIN], false);
+    let write = super::super::write_slice(&*file, &queue, 0, &[2; 4096]);
+    queue.block_on(write).unwrap();
+    let queue = told(&[-libc::EIO, -libc::EAGAIN], false);
+    let error = queue.block_on(flush(&*file, &queue)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn a_failed_engine_ends_the_process() {
+    const NAME: &str = "ZEBU_TEST_ENGINE_FAILS";
+    if let Ok(how) = std::env::var(NAME) {
+        let queue = told(&[], how == "panic");
+        let _ = queue.block_on(flush(&*file(), &queue));
+        return;
+    }
+    for how in ["panic", "error"] {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["a_failed_engine_ends_the_process", "--nocapture"])
+            .env(NAME, how)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{text}");
+        assert!(text.contains("I/O engine failed"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_is_open_as_long_as_operations_are_in_flight() {
+    for engine in EngineKind::ALL {
+        let options = QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        };
+        let Ok(queue) = Queue::new(options) else {
+            continue;
+        };
+        let file = file();
+        let fd = file.host_file().unwrap().as_fd().as_raw_fd();
+        let link = format!("/proc/self/fd/{fd}");
+        let name = std::fs::read_link(&link).unwrap();
+        // SAFETY: there is no memory.
+        let started = unsafe { file.start(&queue, OpKind::Flush, 0, 0, None) };
+        std::mem::forget(started);
+        drop(file);
+        let is_open = || std::fs::read_link(&link).is_ok_and(|now| now == name);
+        assert!(is_open());
+        while is_open() {
+            queue.inner.drive(true);
+        }
+    }
+}
+
+#[test]
+fn tasks_end_with_their_queue_and_unbroken_sections_before() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let (other, alive) = (Rc::new(()), Rc::new(Cell::new(0)));
+    let (held, count) = (other.clone(), alive.clone());
+    // Its answer is dropped at once.
+    drop(queue.detach(|queue| async move {
+        let _held = held;
+        {
+            let storage = super::super::Memory::new(Vec::new());
+            let _unbroken = queue.unbroken(&storage);
+            for _ in 0..3 {
+                yield_once().await;
+                count.set(count.get() + 1);
+            }
+        }
+        std::future::pending::<()>().await;
+    }));
+    let begun = queue.begin({
+        let held = other.clone();
+        |_| async move {
+            let _held = held;
+            std::future::pending::<()>().await;
+        }
+    });
+    assert_eq!(Rc::strong_count(&other), 3);
+    drop(begun);
+    assert_eq!(Rc::strong_count(&other), 2);
+    assert_eq!(alive.get(), 0);
+    drop(queue);
+    assert_eq!(alive.get(), 3);
+    assert_eq!(Rc::strong_count(&other), 1);
+}
+
+#[test]
+fn a_panic_of_one_task_loses_no_wake_up_of_others() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let ended = Rc::new(Cell::new(0));
+    let spawn = |times: u32| {
+        let ended = ended.clone();
+        queue.spawn(async move {
+            for _ in 0..times {
+                yield_once().await;
+            }
+            ended.set(ended.get() + 1);
+        })
+    };
+    // All are woken in one round, some before the one that panics and some after it.
+    for turns in [false, true] {
+        ended.set(0);
+        let before = spawn(1);
+        let _panics = queue.spawn(async {
+            yield_once().await;
+            panic!("as it was told");
+        });
+        let after = [spawn(1), spawn(5)];
+        let drive = || match turns {
+            true => while queue.turn() {},
+            false => queue.block_on(std::future::pending()),
+        };
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(drive));
+        assert!(caught.is_err());
+        match turns {
+            true => while queue.turn() {},
+            false => queue.block_on(queue.drain()),
+        }
+        assert_eq!(ended.get(), 3);
+        drop((before, after));
+        // The place of the one that panicked is free again.
+        let tasks = queue.inner.tasks.borrow();
+        assert_eq!(tasks.free_places(), 4);
+    }
+}
+
+#[test]
+fn a_descriptor_that_is_made_late_tells_of_everything() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    for engine in EngineKind::ALL {
+        let options = QueueOptions {
+            engine,
+            ..QueueOptions::default()
+        };
+        let Ok(queue) = Queue::new(options) else {
+            continue;
+        };
+        let ended = Rc::new(Cell::new(false));
+        let (told, timer) = (ended.clone(), queue.for_itself());
+        queue.spawn(async move {
+            timer
+                .sleep(std::time::Duration::from_millis(5))
+                .await
+                .unwrap();
+            told.set(true);
+        });
+        while queue.turn() {}
+        while !ended.get() {
+            let limit = rustix::event::Timespec {
+                tv_sec: 60,
+                tv_nsec: 0,
+            };
+            let mut polled = [PollFd::new(&queue, PollFlags::IN)];
+            assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "{engine}");
+            while queue.turn() {}
+        }
+    }
+}
