@@ -14,7 +14,7 @@ thread_local! {
     // One for the whole process: memory completes at once.
     static QUEUE: Queue = Queue::new(QueueOptions {
         engine: EngineKind::Threads,
-        inflate_here: true,
+        inflate_inline: true,
         ..QueueOptions::default()
     })
     .expect("a queue");

@@ -23,7 +23,7 @@ pub struct Bench {
     pub peers: Peers,
 }
 
-/// A probe must last this long to tell a rate: below 10 ms the clock of bench is too coarse.
+/// A probe must last this long to measure a rate: below 10 ms the clock of bench is too coarse.
 const PROBE_SECONDS: f64 = 0.04;
 /// No probe has more than this many times the requests of the first.
 const PROBE_GROWTH: u64 = 64;

@@ -1,4 +1,4 @@
-//! The suite's one error type: a sentence for whoever reads the report.
+//! The suite's one error type: a sentence for readers of the report.
 
 use std::fmt;
 

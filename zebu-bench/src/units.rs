@@ -37,7 +37,7 @@ pub fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// Writes a figure with three or four digits that tell something: `12,345`, `12.3`, `0.123`.
+/// Writes a figure with three or four significant digits: `12,345`, `12.3`, `0.123`.
 pub fn figure(v: f64) -> String {
     match v {
         v if v >= 1000.0 => thousands(v),

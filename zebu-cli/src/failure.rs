@@ -10,7 +10,7 @@ pub type Outcome = Result<u8, Failure>;
 pub enum Failure {
     /// All is said; this is the exit status.
     Said(u8),
-    /// To be told on standard error.
+    /// To be printed on standard error.
     Message {
         /// One line (QEMU has two for a lock).
         text: String,

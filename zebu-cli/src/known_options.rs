@@ -1,5 +1,5 @@
 //! The options that a format knows (`-o`): which there are, what their values
-//! are, how they are told.
+//! are, how they are reported.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -17,7 +17,7 @@ pub fn known_options(format: Format) -> &'static [CreateOption] {
 
 /// What `-o help` prints.
 pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
-    // What is of the file and not of the format is told with a file name.
+    // Options of the file and not of the format are reported with a file name.
     let mut list: Vec<&CreateOption> = known_options(format).iter().collect();
     list.retain(|option| name.is_some() || !option.of_file);
     list.sort_by_key(|option| option.name);
@@ -108,7 +108,7 @@ pub fn is_on(options: &CreateOptions, name: &str) -> bool {
     matches!(options.get(name), Some("on" | "yes" | "true" | "y"))
 }
 
-/// The line that tells what is made, with names of any bytes.
+/// The line that says what is created, with names of any bytes.
 pub fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
     let mut line = OsString::from("Formatting '");
     line.push(name);

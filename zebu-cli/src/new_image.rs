@@ -26,7 +26,7 @@ const OTHER_FORMATS: [&str; 9] = [
     "luks",
     "file",
 ];
-/// Formats that nobody writes.
+/// Formats that cannot be created.
 const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
 /// The format of a new image, by its name.

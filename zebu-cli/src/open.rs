@@ -89,7 +89,7 @@ pub fn device_with(
     if options.snapshot.is_none() {
         return Ok(device);
     }
-    // The snapshot's own errors are told in other words than those of opening.
+    // The snapshot's own errors are worded differently from those of opening.
     if device.top().as_qcow2().is_none() {
         let format = device.top().format().name();
         return Err(Failure::new(format!(

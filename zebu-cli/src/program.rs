@@ -1,5 +1,5 @@
 //! From the command line to a command: by which name the program was called,
-//! which command that means, and how a failure is told.
+//! which command that means, and how a failure is reported.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -56,7 +56,7 @@ impl Invocation {
 
     /// A line on standard error, after the program's name.
     pub fn say(&self, message: &str) {
-        // Nobody is left to tell that stderr is closed.
+        // A closed stderr cannot be reported.
         let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
     }
 
@@ -87,7 +87,7 @@ pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     ExitCode::from(finish(&invocation, outcome))
 }
 
-/// Tells a failure and gives the exit status.
+/// Prints a failure and returns the exit status.
 fn finish(invocation: &Invocation, outcome: Outcome) -> u8 {
     match outcome {
         Ok(status) => status,

@@ -2,7 +2,7 @@
 //! limits of the user's own or without.
 //!
 //! It holds for every image that the process opens, so it is kept in one place
-//! that whoever opens one asks, not handed through every command.
+//! that is read when an image is opened, not passed through every command.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -62,7 +62,7 @@ pub fn is_on() -> bool {
     policy().limits().is_some()
 }
 
-/// How an image is opened when nothing else was asked for. Whoever opens one
+/// How an image is opened by default. Code that opens one
 /// begins with this.
 pub fn defaults() -> OpenOptions {
     OpenOptions {

@@ -72,7 +72,7 @@ const WORDS: &[&str] = &[
 fn any_line_is_carried_out_or_refused() {
     let queue = Queue::new(QueueOptions {
         engine: EngineKind::Threads,
-        inflate_here: true,
+        inflate_inline: true,
         ..QueueOptions::default()
     })
     .expect("a queue");

@@ -1,4 +1,4 @@
-//! Code lengths and codes, and the header that tells them.
+//! Code lengths and codes, and the header that stores them.
 
 use super::MIN_MATCH;
 use super::tokens::{DIST_BASE, DIST_EXTRA, DIST_SYMBOLS, END_OF_BLOCK, LENGTH_BASE, LENGTH_EXTRA};

@@ -264,7 +264,7 @@ impl Map {
         }
     }
 
-    /// Follows the steps of `strip` from `at` on, and tells where that ends.
+    /// Follows the steps of `strip` from `at` on, and returns where that ends.
     #[inline(always)]
     fn walk(
         &self,

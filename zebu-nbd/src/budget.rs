@@ -8,12 +8,12 @@ use std::task::{Poll, Waker};
 use crate::transmission::MAX_BYTES;
 
 /// Bytes that all have together.
-const TOGETHER: usize = 1 << 30;
+const TOTAL: usize = 1 << 30;
 
 /// Bytes that each of `clients` connections has for itself: its fair share of a
 /// GiB, if that is at least 1 MiB and no more than one may have.
 pub fn own(clients: usize) -> usize {
-    (TOGETHER / clients.max(1)).clamp(1 << 20, MAX_BYTES)
+    (TOTAL / clients.max(1)).clamp(1 << 20, MAX_BYTES)
 }
 
 /// Bytes that can be taken and are given back.
@@ -28,7 +28,7 @@ struct State {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self::new(TOGETHER)
+        Self::new(TOTAL)
     }
 }
 
@@ -91,8 +91,8 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against memory that is taken twice or lost, and against who waits
-    //! for it and is never told.
+    //! Guards against memory that is taken twice or lost, and against a task that waits
+    //! for it and is never woken.
     use super::*;
     use zebu::storage::{Queue, QueueOptions};
 

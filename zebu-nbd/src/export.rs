@@ -11,7 +11,7 @@ pub(crate) const ALLOCATION: u32 = 0;
 /// The number of `qemu:allocation-depth`.
 pub(crate) const DEPTH: u32 = 1;
 
-/// The requests that statistics tell apart; see [`kind`].
+/// The requests that statistics distinguish; see [`kind`].
 const KINDS: [&str; 7] = [
     "read",
     "write",
@@ -76,7 +76,7 @@ impl Export {
         &self.device
     }
 
-    /// The device back, when nobody serves it any more.
+    /// Returns the device when nothing serves it any more.
     pub fn into_device(self) -> Device {
         self.device
     }

@@ -68,7 +68,7 @@ fn invalid(text: &str) -> Next {
     refuse(OptionReplyKind::ErrInvalid, text)
 }
 
-/// Does the handshake. With `tls`, nothing is told before TLS has begun.
+/// Does the handshake. With `tls`, no information is sent before TLS has begun.
 pub async fn negotiate(
     transport: &Transport,
     exports: &[Arc<Export>],

@@ -1,4 +1,4 @@
-//! An NBD server: images of [`zebu`] for whoever speaks the protocol, over
+//! An NBD server: images of [`zebu`] for NBD clients, over
 //! unix sockets, TCP, and TLS.
 //!
 //! A [`Server`] has exports and listeners. Each connection has a thread and a

@@ -24,7 +24,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// A unix socket at `path`. One that is there and that nobody listens at
+    /// A unix socket at `path`. An existing one without a listener
     /// is replaced; it is removed when this is dropped.
     pub fn unix(path: &Path) -> io::Result<Self> {
         let bound = match UnixListener::bind(path) {
@@ -68,7 +68,7 @@ impl Listener {
                 if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                // SAFETY: whoever started us gives the descriptor to us alone.
+                // SAFETY: the parent process passes the descriptor to this process only.
                 Self::from_passed(unsafe { OwnedFd::from_raw_fd(fd) })
             })
             .collect()
@@ -87,7 +87,7 @@ impl Listener {
         Ok(Listener::Unix(unix, None))
     }
 
-    /// The next client, and who it is; `WouldBlock` if there is none.
+    /// The next client and its name; `WouldBlock` if there is none.
     pub(crate) fn accept(&self) -> io::Result<(Stream, String)> {
         match self {
             Listener::Unix(listener, _) => {
@@ -136,7 +136,7 @@ impl Drop for Listener {
     }
 }
 
-/// Whether a socket is there that nobody listens at.
+/// Whether there is a socket without a listener.
 fn is_left_over(path: &Path) -> bool {
     let is_socket = |file: std::fs::Metadata| file.file_type().is_socket();
     let refused = || {

@@ -24,7 +24,7 @@ use crate::race::{First, race};
 use crate::transmission::{self, PATIENCE};
 use crate::transport::{Stream, Transport};
 
-/// How long nobody is taken in after the system had no room for a client.
+/// How long no client is accepted after the system had no resources for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How a server treats its clients.
@@ -36,7 +36,7 @@ pub struct ServerOptions {
     pub persistent: bool,
     /// How long a client may take to choose an export.
     pub handshake_limit: Option<Duration>,
-    /// Certificates or keys: without TLS nobody is served then.
+    /// Certificates or keys: clients without TLS are refused then.
     pub tls: Option<ServerTls>,
     /// The queue of each connection.
     pub queue: QueueOptions,
@@ -86,9 +86,9 @@ impl Server {
     }
 
     /// Takes clients in on `queue`'s thread until `stop` is ready, or the last
-    /// client has gone of a server that is not persistent. Then nobody is
+    /// client has gone of a server that is not persistent. Then no client is
     /// taken in any more, requests in flight are answered, and all connections
-    /// have ended when this returns. The exports are given back: nobody else
+    /// have ended when this returns. The exports are returned: nothing else
     /// has them.
     pub async fn run(
         mut self,
@@ -98,7 +98,7 @@ impl Server {
     ) -> io::Result<Vec<Arc<Export>>> {
         let (event, sender) = UnixStream::pair()?;
         event.set_nonblocking(true)?;
-        // Nobody reads any more when the server has stopped; and one that is
+        // Nothing is read any more when the server has stopped; and a client that is
         // full is readable.
         sender.set_nonblocking(true)?;
         let shared = Arc::get_mut(&mut self.shared).expect("nobody has it yet");
@@ -166,7 +166,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Takes in who waits at `listener`, as many as may be.
+    /// Accepts clients waiting at `listener`, as many as allowed.
     fn accept(&mut self, listener: &Listener) -> io::Result<()> {
         while self.threads.len() < self.server.options.clients {
             match listener.accept() {
@@ -211,7 +211,7 @@ impl Clients<'_> {
     }
 }
 
-/// Tells the server that a connection has ended.
+/// Notifies the server that a connection has ended.
 struct Ended<'a>(&'a Shared, u64);
 
 impl Drop for Ended<'_> {

@@ -1,4 +1,4 @@
-//! Block status: the extents of a range, as the contexts tell them.
+//! Block status: the extents of a range, as the contexts define them.
 
 use zebu::Result;
 use zebu::block::Status;
@@ -51,7 +51,7 @@ pub async fn extents(
         let mut full = false;
         for (extents, context) in all.iter_mut().zip(contexts) {
             let flags = flags(*context, &status);
-            // With one extent, who has said it says no more.
+            // With one extent the reply is complete.
             let ended = one && !extents.is_empty() && end(extents) < at;
             match extents.last_mut() {
                 _ if ended => {}

@@ -43,7 +43,7 @@ const INPUT: usize = 64 << 10;
 const MAX_PASSED_OVER: u64 = 256 << 20;
 /// Parts of answers in one send.
 const MAX_SLICES: usize = 512;
-/// How long a client that has said goodbye, or was told to go, may take to
+/// How long a client that has disconnected, or was asked to, may take to
 /// receive what it asked for.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -82,7 +82,7 @@ pub(crate) struct Connection {
     /// Answers that are ready.
     outgoing: RefCell<VecDeque<Reply>>,
     writer: Cell<Option<Waker>>,
-    /// Whoever waits for requests to end.
+    /// The tasks that wait for requests to end.
     waiting: Cell<Option<Waker>>,
     requests: Cell<usize>,
     bytes: Cell<usize>,
@@ -90,7 +90,7 @@ pub(crate) struct Connection {
     broken: Cell<bool>,
     /// No more requests will come.
     ending: Cell<bool>,
-    /// Nobody waits for answers any more.
+    /// Replies are not waited for any more.
     given_up: Cell<bool>,
     /// Bytes that it has for itself, and what all have together.
     own_bytes: usize,
@@ -193,7 +193,7 @@ impl Connection {
         self.transport.queue()
     }
 
-    /// Whether requests may be left half done, since nobody waits for them.
+    /// Whether requests may be left half done, since their replies are not wanted.
     pub fn is_given_up(&self) -> bool {
         self.given_up.get() || self.broken.get()
     }
@@ -202,7 +202,7 @@ impl Connection {
         self.requests.get() == 0
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn has_capacity(&self, bytes: usize) -> bool {
         self.is_idle()
             || self.requests.get() < MAX_REQUESTS && self.bytes.get() + bytes <= MAX_BYTES
     }
@@ -226,9 +226,10 @@ impl Connection {
         .await
     }
 
-    /// Waits until there is room for a request with a buffer of `bytes`.
+    /// Waits until the budget allows a request with a buffer of `bytes`.
     async fn permit(self: &Rc<Self>, bytes: usize) -> Permit {
-        self.wait_for(|connection| connection.has_room(bytes)).await;
+        self.wait_for(|connection| connection.has_capacity(bytes))
+            .await;
         let shared = match self.has_own(bytes) {
             true => Some(0),
             false if self.budget.take(bytes) => Some(bytes),

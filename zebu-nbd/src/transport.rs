@@ -16,7 +16,7 @@ use zebu::tls::ServerTls;
 
 /// How often TLS receives at a time if there is nothing in it for us: a client
 /// may send such records without an end.
-const TURNS: usize = 16;
+const MAX_ROUNDS: usize = 16;
 
 /// Bytes that a unix socket is asked to take before the client has received them (socket(7),
 /// unix(7)); 208 KiB are usual.
@@ -33,7 +33,7 @@ pub enum Stream {
 
 impl Stream {
     fn shutdown(&self, how: Shutdown) {
-        // Whoever has gone already needs no shutdown.
+        // A peer that is gone needs no shutdown.
         let _ = match self {
             Stream::Unix(stream) => stream.shutdown(how),
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -109,8 +109,8 @@ impl Transport {
         &self.queue
     }
 
-    /// Makes room in a unix socket for much of a large answer, which otherwise goes in pieces, each of
-    /// which waits until the client's thread runs. TCP finds its own size. Less room is slower, not
+    /// Enlarges the buffer of a unix socket for large replies, which otherwise go in pieces, each of
+    /// which waits until the client's thread runs. TCP finds its own size. A smaller buffer is slower, not
     /// wrong.
     pub fn widen(&self) {
         let Stream::Unix(stream) = &self.stream else {
@@ -206,14 +206,14 @@ impl Transport {
             self.drained.set(received > 0 && received < room);
             return Ok(received);
         };
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             match tls.read(buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
             let received = tls.read_tls(&mut &self.stream)?;
             if let Err(e) = tls.process() {
-                // The alert that says why, if there is room for it.
+                // The alert with the reason, if there is space for it.
                 let _ = tls.write_tls(&mut &self.stream);
                 return Err(e);
             }
@@ -292,7 +292,7 @@ impl Transport {
         }
     }
 
-    /// Says goodbye in TLS, if there is room for it.
+    /// Sends TLS's close_notify, if there is space for it.
     pub fn close(&self) {
         if let Some(tls) = self.tls.borrow_mut().as_mut() {
             tls.send_close_notify();

@@ -1,5 +1,5 @@
 //! What sectors contain: each says which write it is of and where on the disk it belongs, so that
-//! what is read tells what happened to it.
+//! what is read shows what happened to it.
 
 use crate::disk::SECTOR;
 use crate::rng::Rng;

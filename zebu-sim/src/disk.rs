@@ -30,7 +30,7 @@ const BLOCK: u64 = 4096;
 /// Bytes that a file may have. Nothing that the simulator does comes near, but damaged images do.
 const MOST: u64 = 256 << 20;
 
-/// Operations that may be told to fail.
+/// Operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Reads.

@@ -61,7 +61,7 @@ pub fn simulate(disk: &Arc<Disk>) {
 pub fn queue(parts: usize) -> Queue {
     let options = QueueOptions {
         parts,
-        inflate_here: true,
+        inflate_inline: true,
         ..QueueOptions::default()
     };
     Queue::new(options).expect("nothing is asked of the system")

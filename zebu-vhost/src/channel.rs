@@ -1,4 +1,4 @@
-//! The back-end channel: a socket by which the server speaks first, to tell a
+//! The back-end channel: a socket by which the server sends first, to notify a
 //! front end that the device's configuration has changed.
 //!
 //! The `vhost` crate takes the socket, but has no such message and does not
@@ -69,8 +69,8 @@ impl Channel {
         Ok(Some(channel))
     }
 
-    /// Tells the front end that the configuration has changed. Who does not
-    /// read what is told has more of the same to read already.
+    /// Notifies the front end that the configuration has changed. A front end that does not
+    /// read these messages has others of the same kind to read already.
     pub fn config_changed(&self) {
         let header = header(CONFIG_CHANGED, VERSION, 0);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -138,7 +138,7 @@ mod tests {
         let mut told = [0; HEADER];
         (&ours).read_exact(&mut told).unwrap();
         assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-        // Nobody listens any more.
+        // The receiver is gone.
         drop(ours);
         channel.config_changed();
     }

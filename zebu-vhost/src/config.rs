@@ -64,7 +64,7 @@ pub fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
 }
 
-/// What a guest is told of the disk.
+/// The description of the disk for a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Whole sectors of 512 bytes.

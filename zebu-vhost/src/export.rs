@@ -1,4 +1,4 @@
-//! What is served: a device, and what guests are told of it.
+//! What is served: a device, and its description for guests.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,7 +12,7 @@ use crate::request::{ID, SECTOR, Work};
 /// Virtqueues of one export at most.
 pub const MAX_QUEUES: u16 = 256;
 
-/// The requests that statistics tell apart; see [`kind`].
+/// The requests that statistics distinguish; see [`kind`].
 const KINDS: [&str; 7] = [
     "read",
     "write",
@@ -56,7 +56,7 @@ pub struct Export {
     device: Device,
     options: ExportOptions,
     statistics: Statistics,
-    /// By which the front end that there is can be told something.
+    /// The channel for notifications to the connected front end.
     channel: Mutex<Option<Channel>>,
 }
 
@@ -79,24 +79,24 @@ impl Export {
         &self.device
     }
 
-    /// The device back, when nobody serves it any more.
+    /// Returns the device when nothing serves it any more.
     pub fn into_device(self) -> Device {
         self.device
     }
 
-    /// Looks whether the disk has grown; see [`Device::look_again`]. If it has,
-    /// the front end is told.
-    pub fn look_again(&self) -> zebu::Result<bool> {
-        let has_grown = self.device.look_again()?;
+    /// Looks whether the disk has grown; see [`Device::refresh_size`]. If it has,
+    /// the front end is notified.
+    pub fn refresh_size(&self) -> zebu::Result<bool> {
+        let has_grown = self.device.refresh_size()?;
         if has_grown {
-            self.tell_front_end();
+            self.notify_front_end();
         }
         Ok(has_grown)
     }
 
     /// Has the front end look at the configuration again, if it wants to be
     /// told.
-    pub(crate) fn tell_front_end(&self) {
+    pub(crate) fn notify_front_end(&self) {
         if let Some(channel) = &*self.channel() {
             channel.config_changed();
         }

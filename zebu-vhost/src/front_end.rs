@@ -1,7 +1,7 @@
 //! A virtual machine's side of vhost-user-blk: a connection, memory, and
 //! virtqueues with a driver. For tests and measurements.
 //!
-//! It says what it is told to, also what makes no sense.
+//! It sends what the test wants, also invalid messages.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -450,7 +450,7 @@ impl Ring {
         }
     }
 
-    /// Makes the counter of events that tell of answers full.
+    /// Makes the counter of completion events full.
     pub fn fill_call(&self) -> io::Result<()> {
         if readable(&self.call, Duration::ZERO)? {
             self.call.read()?;
@@ -531,7 +531,7 @@ impl Ring {
         self.store(self.available + 2, index, Ordering::Release);
     }
 
-    /// Tells the device of `new` requests, if it wants to know.
+    /// Notifies the device of `new` requests, if it wants that.
     pub fn kick(&self, new: u16) -> io::Result<()> {
         fence(Ordering::SeqCst);
         let wanted = match self.event_index {

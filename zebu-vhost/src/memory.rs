@@ -59,7 +59,7 @@ pub enum MemoryError {
 }
 
 impl Memory {
-    /// The mapped memory. It stays mapped as long as somebody has this.
+    /// The mapped memory. It stays mapped as long as this value exists.
     pub fn guest(&self) -> &Arc<Guest> {
         &self.guest
     }
@@ -121,7 +121,7 @@ impl Memory {
 /// The memory of `segments`, without the first `skip` bytes and of `length`
 /// bytes.
 ///
-/// Whoever uses the result keeps `guest`, which `segments` were found in, until
+/// The caller keeps `guest`, in which `segments` were found, until
 /// it is used no more: that is the promise that an [`Iov`] is made under.
 pub fn iov(
     guest: &Guest,

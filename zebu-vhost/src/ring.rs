@@ -14,7 +14,7 @@
 //!   run before the ring is looked at again: a few, so that the guest has
 //!   answers to the first ones, and makes new ones, while the rest is done; but
 //!   all that follow each other on the disk, which become one of the device's;
-//! - requests that end together are told to the guest by one event: tasks
+//! - requests that end together are signalled to the guest by one event: tasks
 //!   run before the future that signals.
 //!
 //! Bounds: as many requests at a time as the ring has descriptors, and no new
@@ -56,9 +56,9 @@ pub struct Start {
     pub virtqueue: Virtqueue,
     /// Readable when the guest has requests.
     pub kick: File,
-    /// Tells the guest of answers.
+    /// Signals completions to the guest.
     pub call: Option<File>,
-    /// Tells the front end that the ring is broken.
+    /// Signals to the front end that the ring is broken.
     pub error: Option<File>,
     pub inflight: Option<QueueInflight>,
     /// Whether writes are durable only after a flush.
@@ -85,7 +85,7 @@ pub struct Ring {
     closing: Cell<bool>,
     /// The future that looks for requests, or waits for the last to end.
     waker: RefCell<Option<Waker>>,
-    /// There are answers that the guest was not told of.
+    /// There are completions that were not signalled to the guest.
     answered: Cell<bool>,
     /// Nothing is taken any more: the guest has made no sense.
     broken: Cell<bool>,
@@ -145,7 +145,7 @@ impl Ring {
         }
         ring.inflight = RefCell::new(inflight);
         let ring = Rc::new(ring);
-        // In case the last server died before it could tell the guest.
+        // In case the last server died before it could signal the guest.
         ring.call();
         if !again.is_empty() {
             tracing::info!("{} requests are done again", again.len());
@@ -236,7 +236,7 @@ impl Ring {
             context.waker().wake_by_ref();
             return Ok(());
         }
-        if !self.has_room() {
+        if !self.has_capacity() {
             // The end of a request will wake us.
             return Ok(());
         }
@@ -273,12 +273,12 @@ impl Ring {
         }
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         let size = usize::from(self.virtqueue.borrow().size());
         self.requests.get() < size && self.bytes.get() < MAX_BYTES
     }
 
-    /// Takes some requests, if there are any, and room. How many it took.
+    /// Takes some requests, if there are any, and capacity. Returns how many.
     fn take(self: &Rc<Self>) -> Result<usize, Broken> {
         let guest = &*self.start.guest;
         let size = self.virtqueue.borrow().size();
@@ -286,7 +286,7 @@ impl Ring {
         let mut taken = 0;
         let mut last = None::<Span>;
         let mut goes_on = false;
-        while self.has_room() && (taken < AT_ONCE || goes_on) {
+        while self.has_capacity() && (taken < AT_ONCE || goes_on) {
             let next = {
                 let mut virtqueue = self.virtqueue.borrow_mut();
                 let next = virtqueue.iter(guest)?.next();
@@ -317,7 +317,7 @@ impl Ring {
             Err(malformed) => {
                 tracing::debug!("export {:?}: {malformed}", self.export.name());
                 self.statistics(WRONG, 0, begun, true);
-                // Nobody knows where a status would go.
+                // There is no address for a status.
                 self.answer(head, 0);
                 return None;
             }
@@ -426,7 +426,7 @@ impl Ring {
         self.wake();
     }
 
-    /// Tells the guest of answers that it was not told of, if it wants.
+    /// Signals the completions that were not signalled yet, if the guest wants it.
     fn signal(&self) {
         if self.answered.replace(false) && self.is_wanted() {
             self.call();

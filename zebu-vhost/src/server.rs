@@ -16,7 +16,7 @@ use crate::channel::Channel;
 use crate::export::Export;
 use crate::session::Session;
 
-/// How long nobody is taken in after the system had no room for a front end.
+/// How long no front end is accepted after the system had no resources for one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Exports that are served, each at a socket.
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Serves until `stop` is ready. Then connections are ended: what is in
-    /// flight is done first, and answered. The exports are given back: nobody
+    /// flight is done first, and answered. The exports are returned: nothing
     /// else has them.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Vec<Arc<Export>> {
         stop.await;

@@ -173,7 +173,7 @@ impl Session {
             worker.start(start);
             vring.running = true;
             if std::mem::take(&mut self.may_be_behind) {
-                self.export.tell_front_end();
+                self.export.notify_front_end();
             }
             tracing::debug!("virtqueue {index} runs");
         }

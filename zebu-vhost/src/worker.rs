@@ -13,7 +13,7 @@ use zebu::storage::{Queue, QueueOptions};
 use crate::export::Export;
 use crate::ring::{Ring, Start};
 
-/// What the thread is told.
+/// Messages to the thread.
 enum Command {
     Start(Box<Start>),
     /// To end what is in flight, and say the index of the next request.
@@ -84,7 +84,7 @@ impl Worker {
     fn send(&self, command: Command) {
         let waker = {
             let mut mailbox = lock(&self.mailbox);
-            // Else it is dropped, and who waits for an answer knows.
+            // Else it is dropped, which wakes a caller that waits for an answer.
             if !mailbox.closed {
                 mailbox.commands.push_back(command);
             }
@@ -122,7 +122,7 @@ fn next(mailbox: &Shared, context: &Context<'_>) -> Poll<Command> {
     }
 }
 
-/// Closes the mailbox when the thread ends, so that nobody waits for it.
+/// Closes the mailbox when the thread ends, so that no caller waits for it.
 struct Closed<'a>(&'a Shared);
 
 impl Drop for Closed<'_> {
@@ -145,7 +145,7 @@ async fn run(queue: &Queue, export: &Arc<Export>, mailbox: &Shared) {
         let command = ring.serve(|context| next(mailbox, context)).await;
         let at = ring.drain().await;
         match command {
-            // Nobody waits any more if the front end has gone meanwhile.
+            // Nothing waits any more if the front end has disconnected meanwhile.
             Command::Stop(sender) => drop(sender.send(at)),
             Command::End => return,
             Command::Start(_) => unreachable!("a ring is stopped before it is started"),

@@ -31,7 +31,7 @@ impl DiskQueue {
             // Threads are what the engine `Threads` is made of.
             engine: EngineKind::IoUring,
             // Compressed clusters are inflated by this thread, not by workers.
-            inflate_here: true,
+            inflate_inline: true,
             ..QueueOptions::default()
         };
         let queue = Queue::new(options)?;

@@ -215,7 +215,7 @@ impl Error {
         }
     }
 
-    /// The `errno` nearest to it, for those who speak in these.
+    /// The nearest `errno`, for guests and clients.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Io(e) => io_errno(e),

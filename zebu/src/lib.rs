@@ -41,7 +41,7 @@
 //!
 //! - In an event loop of your own, drive the queue by [`Queue::turn`] and its descriptor.
 //! - On an async runtime, use a [`Remote`]: its futures are `Send`.
-//! - Images that somebody else made are opened under [`Policy::Untrusted`].
+//! - Images of untrusted origin are opened under [`Policy::Untrusted`].
 //! - [`Error::kind`] says what to do about a failure.
 //!
 //! `docs/embedding.md` leads through the programs in `zebu/examples`, one for each way.

@@ -309,7 +309,7 @@ impl Place for Delayed {
     fn queue(&self) -> Queue {
         let options = QueueOptions {
             engine: EngineKind::Threads,
-            inflate_here: true,
+            inflate_inline: true,
             ..QueueOptions::default()
         };
         Queue::new(options).unwrap()
@@ -346,7 +346,7 @@ impl Place for Files {
     fn queue(&self) -> Queue {
         let options = QueueOptions {
             engine: self.engine,
-            inflate_here: true,
+            inflate_inline: true,
             ..QueueOptions::default()
         };
         Queue::new(options).unwrap()

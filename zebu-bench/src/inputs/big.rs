@@ -1,4 +1,4 @@
-//! Images of terabytes that take little room on the disk.
+//! Images of terabytes that take little space on the disk.
 
 use super::fragmented::qemu_io;
 use super::kept;

@@ -1,4 +1,4 @@
-//! A part of a real tree, as large as an image has room for.
+//! A part of a real tree, as large as fits into an image.
 
 use crate::error::{Context, Result};
 use std::fs;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub struct Program {
     /// Its name: `zebu`, `QEMU`, …
     pub name: String,
-    /// The flags that tell it from other variants of that name.
+    /// The flags that distinguish it from other variants of that name.
     pub flags: String,
     /// Program and arguments.
     pub command: Vec<OsString>,
@@ -77,7 +77,7 @@ pub struct Rules {
 pub struct Series {
     /// The program's name.
     pub name: String,
-    /// The flags that tell it from the same program's other variants.
+    /// The flags that distinguish it from the same program's other variants.
     pub flags: String,
     /// Seconds of each run, by the program's meter.
     pub seconds: Vec<f64>,

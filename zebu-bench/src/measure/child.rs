@@ -45,7 +45,7 @@ pub fn run(command: &[OsString], scratch: &Path) -> Result<Outcome> {
         .context(|| command[0].to_string_lossy().into_owned())?;
     let pid = child.id();
 
-    // The watchdog owns the child; it kills only while told that the child is not yet reaped.
+    // The watchdog owns the child; it kills only while the child is marked as not yet reaped.
     let (reaped, wait) = mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
         let late = wait.recv_timeout(TIME_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
@@ -95,7 +95,7 @@ fn forget_own_peak() {
 fn wait4(pid: u32) -> (i32, libc::rusage) {
     let mut status = 0;
     // SAFETY: `rusage` is plain integers, for which all-zero bytes are a value; both pointers are
-    // to live locals of the types that wait4 writes; `pid` is a child that nobody else reaps,
+    // to live locals of the types that wait4 writes; `pid` is a child that nothing else reaps,
     // since its `Child` handle is only ever used to kill.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

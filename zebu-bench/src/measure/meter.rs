@@ -14,7 +14,7 @@ pub enum Meter {
     /// three places it has are too few and the wall clock is taken.
     Bench,
     /// fio's JSON: the seconds its requests took, made from their number and their rate, as
-    /// its runtime is only told in milliseconds.
+    /// its runtime is only reported in milliseconds.
     Fio,
     /// The one or the other, by what a client of a server prints.
     Client,

@@ -192,7 +192,7 @@ fn draw_bar(out: &mut String, bar: &Bar, y: f64, x: &dyn Fn(f64) -> f64) {
     );
     let middle = y + BAR / 2.0;
     let (low, high) = (x(bar.least), x(bar.greatest));
-    // Shorter than the bar's own edge it tells nothing.
+    // Shorter than the bar's own edge it shows nothing.
     if high - low > 1.5 {
         line(out, "w", (low, middle), (high, middle));
         for end in [low, high] {

@@ -103,7 +103,7 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
     }
 }
 
-/// Checks the image, or repairs it, and tells on standard error what is found.
+/// Checks the image, or repairs it, and prints on standard error what is found.
 /// None: that cannot be done with its format.
 fn check(
     invocation: &Invocation,
@@ -136,7 +136,7 @@ fn check_qcow2(
 ) -> Result<CheckReport, Failure> {
     let mut stderr = std::io::BufWriter::new(std::io::stderr());
     let mut say = |message: CheckMessage| {
-        // Nobody is left to tell that stderr is closed.
+        // A closed stderr cannot be reported.
         let _ = match message.names_program() {
             true => writeln!(stderr, "{}: {message}", invocation.name),
             false => writeln!(stderr, "{message}"),

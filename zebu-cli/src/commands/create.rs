@@ -125,7 +125,7 @@ fn create(
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
 }
 
-/// Opens the backing file unless told not to, and takes the size from it if
+/// Opens the backing file unless disabled, and takes the size from it if
 /// none is given.
 fn look_at_backing(
     queue: &Queue,

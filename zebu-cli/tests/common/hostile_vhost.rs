@@ -134,7 +134,7 @@ impl Served {
     pub fn new() -> Served {
         let queue = QueueOptions {
             engine: EngineKind::Threads,
-            inflate_here: true,
+            inflate_inline: true,
             ..QueueOptions::default()
         };
         let opening = Queue::new(queue.clone()).expect("a queue");

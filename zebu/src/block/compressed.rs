@@ -101,7 +101,7 @@ impl Device {
         };
         let count = iov.len().div_ceil(size);
         let mut packed = Vec::new();
-        if queue.options().inflate_here || count == 1 {
+        if queue.options().inflate_inline || count == 1 {
             for nth in 0..count {
                 packed.push(pack(&cluster(nth))?);
             }

@@ -193,11 +193,11 @@ impl Device {
     ///
     /// A disk that has become shorter keeps its size, and an image whose size
     /// does not follow from its storage's (qcow2, a part of a file) as well.
-    pub fn look_again(&self) -> Result<bool> {
+    pub fn refresh_size(&self) -> Result<bool> {
         let Some(raw) = self.top().as_raw() else {
             return Ok(false);
         };
-        let size = raw.look_again()?;
+        let size = raw.refresh_size()?;
         Ok(self.size.fetch_max(size, Ordering::Relaxed) < size)
     }
 

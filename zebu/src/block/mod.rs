@@ -1,4 +1,4 @@
-//! The device that everything above speaks to: read and status over a range,
+//! The device that everything above uses: read and status over a range,
 //! whatever the image's format and however long its backing chain.
 
 mod compressed;

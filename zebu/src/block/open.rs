@@ -118,14 +118,14 @@ pub enum Length {
     /// Others may.
     #[default]
     Shared,
-    /// Nobody may: an NBD client relies on the size that it was told.
+    /// No other process may change it: an NBD client relies on the size.
     Fixed,
     /// It is about to be changed here.
     Changing,
 }
 
 impl Device {
-    /// Opens an image and, unless told otherwise, its backing chain. Blocks.
+    /// Opens an image and, unless disabled, its backing chain. Blocks.
     ///
     /// The error is what fits after `Could not open 'NAME': `.
     pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
@@ -178,7 +178,7 @@ impl Device {
     ///
     /// What it names is never opened, whatever [`OpenOptions::policy`] says: a
     /// data file is an error, and so is a backing file unless
-    /// [`OpenOptions::no_backing`] leaves it aside. The options of how files
+    /// [`OpenOptions::no_backing`] ignores it. The options of how files
     /// are opened and locked mean nothing here.
     pub fn from_storage(
         queue: &Queue,
@@ -666,7 +666,7 @@ impl OtherFiles for Others<'_, '_> {
     }
 }
 
-/// `storage`, failing as it is told.
+/// `storage`, failing as configured.
 fn debugged(spec: &BlkdebugSpec, storage: Arc<dyn Storage>) -> Result<Blkdebug> {
     Blkdebug::new(storage, spec.rules()?, spec.limits).map_err(Error::Refused)
 }

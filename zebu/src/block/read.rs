@@ -176,11 +176,11 @@ impl Device {
             reads: VecDeque::new(),
         };
         for run in runs(&plan.parts) {
-            flight.make_room().await?;
+            flight.wait_for_slot().await?;
             flight.start_data(run);
         }
         for group in groups(&plan.packed) {
-            flight.make_room().await?;
+            flight.wait_for_slot().await?;
             flight.start_packed(group);
         }
         for piece in &plan.pieces {
@@ -272,7 +272,7 @@ enum InFlight<'a> {
 
 impl<'a> Flight<'a> {
     /// Waits until another operation may be started.
-    async fn make_room(&mut self) -> Result<()> {
+    async fn wait_for_slot(&mut self) -> Result<()> {
         while self.reads.len() >= self.queue.options().parts.max(1) {
             self.finish_first().await?;
         }
@@ -339,7 +339,7 @@ impl<'a> Flight<'a> {
             let from = (p.data.host.0 - start) as usize;
             from..from + p.data.length as usize
         };
-        if self.queue.options().inflate_here || group.len() == 1 && self.reads.is_empty() {
+        if self.queue.options().inflate_inline || group.len() == 1 && self.reads.is_empty() {
             for p in group {
                 let (inflater, size) = (p.data.inflater, p.data.inflater.output_len());
                 let out = self.iov.slice(p.at, size);

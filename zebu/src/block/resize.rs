@@ -337,7 +337,7 @@ impl Device {
         let end = end.next_multiple_of(image.geometry().cluster_size());
         let mut at = start;
         while at < end {
-            image.relieve(queue).await?;
+            image.write_back_if_needed(queue).await?;
             let length = STEP.min(end - at);
             let data = &**image.data();
             for (host, length) in image.map_ahead(queue, at, length, zero).await? {

@@ -14,7 +14,7 @@ impl Device {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
             let result = image.snapshot_create(queue, name.as_ref()).await;
-            told(queue, image, result).await
+            mark_if_corrupt(queue, image, result).await
         })
         .await
     }
@@ -26,7 +26,7 @@ impl Device {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
             let result = image.snapshot_apply(queue, name).await;
-            let result = told(queue, image, result).await;
+            let result = mark_if_corrupt(queue, image, result).await;
             let size = image.size();
             device.set_size(size);
             result
@@ -40,7 +40,7 @@ impl Device {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
             let result = image.snapshot_delete(queue, name).await;
-            told(queue, image, result).await
+            mark_if_corrupt(queue, image, result).await
         })
         .await
     }
@@ -55,7 +55,7 @@ impl Device {
 }
 
 /// Marks an image that turned out to be corrupt.
-async fn told(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
+async fn mark_if_corrupt(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
     if result.as_ref().is_err_and(Error::shows_corruption) {
         image.mark_corrupt(queue).await?;
     }

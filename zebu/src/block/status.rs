@@ -69,7 +69,7 @@ impl Device {
     /// What the first bytes of `length` from `offset` on are made of: the
     /// longest range found alike without undue work, at least one byte.
     ///
-    /// Neighbouring ranges may turn out alike; who wants the longest joins
+    /// Adjacent ranges may be of one kind; a caller that wants the longest joins
     /// them.
     pub async fn status(&self, queue: &Queue, offset: u64, length: u64) -> Result<Status> {
         self.check_range(offset, length)?;

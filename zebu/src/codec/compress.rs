@@ -100,7 +100,7 @@ impl std::fmt::Debug for Compressor {
 #[cfg(test)]
 mod tests {
     //! Guards against a guest losing data: a cluster that does not come back, a stream longer than
-    //! the room it was given.
+    //! the space it was given.
 
     use super::*;
     use crate::codec::Decompressor;

@@ -113,7 +113,7 @@ fn inflate_prefix(src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
     let mut inflate = Inflate::new(false, WINDOW_BITS);
     let expected = dst.len();
     match inflate.decompress(src, dst, InflateFlush::Finish) {
-        // Ok and BufError mean "cannot go on": for want of input, or of room.
+        // Ok and BufError mean "cannot go on": for lack of input, or of space.
         Ok(_) if inflate.total_out() == expected as u64 => Ok(()),
         Ok(_) => Err(CodecError::Short {
             got: usize::try_from(inflate.total_out()).unwrap_or(expected),
@@ -127,7 +127,7 @@ fn inflate_prefix(src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
 mod tests {
     //! Guards against a guest reading wrong bytes, or an error, from a cluster
     //! that QEMU reads well; against a damaged cluster being taken for a good
-    //! one; and against a stream from a stranger that makes the process panic.
+    //! one; and against a hostile stream that makes the process panic.
 
     use std::io::Write;
 

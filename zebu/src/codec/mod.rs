@@ -50,7 +50,7 @@ pub enum CodecError {
         /// Bytes in a cluster.
         expected: usize,
     },
-    /// A zstd frame holds more than the cluster has room for.
+    /// A zstd frame holds more than a cluster.
     #[error("the compressed stream yields more than a cluster of {expected} bytes")]
     Long {
         /// Bytes in a cluster.

@@ -54,7 +54,7 @@ struct Shared<T> {
     waker: Option<Waker>,
 }
 
-/// The result of work on another thread. A panic there is one of who awaits
+/// The result of work on another thread. A panic there is propagated to the task that awaits
 /// it.
 pub struct Running<T>(Arc<Mutex<Shared<T>>>);
 

@@ -1,4 +1,4 @@
-//! The format of an image that nobody named, and what follows from guessing it.
+//! The format of an image that was not given, and what follows from guessing it.
 //!
 //! A guest may write anything to its disk, also what an image of another format
 //! begins with. A raw image whose format was guessed would be one of that
@@ -87,7 +87,7 @@ impl Raw {
         self.pass(queue, at, &zeroes).await.map(Some)
     }
 
-    /// Waits for those who change the start now, and looks at what `bytes` at
+    /// Waits for requests that change the start now, and looks at what `bytes` at
     /// `at` in the storage make of it.
     async fn pass(&self, queue: &Queue, at: u64, bytes: &[u8]) -> Result<Pass<'_>> {
         let Guard(gate) = self.guard.as_ref().expect("only asked of a guarded image");

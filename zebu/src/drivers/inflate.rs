@@ -13,7 +13,7 @@ pub(super) async fn inflate(
 ) -> Result<Vec<u8>> {
     storage::event(storage, storage::Event::ReadCompressed);
     let source = storage::read_vec(storage, queue, data.host.0, data.length as usize).await?;
-    let here = queue.options().inflate_here;
+    let here = queue.options().inflate_inline;
     let inflated = data.inflater.inflated(source, here).await;
     inflated.map_err(|e| data.error(guest, e))
 }

@@ -1,4 +1,4 @@
-//! What an image that nobody vouches for may cost: [`Limits`].
+//! The limits of an untrusted image: [`Limits`].
 //!
 //! The sizes are compared with what the header says before any table is read.
 //! Work is counted while the image is used, so that a tiny file that claims

@@ -229,14 +229,14 @@ impl Raw {
         }
     }
 
-    /// Another size of the disk, which the storage has room for.
+    /// Another size of the disk, which the storage has space for.
     pub(crate) fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size;
     }
 
     /// Looks for the end of the storage again; the size of the disk, which
     /// never becomes smaller by this.
-    pub(crate) fn look_again(&self) -> Result<u64> {
+    pub(crate) fn refresh_size(&self) -> Result<u64> {
         if self.to_end {
             let rest = self.storage.len()?.saturating_sub(self.offset);
             let size = rest.next_multiple_of(512);
@@ -259,7 +259,7 @@ mod tests {
         let fixed = part(None, Some(2048));
         let sizes = |length| {
             storage.set_len(length).unwrap();
-            [&whole, &rest, &fixed].map(|raw| raw.look_again().unwrap())
+            [&whole, &rest, &fixed].map(|raw| raw.refresh_size().unwrap())
         };
         assert_eq!(sizes(4096), [4096, 3072, 2048]);
         assert_eq!(sizes(8000), [8192, 7168, 2048]);

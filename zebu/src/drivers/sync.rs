@@ -1,6 +1,6 @@
 //! What threads meet at, in those files whose interleavings are tested: the
 //! standard library's, or in these tests (`cfg(shuttle)`) that of a scheduler
-//! which chooses who goes on at each step.
+//! which chooses the thread that runs at each step.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{

@@ -1,7 +1,7 @@
 //! What requests wait for: a gate that one passes at a time, and ranges that
 //! one holds at a time. Both are futures; a thread never blocks in them.
 //!
-//! Everybody who waits is woken when what they wait for is given up, and looks
+//! All waiters are woken when what they wait for is released, and look
 //! again: a waiter that was dropped meanwhile takes no turn with it.
 
 use super::sync::{Mutex, MutexGuard};
@@ -26,7 +26,7 @@ struct GateState {
 pub(crate) struct Pass<'a>(&'a Gate);
 
 impl Gate {
-    /// Waits until nobody is inside.
+    /// Waits until it is free.
     pub(crate) async fn enter(&self) -> Pass<'_> {
         poll_fn(|context| {
             let mut state = self.state();
@@ -59,7 +59,7 @@ impl Drop for Pass<'_> {
 }
 
 /// Ranges of numbers, each held by one at a time. A range is taken as a whole
-/// or not at all, so nobody holds a part while waiting for the rest.
+/// or not at all, so no request holds a part while waiting for the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     state: Mutex<RangesState>,
@@ -79,7 +79,7 @@ pub(crate) struct Held<'a> {
 }
 
 impl Ranges {
-    /// Waits until nobody holds any of `range`, which is not empty.
+    /// Waits until no request holds any of `range`, which is not empty.
     pub(crate) async fn hold(&self, range: Range<u64>) -> Held<'_> {
         debug_assert!(!range.is_empty());
         poll_fn(|context| {

@@ -278,7 +278,7 @@ pub enum FormatError {
 
 impl FormatError {
     /// The same error with the place where it was found: entry `index` of
-    /// `what`. An entry does not know where it lies; whoever walks a table
+    /// `what`. An entry does not know its position; the code that walks a table
     /// does.
     #[must_use]
     pub fn at(self, what: &'static str, index: u64) -> Self {

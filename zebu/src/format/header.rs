@@ -174,7 +174,7 @@ pub struct Header {
     pub extensions: Extensions,
 }
 
-/// What the first bytes tell: enough to know how much to read.
+/// The content of the first bytes: enough to know how much to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedHeader {
     /// Version: 2 or 3.
@@ -204,7 +204,7 @@ enum Strictness {
 impl Header {
     /// A version 3 header with QEMU's defaults and no tables yet: refcounts
     /// of 16 bits, zlib, and the standard feature name table unless clusters
-    /// are of 4 KiB or less, where QEMU saves the room for a backing file
+    /// are of 4 KiB or less, where QEMU saves the space for a backing file
     /// name. `size` is the virtual size in bytes.
     #[must_use]
     pub fn new(cluster_bits: u32, size: u64) -> Self {
@@ -458,7 +458,7 @@ impl Header {
     }
 
     /// Makes the header fit in its cluster: the feature name table, which is
-    /// only a courtesy, gives way if there is no room for it. Places the
+    /// informative only, is left out if there is no space for it. Places the
     /// backing file name anew.
     pub fn fit(&mut self) -> Result<(), FormatError> {
         let cluster_size = self.cluster_size();
@@ -548,7 +548,7 @@ impl Header {
     }
 
     /// Sets the compression type together with its feature bit. Zstandard
-    /// needs a header with room for the field, which is made if need be.
+    /// needs a header with space for the field, which is extended if necessary.
     pub fn set_compression(&mut self, compression: Compression) {
         self.compression = compression;
         self.set_incompatible(INCOMPATIBLE_COMPRESSION, compression != Compression::Zlib);

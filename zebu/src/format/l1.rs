@@ -85,7 +85,7 @@ impl L1Entry {
     /// and an offset that is not aligned to a cluster.
     ///
     /// QEMU passes over reserved bits here and only its check reports them;
-    /// who wants that asks [`L1Entry::without_reserved`] first.
+    /// for that, call [`L1Entry::without_reserved`] first.
     pub fn l2_table(self, geometry: &Geometry) -> Result<Option<HostOffset>, FormatError> {
         if self.reserved_bits() != 0 {
             return Err(FormatError::ReservedBits {

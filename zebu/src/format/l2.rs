@@ -237,7 +237,7 @@ impl L2Entry {
         geometry: &Geometry,
     ) -> Result<Self, FormatError> {
         // Offset 0 is the header, except in an external data file, where the
-        // copied flag tells it from an unallocated cluster.
+        // copied flag distinguishes it from an unallocated cluster.
         let zero_is_fine = geometry.has_data_file() && copied;
         if (host.0 == 0 && !zero_is_fine)
             || host.0 & !OFFSET_MASK != 0
@@ -334,7 +334,7 @@ impl L2Entry {
     /// clusters in an image with an external data file.
     ///
     /// QEMU passes over reserved bits here and only its check reports them;
-    /// who wants that asks [`L2Entry::without_reserved`] first. A compressed
+    /// for that, call [`L2Entry::without_reserved`] first. A compressed
     /// cluster with the copied flag is for a check to report, and is read.
     pub fn kind(self, geometry: &Geometry) -> Result<ClusterKind, FormatError> {
         let reserved = self.reserved_bits(geometry);

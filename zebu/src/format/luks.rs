@@ -49,7 +49,7 @@ pub enum LuksError {
     /// The digest of the master key needs at least one iteration.
     #[error("LUKS key iteration count is zero")]
     NoIterations,
-    /// A number of stripes that nobody uses.
+    /// An unusual number of stripes.
     #[error("Keyslot {slot} is corrupted (stripes {} != {STRIPES})", *.stripes as i32)]
     SlotStripes {
         /// Index of the slot.
@@ -482,7 +482,7 @@ fn find_cipher(name: &[u8], mode: LuksMode, key_bytes: u32) -> Result<LuksCipher
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: a header that crashes whoever looks at an image, and
+    //! Guards against: a header that crashes a program that examines it, and
     //! an image that is said to be encrypted otherwise than it is.
     use super::*;
     use proptest::prelude::*;

@@ -62,7 +62,7 @@ impl RefcountTableEntry {
     /// Where the refcount block is; `None` if there is none. Refuses reserved
     /// bits and an offset that is not aligned to a cluster or above 2^63.
     ///
-    /// QEMU passes over reserved bits here; who wants that asks
+    /// QEMU ignores reserved bits here; for that, call
     /// [`RefcountTableEntry::without_reserved`] first.
     pub fn block(self, geometry: &Geometry) -> Result<Option<HostOffset>, FormatError> {
         const WHAT: &str = "refcount table entry";

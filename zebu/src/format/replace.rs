@@ -44,7 +44,7 @@ impl Header {
     /// `bytes`. The backing file name may go to another place.
     ///
     /// There is no safe way where the extensions alone are longer than a sector
-    /// and change there, or the cluster has no room for two names: then all
+    /// and change there, or the cluster has no space for two names: then all
     /// is written at once.
     pub fn replace(&mut self, old: &Header, bytes: &[u8]) -> Result<Replacement, FormatError> {
         self.place_backing_name()?;
@@ -177,7 +177,7 @@ mod tests {
                 assert_eq!(header, new, "{bits}, {length}");
             }
             assert!(all > 1);
-            // Small clusters have no room for two names.
+            // Small clusters have no space for two names.
             assert!(safe == all || bits < 12, "{bits}: {safe} of {all}");
         }
     }

@@ -3,7 +3,7 @@
 //! These are facts of the formats, each from its own specification; the length
 //! that is looked at is QEMU's, so that both find the same.
 
-/// So many bytes from the start of a file tell its format.
+/// So many bytes from the start of a file determine its format.
 pub const PROBED_BYTES: usize = 512;
 
 /// The name of the format without a driver that a file has which begins with

@@ -126,7 +126,7 @@ pub(super) trait Job: Send + Sync + 'static {
 pub(super) fn queue(engine: EngineKind) -> io::Result<Queue> {
     Queue::new(QueueOptions {
         engine,
-        inflate_here: true,
+        inflate_inline: true,
         inline_buffered: true,
         ..QueueOptions::default()
     })

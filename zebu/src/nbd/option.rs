@@ -247,7 +247,7 @@ pub fn decode_list_item(payload: &[u8]) -> Result<(String, String), ProtocolErro
     Ok((name, text(reader.rest(), "the description of an export")?))
 }
 
-/// What every export tells of itself.
+/// The information that every export gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Bytes.

@@ -1,5 +1,5 @@
 //! Guards against a value that the other side would read as another one, and
-//! against bytes of a stranger that make a decoder panic or take memory.
+//! against hostile bytes that make a decoder panic or take memory.
 
 use proptest::prelude::*;
 

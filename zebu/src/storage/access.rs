@@ -530,7 +530,7 @@ pub(crate) async fn zero_quickly(
 
 /// Gives the blocks of a range back to the file system, those of whole pages:
 /// its content is not needed any more.
-pub(crate) async fn give_back(
+pub(crate) async fn deallocate(
     storage: &dyn Storage,
     queue: &Queue,
     offset: u64,
@@ -545,7 +545,7 @@ pub(crate) async fn give_back(
     }
 }
 
-/// Tells that the content of a range is not needed any more: what it reads as
+/// Hints that the content of a range is not needed any more: what it reads as
 /// afterwards is zeroes, or what the storage has there if that is someone
 /// else's.
 pub async fn discard(
@@ -555,7 +555,7 @@ pub async fn discard(
     length: u64,
 ) -> io::Result<()> {
     match storage.is_remote() {
-        true => give_back(storage, queue, offset, length).await,
+        true => deallocate(storage, queue, offset, length).await,
         false => free(storage, queue, OpKind::Discard, offset, length).await,
     }
 }

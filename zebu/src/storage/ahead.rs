@@ -69,7 +69,7 @@ impl<I: Iterator<Item = u64>> Ahead<I> {
         }))
     }
 
-    /// Starts as many reads as there is room for, and at least one.
+    /// Starts as many reads as there is space for, and at least one.
     fn start(&mut self) {
         while self.in_flight.is_empty() || self.bytes + self.size <= AHEAD {
             let Some(offset) = self.tables.next() else {

@@ -1,6 +1,6 @@
 //! A storage that fails on purpose, in the language of QEMU's blkdebug.
 //!
-//! An image tells where it is in its work ([`Event`]s). Rules say what follows from
+//! An image reports its steps ([`Event`]s). Rules say what follows from
 //! an event: from then on requests fail that an [`Injection`] is for, or the
 //! storage is in another state, in which other rules hold, or a request is
 //! suspended. What was injected stays so until another event injects something else.
@@ -35,7 +35,7 @@ pub enum Action {
     Inject(Injection),
     /// The storage has this state from now on. It begins in state 1.
     SetState(i32),
-    /// The next request waits until it is told to go on, by this tag.
+    /// The next request waits until it is resumed, by this tag.
     Suspend(String),
 }
 
@@ -139,7 +139,7 @@ struct Rules {
     log: Vec<String>,
 }
 
-/// A request that waits to be told to go on.
+/// A suspended request.
 #[derive(Debug)]
 struct Suspended {
     tag: String,
@@ -303,7 +303,7 @@ impl Blkdebug {
         self.shared.rules().suspended.iter().any(|s| s.tag == tag)
     }
 
-    /// Takes the lines that tell what happened since the last time.
+    /// Takes the lines about what happened since the last call.
     pub fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.rules().log)
     }

@@ -2,7 +2,7 @@
 //! the list of memory segments that one request reads into or writes from.
 //!
 //! This file is one of the few that hold `unsafe`: an [`Iov`] is made of raw
-//! pointers, and whoever makes one promises that they stay valid.
+//! pointers, and the code that makes one promises that they stay valid.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

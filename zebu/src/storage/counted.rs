@@ -1,4 +1,4 @@
-//! Counting what an image that nobody vouches for makes the library do, and a
+//! Counting the work that an untrusted image causes, and a
 //! storage of which no more is read than that allows.
 
 use std::io;
@@ -13,7 +13,7 @@ use crate::LimitExceeded;
 /// What one read counts as at least.
 const READ_WORK: u64 = 512;
 
-/// The work that may still be done with an image, shared by all who do some.
+/// The work that may still be done with an image, shared by all its users.
 #[derive(Debug)]
 pub(crate) struct Work {
     done: AtomicU64,
@@ -37,7 +37,7 @@ impl Work {
     /// that follows is.
     #[inline]
     pub(crate) fn spend(&self, amount: u64) -> Result<(), LimitExceeded> {
-        // It cannot come around: who is refused soon gives up.
+        // It cannot wrap around: a refused caller soon stops.
         let done = self.done.fetch_add(amount, Ordering::Relaxed) + amount;
         if done <= self.limit {
             return Ok(());

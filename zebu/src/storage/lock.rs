@@ -2,9 +2,9 @@
 //!
 //! QEMU says what it does with a file, and what it lets others do with it
 //! meanwhile, by read locks on single bytes far into the file: byte 100 + n
-//! locked means that somebody has permission n, byte 200 + n that somebody
-//! does not share it. Read locks do not exclude each other; whoever comes
-//! first takes its bytes, and then looks whether anybody else has one that
+//! locked means that a process has permission n, byte 200 + n that a process
+//! does not share it. Read locks do not exclude each other; a process
+//! first locks its bytes, and then looks whether another process has one that
 //! contradicts. The locks belong to the open file description
 //! (`F_OFD_SETLK`), so they end with it, however the process ends.
 #![allow(unsafe_code)]
@@ -110,7 +110,7 @@ impl LockRequest {
         shared: Permissions::ALL,
     };
     /// The file of a qcow2 image that is read, at the top of a chain or as a
-    /// backing file: nobody may write to it.
+    /// backing file: no process may write to it.
     pub const QCOW2_READ: LockRequest = LockRequest {
         held: Self::READ,
         shared: Self::NO_WRITE_OR_RESIZE,
@@ -168,7 +168,7 @@ impl LockRequest {
     }
 }
 
-/// Locks the file of this descriptor, open for reading, or says who has what
+/// Locks the file of this descriptor, open for reading, or reports which lock has what
 /// is asked for. `path` is for that message.
 ///
 /// Where the system or the file system has no such locks nothing is locked,
@@ -196,12 +196,12 @@ pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Res
             release(new, old);
             return match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ENOSYS | libc::ENOLCK | libc::EOPNOTSUPP) => Ok(()),
-                // Somebody has a write lock: no QEMU, which takes none.
+                // Some process has a write lock; QEMU takes none.
                 _ => Err(Error::from(error).during(format!("Failed to lock byte {byte}"))),
             };
         }
     }
-    // Does somebody not share what is held here, or hold what is not shared?
+    // Does another process not share what is held here, or hold what is not shared?
     let held = (new.held.bytes(NOT_SHARED)).map(|(byte, name)| (byte, format!("\"{name}\"")));
     let not_shared =
         ((!new.shared).bytes(HELD)).map(|(byte, name)| (byte, format!("shared \"{name}\"")));

@@ -2,7 +2,7 @@
 //!
 //! A [`Storage`] is what bytes are stored in; a [`Queue`] is how a thread
 //! reads and writes them with many operations in flight. Everything above
-//! this room moves bytes through [`read()`], [`write()`] and their like.
+//! this module moves bytes through [`read()`], [`write()`] and their like.
 
 mod access;
 mod ahead;
@@ -39,7 +39,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
-pub(crate) use access::{Reading, begin_read, give_back, read_pooled, zero_quickly};
+pub(crate) use access::{Reading, begin_read, deallocate, read_pooled, zero_quickly};
 pub use access::{
     allocate, discard, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes,
     zero_range,
@@ -95,7 +95,7 @@ pub struct Properties {
     pub alignment: Alignment,
     /// Whether it is a block device or the like: of fixed size, its old content not zero.
     pub is_device: bool,
-    /// Whether the bytes are not of this machine: a server is told what is wanted
+    /// Whether the bytes are on another machine: a server gets a request for what is wanted
     /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
     pub is_remote: bool,
     /// Whether it is the disk of an image, or something over one: its operations may wait for tasks
@@ -124,7 +124,7 @@ pub struct StorageExtent {
     pub length: u64,
 }
 
-/// What someone else, who was asked, says of the bytes from an offset on.
+/// The answer of another storage about the bytes from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteExtent {
     /// They read as zeroes.
@@ -141,7 +141,7 @@ pub type Asking = Pin<Box<dyn Future<Output = io::Result<RemoteExtent>>>>;
 /// Something that stores bytes. Driven from any number of threads.
 ///
 /// # Safety
-/// Who reads and writes relies on it that the memory of an operation is used
+/// Callers rely on it that the memory of an operation is used
 /// only until the operation has ended: until its [`Started`] was awaited or
 /// dropped. An implementation keeps no copy of the [`Iov`] beyond that.
 #[allow(unsafe_code)]
@@ -274,7 +274,7 @@ impl Started {
     }
 
     /// An operation that ends when `future` does, where it is not one of the
-    /// engine alone. The future wakes whoever polls it, from any thread. If it is
+    /// engine alone. The future wakes its task, from any thread. If it is
     /// dropped before its end, it waits for the end of the operation or calls
     /// it off: the memory is not used afterwards.
     pub fn later(future: impl Future<Output = io::Result<usize>> + 'static) -> Self {

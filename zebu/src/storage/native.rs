@@ -21,7 +21,7 @@ const DEPTH: usize = 256;
 /// Waits for descriptors at once, in the kernel beside the operations.
 const WATCHES: usize = 64;
 /// All that is in the kernel at once: those and the poll of the event.
-const ROOM: usize = DEPTH + WATCHES + 1;
+const MAX_IN_KERNEL: usize = DEPTH + WATCHES + 1;
 /// Operations in one `io_submit` at most.
 const BATCH: usize = 64;
 /// Names the poll of the event descriptor.
@@ -124,7 +124,7 @@ impl Native {
         let event = Arc::new(EventFd::new()?);
         let mut context: libc::c_ulong = 0;
         // SAFETY: `context` is valid for the kernel to write.
-        let result = unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &mut context) };
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, MAX_IN_KERNEL, &mut context) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -155,12 +155,12 @@ impl Native {
         }
     }
 
-    /// Hands the backlog to the kernel as far as there is room. An operation
+    /// Submits the backlog to the kernel as far as there is space. An operation
     /// that the kernel refuses ends with that error.
     fn submit_backlog(&mut self) {
-        while !self.backlog.is_empty() && self.in_kernel < ROOM {
+        while !self.backlog.is_empty() && self.in_kernel < MAX_IN_KERNEL {
             let mut pointers = [std::ptr::null::<Iocb>(); BATCH];
-            let room = ROOM - self.in_kernel;
+            let room = MAX_IN_KERNEL - self.in_kernel;
             let count = room.min(self.backlog.len()).min(BATCH);
             for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
                 *pointer = match self.watches.get(&(iocb.data as Token)) {
@@ -388,7 +388,7 @@ impl Engine for Native {
             self.get_events(1, done)?;
             if !self.wake_armed || done.len() > before {
                 // Ends of others may have come at the same time; and what was
-                // held back for want of room can start now.
+                // held back for lack of space can start now.
                 self.submit_backlog();
                 return Ok(());
             }
@@ -418,7 +418,7 @@ impl Engine for Native {
         self.arm_wake();
         self.submit_backlog();
         done.append(&mut self.ended_early);
-        // Of what is left in the backlog for want of room, the next completion tells.
+        // What is left in the backlog for lack of space is submitted at the next completion.
         Ok(self.silent > Some(0) || !self.wake_armed)
     }
 
@@ -436,7 +436,7 @@ impl Drop for Native {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against operations that are lost while they wait for room.
+    //! Guards against operations that are lost while they wait for space.
     use super::super::engine::tests::reads_in_flight;
     use super::*;
 

@@ -109,7 +109,7 @@ impl Op {
     }
 
     /// Reads on this thread what lies in the page cache (`RWF_NOWAIT` of preadv2(2)), perhaps
-    /// not all of it. `None` if the first byte does not, if the file system cannot tell, at the
+    /// not all of it. `None` if the first byte does not, if the file system does not know, at the
     /// end of the file (which Linux 5.9 and 5.10 see in other places) and after an error: another
     /// read says what there is to say.
     ///

@@ -6,7 +6,7 @@
 //! learned from how such looking ended. Where it ended in sleep, it is tried
 //! again after [`AGAIN`] waits, and ever more seldom while that is in vain.
 //!
-//! Between two looks the processor is offered to others, so whoever is waited
+//! Between two polls the thread yields the processor, so a thread that is waited
 //! for is not kept from it. If others keep it, looking takes too long, and so
 //! ends: a thread that is woken gets the processor sooner than one that gave
 //! it away.

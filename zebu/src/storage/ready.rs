@@ -40,7 +40,7 @@ impl Drop for Ready<'_> {
 
 impl Queue {
     /// Ready when a read from `fd` would not block: there are bytes, or the
-    /// end, or an error, which the read will tell. At once if it is so now.
+    /// end, or an error, which the read will return. Ready at once if it is so now.
     ///
     /// `fd` is something that `poll(2)` waits for: a socket, a pipe, an event,
     /// a timer; but no signalfd, which the `native` engine sees nothing of. Any

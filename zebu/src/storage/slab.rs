@@ -23,7 +23,7 @@ pub(super) struct Region {
     length: usize,
 }
 
-// SAFETY: the memory is used by nobody but the owners of what was cut out of it.
+// SAFETY: the memory is used only by the owners of its parts.
 unsafe impl Send for Region {}
 // SAFETY: a region itself is not used to read or write.
 unsafe impl Sync for Region {}
@@ -85,7 +85,7 @@ fn map(layout: Layout) -> NonNull<u8> {
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
     // More than is needed, of which what lies before and behind goes back.
-    // SAFETY: a new mapping is nobody else's.
+    // SAFETY: a new mapping has no other user.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length + HUGE, access, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         handle_alloc_error(layout);

@@ -116,7 +116,7 @@ impl Threads {
         let count = self.batch.len();
         let mut work = lock(&self.shared.work);
         work.waiting.extend(self.batch.drain(..));
-        // Who yields needs no waking.
+        // A thread that yields needs no wake-up.
         let needed = work.waiting.len().saturating_sub(work.yielding);
         let new = needed.saturating_sub(work.idle);
         let new = new.min(MAX_WORKERS - work.workers);
@@ -133,7 +133,7 @@ impl Threads {
         }
         let alone = work.workers == 0;
         let wake = count.min(needed).min(work.idle);
-        // Unlocked first, so that who wakes does not wait for us.
+        // Unlocked first, so that the woken thread does not wait for this one.
         drop(work);
         for _ in 0..wake {
             self.shared.arrived.notify_one();
@@ -177,7 +177,7 @@ fn run(shared: &Shared) {
                 done.push((token, result));
                 done.len() == 1
             };
-            // Who was first since the poller fetched has woken it.
+            // The first since the poller fetched has woken it.
             if first {
                 shared.wake_poller();
             }

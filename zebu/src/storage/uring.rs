@@ -32,7 +32,7 @@ const ASYNC: u64 = 1 << Token::BITS;
 pub struct Uring {
     ring: IoUring,
     event: Arc<EventFd>,
-    /// What another event loop waits for: the ring's own descriptor tells nothing of ends that
+    /// What another event loop waits for: the ring's own descriptor does not report ends that
     /// are `deferred`. Registered with the ring (`IORING_REGISTER_EVENTFD`) from the first
     /// [`Engine::arm`] on, since that costs each completion a little.
     completed: OnceCell<EventFd>,
@@ -53,7 +53,7 @@ pub struct Uring {
     put_off: u32,
     /// Whether the kernel could make threads for operations with `force_async`.
     has_threads: bool,
-    /// Reaped while room was made for a submission.
+    /// Reaped to make space for a submission.
     ended_early: Vec<Completion>,
 }
 
@@ -140,7 +140,7 @@ impl Uring {
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A full queue is handed over to make room. If the kernel takes
+            // A full queue is submitted to make space. If the kernel takes
             // nothing before completions are reaped (EBUSY, EAGAIN), they are.
             if self.enter(0).is_err() {
                 let mut early = std::mem::take(&mut self.ended_early);
@@ -193,7 +193,7 @@ impl Uring {
         self.deferred && (submission.taskrun() || submission.cq_overflow())
     }
 
-    /// Whether what is queued is handed over now. Who has more to do before it
+    /// Whether what is queued is submitted now. A caller with more to do before it
     /// sleeps need not begin to wait for descriptors yet: one system call less.
     fn must_hand_over(&mut self, sleep: bool) -> bool {
         if sleep || self.has_queued || self.put_off >= PUT_OFF {

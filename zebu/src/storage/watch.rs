@@ -12,7 +12,7 @@ use super::engine::{Completion, Interest, Notify, Token};
 use super::uring::EventFd;
 
 /// How many entries of the engine without waiting may pass before descriptors
-/// are looked at. A look is a system call, and who is busy asks often.
+/// are looked at. Each look is a system call, and a busy caller asks often.
 const LOOK_EVERY: u32 = 8;
 
 /// What is waited for.

@@ -30,7 +30,7 @@ impl<'a> Writings<'a> {
     }
 
     /// Starts a write of `iov`, as [`write()`](super::write()) does it, when
-    /// there is room for it.
+    /// there is space for it.
     pub(crate) async fn write(&mut self, offset: u64, iov: Iov) -> Result<(), Failed> {
         while self.flight.len() >= self.most {
             self.finish_first().await?;
@@ -41,7 +41,7 @@ impl<'a> Writings<'a> {
             return Ok(());
         }
         // It waits for blocks that others write. Meanwhile this task must hold
-        // none: two who wait for each other would wait for ever.
+        // none: two that wait for each other would deadlock.
         self.finish().await?;
         writing.finish().await.map_err(|e| (offset, e))
     }

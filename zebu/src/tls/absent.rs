@@ -1,4 +1,4 @@
-//! A library without TLS: nobody gets a client or a server, so there are no sessions.
+//! A library without TLS: no client or server can be created, so there are no sessions.
 
 use std::convert::Infallible;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

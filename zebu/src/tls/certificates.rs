@@ -1,6 +1,6 @@
 //! Certificates, laid out as QEMU and libnbd have them: a directory with
-//! `ca-cert.pem` (who is trusted), and `server-cert.pem` and `server-key.pem`,
-//! or perhaps `client-cert.pem` and `client-key.pem` (who we are).
+//! `ca-cert.pem` (trusted authorities), and `server-cert.pem` and `server-key.pem`,
+//! or perhaps `client-cert.pem` and `client-key.pem` (this side's identity).
 //!
 //! TLS 1.2 and 1.3 by rustls.
 
@@ -46,7 +46,7 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path).map_err(|e| unreadable(path, e))
 }
 
-/// Who is trusted; without a directory, whom this system trusts.
+/// The trusted authorities; without a directory, those of the system.
 fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     match directory {

@@ -14,7 +14,7 @@ const MAX_KEY: usize = 512;
 /// Bytes of a file at most.
 const MAX_FILE: u64 = 4 << 20;
 
-/// Who has which key. It has no `Debug`, so that no key gets into a log.
+/// The keys of the users. It has no `Debug`, so that no key gets into a log.
 #[derive(Clone)]
 pub(super) struct Key {
     pub(super) user: Vec<u8>,

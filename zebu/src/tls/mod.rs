@@ -1,8 +1,8 @@
-//! TLS: who is who by certificates (rustls) or by pre-shared keys (s2n-tls),
+//! TLS: authentication by certificates (rustls) or by pre-shared keys (s2n-tls),
 //! and one `Session` for both, which a client and a server drive alike.
 //!
 //! rustls has no pre-shared keys. s2n-tls has them, but reads certificates, which come from
-//! strangers, in C. Both calculate with AWS-LC.
+//! untrusted peers, in C. Both use AWS-LC.
 //!
 //! Without the feature `tls` only the types of credentials are here: whatever asks for TLS is
 //! refused.
@@ -31,7 +31,7 @@ pub use session::{ClientTls, ServerTls};
 /// Bytes of a key at least: s2n-tls takes no shorter one (RFC 9257, section 6).
 pub const MIN_KEY: usize = 16;
 /// Users of a server at most: each connection has all their keys, and compares
-/// all with each that a client offers, before anybody is known.
+/// all with each that a client offers, before the client is authenticated.
 pub const MAX_USERS: usize = 100;
 /// Why TLS cannot be used as it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum TlsError {
 pub enum TlsCredentials {
     /// Certificates.
     Certificates(TlsFiles),
-    /// A pre-shared key: who has it is the server.
+    /// A pre-shared key: the peer that has it is the server.
     Key(KeyFile),
 }
 

@@ -58,12 +58,12 @@ fn unusable(error: Error) -> TlsError {
 fn config() -> Result<Config, Error> {
     let mut builder = Config::builder();
     builder.set_security_policy(&DEFAULT_TLS13)?;
-    // Nobody is known by a certificate: that there is none to trust is what keeps
+    // Certificates are not used: an empty trust store is what keeps
     // out a server that has no key.
     builder.with_system_certs(false)?;
     // By default s2n-tls keeps a connection that failed for 10 to 30 seconds,
     // which hides how long it looked at the padding of CBC records ("Lucky
-    // Thirteen"). TLS 1.3 has none of these; and who cannot get in must not keep
+    // Thirteen"). TLS 1.3 has none of these; and a peer that cannot authenticate must not keep
     // others out meanwhile.
     builder.set_max_blinding_delay(0)?;
     builder.build()
@@ -196,7 +196,7 @@ impl Session {
         Ok(())
     }
 
-    /// Why there is no session any more. The peer is told that it ended, and not
+    /// Why the session ended. The peer is notified that it ended, and not
     /// why: so s2n-tls has it. A peer that sends no more may still wait for what
     /// it asked for, so to that one there is no goodbye yet.
     fn failed(&mut self, error: Error) -> io::Error {
@@ -293,7 +293,7 @@ impl Session {
         match self.connection.poll_send(together) {
             Poll::Ready(Ok(n)) => Ok(n),
             Poll::Ready(Err(e)) => Err(broken(e)),
-            // There was room for all of it.
+            // There was space for all of it.
             Poll::Pending => Err(broken("more was made of it than there is room for")),
         }
     }
@@ -335,7 +335,7 @@ impl Session {
     }
 
     pub(super) fn send_close_notify(&mut self) {
-        // Whoever has gone already needs none.
+        // A peer that is gone needs none.
         let _ = self.connection.poll_shutdown_send();
     }
 }
@@ -366,7 +366,7 @@ fn would_block() -> c_int {
 ///
 /// # Safety
 ///
-/// `context` is the session's buffers, and there is room for `length` bytes.
+/// `context` is the session's buffers, and there is space for `length` bytes.
 unsafe extern "C" fn receive(context: *mut c_void, to: *mut u8, length: u32) -> c_int {
     // SAFETY: as above.
     let buffers = unsafe { &*context.cast::<Mutex<Buffers>>() };
@@ -427,7 +427,7 @@ pub(super) fn login_name() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against sessions that take who has no key, lose bytes where
+    //! Guards against sessions that admit a peer without a key, lose bytes where
     //! records are cut, or hold without bound what a peer sends.
     use super::*;
     use s2n_tls::enums::PeerKeyUpdate;
@@ -566,7 +566,7 @@ mod tests {
         let error = server.process().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert!(server.is_handshaking());
-        // Nor is a session lost without a goodbye one that ended. Who sends no more
+        // Nor is a session lost without close_notify one that ended. A peer that sends no more
         // may still be answered.
         let (_, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         shake(&mut client, &mut server, usize::MAX).unwrap();

@@ -62,7 +62,7 @@ impl ServerTls {
     }
 }
 
-/// TLS over a connection that somebody else reads and writes. What it holds is
+/// TLS over a connection that the caller reads and writes. What it holds is
 /// bounded as long as [`Session::write`] is called when nothing waits to be
 /// written ([`Session::wants_write`]).
 pub struct Session(Kind);
@@ -147,7 +147,7 @@ impl Session {
     }
 
     /// Looks at what was received. `InvalidData` if the peer cannot be
-    /// authenticated, or does not speak TLS; there may be an alert to write then.
+    /// authenticated, or does not use TLS; there may be an alert to write then.
     /// Of a handshake with keys that the peer ended a server is told
     /// `UnexpectedEof`, and a client `ConnectionAborted` with what may be the
     /// reason.

@@ -96,7 +96,7 @@ pub fn case_within<T>(name: &str, memory: usize, run: impl FnOnce() -> T) -> T {
 pub fn queue() -> Queue {
     let options = QueueOptions {
         engine: EngineKind::Threads,
-        inflate_here: true,
+        inflate_inline: true,
         ..QueueOptions::default()
     };
     Queue::new(options).expect("a queue")

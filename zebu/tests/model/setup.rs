@@ -287,7 +287,7 @@ pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
     QueueOptions {
         engine: engines[rng.below(engines.len() as u64) as usize],
         parts: 1 + rng.below(8) as usize,
-        inflate_here: rng.one_in(2),
+        inflate_inline: rng.one_in(2),
         inline_buffered: rng.one_in(3),
         force_async: rng.below(3) as u32,
         ..QueueOptions::default()

@@ -4,8 +4,8 @@
 //! with a buffer of its own that is reused for the next one. Nothing is
 //! allocated, locked or printed a request.
 
+mod flush_schedule;
 mod offsets;
-mod pace;
 mod plan;
 mod requests;
 

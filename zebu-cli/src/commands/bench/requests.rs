@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use zebu::block::Device;
 use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 
+use super::flush_schedule::{FlushSchedule, Next};
 use super::offsets::Offsets;
-use super::pace::{Next, Pace};
 use super::plan::Plan;
 use crate::failure::Failure;
 
@@ -36,7 +36,7 @@ struct Share {
     /// Requests not yet made.
     left: Cell<u64>,
     offsets: RefCell<Offsets>,
-    pace: Pace,
+    schedule: FlushSchedule,
     /// Flushes that were made beside the writes.
     flushes: RefCell<Vec<Handle<()>>>,
     error: RefCell<Option<zebu::Error>>,
@@ -65,12 +65,12 @@ impl Share {
     /// Makes one write after another, as long as there are any, and flushes.
     async fn write(self: Rc<Self>, mut buffer: Buffer) {
         loop {
-            self.pace.turn().await;
+            self.schedule.wait().await;
             let Some(offset) = self.next() else {
                 return;
             };
-            let next = self.pace.begin(self.left.get());
-            if next == Next::FlushBeside {
+            let next = self.schedule.begin(self.left.get());
+            if next == Next::FlushConcurrently {
                 let flush = self.queue.spawn(self.clone().flush());
                 self.flushes.borrow_mut().push(flush);
             }
@@ -80,9 +80,9 @@ impl Share {
             let result;
             (buffer, result) = writing.await;
             self.note(result);
-            if self.pace.end() == Next::Flush {
+            if self.schedule.end() == Next::Flush {
                 self.clone().flush().await;
-                self.pace.resume();
+                self.schedule.resume();
             }
         }
     }
@@ -119,7 +119,7 @@ impl Run {
             size,
             left: Cell::new(plan.count),
             offsets: RefCell::new(offsets),
-            pace: Pace::new(plan.flush_interval, plan.drain, depth),
+            schedule: FlushSchedule::new(plan.flush_interval, plan.drain, depth),
             flushes: RefCell::default(),
             error: RefCell::new(None),
         };

@@ -126,7 +126,7 @@ impl Arguments {
 /// What qemu-img allows for `-S`.
 const MAX_SPARSE: u64 = 16 << 20;
 /// What qemu-img allows for `-m`.
-const MAX_LANES: u64 = 16;
+const MAX_WORKERS: u64 = 16;
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
@@ -238,7 +238,7 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
         None => None,
         Some(text) => {
             let what = "number of coroutines";
-            let number = size::parse_within(what, text, 1..=MAX_LANES).map_err(Failure::new)?;
+            let number = size::parse_within(what, text, 1..=MAX_WORKERS).map_err(Failure::new)?;
             Some(number)
         }
     };

@@ -69,7 +69,7 @@ fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
 /// The file of an image, and those below.
 fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
     let path = format!("{above}/{}", file.role);
-    // What has a file below is told of as an image.
+    // A node with a file below is printed as an image.
     let [label, kind, length] = match &file.below {
         None => ["filename", "protocol type", "file length"],
         Some(_) => ["image", "file format", "virtual size"],

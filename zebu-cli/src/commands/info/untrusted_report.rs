@@ -1,4 +1,4 @@
-//! What `info --untrusted` says more: what the image would have made whoever
+//! What `info --untrusted` adds: what the image would have made a program that
 //! trusts it open.
 
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use zebu::block::{Device, FileSpec, Source};
 
 use crate::json::{Map, Value};
 
-/// What is said of an image that nobody vouches for.
+/// The report on an untrusted image.
 pub struct Untrusted {
     /// Whether the format was found by the content, which its writer chose.
     format_guessed: bool,

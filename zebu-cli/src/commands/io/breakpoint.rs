@@ -91,7 +91,7 @@ fn resume(session: &mut Session, args: &[&str]) -> Outcome {
     match blkdebug(session)? {
         None => refuse(WHAT, libc::ENOTSUP),
         Some(debug) if debug.resume(args[0]) => {
-            session.tell_of_suspensions();
+            session.report_suspensions();
             session.image()?.advance();
             Ok(())
         }

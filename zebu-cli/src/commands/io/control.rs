@@ -229,7 +229,7 @@ async fn pass(time: Duration) {
         }
         match alarm {
             Some(_) => Poll::Pending,
-            // No thread to be had: nobody would wake us.
+            // No thread could be started, so nothing would wake this task.
             None => {
                 thread::sleep(end.saturating_duration_since(Instant::now()));
                 Poll::Ready(())

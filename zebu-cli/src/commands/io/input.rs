@@ -16,7 +16,7 @@ const CHUNK: usize = 64 << 10;
 /// memory.
 const MAX_LINE: usize = 256 << 10;
 
-/// Who to wake when something has come.
+/// The waker for when something has arrived.
 type Waiting = Arc<Mutex<Option<Waker>>>;
 
 /// The lines of standard input.
@@ -37,7 +37,7 @@ impl Input {
         let theirs = waiting.clone();
         thread::Builder::new().name("stdin".into()).spawn(move || {
             feed(sender, &theirs);
-            // The closed channel is what tells of the end.
+            // The closed channel marks the end.
             wake(&theirs);
         })?;
         Ok(Input {
@@ -49,7 +49,7 @@ impl Input {
         })
     }
 
-    /// Whether [`Input::take_line`] can tell without waiting.
+    /// Whether [`Input::take_line`] returns without waiting.
     pub fn is_ready(&self) -> bool {
         let rest = &self.buffer[self.start..];
         self.ended || rest.contains(&b'\n') || rest.len() > MAX_LINE
@@ -107,7 +107,7 @@ impl Input {
     }
 }
 
-/// Hands over what comes, until the end or until nobody wants it.
+/// Forwards what arrives, until the end or until the receiver is gone.
 fn feed(sender: SyncSender<Vec<u8>>, waiting: &Waiting) {
     let mut stdin = io::stdin().lock();
     loop {

@@ -25,7 +25,7 @@ impl Output {
         Output::to(Box::new(stdout), terminal, false)
     }
 
-    /// To nobody.
+    /// Discarded.
     pub fn silent() -> Self {
         Output::to(Box::new(io::sink()), false, true)
     }
@@ -66,7 +66,7 @@ impl Output {
         }
     }
 
-    /// Hands everything written so far over to whoever reads it.
+    /// Flushes everything written so far to the reader.
     pub fn flush(&self) {
         let _ = self.0.stdout.borrow_mut().flush();
     }

@@ -132,12 +132,12 @@ impl Session {
                 run(self, &words)
             }
         };
-        self.tell_of_suspensions();
+        self.report_suspensions();
         outcome
     }
 
     /// Prints which requests were suspended and resumed.
-    pub fn tell_of_suspensions(&self) {
+    pub fn report_suspensions(&self) {
         let file = self.image.as_ref().map(|image| image.device.top().file());
         for line in file
             .and_then(|file| file.blkdebug())

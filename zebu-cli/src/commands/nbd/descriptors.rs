@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 /// Raises the limit to what is allowed: each connection has some three. Where
-/// that cannot be done, fewer clients find room at a time.
+/// that cannot be done, fewer clients can be connected at a time.
 pub fn allow_all() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -1,4 +1,4 @@
-//! `-L`: what another server has, as qemu-nbd tells it.
+//! `-L`: what another server has, as qemu-nbd prints it.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -106,7 +106,7 @@ impl Client {
         Ok(self)
     }
 
-    /// The payloads of all answers to an option; the first error ends them, and is told by
+    /// The payloads of all answers to an option; the first error ends them, and is reported by
     /// its kind.
     fn ask(
         &mut self,

@@ -128,7 +128,7 @@ fn serve(
         loop {
             match signals.next(&queue).await {
                 Ok(Event::Statistics) => print_statistics(&exports),
-                Ok(Event::LookAgain) => look_again(&exports),
+                Ok(Event::LookAgain) => refresh_size(&exports),
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -153,10 +153,10 @@ fn close(queue: &Queue, exports: Vec<Arc<Export>>) -> Result<(), Failure> {
 }
 
 /// Looks whether images have grown: clients that come from now on see it.
-fn look_again(exports: &[Arc<Export>]) {
+fn refresh_size(exports: &[Arc<Export>]) {
     for export in exports {
         let device = export.device();
-        serve::looked_again(&export.options().name, device, device.look_again());
+        serve::looked_again(&export.options().name, device, device.refresh_size());
     }
 }
 

@@ -42,7 +42,7 @@ impl Parent {
         std::env::set_current_dir("/")?;
         for fd in 0..3 {
             // SAFETY: it makes a descriptor of the process mean another file;
-            // nobody owns the standard ones.
+            // nothing else owns the standard ones.
             if unsafe { libc::dup2(null.as_raw_fd(), fd) } < 0 {
                 return Err(io::Error::last_os_error());
             }

@@ -26,7 +26,7 @@ pub fn failed(what: &str, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// Says on standard error what the libraries have to say; if `verbose`, who
+/// Logs the libraries' messages to standard error; if `verbose`, who
 /// connects and why connections end.
 pub fn log_to_stderr(verbose: bool) {
     let level = match verbose {
@@ -42,7 +42,7 @@ pub fn log_to_stderr(verbose: bool) {
     let _ = subscriber.try_init();
 }
 
-/// Makes all of a device durable that nobody serves any more; None: somebody
+/// Makes all of a device durable that is not served any more; None: a thread
 /// still has it, although all have ended.
 pub fn close(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), Failure> {
     let Some(device) = device else {
@@ -79,7 +79,7 @@ pub fn looked_again(name: &str, device: &Device, looked: zebu::Result<bool>) {
 
 /// Says `text` on standard error.
 pub fn say(text: &str) {
-    // Nobody is left to tell that stderr is closed.
+    // A closed stderr cannot be reported.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }
 

@@ -20,7 +20,7 @@ pub enum Event {
 /// Takes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 from now on.
 ///
 /// A thread waits for them and passes them on through a socket: a signalfd
-/// wakes nobody who waits for it by the kernel's asynchronous I/O, which looks
+/// wakes no thread that waits for it by the kernel's asynchronous I/O, which looks
 /// at the signals of a thread of its own.
 pub struct Signals(UnixStream);
 
@@ -33,7 +33,7 @@ impl Signals {
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
-                // Nobody listens any more: the process is about to end.
+                // The receiver is gone: the process is about to end.
                 while (&sender).write_all(&[wait(&set)]).is_ok() {}
             })?;
         Ok(Signals(signals))

@@ -70,7 +70,7 @@ fn serve(
         loop {
             match signals.next(&queue).await {
                 Ok(Event::Statistics) => print_statistics(&exports),
-                Ok(Event::LookAgain) => look_again(&exports),
+                Ok(Event::LookAgain) => refresh_size(&exports),
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -132,9 +132,9 @@ fn listen(path: &OsStr) -> Result<Listener, Failure> {
 }
 
 /// Looks whether images have grown.
-fn look_again(exports: &[Arc<Export>]) {
+fn refresh_size(exports: &[Arc<Export>]) {
     for export in exports {
-        serve::looked_again(export.name(), export.device(), export.look_again());
+        serve::looked_again(export.name(), export.device(), export.refresh_size());
     }
 }
 

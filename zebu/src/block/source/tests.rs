@@ -1,6 +1,6 @@
 //! Guards against opening another file than the one that was named, or the
 //! same in another way: a comma, a colon or a directory misread, an option
-//! ignored. And against a name from a stranger's image that panics.
+//! ignored. And against a name from an untrusted image that panics.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};

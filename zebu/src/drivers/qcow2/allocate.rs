@@ -90,13 +90,13 @@ impl Image {
                         fresh,
                     });
                 }
-                Taken::Missing(missing) => self.supply(queue, missing).await?,
+                Taken::Missing(missing) => self.load_missing(queue, missing).await?,
             }
         }
     }
 
     /// Takes `count` clusters side by side, wherever there are as many. Only
-    /// while nobody else uses the image.
+    /// while nothing else uses the image.
     pub(crate) async fn allocate_contiguous(
         &mut self,
         queue: &Queue,
@@ -154,7 +154,7 @@ impl Image {
                     self.lengthen(writer, (first + count) * size)?;
                     return Ok(HostOffset(first * size));
                 }
-                Err(missing) => self.supply(queue, missing).await?,
+                Err(missing) => self.load_missing(queue, missing).await?,
             }
         }
     }
@@ -191,7 +191,7 @@ impl Image {
         loop {
             match self.writer()?.refcounts.change(first, count, delta)? {
                 Ok(()) => return Ok(()),
-                Err(missing) => self.supply(queue, missing).await?,
+                Err(missing) => self.load_missing(queue, missing).await?,
             }
         }
     }
@@ -207,17 +207,17 @@ impl Image {
         loop {
             match self.writer()?.refcounts.alike(cluster, most)? {
                 Ok(found) => return Ok(found),
-                Err(missing) => self.supply(queue, missing).await?,
+                Err(missing) => self.load_missing(queue, missing).await?,
             }
         }
     }
 
     /// Brings what was missing.
-    pub(super) async fn supply(&self, queue: &Queue, missing: Missing) -> Result<()> {
+    pub(super) async fn load_missing(&self, queue: &Queue, missing: Missing) -> Result<()> {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
             Missing::Grow(index) => self.grow_refcount_table(queue, index).await,
-            Missing::Room(blocks) => self.make_block_room(queue, blocks).await,
+            Missing::Room(blocks) => self.reserve_refcount_blocks(queue, blocks).await,
         }
     }
 
@@ -296,8 +296,8 @@ impl Image {
             && end.is_multiple_of(unit);
         writer.appending.store(appends, Ordering::Relaxed);
         if appends {
-            // Who takes a later place meanwhile makes the file reach beyond
-            // this one; an earlier one is inside the file. So nobody cuts off
+            // A request that takes a later place meanwhile makes the file reach beyond
+            // this one; an earlier one is inside the file. So no request cuts off
             // what is written here.
             return Ok(());
         }
@@ -310,7 +310,7 @@ impl Image {
         let start = host.max(before).next_multiple_of(unit);
         let length = self.file_len().saturating_sub(start);
         if length > 0 && !self.file.is_device() {
-            // Where it cannot be, the write itself will tell.
+            // If that fails, the write itself reports the error.
             let _ = storage::allocate(&*self.file, queue, start, length).await;
         }
         Ok(())
@@ -337,12 +337,12 @@ impl Image {
     /// check repairs it; nothing that the caller makes durable depends on it. It is
     /// not retried: in a damaged image the cluster may have been allocated again,
     /// and a failing disk would be read at every flush.
-    pub(crate) async fn settle(&self, queue: &Queue) -> Result<()> {
+    pub(crate) async fn free_dropped(&self, queue: &Queue) -> Result<()> {
         let writer = self.writer()?;
         writer.frees.advance(&writer.epochs);
         let mut ready = writer.frees.take_ready();
         while let Some(freed) = ready.first() {
-            match self.settle_some(queue, freed).await {
+            match self.free_some(queue, freed).await {
                 Ok(done) => ready.pass(done),
                 Err(error) => {
                     let (first, count) = (freed.first, freed.count);
@@ -355,14 +355,14 @@ impl Image {
     }
 
     /// Takes a reference away; after an error: what is left of it.
-    pub(super) async fn settle_one(
+    pub(super) async fn drop_reference(
         &self,
         queue: &Queue,
         freed: Freed,
     ) -> std::result::Result<(), (Freed, crate::Error)> {
         let mut left = freed;
         while left.count > 0 {
-            match self.settle_some(queue, left).await {
+            match self.free_some(queue, left).await {
                 Ok(done) => {
                     left.first += done;
                     left.count -= done;
@@ -374,7 +374,7 @@ impl Image {
     }
 
     /// Settles the first clusters of `freed`; how many.
-    async fn settle_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
+    async fn free_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
         let size = self.geometry.cluster_size();
         let writer = self.writer()?;
         if freed.table {
@@ -383,19 +383,19 @@ impl Image {
                 .protected
                 .forget_l2_tables(freed.first * size, freed.count * size);
         }
-        // From here on nobody raises a refcount that is found to be 1.
+        // From here on no request raises a refcount that is found to be 1.
         writer.refcounts.leave(freed.first, freed.count);
         let (refcount, count) = self
             .refcounts_alike(queue, freed.first, freed.count)
             .await?;
         if refcount == 0 {
-            // It was too low: somebody may have taken the cluster already.
+            // It was too low: another request may have taken the cluster already.
             return Ok(count);
         }
         storage::event(&*self.file, storage::Event::ClusterFree);
         if refcount == 1 {
             let (start, length) = (freed.first * size, count * size);
-            // All this before it can be taken by somebody.
+            // All this before the cluster can be allocated again.
             if !writer.protected.may_be_free(start..start + length) {
                 // The image is damaged. What is in use is not given away.
                 return Ok(count);
@@ -403,7 +403,7 @@ impl Image {
             self.inflated.clear();
             if freed.punch {
                 // As far as that is possible: it is only space.
-                let _ = storage::give_back(&*self.file, queue, start, length).await;
+                let _ = storage::deallocate(&*self.file, queue, start, length).await;
             }
         }
         self.change_refcounts(queue, freed.first, count, -1).await?;

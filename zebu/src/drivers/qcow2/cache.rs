@@ -1,14 +1,14 @@
 //! A cache of things that are loaded from the image: L2 slices, inflated
 //! clusters. What was not used for long goes first, by second chance: entries
 //! stand in a ring, and one that was used since its last turn gets another. A
-//! load is shared by all who want the same thing meanwhile.
+//! load is shared by all requests for the same value meanwhile.
 //!
 //! # Concurrency
 //! The entries are spread over shards, each a map under a read-write lock. A
 //! hit takes the lock for reading, which no other hit makes wait; it is held
 //! for writing only to insert or remove an entry, never across I/O. A use is
 //! a flag of the entry, set once a turn, so hits write to nothing but the lock
-//! and the count of the value's users; to make room costs the same in a cache of
+//! and the count of the value's users; eviction costs the same in a cache of
 //! any size.
 
 use std::collections::{HashMap, VecDeque};
@@ -56,7 +56,7 @@ enum Entry<V> {
         /// Since its last turn.
         used: AtomicBool,
     },
-    /// Being loaded, and who to wake after.
+    /// Being loaded, and the tasks to wake after.
     Loading(Vec<Waker>),
 }
 
@@ -123,8 +123,8 @@ impl<V> Cache<V> {
         }
     }
 
-    /// The value, loaded by `load` if neither it is here nor somebody else
-    /// loads it already. After a failed load those who waited try themselves.
+    /// The value, loaded by `load` if it is not cached and no other request
+    /// loads it already. After a failed load the waiting requests try themselves.
     pub(crate) async fn get_or_load<E, F>(
         &self,
         key: u64,
@@ -248,7 +248,7 @@ impl<V> Shard<V> {
     ///
     /// A value in use must stay since its user may change it: a second copy, loaded
     /// from the disk, would not have the change. (The caller has the shard for
-    /// writing, so nobody can begin to use it now.)
+    /// writing, so no request can begin to use it now.)
     fn evict(&mut self, keep: usize) {
         // In the first round everything may be found used, in the second only what
         // is in use.
@@ -274,7 +274,7 @@ impl<V> Shard<V> {
 }
 
 /// Ends the load also when it fails or its request is dropped, so that those
-/// who wait go on.
+/// that wait continue.
 struct LoadGuard<'a, V> {
     cache: &'a Cache<V>,
     key: u64,
@@ -293,7 +293,7 @@ impl<V> Drop for LoadGuard<'_, V> {
     }
 }
 
-/// Ready when nobody loads the key any more.
+/// Ready when no request loads the key any more.
 struct Loaded<'a, V> {
     cache: &'a Cache<V>,
     key: u64,

@@ -75,7 +75,7 @@ impl<'a> Announced<'a> {
     /// is written back here may wait for others' changes.
     pub(crate) async fn change(self, queue: &Queue, guest: u64, length: u64) -> Result<Change<'a>> {
         let image = self.0;
-        image.relieve(queue).await?;
+        image.write_back_if_needed(queue).await?;
         let stay = image.enter();
         Ok(Change {
             image,
@@ -186,7 +186,7 @@ impl Drop for Hold<'_> {
 }
 
 impl Image {
-    /// Waits until nobody else changes the clusters of a range, and keeps
+    /// Waits until no other request changes the clusters of a range, and keeps
     /// others away.
     pub(super) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
         let bits = self.geometry.cluster_bits();
@@ -232,7 +232,7 @@ impl Image {
         let before = entry
             .l2_table(&self.geometry)
             .map_err(|e| Error::Format(e.at("L1 entry", index)))?;
-        self.make_l1_room(queue, index).await?;
+        self.reserve_l1_entries(queue, index).await?;
         let allocation = self.allocate(queue, 1).await?;
         let table = allocation.host();
         match before {
@@ -245,7 +245,7 @@ impl Image {
                     });
                 }
                 // None of its slices is dirty: while a snapshot has the table
-                // too, nobody sets an entry.
+                // too, no request sets an entry.
                 storage::event(&*self.file, storage::Event::L2AllocCowRead);
                 let bytes = storage::read_vec(&*self.file, queue, old.0, size as usize).await?;
                 storage::event(&*self.file, storage::Event::L2AllocWrite);
@@ -253,7 +253,7 @@ impl Image {
             }
             None => {
                 storage::event(&*self.file, storage::Event::L2AllocWrite);
-                self.make_room(queue, table.0, allocation.fresh).await?;
+                self.reserve_table(queue, table.0, allocation.fresh).await?;
                 self.cache_new_slices(guest);
             }
         }
@@ -267,7 +267,7 @@ impl Image {
         Ok(())
     }
 
-    /// Puts slices of a new table, all unallocated, into the cache: nobody
+    /// Puts slices of a new table, all unallocated, into the cache: no request
     /// need read these from the disk.
     fn cache_new_slices(&self, guest: u64) {
         let bytes = self.slice_entries * self.geometry.l2_entry_size();

@@ -17,7 +17,7 @@
 //! new L2 table was written in full (`change.rs`), and is durable since 3.
 //!
 //! One commit runs at a time. A flush that finds one running waits for it, and
-//! then one commit serves all who wait.
+//! then one commit serves all that wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use super::frees::Freed;
 use super::refcounts::Writing as RefcountWriting;
 use super::space::PIECE;
 use super::table::Slice;
-use super::writer::{Doubt, Writer};
+use super::writer::{FailOnDrop, Writer};
 use crate::broken::{Rule, is_broken};
 use crate::format::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
@@ -101,7 +101,7 @@ impl Image {
 
     /// Writes metadata back when much has gathered. Called by requests before
     /// they change anything or hold anything.
-    pub(crate) async fn relieve(&self, queue: &Queue) -> Result<()> {
+    pub(crate) async fn write_back_if_needed(&self, queue: &Queue) -> Result<()> {
         if !self.writer()?.is_pressed(self) {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Image {
         let writer = self.writer()?;
         writer.check()?;
         if is_broken(Rule::GoneBeforeFree) {
-            self.settle(queue).await?;
+            self.free_dropped(queue).await?;
         }
         // What was dropped before the copy is made is not in the copy.
         let dropped = writer.frees.take_dropped();
@@ -173,7 +173,7 @@ impl Image {
             self.write_refcounts(queue, &frozen.refcounts).await?;
         }
         frozen.end();
-        self.settle(queue).await
+        self.free_dropped(queue).await
     }
 
     /// Copies what the dirty tables are now.
@@ -295,10 +295,10 @@ impl Image {
         // The kernel reports an error only once, so the task is not dropped before
         // the result is known. (An image that this one is in reports it again.)
         let _unbroken = queue.unbroken(file);
-        let doubt = (!file.is_stacked()).then(|| Doubt(writer));
+        let fail_on_drop = (!file.is_stacked()).then(|| FailOnDrop(writer));
         storage::event(file, storage::Event::FlushToDisk);
         let result = storage::flush(file, queue).await;
-        doubt.into_iter().for_each(Doubt::resolve);
+        fail_on_drop.into_iter().for_each(FailOnDrop::disarm);
         match &result {
             Ok(()) => {}
             Err(_) if is_broken(Rule::FailedFlushIsFinal) => {}

@@ -9,7 +9,7 @@ use crate::drivers::sync::{Mutex, MutexGuard};
 pub(crate) type Changed = (Vec<(u64, Arc<Slice>)>, Vec<u64>);
 
 /// What the next commit copies. Setting an entry and listing it is one step for
-/// commits: whoever sees an entry may rely on it that a commit that begins from
+/// commits: a request that sees an entry may rely on it that a commit that begins from
 /// then on has it.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty(Mutex<Lists>);
@@ -29,18 +29,18 @@ impl Dirty {
 
     /// Notes a slice of which an entry was set just now.
     pub(crate) fn note_slice(&self, number: u64, slice: &Arc<Slice>) {
-        // Who finds it marked goes on without the lock: so the mark is set, and
+        // A request that finds it marked continues without the lock: so the mark is set, and
         // taken back, together with its place on the list.
         if slice.is_dirty() {
             return;
         }
         let mut lists = self.lists();
-        if slice.soil() {
+        if slice.set_dirty() {
             lists.slices.push((number, slice.clone()));
         }
     }
 
-    /// Sets an L1 entry and notes it: whoever sees the entry may use the table
+    /// Sets an L1 entry and notes it: a request that sees the entry may use the table
     /// and flush.
     pub(crate) fn note_l1(&self, index: u64, set: impl FnOnce()) {
         let mut lists = self.lists();
@@ -67,7 +67,7 @@ impl Dirty {
         let mut lists = self.lists();
         lists.l1.append(&mut l1);
         for (number, slice) in slices {
-            if slice.soil() {
+            if slice.set_dirty() {
                 lists.slices.push((number, slice));
             }
         }

@@ -55,7 +55,7 @@ impl Image {
     }
 
     async fn expand_cluster(&self, queue: &Queue, guest: u64, has_backing: bool) -> Result<()> {
-        self.relieve(queue).await?;
+        self.write_back_if_needed(queue).await?;
         let slice = self.own_slice(queue, guest).await?;
         let old = self.entry(&slice, guest);
         let Some(host) = zero_cluster(old, &self.geometry) else {

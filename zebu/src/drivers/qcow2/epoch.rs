@@ -30,7 +30,7 @@ impl Epochs {
             let now = self.now.load(Ordering::SeqCst);
             let inside = &self.inside[(now & 1) as usize];
             inside.fetch_add(1, Ordering::SeqCst);
-            // If the epoch is still the same, whoever ends it sees the count.
+            // If the epoch is still the same, the request that ends it sees the count.
             // If not, we may be counted in the wrong one.
             if self.now.load(Ordering::SeqCst) == now {
                 return Stay(inside);

@@ -131,7 +131,7 @@ impl Frees {
                 let waiting = std::mem::take(&mut stages.waiting);
                 stages.ready.extend(waiting);
             }
-            // The last period may have been somebody's with nothing to wait
+            // The last period may have been of a request with nothing to wait
             // for; a new one begins only after it.
             if stages.gone.is_empty() || !epochs.elapsed() {
                 return;

@@ -1,7 +1,7 @@
 //! A larger refcount table.
 //!
 //! The new table and the refcount blocks that count it lie behind everything
-//! that the old one can count, so nobody else can have taken that space. All of
+//! that the old one can count, so that space cannot be allocated otherwise. All of
 //! it is durable before the header points to it.
 
 use super::Image;

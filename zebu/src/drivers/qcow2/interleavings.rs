@@ -1,9 +1,9 @@
 //! Guards against interleavings of a few instructions that no other test hits:
-//! a grace period that ends too early, a gate that two pass or that nobody
+//! a grace period that ends too early, a gate that two pass or that none
 //! passes any more, ranges that two hold, an extended entry that is read half
 //! old and half new, a commit without an entry that was set before it.
 //!
-//! A scheduler runs each test thousands of times and chooses at random who
+//! A scheduler runs each test thousands of times and chooses at random which thread
 //! goes on at each step: `RUSTFLAGS="--cfg shuttle" cargo test --lib
 //! interleavings`. A failure prints the schedule that repeats it.
 
@@ -88,7 +88,7 @@ fn one_at_a_time_passes_the_gate() {
                 })
             })
             .collect();
-        // Nobody waits for ever: the scheduler fails on a deadlock.
+        // No thread waits for ever: the scheduler fails on a deadlock.
         for one in all {
             one.join().unwrap();
         }

@@ -41,7 +41,7 @@ impl Limits {
     }
 
     /// Bytes of L2 tables that may be cached where `wanted` are asked for, or
-    /// `default` if nobody asks.
+    /// `default` unless set.
     pub(crate) fn l2_cache(&self, l1: u64, wanted: Option<u64>, default: u64) -> Result<u64> {
         let left = self.memory.saturating_sub(l1);
         match wanted {

@@ -88,7 +88,7 @@ pub struct Image {
     /// Inflated clusters by the host offset and length of their data.
     inflated: cache::Cache<Vec<u8>>,
     preallocated: preallocation::Known,
-    /// What may still be done with an image that nobody vouches for.
+    /// The work that may still be done with an untrusted image.
     work: Option<Arc<Work>>,
     tasks: shared::Tasks,
     /// If it is open for writing.

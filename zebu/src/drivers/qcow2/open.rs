@@ -37,7 +37,7 @@ pub struct OpenImage {
     geometry: Geometry,
     /// Whether the tables are left to a check.
     for_check: bool,
-    /// What it may cost, if nobody vouches for it.
+    /// Its limits, if it is untrusted.
     limits: Option<(Limits, Arc<Work>)>,
 }
 

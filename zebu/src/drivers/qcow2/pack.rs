@@ -15,14 +15,14 @@ struct Packed<'a> {
     image: &'a Image,
     writer: &'a Writer,
     /// Host offset and length.
-    rooms: Vec<(u64, u64)>,
+    places: Vec<(u64, u64)>,
     /// So many are mapped.
     mapped: usize,
 }
 
 impl Drop for Packed<'_> {
     fn drop(&mut self) {
-        for (offset, length) in &self.rooms[self.mapped..] {
+        for (offset, length) in &self.places[self.mapped..] {
             let freed = self.image.reference(*offset, *length, false);
             self.writer.frees.push_ready(freed);
         }
@@ -59,21 +59,21 @@ impl Image {
         let mut packed = Packed {
             image: self,
             writer,
-            rooms: Vec::new(),
+            places: Vec::new(),
             mapped: 0,
         };
-        self.take_rooms(queue, lengths.collect(), &mut packed.rooms)
+        self.allocate_places(queue, lengths.collect(), &mut packed.places)
             .await?;
         let mut nth = 0;
         while nth < clusters.len() {
-            let run = together(&clusters[nth..], &packed.rooms[nth..]);
+            let run = contiguous(&clusters[nth..], &packed.places[nth..]);
             let bytes = clusters[nth].1.start..clusters[nth + run - 1].1.end;
-            let host = packed.rooms[nth].0;
+            let host = packed.places[nth].0;
             storage::event(&*self.file, storage::Event::WriteCompressed);
             storage::write_slice(&*self.file, queue, host, &data[bytes]).await?;
             nth += run;
         }
-        for ((guest, _), (host, length)) in clusters.iter().zip(packed.rooms.clone()) {
+        for ((guest, _), (host, length)) in clusters.iter().zip(packed.places.clone()) {
             let slice = self.own_slice(queue, *guest).await?;
             let entry = L2Entry::compressed(HostOffset(host), length, &self.geometry)?;
             self.set_entry(&slice, *guest, entry, false)?;
@@ -82,26 +82,26 @@ impl Image {
         Ok(())
     }
 
-    /// Takes room for compressed data of these lengths, one behind the other
+    /// Allocates space for compressed data of these lengths, one behind the other
     /// where that is possible.
-    async fn take_rooms(
+    async fn allocate_places(
         &self,
         queue: &Queue,
         lengths: Vec<u64>,
-        rooms: &mut Vec<(u64, u64)>,
+        places: &mut Vec<(u64, u64)>,
     ) -> Result<()> {
         let writer = self.writer()?;
         loop {
-            let rest = &lengths[rooms.len()..];
+            let rest = &lengths[places.len()..];
             let missing = writer
                 .refcounts
-                .take_bytes(rest, rooms, &writer.protected)?;
+                .take_bytes(rest, places, &writer.protected)?;
             match missing {
-                Some(missing) => self.supply(queue, missing).await?,
+                Some(missing) => self.load_missing(queue, missing).await?,
                 None => break,
             }
         }
-        let end = rooms.iter().map(|(offset, length)| offset + length).max();
+        let end = places.iter().map(|(offset, length)| offset + length).max();
         let size = self.geometry.cluster_size();
         self.lengthen(writer, end.unwrap_or(0).next_multiple_of(size))
     }
@@ -109,8 +109,8 @@ impl Image {
 
 /// How many of the first clusters have data that follow each other both in
 /// memory and in the file.
-fn together(clusters: &[(u64, Range<usize>)], rooms: &[(u64, u64)]) -> usize {
-    let pairs = clusters.windows(2).zip(rooms.windows(2));
+fn contiguous(clusters: &[(u64, Range<usize>)], places: &[(u64, u64)]) -> usize {
+    let pairs = clusters.windows(2).zip(places.windows(2));
     1 + pairs
         .take_while(|(c, r)| c[0].1.end == c[1].1.start && r[0].0 + r[0].1 == r[1].0)
         .count()

@@ -38,7 +38,7 @@ impl Image {
     async fn find_preallocation(&self, queue: &Queue) -> Result<bool> {
         let cluster_size = self.geometry.cluster_size();
         let clusters = self.file.len()?.div_ceil(cluster_size);
-        // Who does not know was not told to preallocate.
+        // Unknown length: preallocation was not requested.
         let Ok(real) = self.file.allocated() else {
             return Ok(false);
         };

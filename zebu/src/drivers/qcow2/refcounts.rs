@@ -1,12 +1,12 @@
 //! Refcounts in memory, and which clusters are taken. No I/O here: what is not
-//! in memory is asked of the caller, who loads it and tries again.
+//! in memory is returned to the caller, which loads it and tries again.
 //!
 //! # Rules
 //! - A refcount is raised here before anything points to the cluster, and
 //!   `commit.rs` writes it before it writes what points there.
 //! - It is lowered only when the reference is durably gone and no request is
 //!   left that may still use it (`frees.rs`).
-//! - A cluster of refcount 0 is free: whoever finds it takes it, at once, under
+//! - A cluster of refcount 0 is free: the request that finds it takes it, at once, under
 //!   the lock.
 
 use std::collections::{HashMap, HashSet};
@@ -51,7 +51,7 @@ pub(crate) enum Missing {
     Load(Load),
     /// The refcount table must grow to have this entry.
     Grow(u64),
-    /// Space for new blocks in these clusters ([`Refcounts::has_room`]).
+    /// Space for new blocks in these clusters ([`Refcounts::note_space`]).
     Room(Run),
 }
 
@@ -172,19 +172,19 @@ impl Refcounts {
         self.state().take_area(count, protected)
     }
 
-    /// Takes rooms for compressed data of these lengths, at most a cluster
+    /// Allocates places for compressed data of these lengths, at most a cluster
     /// each, one behind the other where that is possible; adds them (host
-    /// offset, length) to `rooms` until something is missing.
+    /// offset, length) to `places` until something is missing.
     pub(crate) fn take_bytes(
         &self,
         lengths: &[u64],
-        rooms: &mut Vec<(u64, u64)>,
+        places: &mut Vec<(u64, u64)>,
         protected: &Protected,
     ) -> Result<Option<Missing>> {
         let mut state = self.state();
         for length in lengths {
             match state.take_bytes(*length, protected)? {
-                Ok(offset) => rooms.push((offset, *length)),
+                Ok(offset) => places.push((offset, *length)),
                 Err(missing) => return Ok(Some(missing)),
             }
         }
@@ -256,7 +256,7 @@ impl Refcounts {
         self.state().dirty_blocks
     }
 
-    /// Copies what is dirty, to be written. The caller tells with
+    /// Copies what is dirty, to be written. The caller reports with
     /// [`Refcounts::written`] how that ended; one caller at a time.
     pub(crate) fn begin_writing(&self) -> Vec<Writing> {
         self.state().begin_writing()
@@ -310,7 +310,7 @@ impl Refcounts {
     /// There is space in the file for new blocks in these clusters. If others
     /// have made one of them meanwhile, the space is theirs: noted, it would be
     /// taken for that of another block there, much later.
-    pub(crate) fn has_room(&self, blocks: Run) {
+    pub(crate) fn note_space(&self, blocks: Run) {
         let mut state = self.state();
         let first = (blocks.first / state.per_block()) as usize;
         let mut entries = state.table.iter().skip(first).take(blocks.count as usize);
@@ -494,7 +494,7 @@ impl State {
 
     /// Whether there is space for new blocks in these clusters, which are about
     /// to be made then.
-    fn use_room(&mut self, blocks: Run) -> bool {
+    fn take_space(&mut self, blocks: Run) -> bool {
         let mut clusters = blocks.first..blocks.first + blocks.count;
         if !clusters.all(|cluster| self.room.contains(&cluster)) {
             return false;
@@ -556,7 +556,7 @@ impl State {
             first: start,
             count: blocks,
         };
-        if !self.use_room(run) {
+        if !self.take_space(run) {
             return Ok(Err(Missing::Room(run)));
         }
         for nth in 0..blocks {
@@ -590,7 +590,7 @@ impl State {
                     count: 1,
                 };
                 protected.check(self.offset(run.first)?, self.geometry.cluster_size())?;
-                if !self.use_room(run) {
+                if !self.take_space(run) {
                     return Ok(Taken::Missing(Missing::Room(run)));
                 }
                 self.new_block(index, protected)?;
@@ -710,7 +710,7 @@ impl State {
             self.set(index, entry, after)?;
             if after == 0 {
                 self.cursor = self.cursor.min(cluster);
-                // Nothing may be added to what is somebody else's next.
+                // Nothing may be added to what is allocated to another next.
                 let size = geometry.cluster_size();
                 self.tail = self.tail.filter(|at| at / size != cluster);
             }
@@ -773,7 +773,7 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a new refcount block whose space nobody has taken.
+    //! Guards against a new refcount block whose space is not allocated.
     use super::*;
     use crate::format::Header;
 
@@ -792,9 +792,9 @@ mod tests {
         // Two requests find that it is missing, and bring it one after the other.
         let (one, two) = (needed().unwrap(), needed().unwrap());
         assert_eq!(one, two);
-        refcounts.has_room(one);
+        refcounts.note_space(one);
         assert_eq!(needed(), None);
-        refcounts.has_room(two);
+        refcounts.note_space(two);
         assert!(refcounts.state().room.is_empty());
     }
 }

@@ -80,7 +80,7 @@ impl Image {
         for index in from.div_ceil(coverage)..entries {
             if is_there(&self.l1, index) {
                 self.drop_table(queue, index).await?;
-                self.relieve(queue).await?;
+                self.write_back_if_needed(queue).await?;
             }
         }
         let end = from.next_multiple_of(coverage);
@@ -92,7 +92,7 @@ impl Image {
                 self.set_entry(&slice, at, L2Entry::UNALLOCATED, true)?;
                 at += self.geometry.cluster_size();
             }
-            self.relieve(queue).await?;
+            self.write_back_if_needed(queue).await?;
         }
         self.finish_writing(queue).await
     }

@@ -50,7 +50,7 @@ async fn take(file: &dyn Storage, queue: &Queue, range: &Range<u64>) -> Result<b
 impl Image {
     /// Makes the cluster of a new L2 table, inside the file, read as zeroes,
     /// and takes its space. `fresh`: it reads as zeroes already.
-    pub(super) async fn make_room(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
+    pub(super) async fn reserve_table(&self, queue: &Queue, table: u64, fresh: bool) -> Result<()> {
         if is_broken(Rule::TableIsWhole) {
             return Ok(());
         }
@@ -85,13 +85,13 @@ impl Image {
             Err(_) if more.end > table.end => {}
             Err(e) => return Err(e),
         }
-        // Perhaps there is room for so much.
+        // Perhaps there is space for so much.
         take(&*self.file, queue, table).await.map(|_| true)
     }
 
     /// Takes the space of new refcount blocks, and of their entries in the
     /// table.
-    pub(super) async fn make_block_room(&self, queue: &Queue, blocks: Run) -> Result<()> {
+    pub(super) async fn reserve_refcount_blocks(&self, queue: &Queue, blocks: Run) -> Result<()> {
         let writer = self.writer()?;
         let size = self.geometry.cluster_size();
         let range = blocks.first * size..(blocks.first + blocks.count) * size;
@@ -100,13 +100,13 @@ impl Image {
         for piece in writer.refcounts.empty_pieces(blocks, self.table_piece()) {
             take(&*self.file, queue, &piece).await?;
         }
-        writer.refcounts.has_room(blocks);
+        writer.refcounts.note_space(blocks);
         Ok(())
     }
 
     /// Takes the space of the piece of the L1 table with entry `index`, unless
     /// there is something in it: then it was written.
-    pub(super) async fn make_l1_room(&self, queue: &Queue, index: u64) -> Result<()> {
+    pub(super) async fn reserve_l1_entries(&self, queue: &Queue, index: u64) -> Result<()> {
         let piece = self.table_piece();
         let first = index / (piece / 8) * (piece / 8);
         let last = (first + piece / 8).min(self.l1.len() as u64);

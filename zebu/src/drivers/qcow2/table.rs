@@ -19,7 +19,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = AtomicU64> {
 }
 
 impl L1Table {
-    /// No entries yet, and room for some.
+    /// No entries yet, with capacity for some.
     pub(crate) fn with_capacity(entries: usize) -> Self {
         L1Table {
             entries: Vec::with_capacity(entries),
@@ -85,7 +85,7 @@ impl L1Table {
 /// Some consecutive entries of one L2 table.
 ///
 /// # Concurrency
-/// Readers never wait. An entry has one writer at a time (who holds its guest
+/// Readers never wait. An entry has one writer at a time (the holder of its guest
 /// cluster, see `change.rs`), but entries side by side may be written at once.
 /// A standard entry is one word. An extended one is two, and is guarded by
 /// `version`, a sequence lock: odd while a writer is at work.
@@ -129,7 +129,7 @@ impl Slice {
         }
     }
 
-    /// Sets entry `index`. The caller holds its guest cluster, and tells the
+    /// Sets entry `index`. The caller holds its guest cluster, and notifies the
     /// image that the slice is dirty afterwards.
     pub(crate) fn set(&self, index: usize, entry: L2Entry, geometry: &Geometry) {
         if !geometry.has_extended_l2() {
@@ -147,7 +147,7 @@ impl Slice {
             version = now & !1;
             hint::spin_loop();
         }
-        // Nobody sees a new word without seeing the odd version.
+        // No reader sees a new word without seeing the odd version.
         fence(Ordering::Release);
         self.words[2 * index].store(entry.desc, Ordering::Release);
         self.words[2 * index + 1].store(entry.bitmap, Ordering::Release);
@@ -157,7 +157,7 @@ impl Slice {
 
     /// Notes that entries were set; whether that is news. For `dirty.rs` alone,
     /// which lists the slice with it.
-    pub(crate) fn soil(&self) -> bool {
+    pub(crate) fn set_dirty(&self) -> bool {
         // Sequentially consistent, as `clean` is: an entry set before a
         // `clean` that returned true is seen by the `encode` after it; one set
         // later makes the slice dirty again.

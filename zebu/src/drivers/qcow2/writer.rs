@@ -103,7 +103,7 @@ impl Writer {
     }
 
     /// Frees, with the next commit, what nothing points to.
-    pub(crate) fn give_back(&self, place: Freed) {
+    pub(crate) fn free_at_commit(&self, place: Freed) {
         if place.count > 0 {
             self.frees.push_ready(place);
         }
@@ -133,16 +133,16 @@ impl Writer {
 
 /// Refuses all further writes if it is dropped: because of an error, or because
 /// the request was dropped on its way.
-pub(crate) struct Doubt<'a>(pub(crate) &'a Writer);
+pub(crate) struct FailOnDrop<'a>(pub(crate) &'a Writer);
 
-impl Doubt<'_> {
+impl FailOnDrop<'_> {
     /// All went well.
-    pub(crate) fn resolve(self) {
+    pub(crate) fn disarm(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Doubt<'_> {
+impl Drop for FailOnDrop<'_> {
     fn drop(&mut self) {
         if self.0.check().is_ok() {
             self.0.fail(libc::EIO);
@@ -394,10 +394,10 @@ impl Image {
         // Unless this ends well it is unknown which header is valid, and nothing
         // more may be written.
         let _unbroken = queue.unbroken(&*self.file);
-        let doubt = Doubt(writer);
+        let fail_on_drop = FailOnDrop(writer);
         self.write_header(queue, replacement).await?;
         *writer.header() = header;
-        doubt.resolve();
+        fail_on_drop.disarm();
         Ok(())
     }
 

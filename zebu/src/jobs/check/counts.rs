@@ -74,7 +74,7 @@ impl Counts {
     }
 
     /// How many clusters in a row from `first` on have been counted as the
-    /// stored refcounts (of 16 bits) say, as far as can be told at once; and
+    /// stored refcounts (of 16 bits) say, as far as is known without reading; and
     /// where among them the last one in use ends.
     pub(super) fn same_run(&self, first: u64, stored: &[[u8; 2]]) -> (usize, usize) {
         let (mut same, mut used) = (0, 0);
@@ -111,7 +111,7 @@ impl Counts {
     }
 }
 
-/// Finding room, for what a repair writes anew.
+/// Finding free clusters, for what a repair writes anew.
 impl Counts {
     /// Clusters that are looked at: those of the file and one more, or as many
     /// as were taken.
@@ -165,7 +165,7 @@ impl Counts {
         }
     }
 
-    /// Takes it back.
+    /// Releases that reference.
     pub(super) fn release(&mut self, first: u64, clusters: u64) {
         for cluster in first..first + clusters {
             self.cells.set(cluster, 0);

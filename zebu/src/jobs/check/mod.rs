@@ -159,7 +159,7 @@ struct Check<'a> {
     suspicious: bool,
     /// Bytes of the L1 tables looked at so far.
     counted_l1: u64,
-    /// Whether it was told that snapshots were not looked at.
+    /// Whether it was reported that snapshots were not examined.
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.
     skipped_unaligned: bool,
@@ -340,13 +340,13 @@ impl Check<'_> {
         }
     }
 
-    /// Tells of an error that occurs `times` times over.
+    /// Reports an error that occurs `times` times.
     fn corrupt(&mut self, message: CheckMessage, times: u64) {
         (self.emit)(message);
         self.report.corruptions = self.report.corruptions.saturating_add(times);
     }
 
-    /// Tells of something that could not be checked.
+    /// Reports something that could not be checked.
     fn unchecked(&mut self, message: CheckMessage) {
         (self.emit)(message);
         self.report.check_errors += 1;

@@ -8,8 +8,8 @@ use crate::format::{COPIED, Geometry, MAX_REFCOUNT_TABLE_BYTES, OFFSET_MASK, Ref
 
 /// Bits of a refcount table entry that are the block's offset.
 const BLOCK_MASK: u64 = !0x1ff;
-/// Clusters without a known refcount that are told of one by one.
-const UNKNOWN_TOLD: u64 = 65536;
+/// Clusters without a known refcount that are reported one by one.
+const UNKNOWN_REPORTED: u64 = 65536;
 
 /// What the image stores.
 pub(super) struct StoredRefcounts {
@@ -142,7 +142,7 @@ impl StoredRefcounts {
     }
 
     /// Whether the copied flag of an L1 entry is what the refcount of the L2
-    /// table says, as far as can be told at once.
+    /// table says, as far as is known without reading.
     pub(super) fn agrees(&self, entry: u64) -> bool {
         let offset = entry & OFFSET_MASK;
         let one = self.ones.get(offset >> self.geometry.cluster_bits()) != 0;
@@ -401,7 +401,7 @@ impl Check<'_> {
             (self.emit)(CheckMessage::RefblockCorrupt { offset, index });
         }
         for cluster in first..first + count {
-            if self.report.check_errors < UNKNOWN_TOLD {
+            if self.report.check_errors < UNKNOWN_REPORTED {
                 (self.emit)(CheckMessage::NoRefcount { cluster });
             }
             self.report.check_errors += 1;

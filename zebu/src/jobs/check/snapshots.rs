@@ -1,5 +1,5 @@
 //! The snapshot table as a check reads it: entries that opening an image
-//! refuses are found and told of, and cut down to what can be kept.
+//! refuses are reported, and reduced to what can be kept.
 
 use super::{CheckMessage, RepairMode};
 use crate::format::{
@@ -25,7 +25,7 @@ pub(super) struct SnapshotTable {
 
 impl SnapshotTable {
     /// Reads the table. Only if everything is to be repaired what cannot stay
-    /// is left out; else it is an error of which all is told.
+    /// is left out; else it is an error that is reported in full.
     pub(super) async fn load(
         queue: &Queue,
         file: &dyn Storage,

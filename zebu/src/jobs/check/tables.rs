@@ -376,7 +376,7 @@ impl Check<'_> {
         self.count(Use::Data, offset, length, visit.times);
         self.report.allocated_clusters += visit.active;
         self.report.compressed_clusters += visit.active;
-        // Compressed clusters are where there was room.
+        // Compressed clusters are not aligned.
         self.report.fragmented_clusters += visit.active;
     }
 
@@ -501,7 +501,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Tells of an error that was repaired.
+    /// Reports an error that was repaired.
     fn repaired(&mut self, message: CheckMessage) {
         (self.emit)(CheckMessage::Repairing(Box::new(message)));
         self.report.corruptions_fixed += 1;
@@ -517,7 +517,7 @@ struct L2 {
     next_host: u64,
 }
 
-/// What a check tells apart of the clusters that are not compressed.
+/// The kinds of uncompressed clusters that a check distinguishes.
 enum Kind {
     /// Unallocated.
     Nothing,

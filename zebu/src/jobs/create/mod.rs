@@ -507,7 +507,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Room for the `length` bytes at `offset`, zeroes until they are set.
+    /// Space for the `length` bytes at `offset`, zeroes until they are set.
     async fn piece(&mut self, offset: u64, length: usize) -> Result<&mut [u8]> {
         let follows = self.start + self.bytes.len() as u64 == offset;
         if !follows || self.bytes.len() >= CHUNK {

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 const ONE_ATTEMPT: Duration = Duration::from_secs(60);
 /// How long a further connection may take, which can be done without.
 const ONE_MORE: Duration = Duration::from_secs(5);
-/// The longest limit: more than a century, which a clock can still tell.
+/// The longest limit: more than a century, which a clock can still represent.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long the last attempt may take.
 const LAST: Duration = Duration::from_millis(100);

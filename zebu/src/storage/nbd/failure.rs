@@ -1,4 +1,4 @@
-//! Why a request failed, so that many can be told the same.
+//! Why a request failed, in a form that can be copied to many.
 
 use std::io;
 

@@ -13,7 +13,7 @@ use crate::nbd::{
     OptionReplyHeader, OptionReplyKind, ProtocolError, encode_option, handshake, transmission,
 };
 
-/// The context that tells data from holes.
+/// The context that distinguishes data from holes.
 const ALLOCATION: &str = "base:allocation";
 /// Bytes of an answer's payload at most: a name or a text, and what is around it.
 const MAX_ANSWER: u32 = 16 << 10;
@@ -182,7 +182,7 @@ impl Handshake<'_> {
         Ok(Some(ours))
     }
 
-    /// A server of before 2011 has one export, without a name, and tells its size.
+    /// A server of before 2011 has one export, without a name, and sends its size.
     fn old_style(mut self) -> Result<Agreed, NoAgreement> {
         if self.options.tls.is_some() {
             return refused("Server does not support STARTTLS");
@@ -285,7 +285,7 @@ impl Handshake<'_> {
             }
             Ok(())
         })?;
-        // Of an export that is not there, the next option tells.
+        // An export that does not exist is reported by the next option.
         Ok(found.filter(|_| last.kind == OptionReplyKind::Ack))
     }
 

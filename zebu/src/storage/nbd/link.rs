@@ -53,7 +53,7 @@ struct Driver {
     /// None before it was polled.
     waker: Option<Waker>,
     /// It was woken since there is something to send, and did not run since.
-    told: bool,
+    notified: bool,
 }
 
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Link {
         &self.options
     }
 
-    /// Whether the server tells data from holes.
+    /// Whether the server distinguishes data from holes.
     pub(super) fn has_context(&self) -> bool {
         self.has_context
     }
@@ -127,12 +127,12 @@ impl Link {
             }
             let id = state.slots.insert(request, memory, queue);
             state.output.push_back(id);
-            let driver = state.tell_driver(queue);
+            let driver = state.wake_driver(queue);
             if driver.is_none() {
                 state.drivers.push(Driver {
                     queue,
                     waker: None,
-                    told: true,
+                    notified: true,
                 });
             }
             (id, driver)
@@ -196,11 +196,11 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Nobody waits for a request any more. When this returns its memory is not
+    /// A request was dropped. When this returns its memory is not
     /// used.
     ///
-    /// A change that the server knows of is waited for, here: who made the
-    /// request may give the place to somebody else next, whose change the
+    /// A change that the server has received is waited for, here: the caller that made the
+    /// request may give the range to another caller next, whose change the
     /// server could make first.
     pub(super) fn abandon(self: &Arc<Self>, queue: u64, id: SlotId) {
         let mut arrived = false;
@@ -210,7 +210,7 @@ impl Link {
     }
 
     /// Takes a request off, unless it is a change that the server knows of.
-    /// That goes on: the socket to wait for, and whether for room to send, too.
+    /// To continue: the socket to wait for, and whether for space to send, too.
     fn try_abandon(
         self: &Arc<Self>,
         queue: u64,
@@ -223,7 +223,7 @@ impl Link {
             let mut state = self.state();
             let mut blocked = false;
             if state.slots.is_changing(id) {
-                // Somebody waits, as the watchdog must know.
+                // A request waits, as the watchdog must see.
                 state.set_waker(id, Waker::noop());
                 match state.pump(arrived, &mut woken) {
                     Ok(more) => blocked = more,
@@ -239,7 +239,7 @@ impl Link {
                         state.output.retain(|other| *other != id);
                     }
                     // Its task may have nothing to do any more.
-                    woken.extend(state.tell_driver(queue).flatten());
+                    woken.extend(state.wake_driver(queue).flatten());
                     None
                 }
             }
@@ -340,8 +340,8 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// How much was received so far, if an answer is outstanding that somebody
-    /// waits for: nobody receives others.
+    /// How much was received so far, if a reply is outstanding that a task
+    /// waits for: others are not received.
     pub(super) fn owes(&self) -> Option<u64> {
         let state = self.state();
         let owes = matches!(state.phase, Phase::Up(_)) && state.slots.are_awaited();
@@ -388,12 +388,12 @@ impl State {
     /// The waker of a queue's task, if it is to be woken since there is something to
     /// send: the first request of a batch does that, and when the task comes to run, the
     /// whole batch is there. None: it has none.
-    fn tell_driver(&mut self, queue: u64) -> Option<Option<Waker>> {
+    fn wake_driver(&mut self, queue: u64) -> Option<Option<Waker>> {
         let mut drivers = self.drivers.iter_mut();
         match drivers.find(|driver| driver.queue == queue) {
-            Some(driver) if driver.told => Some(None),
+            Some(driver) if driver.notified => Some(None),
             Some(driver) => {
-                driver.told = true;
+                driver.notified = true;
                 Some(driver.waker.clone())
             }
             None => None,
@@ -404,7 +404,7 @@ impl State {
     fn note_driver(&mut self, queue: u64, waker: &Waker) {
         let mut drivers = self.drivers.iter_mut();
         if let Some(driver) = drivers.find(|driver| driver.queue == queue) {
-            driver.told = false;
+            driver.notified = false;
             if !driver
                 .waker
                 .as_ref()
@@ -418,7 +418,7 @@ impl State {
     /// A queue's task ends.
     fn end_driver(&mut self, queue: u64, woken: &mut Vec<Waker>) {
         self.drivers.retain(|driver| driver.queue != queue);
-        // It may have been the one that waited for room to send the rest.
+        // It may have been the one that waited for space to send the rest.
         if !self.output.is_empty() {
             self.wake_drivers(woken);
         }

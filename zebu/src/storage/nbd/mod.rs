@@ -1,7 +1,7 @@
 //! An export of an NBD server as a storage.
 //!
 //! There is no thread for it. A connection (`link.rs`) is a socket
-//! that never blocks, with the requests in flight, behind one lock; whoever
+//! that never blocks, with the requests in flight, behind one lock; the task that
 //! waits for an answer sends and receives what there is, for all. See the
 //! design document.
 //!
@@ -12,7 +12,7 @@
 //! | `handshake.rs` | what client and server agree on |
 //! | `slots.rs` | requests in flight, and their memory |
 //! | `session.rs` | sending requests and taking answers in |
-//! | `link.rs` | who waits, and what a lost connection means |
+//! | `link.rs` | waiting for replies, and what a lost connection means |
 //! | `reconnect.rs` `watchdog.rs` | threads for what seldom happens |
 //! | `client.rs` | the connections to one export |
 //! | `operation.rs` | what each operation is on the wire |

@@ -18,7 +18,7 @@ use crate::storage::{Asking, Iov, OpKind, Queue, RemoteExtent, Started};
 /// size, and far below what 32 bits hold.
 const MOST: u64 = 1 << 30;
 
-/// A request that is on its way. Dropped, nobody waits for it any more, and
+/// A request in flight. Dropped, it is not waited for any more, and
 /// its memory is not used.
 struct Waiting {
     link: Arc<Link>,
@@ -108,7 +108,7 @@ impl Driving {
         self.ended = true;
     }
 
-    /// The socket to wait for, and whether for room to send, too; none at the end.
+    /// The socket to wait for, and whether for space to send, too; none at the end.
     async fn next(&self) -> Option<(Arc<Socket>, bool)> {
         let number = self.queue.number();
         poll_fn(|context| match self.link.drive(number, false, context) {

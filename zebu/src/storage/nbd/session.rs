@@ -144,7 +144,7 @@ impl Session {
         Request::size(self.headers)
     }
 
-    /// Says goodbye, if there is room for it.
+    /// Sends a disconnect request, if there is space for it.
     pub(super) fn close(&mut self) {
         let mut bytes = Vec::new();
         let request = Request {
@@ -159,7 +159,7 @@ impl Session {
         self.wire.close();
     }
 
-    /// Sends what there is room for. Whether something is left.
+    /// Sends what there is space for. Whether something is left.
     pub(super) fn send(
         &mut self,
         slots: &mut Slots,
@@ -220,7 +220,7 @@ impl Session {
         }
     }
 
-    /// Takes in what there is. Who has an answer now is told through `woken`.
+    /// Receives what there is. Wakers of requests with a reply are returned through `woken`.
     pub(super) fn receive(
         &mut self,
         slots: &mut Slots,
@@ -284,7 +284,7 @@ impl Session {
                 Some(slot) => slot.receive_into(data.at, data.left, &mut buffers),
                 None => 0,
             };
-            // What comes behind, or what nobody wants, goes here.
+            // What follows, or belongs to dropped requests, goes here.
             let all = direct == data.left;
             let rest = self.input.room(window);
             let limit = if all { rest.len() } else { data.left };

@@ -67,7 +67,7 @@ impl Memory {
         self.each(start, MOST_PIECES, |ptr, length| {
             let length = length.min(limit - total);
             if length > 0 {
-                // SAFETY: valid on the promise of the Iov, and nobody else
+                // SAFETY: valid on the promise of the Iov, and nothing else
                 // touches it while the slice, which borrows `self`, is there.
                 out.push(IoSliceMut::new(unsafe {
                     std::slice::from_raw_parts_mut(ptr, length)
@@ -114,15 +114,15 @@ pub(super) struct Slot {
     pub(super) request: Request,
     /// The queue that waits for it.
     pub(super) queue: u64,
-    /// Who is woken; None before it was waited for, and when nobody does any
+    /// The waker; None before it was waited for, and when nothing waits any
     /// more.
     pub(super) waker: Option<Waker>,
-    /// Of a read or a write; None for others, and of a read that nobody wants
+    /// Of a read or a write; None for others, and of a read that was dropped
     /// any more.
     memory: Option<Memory>,
     /// Bytes of header and payload that are in the socket.
     pub(super) sent: usize,
-    /// Nobody waits any more.
+    /// Nothing waits any more.
     abandoned: bool,
     /// Which bytes of a read have come.
     covered: Vec<Range<u64>>,
@@ -155,7 +155,7 @@ impl Slot {
         }
     }
 
-    /// Where bytes of a read are received into; none if nobody wants them.
+    /// Where bytes of a read are received into; none if it was dropped.
     pub(super) fn receive_into<'a>(
         &'a mut self,
         start: usize,
@@ -291,7 +291,7 @@ impl Slots {
         }
     }
 
-    /// The answer is complete; who waits for it is told through `woken`.
+    /// The reply is complete; its waker is returned through `woken`.
     pub(super) fn finish(&mut self, id: SlotId, outcome: Outcome, woken: &mut Vec<Waker>) {
         let Some(slot) = self.get_mut(id) else {
             return;
@@ -341,7 +341,7 @@ impl Slots {
         })
     }
 
-    /// Nobody waits for a request any more: its memory is not used from now
+    /// A request was dropped: its memory is not used from now
     /// on, so it is no write of which something was sent. Whether nothing of it
     /// was sent: then it is no more.
     pub(super) fn abandon(&mut self, id: SlotId) -> bool {
@@ -369,7 +369,7 @@ impl Slots {
             .any(|(_, s)| s.queue == queue && s.outcome.is_none() && !s.abandoned)
     }
 
-    /// Whether somebody waits for an answer.
+    /// Whether a reply is waited for.
     pub(super) fn are_awaited(&self) -> bool {
         self.iter()
             .any(|(_, slot)| slot.outcome.is_none() && slot.waker.is_some())
@@ -382,7 +382,7 @@ impl Slots {
     }
 
     /// The connection is lost: all that is outstanding is to be sent again, save
-    /// what nobody waits for. In any order: what is in flight together has none.
+    /// what was dropped. In any order: requests in flight have none.
     pub(super) fn rewind(&mut self) -> Vec<SlotId> {
         let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
         let all: Vec<(SlotId, bool)> = outstanding.map(|(id, s)| (id, s.abandoned)).collect();

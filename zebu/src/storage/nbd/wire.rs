@@ -28,7 +28,7 @@ impl AsFd for Socket {
 const KERNEL_BUFFER: usize = 2 << 20;
 /// How often TLS receives at a time if there is nothing in it for us: a server
 /// may send such records without an end.
-const TURNS: usize = 16;
+const MAX_ROUNDS: usize = 16;
 /// How long a thread waits at a time for what another one may take.
 const A_LITTLE: Duration = Duration::from_millis(10);
 /// How long to wait before a unix socket whose backlog is full is tried again.
@@ -52,9 +52,9 @@ impl Socket {
         }
     }
 
-    /// Ends everything; whoever waits is woken.
+    /// Ends everything; all waiters are woken.
     pub(super) fn shutdown(&self) {
-        // Whoever has gone already needs none.
+        // A peer that is gone needs none.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 
@@ -63,7 +63,7 @@ impl Socket {
         self.0.peek(&mut [MaybeUninit::uninit()]).is_ok()
     }
 
-    /// Waits until there is something to receive, or room to send if so said;
+    /// Waits until there is something to receive, or space to send if requested;
     /// but not for long, since another thread may receive it. Whether it is so.
     pub(super) fn wait_a_little(&self, writable: bool) -> bool {
         let events = match writable {
@@ -187,14 +187,14 @@ impl Wire {
             };
             return received;
         };
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             match take(tls, buffers) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
             let received = again(|| tls.read_tls(&mut &self.socket.0))?;
             if let Err(e) = tls.process() {
-                // The alert that says why, if there is room for it.
+                // The alert with the reason, if there is space for it.
                 let _ = push(tls, &self.socket);
                 return Err(e);
             }
@@ -210,7 +210,7 @@ impl Wire {
         take(tls, buffers)
     }
 
-    /// Sends some of the bytes; `WouldBlock` if there is no room.
+    /// Sends some of the bytes; `WouldBlock` if there is no space.
     pub(super) fn try_send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             return again(|| NoSignal(&self.socket).write_vectored(bytes));
@@ -235,7 +235,7 @@ impl Wire {
         }
     }
 
-    /// Says goodbye in TLS, if there is room for it.
+    /// Sends TLS's close_notify, if there is space for it.
     pub(super) fn close(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.send_close_notify();
@@ -264,7 +264,7 @@ impl Wire {
                 Err(e) => return Err(e),
             }
             if Instant::now() >= deadline {
-                // Also for who sends a byte now and then.
+                // Also for a peer that sends a byte now and then.
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
@@ -296,10 +296,10 @@ impl Wire {
     pub(super) fn start_tls(&mut self, with: &ClientTls, deadline: Instant) -> io::Result<()> {
         self.tls = Some(Session::client(with)?);
         let eof = io::ErrorKind::UnexpectedEof;
-        // To the end of it, so that an error is told as one of TLS.
+        // To the end of it, so that an error is reported as one of TLS.
         loop {
             if Instant::now() >= deadline {
-                // Also for who sends without an end.
+                // Also for a peer that sends without an end.
                 return Err(io::ErrorKind::TimedOut.into());
             }
             self.flush(deadline)?;

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::super::engine::{Completion, Engine, EngineKind, Token, is_simulated};
 use super::super::op::{Op, OpKind};
 use super::batch::Batch;
-use super::execution::{Execution, Turn};
+use super::execution::{Execution, Round};
 use super::io::Slot;
 use super::tasks::{ROOT, TaskWaker};
 use super::{Inner, Queue};
@@ -158,10 +158,10 @@ impl Inner {
 
     /// Ends a turn of the loop: this thread executes at most one operation, so that its bytes are
     /// used before the next one, and the engine is given all others that are for it.
-    pub(super) fn end_turn(&self, sleeps: bool, done: &mut Vec<Completion>) {
+    pub(super) fn end_round(&self, sleeps: bool, done: &mut Vec<Completion>) {
         let alone = self.in_flight.get() == 1;
         let first = self.inline.borrow_mut().pop_front();
-        let turn = Turn {
+        let round = Round {
             alone,
             sleeps: sleeps && self.watches.get() == 0,
             inline_buffered: first.is_some(),
@@ -172,7 +172,7 @@ impl Inner {
         };
         if let Some((token, op)) = first {
             // SAFETY: `Queue::submit` was promised that the memory stays valid.
-            match unsafe { Execution::of(&op, turn).perform(&op) } {
+            match unsafe { Execution::of(&op, round).perform(&op) } {
                 Some(result) => done.push((token, result)),
                 None => self.started.borrow_mut().push((token, op)),
             }
@@ -185,7 +185,7 @@ impl Inner {
     pub(super) fn drive(&self, must_wait: bool) {
         let sleeps = || must_wait || self.shared.ready().is_empty();
         self.collect(sleeps(), |engine, done| {
-            // The engine may have nothing to tell.
+            // The engine may have no event.
             if done.len() == self.in_flight.get() && !done.is_empty() && self.watches.get() == 0 {
                 return Ok(());
             }
@@ -199,7 +199,7 @@ impl Inner {
         });
     }
 
-    /// Enters the engine without waiting, so that the descriptor tells of what comes. True: there
+    /// Enters the engine without waiting, so that the descriptor reports what comes. True: there
     /// is something to do already.
     fn arm(&self) -> bool {
         let mut more = false;
@@ -213,7 +213,7 @@ impl Inner {
         more || !self.inline.borrow().is_empty() || !self.shared.ready().is_empty()
     }
 
-    /// After the engine was entered outside of [`Queue::turn`]: makes the descriptor tell again of
+    /// After the engine was entered outside of [`Queue::turn`]: makes the descriptor report again
     /// what comes, if an event loop of the caller's waits for it.
     pub(super) fn arm_again(&self) {
         if self.armed.get() && !self.running.get() && self.arm() {
@@ -222,7 +222,7 @@ impl Inner {
     }
 
     /// After something was given to the engine: if that was outside of the queue's own loops, an
-    /// event loop of the caller's is told to call [`Queue::turn`].
+    /// caller's event loop must call [`Queue::turn`].
     pub(super) fn submitted(&self) {
         let sleeps = &self.shared.sleeps;
         if self.armed.get() && !self.running.get() && sleeps.swap(false, Ordering::SeqCst) {
@@ -239,7 +239,7 @@ impl Inner {
     ) {
         let mut done = self.done.take();
         let mut wakers = self.wakers.take();
-        self.end_turn(sleeps, &mut done);
+        self.end_round(sleeps, &mut done);
         let panicked = AbortOnPanic(self.options.engine);
         let result = enter(&mut **self.engine.borrow_mut(), &mut done);
         std::mem::forget(panicked);

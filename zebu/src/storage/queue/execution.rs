@@ -22,7 +22,7 @@ pub(super) enum Execution {
 
 /// What matters of the queue at the end of a turn of its loop.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
+pub(super) struct Round {
     /// Whether the operation is the only one in flight.
     pub alone: bool,
     /// Whether the thread would only wait for it.
@@ -33,10 +33,10 @@ pub(super) struct Turn {
 
 impl Execution {
     /// How `op`, which was started in this turn, is executed.
-    pub fn of(op: &Op, turn: Turn) -> Self {
-        let is_buffered = op.buffered && (turn.alone || turn.inline_buffered);
+    pub fn of(op: &Op, round: Round) -> Self {
+        let is_buffered = op.buffered && (round.alone || round.inline_buffered);
         match op.kind {
-            OpKind::Read | OpKind::Write if turn.alone && turn.sleeps => Self::Inline,
+            OpKind::Read | OpKind::Write if round.alone && round.sleeps => Self::Inline,
             OpKind::Read if is_buffered => Self::InlineIfCached,
             OpKind::Write if is_buffered => Self::Inline,
             _ => Self::Engine,
@@ -71,12 +71,12 @@ mod tests {
                 buffered,
                 ..Op::without_memory(kind, -1, 0, 0)
             };
-            let turn = Turn {
+            let round = Round {
                 alone,
                 sleeps,
                 inline_buffered,
             };
-            Execution::of(&op, turn)
+            Execution::of(&op, round)
         };
         for kind in [OpKind::Read, OpKind::Write] {
             assert_eq!(execution(kind, false, true, true, false), Execution::Inline);

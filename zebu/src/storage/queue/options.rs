@@ -13,7 +13,7 @@ pub struct QueueOptions {
     pub parts: usize,
     /// Whether compressed clusters are inflated on this thread instead of on
     /// the library's workers. Right when there are as many queues as cores.
-    pub inflate_here: bool,
+    pub inflate_inline: bool,
     /// Whether this thread executes all writes to the page cache, and reads of what lies
     /// there, itself instead of the engine. Right for jobs that have a queue on each core:
     /// the bytes stay in the processor's cache.
@@ -42,7 +42,7 @@ impl Default for QueueOptions {
         QueueOptions {
             engine: EngineKind::best(),
             parts: 8,
-            inflate_here: false,
+            inflate_inline: false,
             inline_buffered: false,
             force_async: 0,
             aio_max_batch: 2,

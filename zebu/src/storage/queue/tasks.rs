@@ -136,7 +136,7 @@ impl TaskWaker {
 
     /// From now on a wake queues the task again.
     ///
-    /// A swap and no store: whoever woke the task meanwhile and found it queued
+    /// A swap and no store: a waker that woke the task meanwhile and found it queued
     /// relies on the poll that follows to see what it did before.
     pub fn begin(&self) {
         self.queued.swap(false, Ordering::AcqRel);

@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 /// An engine that completes operations with given results, and then fails.
-struct Told {
+struct Scripted {
     results: Vec<i32>,
     taken: Vec<(Token, Op)>,
     panics: bool,
@@ -25,7 +25,7 @@ impl Notify for NoNotify {
     fn notify(&self) {}
 }
 
-impl Engine for Told {
+impl Engine for Scripted {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.taken.push((token, op));
     }
@@ -37,7 +37,7 @@ impl Engine for Told {
         };
         match self.results.pop() {
             Some(result) => done.push((token, result)),
-            None if self.panics => panic!("as it was told"),
+            None if self.panics => panic!("as scripted"),
             None => return Err(io::Error::from_raw_os_error(libc::EBADF)),
         }
         Ok(())
@@ -47,8 +47,8 @@ impl Engine for Told {
     }
 }
 
-fn told(results: &[i32], panics: bool) -> Queue {
-    let engine = Told {
+fn scripted(results: &[i32], panics: bool) -> Queue {
+    let engine = Scripted {
         results: results.to_vec(),
         taken: Vec::new(),
         panics,
@@ -71,12 +71,12 @@ fn file() -> Arc<dyn Storage> {
 #[test]
 fn what_cannot_be_begun_now_is_begun_again() {
     let file = file();
-    let queue = told(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
+    let queue = scripted(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
     queue.block_on(flush(&*file, &queue)).unwrap();
-    let queue = told(&[4096, -libc::EAGAIN], false);
+    let queue = scripted(&[4096, -libc::EAGAIN], false);
     let write = super::super::write_slice(&*file, &queue, 0, &[2; 4096]);
     queue.block_on(write).unwrap();
-    let queue = told(&[-libc::EIO, -libc::EAGAIN], false);
+    let queue = scripted(&[-libc::EIO, -libc::EAGAIN], false);
     let error = queue.block_on(flush(&*file, &queue)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
 }
@@ -85,7 +85,7 @@ fn what_cannot_be_begun_now_is_begun_again() {
 fn a_failed_engine_ends_the_process() {
     const NAME: &str = "ZEBU_TEST_ENGINE_FAILS";
     if let Ok(how) = std::env::var(NAME) {
-        let queue = told(&[], how == "panic");
+        let queue = scripted(&[], how == "panic");
         let _ = queue.block_on(flush(&*file(), &queue));
         return;
     }
@@ -180,7 +180,7 @@ fn a_panic_of_one_task_loses_no_wake_up_of_others() {
         let before = spawn(1);
         let _panics = queue.spawn(async {
             yield_once().await;
-            panic!("as it was told");
+            panic!("as scripted");
         });
         let after = [spawn(1), spawn(5)];
         let drive = || match turns {

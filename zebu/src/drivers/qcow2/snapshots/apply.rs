@@ -81,7 +81,7 @@ impl Image {
         match self.commit(queue, true).await {
             Ok(()) => Ok(place),
             Err(error) => {
-                self.writer()?.give_back(place);
+                self.writer()?.free_at_commit(place);
                 Err(error)
             }
         }

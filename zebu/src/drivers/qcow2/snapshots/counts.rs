@@ -13,7 +13,7 @@ impl Image {
         let mut raised = 0;
         let result = self.raise_counting(queue, l1, &mut raised).await;
         if result.is_err() {
-            // That it cannot be raised is told, whatever comes of this: at
+            // That it cannot be raised is reported, whatever the result of this: at
             // worst refcounts stay too high.
             let _ = self.lower(queue, l1, raised).await;
         }
@@ -33,7 +33,7 @@ impl Image {
                 *raised += count;
                 rest = behind(rest, count);
             }
-            self.relieve(queue).await?;
+            self.write_back_if_needed(queue).await?;
         }
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Image {
                 self.change_refcounts(queue, rest.first, alike, -1).await?;
                 rest = behind(rest, alike);
             }
-            self.relieve(queue).await?;
+            self.write_back_if_needed(queue).await?;
         }
         Ok(())
     }
@@ -96,14 +96,14 @@ impl Image {
         let mut references = self.references(queue, l1, punch);
         while let Some(reference) = references.next().await? {
             self.release_one(queue, reference).await?;
-            self.relieve(queue).await?;
+            self.write_back_if_needed(queue).await?;
         }
         Ok(())
     }
 
     /// The same for one reference.
     pub(super) async fn release_one(&self, queue: &Queue, reference: Freed) -> Result<()> {
-        let result = self.settle_one(queue, reference).await;
+        let result = self.drop_reference(queue, reference).await;
         result.map_err(|(_, error)| error)
     }
 }

@@ -95,7 +95,7 @@ impl Image {
         self.writer()?.check()?;
         self.lower(queue, &self.l1, u64::MAX).await?;
         if let Some(place) = l1 {
-            self.writer()?.give_back(place);
+            self.writer()?.free_at_commit(place);
         }
         self.commit(queue, true).await?;
         self.set_copied(queue).await?;

@@ -4,7 +4,7 @@
 //! the clusters of the guest with the active disk until one of them is written:
 //! their refcounts say how many L1 tables lead to them.
 //!
-//! Whoever changes snapshots has the image for itself. The order on the disk
+//! A change of snapshots has exclusive access to the image. The order on the disk
 //! keeps the image consistent whenever the machine stops:
 //! - refcounts are raised, durably, before anything new leads to a cluster, and
 //!   lowered only when what led there is durably gone: between the two they are

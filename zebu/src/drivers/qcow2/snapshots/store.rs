@@ -30,7 +30,7 @@ impl Image {
         match storage::write_slice(&*self.file, queue, host.0, &bytes).await {
             Ok(()) => Ok(place),
             Err(error) => {
-                self.writer()?.give_back(place);
+                self.writer()?.free_at_commit(place);
                 Err(error.into())
             }
         }
@@ -53,7 +53,7 @@ impl Image {
         match self.commit(queue, true).await {
             Ok(()) => Ok(place),
             Err(error) => {
-                self.writer()?.give_back(place);
+                self.writer()?.free_at_commit(place);
                 Err(error)
             }
         }
@@ -106,7 +106,7 @@ impl Image {
         if let Err(error) = self.protect_inactive(queue).await {
             tracing::warn!("the L2 tables of the snapshots are not protected: {error}");
         }
-        self.writer()?.give_back(old);
+        self.writer()?.free_at_commit(old);
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl Image {
         let writer = self.writer()?;
         // Where writes are refused from now on, the header may be the new one.
         if result.is_err() && writer.check().is_ok() {
-            writer.give_back(place);
+            writer.free_at_commit(place);
         }
         result
     }

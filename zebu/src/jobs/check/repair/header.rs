@@ -14,7 +14,7 @@ const INCOMPATIBLE_AT: u64 = 72;
 const AUTOCLEAR_AT: u64 = 88;
 
 impl Repair {
-    /// Clears the autoclear bits that are not known here, as everyone must who
+    /// Clears the unknown autoclear bits, as is required of a program that
     /// writes to the image.
     pub(super) async fn clear_unknown_autoclear(&mut self) -> Result<()> {
         let header = &mut self.metadata.header;

@@ -66,7 +66,7 @@ impl Repair {
 }
 
 impl Plan {
-    /// Finds room, and counts it.
+    /// Finds free clusters, and counts them.
     fn new(geometry: &Geometry, counts: &mut Counts) -> Result<Plan> {
         let mut blocks = BTreeMap::new();
         place_blocks(&mut blocks, geometry, counts);

@@ -41,7 +41,7 @@ impl Repair {
         Ok(counted.report.corruptions_fixed - before)
     }
 
-    /// Writes the table where there is room, and says where.
+    /// Writes the table to free clusters, and returns their offset.
     async fn write_snapshots(
         &mut self,
         table: &[u8],

@@ -11,7 +11,7 @@ use super::*;
 use crate::format::{COPIED, OFFSET_MASK, Snapshot};
 use crate::storage::{Memory, QueueOptions};
 
-/// What of a check tells whether an image is worse than another.
+/// The results of a check by which images are compared.
 struct State {
     report: CheckReport,
     messages: Vec<String>,

@@ -10,14 +10,14 @@ pub enum Next {
     /// Nothing.
     Nothing,
     /// A flush, while other writes go on.
-    FlushBeside,
-    /// A flush, for which all others wait: [`Pace::resume`] ends that.
+    FlushConcurrently,
+    /// A flush, for which all others wait: [`FlushSchedule::resume`] ends that.
     Flush,
 }
 
 /// When the writes of one thread are flushed: each time that the number of
 /// those left is a multiple of the interval, as qemu-img does it.
-pub struct Pace {
+pub struct FlushSchedule {
     interval: u64,
     drain: bool,
     in_flight: Cell<u64>,
@@ -26,15 +26,15 @@ pub struct Pace {
     waiting: RefCell<Vec<Waker>>,
 }
 
-impl Pace {
+impl FlushSchedule {
     /// A flush after `interval` writes (0: none), which, with `drain`, waits
     /// until none is in flight. `depth` writes at most are.
-    pub fn new(interval: u64, drain: bool, depth: u64) -> Pace {
+    pub fn new(interval: u64, drain: bool, depth: u64) -> FlushSchedule {
         let places = match interval {
             0 => 0,
             _ => depth as usize,
         };
-        Pace {
+        FlushSchedule {
             interval,
             drain,
             in_flight: Cell::new(0),
@@ -44,7 +44,7 @@ impl Pace {
     }
 
     /// Waits until a write may start.
-    pub async fn turn(&self) {
+    pub async fn wait(&self) {
         poll_fn(|context| {
             if !self.stopped.get() {
                 return Poll::Ready(());
@@ -62,7 +62,7 @@ impl Pace {
             return Next::Nothing;
         }
         if !self.drain {
-            return Next::FlushBeside;
+            return Next::FlushConcurrently;
         }
         self.stopped.set(true);
         Next::Nothing
@@ -95,28 +95,28 @@ mod tests {
 
     #[test]
     fn a_flush_waits_for_what_is_in_flight() {
-        let pace = Pace::new(3, true, 2);
-        assert_eq!(pace.begin(8), Next::Nothing);
-        assert_eq!(pace.begin(7), Next::Nothing);
-        assert_eq!(pace.end(), Next::Nothing);
-        assert_eq!(pace.begin(6), Next::Nothing);
-        assert!(pace.stopped.get());
-        assert_eq!(pace.end(), Next::Nothing);
-        assert_eq!(pace.end(), Next::Flush);
-        pace.resume();
-        assert!(!pace.stopped.get());
-        assert_eq!(pace.begin(5), Next::Nothing);
-        assert_eq!(pace.end(), Next::Nothing);
+        let schedule = FlushSchedule::new(3, true, 2);
+        assert_eq!(schedule.begin(8), Next::Nothing);
+        assert_eq!(schedule.begin(7), Next::Nothing);
+        assert_eq!(schedule.end(), Next::Nothing);
+        assert_eq!(schedule.begin(6), Next::Nothing);
+        assert!(schedule.stopped.get());
+        assert_eq!(schedule.end(), Next::Nothing);
+        assert_eq!(schedule.end(), Next::Flush);
+        schedule.resume();
+        assert!(!schedule.stopped.get());
+        assert_eq!(schedule.begin(5), Next::Nothing);
+        assert_eq!(schedule.end(), Next::Nothing);
     }
 
     #[test]
     fn or_goes_on_beside_them() {
-        let pace = Pace::new(2, false, 2);
-        let next: Vec<_> = (0..5).rev().map(|left| pace.begin(left)).collect();
-        let (none, flush) = (Next::Nothing, Next::FlushBeside);
+        let schedule = FlushSchedule::new(2, false, 2);
+        let next: Vec<_> = (0..5).rev().map(|left| schedule.begin(left)).collect();
+        let (none, flush) = (Next::Nothing, Next::FlushConcurrently);
         assert_eq!(next, [flush, none, flush, none, flush]);
-        assert!(!pace.stopped.get());
-        let never = Pace::new(0, true, 2);
+        assert!(!schedule.stopped.get());
+        let never = FlushSchedule::new(0, true, 2);
         assert_eq!(never.begin(0), Next::Nothing);
         assert_eq!(never.end(), Next::Nothing);
     }
