@@ -20,6 +20,7 @@ cargo clippy -p zebu --no-default-features --features nbd --quiet -- -D warnings
 crates=$(cargo tree -p zebu --no-default-features -e normal --prefix none | sed 's/ (\*)//' | sort -u | wc -l)
 [ "$crates" -le 25 ] || { echo "zebu needs $crates crates without its features, not 25" >&2; exit 1; }
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+sh scripts/public-api.sh
 cargo test --workspace --no-fail-fast -- --include-ignored
 # The interleavings of what threads meet at, under a scheduler of its own.
 RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
