@@ -81,7 +81,8 @@ pub mod storage;
 pub mod tls;
 
 pub use block::{
-    Device, Extents, Format, OpenOptions, Policy, Remote, RemoteRequest, Source, Status, Zeroing,
+    Device, Extents, Format, InUse, Layer, Length, OpenOptions, Policy, Preallocation, Remote,
+    RemoteRequest, SharedDevice, Source, Status, Storages, Zeroing,
 };
 pub use drivers::Limits;
 pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};

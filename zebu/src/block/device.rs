@@ -1,6 +1,7 @@
 //! An image and the chain of images behind it, as one device.
 
 use std::ffi::OsString;
+use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -232,6 +233,23 @@ impl Device {
         // ended.
         #[allow(unsafe_code)]
         let iov = unsafe { Iov::from_raw(buffer.as_mut_ptr(), buffer.len()) };
+        queue.block_on(self.read(queue, offset, &iov))
+    }
+
+    /// Fills `buffers`, one after the other, with the bytes from `offset` on, and waits for it.
+    pub fn read_vectored_blocking(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        buffers: &mut [IoSliceMut<'_>],
+    ) -> Result<()> {
+        let segments: Vec<_> = buffers
+            .iter_mut()
+            .map(|b| (b.as_mut_ptr(), b.len()))
+            .collect();
+        // SAFETY: `buffers` are borrowed until the read, waited for here, has ended.
+        #[allow(unsafe_code)]
+        let iov = unsafe { Iov::from_segments(&segments) };
         queue.block_on(self.read(queue, offset, &iov))
     }
 

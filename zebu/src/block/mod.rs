@@ -11,6 +11,7 @@ mod quick_zeroes;
 mod read;
 mod remote;
 mod resize;
+mod shared;
 mod snapshots;
 mod source;
 mod stacked;
@@ -27,6 +28,7 @@ pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
+pub use shared::{InUse, SharedDevice};
 pub use source::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,

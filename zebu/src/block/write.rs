@@ -5,6 +5,7 @@
 //! write leaves of the old content is read through the chain, all of it is
 //! written, and then mapped. See `image/change.rs` for who may do that when.
 
+use std::io::IoSlice;
 use std::ops::Range;
 
 use super::DetectZeroes;
@@ -390,6 +391,22 @@ impl Device {
         let iov = unsafe { buffer.buffer().iov() }.slice(0, length);
         let result = self.write(queue, offset, &iov).await;
         (buffer, result)
+    }
+
+    /// Writes `buffers`, one after the other, to the disk from `offset` on, and waits for it.
+    pub fn write_vectored_blocking(
+        &self,
+        queue: &Queue,
+        offset: u64,
+        buffers: &[IoSlice<'_>],
+    ) -> Result<()> {
+        let segment = |b: &IoSlice<'_>| (b.as_ptr().cast_mut(), b.len());
+        let segments: Vec<_> = buffers.iter().map(segment).collect();
+        // SAFETY: `buffers` are borrowed until the write, waited for here, has ended; a write
+        // only reads the memory.
+        #[allow(unsafe_code)]
+        let iov = unsafe { Iov::from_segments(&segments) };
+        queue.block_on(self.write(queue, offset, &iov))
     }
 
     /// Writes `bytes` to the disk from `offset` on, and waits for it.

@@ -1,0 +1,249 @@
+//! A device that is changed as a whole while others use it.
+
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use super::{Device, Preallocation};
+use crate::drivers::qcow2::SnapshotName;
+use crate::storage::Queue;
+use crate::{Error, Result, lock};
+
+/// A device whose size and snapshots can be changed by a shared reference.
+///
+/// Requests go through [`SharedDevice::enter`]. A change of the whole device waits until all that
+/// came before have ended, and later ones wait for it. Clones are of the same device.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zebu::jobs::{CreateQcow2, create_qcow2};
+/// use zebu::block::{Device, OpenOptions, Preallocation, SharedDevice};
+/// use zebu::storage::{Memory, Queue, QueueOptions};
+///
+/// # let storage = Arc::new(Memory::new(Vec::new()));
+/// let queue = Queue::new(QueueOptions::default())?;
+/// # let options = CreateQcow2 { size: 1 << 20, ..CreateQcow2::default() };
+/// # create_qcow2(&queue, &*storage, None, &options)?;
+/// let options = OpenOptions { write: true, ..OpenOptions::default() };
+/// let device = SharedDevice::new(Device::from_storage(&queue, storage, &options)?);
+/// queue.block_on(async {
+///     device.snapshot_create(&queue, "before").await?;
+///     device.resize(&queue, 2 << 20, Preallocation::Off).await?;
+///     assert_eq!(device.enter().await?.size(), 2 << 20);
+///     device.close(&queue).await
+/// })?;
+/// # Ok::<(), zebu::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SharedDevice(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    device: Place,
+    /// Changes that wait; nobody enters before them.
+    changes: usize,
+    waiting: Vec<Waker>,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Here, and as often as there are references in use.
+    Here(Arc<Device>),
+    /// With the change that is being made.
+    Changing,
+    Closed,
+}
+
+/// The right to use a [`SharedDevice`]: no change of the whole device begins while it exists.
+#[derive(Debug)]
+pub struct InUse {
+    /// None only in `drop`.
+    device: Option<Arc<Device>>,
+    shared: SharedDevice,
+}
+
+/// The device of the change that is being made; goes back when this is dropped.
+struct Exclusive<'a> {
+    device: Option<Device>,
+    shared: &'a SharedDevice,
+}
+
+/// A change that waits.
+struct Waiting<'a>(&'a SharedDevice);
+
+impl SharedDevice {
+    /// Shares a device.
+    pub fn new(device: Device) -> Self {
+        SharedDevice(Arc::new(Mutex::new(State {
+            device: Place::Here(Arc::new(device)),
+            changes: 0,
+            waiting: Vec::new(),
+        })))
+    }
+
+    /// The device, for requests: keep it until they have ended, and no longer. Waits for changes
+    /// of the whole device that are being made or were asked for before.
+    ///
+    /// Whoever has entered and waits for a change, or enters again while one waits, waits for
+    /// ever.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] after [`SharedDevice::close`].
+    pub async fn enter(&self) -> Result<InUse> {
+        poll_fn(|context| {
+            let mut state = lock(&self.0);
+            let device = match &state.device {
+                Place::Closed => return Poll::Ready(Err(closed())),
+                Place::Here(device) if state.changes == 0 => device.clone(),
+                _ => return state.wait(context.waker()),
+            };
+            Poll::Ready(Ok(InUse {
+                device: Some(device),
+                shared: self.clone(),
+            }))
+        })
+        .await
+    }
+
+    /// [`Device::resize`]. If the future is dropped midway, every write fails until the image is
+    /// opened again.
+    ///
+    /// # Errors
+    /// Those of [`Device::resize`], and [`Error::Refused`] after [`SharedDevice::close`].
+    pub async fn resize(
+        &self,
+        queue: &Queue,
+        size: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().resize(queue, size, preallocation).await
+    }
+
+    /// [`Device::snapshot_create`], as [`SharedDevice::resize`]: of a moment without requests.
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn snapshot_create(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().snapshot_create(queue, name).await
+    }
+
+    /// [`Device::snapshot_apply`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn snapshot_apply(&self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().snapshot_apply(queue, name).await
+    }
+
+    /// [`Device::snapshot_delete`], as [`SharedDevice::resize`].
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn snapshot_delete(&self, queue: &Queue, name: &SnapshotName) -> Result<()> {
+        let mut device = self.exclusive().await?;
+        device.get().snapshot_delete(queue, name).await
+    }
+
+    /// [`Device::close`], when all requests have ended. Nobody can use the device from then on,
+    /// also after an error.
+    ///
+    /// # Errors
+    /// As [`SharedDevice::resize`].
+    pub async fn close(&self, queue: &Queue) -> Result<()> {
+        let mut exclusive = self.exclusive().await?;
+        let device = exclusive.device.take().expect("it is here");
+        device.close(queue).await
+    }
+
+    /// Waits until nobody uses the device, and takes it.
+    async fn exclusive(&self) -> Result<Exclusive<'_>> {
+        lock(&self.0).changes += 1;
+        let _waiting = Waiting(self);
+        poll_fn(|context| {
+            let mut state = lock(&self.0);
+            match std::mem::replace(&mut state.device, Place::Changing) {
+                Place::Closed => {
+                    state.device = Place::Closed;
+                    Poll::Ready(Err(closed()))
+                }
+                Place::Changing => state.wait(context.waker()),
+                Place::Here(device) => match Arc::try_unwrap(device) {
+                    Ok(device) => Poll::Ready(Ok(Exclusive {
+                        device: Some(device),
+                        shared: self,
+                    })),
+                    Err(device) => {
+                        state.device = Place::Here(device);
+                        state.wait(context.waker())
+                    }
+                },
+            }
+        })
+        .await
+    }
+
+    /// Changes the state, and wakes all who wait.
+    fn update(&self, change: impl FnOnce(&mut State)) {
+        let waiting = {
+            let mut state = lock(&self.0);
+            change(&mut state);
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl State {
+    fn wait<T>(&mut self, waker: &Waker) -> Poll<T> {
+        if !self.waiting.iter().any(|w| w.will_wake(waker)) {
+            self.waiting.push(waker.clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Exclusive<'_> {
+    fn get(&mut self) -> &mut Device {
+        self.device.as_mut().expect("it is here until it is closed")
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        let place = match self.device.take() {
+            Some(device) => Place::Here(Arc::new(device)),
+            None => Place::Closed,
+        };
+        self.shared.update(|state| state.device = place);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.update(|state| state.changes -= 1);
+    }
+}
+
+impl Deref for InUse {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        self.device.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        // Under the lock: who is woken finds the reference gone.
+        let device = self.device.take();
+        self.shared.update(|_| drop(device));
+    }
+}
+
+fn closed() -> Error {
+    Error::Refused("The device is closed".into())
+}
