@@ -96,6 +96,34 @@ pub struct OpenFile {
 pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
     let path = path.into();
     let file = open(&path, how)?;
+    storage_of(file, path, how.cache)
+}
+
+/// The storage of a file that the caller has opened: for reading, and for writing too if the
+/// device is. `path` is for messages.
+///
+/// # Errors
+/// `EINVAL` if the descriptor's `O_DIRECT` is not as `cache` needs it, or if it is neither a
+/// regular file nor a block device.
+pub fn file_from_fd(
+    fd: OwnedFd,
+    path: impl Into<PathBuf>,
+    cache: CacheMode,
+) -> io::Result<Arc<dyn Storage>> {
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    if flags.contains(rustix::fs::OFlags::DIRECT) != cache.is_direct() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "O_DIRECT of the descriptor does not fit the cache mode '{}'",
+                cache.name()
+            ),
+        ));
+    }
+    storage_of(fd.into(), path.into(), cache)
+}
+
+fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc<dyn Storage>> {
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -108,7 +136,7 @@ pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn 
     let device = kind.is_block_device();
     let fd = OwnedFd::from(file);
     clear_nonblock(fd.as_raw_fd())?;
-    let is_direct = how.cache.is_direct();
+    let is_direct = cache.is_direct();
     let alignment = match is_direct {
         true => direct_alignment(fd.as_raw_fd(), device),
         false => Alignment::NONE,
@@ -119,7 +147,7 @@ pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn 
         locked: Mutex::new(LockRequest::NOTHING),
         properties: Properties {
             path,
-            cache: how.cache,
+            cache,
             alignment,
             is_device: device,
             ..Properties::PLAIN

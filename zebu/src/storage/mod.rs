@@ -53,7 +53,7 @@ pub(crate) use counted::{Counted, Work};
 pub use engine::EngineKind;
 pub(crate) use engine::is_simulated;
 pub(crate) use event::Event;
-pub use file::{CacheMode, HostFile, OpenFile, open_file};
+pub use file::{CacheMode, HostFile, OpenFile, file_from_fd, open_file};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
