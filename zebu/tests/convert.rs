@@ -3,7 +3,6 @@
 //! what is told of a conversion getting lost.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use zebu::block::{Device, OpenOptions, Source};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::storage::{
     Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Properties, Queue, QueueOptions, Started,
-    Storage, StorageExtent,
+    Storage,
 };
 
 /// Memory that wants aligned operations, as direct I/O does, and that takes its
@@ -45,20 +44,12 @@ unsafe impl Storage for Aligned {
     fn properties(&self) -> &Properties {
         &self.2
     }
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.0.set_len(length)
-    }
-    fn allocated(&self) -> io::Result<u64> {
-        self.0.allocated()
-    }
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.0.extent(offset)
-    }
     fn blocks(&self) -> Option<&Blocks> {
         Some(&self.1)
+    }
+
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&self.0)
     }
 }
 

@@ -40,7 +40,7 @@ use zebu::qcow2::Compression;
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpKind, OpenFile, Queue, QueueOptions, Started,
-    Storage, StorageExtent, open_file,
+    Storage, open_file,
 };
 
 const SECTOR: usize = 512;
@@ -1210,17 +1210,9 @@ unsafe impl Storage for FailingFlushes {
         // SAFETY: passed on.
         unsafe { self.0.start(queue, kind, offset, length, memory) }
     }
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-    fn set_len(&self, length: u64) -> std::io::Result<()> {
-        self.0.set_len(length)
-    }
-    fn allocated(&self) -> std::io::Result<u64> {
-        self.0.allocated()
-    }
-    fn extent(&self, offset: u64) -> std::io::Result<StorageExtent> {
-        self.0.extent(offset)
+
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&self.0)
     }
 }
 

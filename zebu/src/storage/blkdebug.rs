@@ -634,14 +634,6 @@ unsafe impl Storage for Blkdebug {
         &self.properties
     }
 
-    fn len(&self) -> io::Result<u64> {
-        self.shared.storage.len()
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.shared.storage.set_len(length)
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         // As QEMU, which does not ask the image below.
         Err(io::ErrorKind::Unsupported.into())
@@ -680,6 +672,10 @@ unsafe impl Storage for Blkdebug {
 
     fn blkdebug(&self) -> Option<&Blkdebug> {
         Some(self)
+    }
+
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&*self.shared.storage)
     }
 }
 

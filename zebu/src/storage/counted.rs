@@ -5,9 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{
-    Asking, Blkdebug, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
-};
+use super::{Iov, OpKind, Queue, Started, Storage};
 use crate::LimitExceeded;
 
 /// What one read counts as at least.
@@ -85,39 +83,7 @@ unsafe impl Storage for Counted {
         unsafe { self.storage.start(queue, kind, offset, length, memory) }
     }
 
-    fn properties(&self) -> &Properties {
-        self.storage.properties()
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.storage.len()
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.storage.set_len(length)
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        self.storage.allocated()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.storage.extent(offset)
-    }
-
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        self.storage.ask_extent(queue, offset)
-    }
-
-    fn blocks(&self) -> Option<&Blocks> {
-        self.storage.blocks()
-    }
-
-    fn below(&self) -> Option<&dyn Storage> {
-        self.storage.below()
-    }
-
-    fn blkdebug(&self) -> Option<&Blkdebug> {
-        self.storage.blkdebug()
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&*self.storage)
     }
 }

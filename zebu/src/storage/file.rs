@@ -141,10 +141,12 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
         true => direct_alignment(fd.as_raw_fd(), device),
         false => Alignment::NONE,
     };
-    let file = HostFile {
+    let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
+    Ok(Arc::new(HostFile {
         fd: Arc::new(fd),
         locks: OnceLock::new(),
         locked: Mutex::new(LockRequest::NOTHING),
+        blocks: (alignment.offset > 1).then(|| Blocks::new(page)),
         properties: Properties {
             path,
             cache,
@@ -152,15 +154,7 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
             is_device: device,
             ..Properties::PLAIN
         },
-    };
-    let page = page_size().max(metadata.blksize().next_power_of_two().min(MAX_PAGE));
-    Ok(match is_direct {
-        true => Arc::new(DirectFile {
-            file,
-            blocks: Blocks::new(page),
-        }),
-        false => Arc::new(BufferedFile { file }),
-    })
+    }))
 }
 
 fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
@@ -198,6 +192,8 @@ pub struct HostFile {
     locks: OnceLock<Option<OwnedFd>>,
     /// What these locks are.
     locked: Mutex<LockRequest>,
+    /// Of direct I/O.
+    blocks: Option<Blocks>,
     properties: Properties,
 }
 
@@ -268,11 +264,11 @@ impl HostFile {
             _ => Err(error),
         }
     }
+}
 
-    /// As [`Storage::start`].
-    ///
-    /// # Safety
-    /// As there.
+// SAFETY: the engine uses the memory until the operation has ended, and that is
+// what `Io`, in the `Started`, waits for.
+unsafe impl Storage for HostFile {
     unsafe fn start(
         &self,
         queue: &Queue,
@@ -341,6 +337,22 @@ impl HostFile {
             length: hole.saturating_sub(offset).max(1).min(all.length),
         })
     }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.std().metadata()?.blocks() * 512)
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn host_file(&self) -> Option<&HostFile> {
+        Some(self)
+    }
+
+    fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
+    }
 }
 
 impl AsFd for HostFile {
@@ -356,104 +368,6 @@ impl Drop for HostFile {
         if self.locks.get().is_some() {
             lock::unlock(self.lock_fd());
         }
-    }
-}
-
-/// A file that is read and written through the page cache.
-#[derive(Debug)]
-pub struct BufferedFile {
-    file: HostFile,
-}
-
-/// A file that is read and written past the page cache (`O_DIRECT`): offsets, lengths and memory
-/// are aligned.
-#[derive(Debug)]
-pub struct DirectFile {
-    file: HostFile,
-    blocks: Blocks,
-}
-
-// SAFETY: the engine uses the memory until the operation has ended, and that is
-// what `Io`, in the `Started`, waits for.
-unsafe impl Storage for BufferedFile {
-    unsafe fn start(
-        &self,
-        queue: &Queue,
-        kind: OpKind,
-        offset: u64,
-        length: u64,
-        memory: Option<&Iov>,
-    ) -> Started {
-        // SAFETY: passed on.
-        unsafe { self.file.start(queue, kind, offset, length, memory) }
-    }
-
-    fn properties(&self) -> &Properties {
-        &self.file.properties
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.file.set_len(length)
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        Ok(self.file.std().metadata()?.blocks() * 512)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.file.extent(offset)
-    }
-
-    fn host_file(&self) -> Option<&HostFile> {
-        Some(&self.file)
-    }
-}
-
-// SAFETY: the engine uses the memory until the operation has ended, and that is
-// what `Io`, in the `Started`, waits for.
-unsafe impl Storage for DirectFile {
-    unsafe fn start(
-        &self,
-        queue: &Queue,
-        kind: OpKind,
-        offset: u64,
-        length: u64,
-        memory: Option<&Iov>,
-    ) -> Started {
-        // SAFETY: passed on.
-        unsafe { self.file.start(queue, kind, offset, length, memory) }
-    }
-
-    fn properties(&self) -> &Properties {
-        &self.file.properties
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.file.set_len(length)
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        Ok(self.file.std().metadata()?.blocks() * 512)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.file.extent(offset)
-    }
-
-    fn host_file(&self) -> Option<&HostFile> {
-        Some(&self.file)
-    }
-
-    fn blocks(&self) -> Option<&Blocks> {
-        (self.file.properties.alignment.offset > 1).then_some(&self.blocks)
     }
 }
 

@@ -163,8 +163,17 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         memory: Option<&Iov>,
     ) -> Started;
 
+    /// The storage that this one, a filter, is over: what a filter does not do itself is passed
+    /// on by the methods below, but for [`Storage::host_file`]. All others have their own
+    /// `len`, `set_len`, `allocated` and `extent`.
+    fn inner(&self) -> Option<&dyn Storage> {
+        None
+    }
+
     /// Length in bytes.
-    fn len(&self) -> io::Result<u64>;
+    fn len(&self) -> io::Result<u64> {
+        inner_of(self.inner())?.len()
+    }
 
     /// Whether there are no bytes at all.
     fn is_empty(&self) -> io::Result<bool> {
@@ -172,24 +181,30 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     }
 
     /// Makes it `length` bytes long; new bytes read as zeroes. May block.
-    fn set_len(&self, length: u64) -> io::Result<()>;
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        inner_of(self.inner())?.set_len(length)
+    }
 
     /// What is known of it and does not change.
     fn properties(&self) -> &Properties {
         static PLAIN: Properties = Properties::PLAIN;
-        &PLAIN
+        self.inner().map_or(&PLAIN, |inner| inner.properties())
     }
 
     /// Bytes that the storage takes up on its device; an error if that is not known.
-    fn allocated(&self) -> io::Result<u64>;
+    fn allocated(&self) -> io::Result<u64> {
+        inner_of(self.inner())?.allocated()
+    }
 
     /// Whether there is data at `offset`, and how far. At or past the end the
     /// length is 0. May block.
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent>;
+    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
+        inner_of(self.inner())?.extent(offset)
+    }
 
     /// As [`Storage::extent`], of a remote storage, which is asked.
-    fn ask_extent(&self, _queue: &Queue, _offset: u64) -> Option<Asking> {
-        None
+    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
+        self.inner()?.ask_extent(queue, offset)
     }
 
     /// The file of this machine that it is, if it is one.
@@ -200,18 +215,18 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// The writes in flight, of a storage that has an alignment: see
     /// [`Blocks`].
     fn blocks(&self) -> Option<&Blocks> {
-        None
+        self.inner()?.blocks()
     }
 
     /// The storage that this one is made of, if it is of one.
     fn below(&self) -> Option<&dyn Storage> {
-        None
+        self.inner()?.below()
     }
 
     /// What fails on purpose here, if anything does.
     #[doc(hidden)]
     fn blkdebug(&self) -> Option<&Blkdebug> {
-        None
+        self.inner()?.blkdebug()
     }
 
     /// [`Properties::alignment`].
@@ -243,6 +258,11 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     fn is_remote(&self) -> bool {
         self.properties().is_remote
     }
+}
+
+/// What a filter is over; an error of a storage that is no filter and lacks a method.
+fn inner_of(inner: Option<&dyn Storage>) -> io::Result<&dyn Storage> {
+    inner.ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
 /// Reports an event to `storage`, if that is a blkdebug filter.

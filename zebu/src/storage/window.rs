@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::{
-    Alignment, Asking, Blkdebug, Blocks, Iov, OpKind, Properties, Queue, Started, Storage,
-    StorageExtent, discard, punch_hole, read, write, zero_range,
+    Alignment, Asking, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
+    discard, punch_hole, read, write, zero_range,
 };
 
 /// The bytes of a storage from an offset on.
@@ -134,10 +134,6 @@ unsafe impl Storage for Window {
         }
     }
 
-    fn allocated(&self) -> io::Result<u64> {
-        self.storage.allocated()
-    }
-
     fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
         let length = self.len()?.saturating_sub(offset);
         if length == 0 {
@@ -171,8 +167,8 @@ unsafe impl Storage for Window {
         Some(&*self.storage)
     }
 
-    fn blkdebug(&self) -> Option<&Blkdebug> {
-        self.storage.blkdebug()
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&*self.storage)
     }
 }
 

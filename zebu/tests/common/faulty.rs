@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use zebu::storage::{Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 
 use super::Rng;
 
@@ -144,13 +144,6 @@ unsafe impl Storage for Faulty {
         unsafe { self.inner.start(queue, kind, offset, length, memory) }
     }
 
-    fn properties(&self) -> &Properties {
-        self.inner.properties()
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.inner.len()
-    }
-
     fn set_len(&self, length: u64) -> io::Result<()> {
         match self.is_beyond(length) {
             true => Err(io::Error::from_raw_os_error(libc_enospc())),
@@ -158,11 +151,7 @@ unsafe impl Storage for Faulty {
         }
     }
 
-    fn allocated(&self) -> io::Result<u64> {
-        self.inner.allocated()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.inner.extent(offset)
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&*self.inner)
     }
 }

@@ -25,7 +25,7 @@ use zebu::jobs::{
 };
 use zebu::qcow2::Snapshot;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage};
 use zebu::{Error, Result};
 
 use crate::hostile_images::{self, Random};
@@ -76,20 +76,15 @@ unsafe impl Storage for Small {
         // SAFETY: passed on.
         unsafe { self.0.start(queue, kind, offset, length, memory) }
     }
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
     fn set_len(&self, length: u64) -> io::Result<()> {
         match length > MOST {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             false => self.0.set_len(length),
         }
     }
-    fn allocated(&self) -> io::Result<u64> {
-        self.0.allocated()
-    }
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        self.0.extent(offset)
+
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&self.0)
     }
 }
 

@@ -48,10 +48,6 @@ unsafe impl Storage for Sparse {
         unsafe { self.0.start(queue, kind, offset, length, memory) }
     }
 
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
     fn set_len(&self, length: u64) -> io::Result<()> {
         match length > MOST {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
@@ -85,5 +81,9 @@ unsafe impl Storage for Sparse {
             data,
             length: (end - offset).min(length),
         })
+    }
+
+    fn inner(&self) -> Option<&dyn Storage> {
+        Some(&self.0)
     }
 }

@@ -1,0 +1,99 @@
+//! Guards against a layer that knows one above it (docs/design.md, "Layers").
+//!
+//! The layers are read from the code's own paths: `crate::NAME` within `src/MODULE`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the bottom up. A module may name what is before it, and itself.
+const LAYERS: [&[&str]; 8] = [
+    &["broken", "statistics", "lock"],
+    &["format"],
+    &["error"],
+    &["codec", "nbd", "tls"],
+    &["storage"],
+    &["drivers"],
+    &["block", "qcow2"],
+    &["jobs"],
+];
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|names| names.contains(&module))
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+/// What `code` names behind `crate::`, one by one: `crate::a::b`, `crate::{a::b, c}`.
+fn named(code: &str) -> Vec<&str> {
+    let word = |text: &str| text.find(|c: char| !c.is_alphanumeric() && c != '_');
+    let mut names = Vec::new();
+    for path in code.split("crate::").skip(1) {
+        let Some(list) = path.strip_prefix('{') else {
+            names.push(&path[..word(path).unwrap_or(path.len())]);
+            continue;
+        };
+        let (mut depth, mut first) = (0, true);
+        for (at, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => first = true,
+                _ if first && depth == 0 && !c.is_whitespace() => {
+                    names.push(&list[at..at + word(&list[at..]).unwrap_or(0)]);
+                    first = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn no_layer_knows_one_above_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    files(&root, &mut paths);
+    let mut arrows = 0;
+    let mut wrong = Vec::new();
+    for path in paths {
+        let inside = path.strip_prefix(&root).unwrap();
+        let module = inside.iter().next().unwrap().to_str().unwrap();
+        let module = module.trim_end_matches(".rs");
+        if ["lib", "internal"].contains(&module) || inside.ends_with("tests.rs") {
+            continue;
+        }
+        let own = layer(module).unwrap_or_else(|| panic!("{module}: in no layer"));
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let lines = code
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        let code: String = lines.flat_map(|line| [line, "\n"]).collect();
+        for name in named(&code) {
+            // Names at the root that are no module are errors and what all use.
+            if name != module
+                && let Some(other) = layer(name)
+            {
+                arrows += 1;
+                if other > own || (other == own && ["block", "qcow2"].contains(&name)) {
+                    wrong.push(format!("{} knows {name}", inside.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(
+        arrows > 100,
+        "the paths are written in another way: {arrows}"
+    );
+}
