@@ -6,6 +6,9 @@ use std::ops::Range;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
 const COPIED: u64 = 1 << 63;
+/// A session adds at most so many clusters to the file, or 4 MiB if that is more (a MiB is
+/// allocated ahead for small tables).
+const REACH: u64 = 512;
 
 pub fn be32(bytes: &[u8], at: u64) -> u32 {
     let at = at as usize;
@@ -310,8 +313,8 @@ impl Layout {
         self.version >= 3 && be32(file, 4) == self.version && same && wrong.next().is_some()
     }
 
-    /// A cluster of an image that was repaired which is a part of an L1 table or of the
-    /// snapshot table, and data, an L2 table or a refcount block, too.
+    /// A cluster of an image that was repaired which is a part of the header, an L1 table or
+    /// the snapshot table, and data, an L2 table or a refcount block, too.
     pub fn root_with_another_use(&self, file: &[u8]) -> Option<u64> {
         // Of an image with another size or place of something less is known.
         let (here, sound) = (Layout::header_of(file), self.header);
@@ -319,7 +322,7 @@ impl Layout {
             return None;
         }
         let now = Layout::of(file);
-        let mut roots = vec![(be64(file, 40), u64::from(be32(file, 36)) * 8)];
+        let mut roots = vec![(0, 1), (be64(file, 40), u64::from(be32(file, 36)) * 8)];
         roots.push((
             now.snapshot_table.start,
             now.snapshot_table.end - now.snapshot_table.start,
@@ -385,6 +388,9 @@ pub struct Suspects {
     pub header: bool,
     /// Whether the external data file was cut off.
     pub data_file: bool,
+    /// Whether a damaged entry refers to a cluster that is free, or to what a session may
+    /// add to the file.
+    pub free: bool,
 }
 
 impl Suspects {
@@ -428,6 +434,8 @@ impl Layout {
     ///   header names other refcounts, unless those cannot be. A refcount block
     ///   that cannot be where the table says is known to be damaged: then all of
     ///   the disk must survive.
+    /// - What a session writes may go to where a damaged entry refers to a free cluster, or
+    ///   past the end of the file. It is lost when that entry goes.
     pub fn suspects(&self, before: &[u8], after: &[u8]) -> Suspects {
         let changed = Changed { before, after };
         let lost = self.lost_refcounts(&changed);
@@ -479,6 +487,7 @@ impl Layout {
             snapshot_table,
             header,
             data_file: false,
+            free: led_to.iter().any(|range| self.has_free(before, range)),
         }
     }
 
@@ -551,10 +560,41 @@ impl Layout {
         lost
     }
 
-    /// The bytes of the file that damaged entries of the mapping lead to.
+    /// Whether a range of the sound file has a cluster that is free.
+    fn has_free(&self, file: &[u8], range: &Range<u64>) -> bool {
+        let mut clusters = range.start / self.cluster..range.end.div_ceil(self.cluster);
+        clusters.any(|cluster| self.refcount(file, cluster) == 0)
+    }
+
+    /// What the sound file says how often a cluster is referred to.
+    fn refcount(&self, file: &[u8], cluster: u64) -> u64 {
+        let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
+        let block = self.blocks.get(number as usize).copied().unwrap_or(0);
+        if block == 0 {
+            return 0;
+        }
+        let bit = index * self.refcount_bits;
+        match self.refcount_bits {
+            bits @ 1..8 => {
+                u64::from(file[(block + bit / 8) as usize]) >> (bit % 8) & ((1 << bits) - 1)
+            }
+            bits => be64(file, block + bit / 8) >> (64 - bits),
+        }
+    }
+
+    /// Whether bytes of cluster `n` of the active disk, which is compressed, are damaged:
+    /// no check finds that.
+    pub fn is_damaged_compressed(&self, before: &[u8], after: &[u8], n: u64) -> bool {
+        let changed = Changed { before, after };
+        let path = self.paths[0].get(n as usize);
+        path.is_some_and(|path| path.compressed && changed.touches(&path.data))
+    }
+
+    /// The bytes of the file, and of what a session may add to it, that damaged entries of
+    /// the mapping lead to.
     fn led_to(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
         let mut all = Vec::new();
-        let end = changed.after.len() as u64;
+        let end = changed.after.len() as u64 + (REACH * self.cluster).max(4 << 20);
         let entry = |at: u64, all: &mut Vec<Range<u64>>| {
             let (data, compressed) = self.data_of(be64(changed.after, at));
             let possible = compressed || data.start.is_multiple_of(self.cluster);

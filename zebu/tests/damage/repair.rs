@@ -92,7 +92,7 @@ pub fn repair(
     }
     if clean && whole {
         what += ", then a session";
-        for n in write(queue, rng, sound, &files, &before) {
+        for n in write(queue, rng, sound, &files, damaged, &before) {
             after[0][n] = true;
         }
         let now = right(queue, sound, &files);
@@ -121,12 +121,13 @@ fn write(
     rng: &mut Rng,
     sound: &Sound,
     files: &Files,
+    damaged: &[u8],
     right: &[Vec<bool>],
 ) -> Vec<usize> {
     // Before the writes, too, which give L2 tables that are shared copies.
     let resizable = sound.content.len() == 1 || sound.layout.version >= 3;
     if resizable && rng.one_in(2) {
-        resize(queue, rng, sound, files);
+        resize(queue, rng, sound, files, damaged);
     }
     let Ok(device) = files.open(queue, true, true) else {
         return Vec::new();
@@ -164,18 +165,19 @@ fn write(
         .block_on(device.close(queue))
         .expect("a repaired image closes");
     if resizable {
-        resize(queue, rng, sound, files);
+        resize(queue, rng, sound, files, damaged);
     }
     Vec::new()
 }
 
 /// Makes a repaired disk larger, writes there, and makes it as large as it was.
-fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files) {
+fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &[u8]) {
     let Ok(mut device) = files.open(queue, true, true) else {
         return;
     };
     let old = device.size();
-    let coverage = sound.layout.per_table() * sound.layout.cluster;
+    let cluster = sound.layout.cluster;
+    let coverage = sound.layout.per_table() * cluster;
     // (Files in memory have a limit.)
     let most = (2 * coverage).min(64 << 20);
     let new = old + 512 * (1 + rng.below(most / 512));
@@ -187,6 +189,15 @@ fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files) {
         let result = queue.block_on(resize);
         // Damage may have made it version 2.
         if matches!(&result, Err(zebu::Error::Refused(why)) if why.contains("v2 image")) {
+            return;
+        }
+        // The cluster with the old end, which a larger disk has more of, cannot be inflated.
+        let last = old / cluster;
+        if matches!(&result, Err(zebu::Error::Compressed { guest, .. }) if *guest == last * cluster)
+            && sound
+                .layout
+                .is_damaged_compressed(&sound.file, damaged, last)
+        {
             return;
         }
         assert!(

@@ -278,8 +278,8 @@ struct Session<'a> {
     touched: Vec<usize>,
     /// Clusters that were written at all.
     mine: BTreeSet<usize>,
-    /// Whether what is written may go to where a suspect has its data, too.
-    /// What gives that up takes ours along.
+    /// Whether what is written may go to where a suspect has its data, too, or a damaged
+    /// entry leads. What gives that up takes ours along.
     shared: bool,
     /// Clusters that an L2 table maps.
     per_table: usize,
@@ -309,7 +309,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         ids: sound.layout.snapshot_ids.clone(),
         touched: Vec::new(),
         mine: BTreeSet::new(),
-        shared: suspects.written != suspects.read,
+        shared: suspects.free || suspects.written != suspects.read,
         per_table: sound.layout.per_table() as usize,
         snapshots: !suspects.snapshot_table && sound.data.is_none(),
         resized: false,

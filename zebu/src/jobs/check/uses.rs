@@ -63,7 +63,12 @@ impl Use {
     /// Whether all other metadata depend on it, and the file has no second copy of
     /// what it says.
     fn is_root(self) -> bool {
-        matches!(self, Use::L1Table | Use::SnapshotTable)
+        matches!(self, Use::Header | Use::L1Table | Use::SnapshotTable)
+    }
+
+    /// Whether an image is written only if the file has all of it.
+    fn must_be_whole(self) -> bool {
+        matches!(self, Use::L2Table | Use::RefcountBlock)
     }
 
     /// Whether it can be rebuilt, in another place, from the other metadata.
@@ -95,6 +100,7 @@ pub(super) struct Uses {
     /// it is not the only one.
     cells: Cells,
     conflict: Option<Conflict>,
+    ends_in_table: bool,
 }
 
 /// Set for a cluster with several uses.
@@ -106,12 +112,15 @@ impl Uses {
             cluster_bits: geometry.cluster_bits(),
             cells: Cells::new(geometry.clusters_for(file_len), 3),
             conflict: None,
+            ends_in_table: false,
         }
     }
 
     /// Notes a reference to the clusters from `first` to before `end`.
     pub(super) fn note(&mut self, what: Use, first: u64, end: u64) {
         let code = what as u8 + 1;
+        let is_last = first < self.cells.len() && self.cells.len() <= end;
+        self.ends_in_table |= is_last && what.must_be_whole();
         for cluster in first..end.min(self.cells.len()) {
             let before = self.cells.get(cluster);
             if before == 0 {
@@ -142,10 +151,15 @@ impl Uses {
         }
     }
 
-    /// The first cluster with a table that all other metadata depend on and a second
-    /// use: either of the two references may be damaged.
+    /// The first cluster with the header or a table that all other metadata depend on,
+    /// and a second use: either of the two references may be damaged.
     pub(super) fn conflict(&self) -> Option<Conflict> {
         self.conflict
+    }
+
+    /// Whether the last cluster of the file is an L2 table or a refcount block.
+    pub(super) fn ends_in_table(&self) -> bool {
+        self.ends_in_table
     }
 
     /// Whether `what` is the only use of the cluster at `offset`.
@@ -165,6 +179,7 @@ mod tests {
             cluster_bits: 16,
             cells: Cells::new(8, 3),
             conflict: None,
+            ends_in_table: false,
         };
         uses.iter().for_each(|what| noted.note(*what, 3, 4));
         assert_eq!(noted.is_only(uses[0], 3 << 16), uses.len() == 1);
@@ -182,7 +197,9 @@ mod tests {
         let found = Some([Data, L1Table]);
         assert_eq!(conflict(&[RefcountBlock, Data, L1Table]), found);
         assert_eq!(conflict(&[Data, RefcountBlock, L1Table]), found);
-        assert_eq!(conflict(&[Header, Data, L1Table]), Some([Header, L1Table]));
-        assert_eq!(conflict(&[Data, Header, RefcountBlock]), None);
+        let found = Some([Header, Data]);
+        assert_eq!(conflict(&[Header, Data, L1Table]), found);
+        assert_eq!(conflict(&[Header, RefcountBlock, Data]), found);
+        assert_eq!(conflict(&[Header, RefcountBlock]), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Repair: a check that makes the image say what was counted.
 //!
 //! Before anything is written all tables are read, and the use of each cluster
-//! of the file is noted (`super::uses`). Where an L1 table or the snapshot table
-//! overlaps another structure or data, one of the two references is wrong, and to
+//! of the file is noted (`super::uses`). Where the header, an L1 table or the snapshot
+//! table overlaps another structure or data, one of the two references is wrong, and to
 //! repair what follows from the wrong one may destroy the other: the repair stops,
 //! and nothing has changed. (Refcount structures may overlap anything: they are
 //! rebuilt in free space.) No other table with a second use is changed either.
@@ -20,7 +20,8 @@
 //! 4. A new snapshot table is written to clusters that are counted, then the
 //!    header names it, then the clusters of the old one are freed, and flags
 //!    follow once more: it may have lain on something else.
-//! 5. Only now the image is called sound.
+//! 5. A table at the end of the file that lacks its end gets it.
+//! 6. Only now the image is called sound.
 //!
 //! - `writable`: which tables may be written to;
 //! - `rebuild`: all refcounts anew;
@@ -163,9 +164,23 @@ impl Repair {
             report.corruptions += damage;
         }
         if report.corruptions == 0 && report.check_errors == 0 {
+            self.complete_last_table().await?;
             self.mark_sound().await?;
         }
         Ok(report)
+    }
+
+    /// Makes the file reach the end of its last cluster if that is an L2 table or a
+    /// refcount block, without which the image is not written. What is missing was
+    /// read as zeroes.
+    async fn complete_last_table(&self) -> Result<()> {
+        let length = self.metadata.file.len()?;
+        let end = length.next_multiple_of(self.metadata.geometry.cluster_size());
+        if length == end || !self.look().await?.ends_in_table() {
+            return Ok(());
+        }
+        let zeroes = vec![0; (end - length) as usize];
+        self.writer.write(length, &zeroes).await
     }
 
     /// Reads all tables and notes the use of each cluster.

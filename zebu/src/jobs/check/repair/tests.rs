@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::super::tests::{CLUSTER, DATA, L1, L2, REFCOUNT_BLOCK, REFCOUNT_TABLE, TestImage};
 use super::super::writer::Event;
 use super::*;
-use crate::format::{COPIED, OFFSET_MASK, Snapshot};
+use crate::format::{COMPRESSED, COPIED, OFFSET_MASK, Snapshot};
 use crate::storage::{Memory, QueueOptions};
 
 /// The results of a check by which images are compared.
@@ -195,6 +195,32 @@ fn lost_refcounts() {
     repairs(&image);
     image.header.refcount_table_clusters = 0;
     repairs(&image);
+}
+
+#[test]
+fn a_table_that_was_cut_off_gets_its_end() {
+    let mut image = TestImage::new(0);
+    image.bytes.truncate(L2 * CLUSTER + 100);
+    repairs(&image);
+    let (_, after, _) = repair_logged(&file(&image), RepairMode::Leaks);
+    assert_eq!(after.len(), (L2 + 1) * CLUSTER);
+    // Data may end where the file does.
+    let mut image = TestImage::new(1);
+    image.bytes.truncate(DATA * CLUSTER + 100);
+    let (_, after, _) = repair_logged(&file(&image), RepairMode::All);
+    assert_eq!(after.len(), image.bytes.len());
+}
+
+#[test]
+fn nothing_is_repaired_where_data_lie_on_the_header() {
+    let mut image = TestImage::new(10);
+    image.put(L2, 20, COMPRESSED | 200);
+    let before = file(&image);
+    for mode in [RepairMode::Leaks, RepairMode::All] {
+        let (report, after, _) = repair_logged(&before, mode);
+        assert!(report.unwrap().check_errors > 0);
+        assert!(after == before);
+    }
 }
 
 #[test]
