@@ -582,12 +582,16 @@ impl Layout {
         }
     }
 
-    /// Whether bytes of cluster `n` of the active disk, which is compressed, are damaged:
-    /// no check finds that.
-    pub fn is_damaged_compressed(&self, before: &[u8], after: &[u8], n: u64) -> bool {
+    /// Whether reading cluster `n` of the active disk may fail although a check finds nothing:
+    /// it is compressed and its bytes are damaged, or its entry is damaged and leads to the
+    /// external data file.
+    pub fn may_be_unreadable(&self, before: &[u8], after: &[u8], n: u64) -> bool {
         let changed = Changed { before, after };
         let path = self.paths[0].get(n as usize);
-        path.is_some_and(|path| path.compressed && changed.touches(&path.data))
+        path.is_some_and(|path| {
+            (path.compressed && changed.touches(&path.data))
+                || (self.data_file && changed.touches(&path.entry))
+        })
     }
 
     /// The bytes of the file, and of what a session may add to it, that damaged entries of

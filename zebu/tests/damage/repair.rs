@@ -191,12 +191,11 @@ fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &
         if matches!(&result, Err(zebu::Error::Refused(why)) if why.contains("v2 image")) {
             return;
         }
-        // The cluster with the old end, which a larger disk has more of, cannot be inflated.
-        let last = old / cluster;
-        if matches!(&result, Err(zebu::Error::Compressed { guest, .. }) if *guest == last * cluster)
-            && sound
-                .layout
-                .is_damaged_compressed(&sound.file, damaged, last)
+        // The cluster with the old end, of which a larger disk has more, cannot be read.
+        use zebu::Error::{Compressed, Corrupt};
+        if let Err(Compressed { guest, .. } | Corrupt { guest, .. }) = &result
+            && guest / cluster == old / cluster
+            && (sound.layout).may_be_unreadable(&sound.file, damaged, old / cluster)
         {
             return;
         }
