@@ -46,6 +46,9 @@ impl Run<'_> {
             }
             Whole::Apply(n) if count > 0 => {
                 after.cells = after.snapshots[n % count].cells.clone();
+                if self.lost_snapshots {
+                    after.cells.iter_mut().for_each(|cell| cell.wild = true);
+                }
             }
             Whole::Delete(n) if count > 0 => {
                 after.snapshots.remove(n % count);

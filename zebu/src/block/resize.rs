@@ -135,6 +135,7 @@ impl Device {
             return Err(e);
         }
         raw.set_size(size);
+        let size = raw.size();
         self.set_size(size);
         Ok(())
     }

@@ -229,9 +229,10 @@ impl Raw {
         }
     }
 
-    /// Another size of the disk, which the storage has space for.
+    /// Another size of the disk, which the storage has space for; rounded up as when it is
+    /// opened.
     pub(crate) fn set_size(&mut self, size: u64) {
-        *self.size.get_mut() = size;
+        *self.size.get_mut() = size.next_multiple_of(512);
     }
 
     /// Looks for the end of the storage again; the size of the disk, which

@@ -293,7 +293,7 @@ impl Image {
         if let Some(flaw) = self.writer()?.flaw() {
             return Err(flaw);
         }
-        self.refuse_cut_tables()?;
+        self.refuse_cut_tables(queue).await?;
         // The header's cluster has one reference. If its refcount is another, the
         // place or the width of refcounts is wrong, and clusters in use may seem to
         // be free.
@@ -306,34 +306,56 @@ impl Image {
         }
     }
 
-    /// Refuses an image with a table that is not wholly inside the file. Once the file has
-    /// grown over it, it would read as zeroes: clusters in use as free, data as unallocated.
-    fn refuse_cut_tables(&self) -> Result<()> {
-        let size = self.geometry.cluster_size();
-        let refuse = |name: &str, offset: u64| {
-            Err(Error::Refused(format!(
-                "{name} at {offset:#x} is past the end of the file"
-            )))
-        };
-        let is_cut = |offset: u64, bytes: u64| -> Result<bool> {
-            let end = offset.saturating_add(bytes);
-            Ok(end > self.file_len() && end > self.file.len()?)
-        };
-        for offset in self.writer()?.refcounts.block_offsets() {
-            if is_cut(offset, size)? {
-                return refuse("A refcount block", offset);
-            }
+    /// Refuses an image with a refcount block or an L2 table that is not wholly inside the
+    /// file. Once the file has grown over it, it would read as zeroes: clusters in use as
+    /// free, data as unallocated.
+    async fn refuse_cut_tables(&self, queue: &Queue) -> Result<()> {
+        let refcounts = &self.writer()?.refcounts;
+        for offset in refcounts.block_offsets() {
+            self.refuse_cut_table("A refcount block", offset)?;
         }
         for index in 0..self.l1.len() as u64 {
             let entry: L1Entry = self.l1.get(index);
-            let table = entry.without_reserved().l2_table(&self.geometry);
-            if let Ok(Some(table)) = table
-                && is_cut(table.0, size)?
-            {
-                return refuse("An L2 table", table.0);
+            if let Ok(Some(table)) = entry.without_reserved().l2_table(&self.geometry) {
+                self.refuse_cut_table("An L2 table", table.0)?;
+            }
+        }
+        // The L1 tables of snapshots are read only where the refcounts say that something is
+        // missing. Where they make no sense, a change of snapshots is refused anyway.
+        if !self.snapshots.is_empty()
+            && self.counts_past_end(queue).await?
+            && let Ok(tables) = self.snapshot_tables(queue).await
+        {
+            for offset in tables.into_keys() {
+                self.refuse_cut_table("An L2 table of a snapshot", offset)?;
             }
         }
         Ok(())
+    }
+
+    fn refuse_cut_table(&self, name: &str, offset: u64) -> Result<()> {
+        let end = offset.saturating_add(self.geometry.cluster_size());
+        match end > self.file_len() && end > self.file.len()? {
+            false => Ok(()),
+            true => Err(Error::Refused(format!(
+                "{name} at {offset:#x} is past the end of the file"
+            ))),
+        }
+    }
+
+    /// Whether a cluster that is not wholly inside the file has references, by the refcounts.
+    async fn counts_past_end(&self, queue: &Queue) -> Result<bool> {
+        let (_, table) = self.writer()?.refcounts.table();
+        let end = table.len() as u64 * self.geometry.refcount_block_entries() as u64;
+        let mut cluster = self.file_len() / self.geometry.cluster_size();
+        while cluster < end {
+            let (refcount, count) = self.refcounts_alike(queue, cluster, end - cluster).await?;
+            if refcount > 0 {
+                return Ok(true);
+            }
+            cluster += count;
+        }
+        Ok(false)
     }
 
     /// Before a request changes anything: the image can still be written, and
