@@ -3,7 +3,7 @@
 //! A write to what is mapped already goes straight to its host clusters, in
 //! parts like a read. The rest is filled: host clusters are taken, what the
 //! write leaves of the old content is read through the chain, all of it is
-//! written, and then mapped. See `image/change.rs` for who may do that when.
+//! written, and then mapped. `drivers/qcow2/change.rs` says which request may do that when.
 
 use std::io::IoSlice;
 use std::ops::Range;
