@@ -186,7 +186,8 @@ impl Model {
     pub fn end(&mut self, range: Range<usize>, tag: Tag, began: Time, now: Time, done: bool) {
         for cell in &mut self.cells[range] {
             cell.end(tag, began, now, done);
-            cell.explicit |= done;
+            // (A discard that was in flight meanwhile may have come later.)
+            cell.explicit |= done && cell.now().count() == 1;
         }
     }
 
