@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+
 use common::{Answer, Lab, assert_same_answer};
 
 const IN_USE: &str = "Failed to get shared \"write\" lock";
@@ -225,9 +228,15 @@ fn serve(lab: &Lab, by_zebu: bool, args: &[&str]) -> Option<Served> {
             .ok()?,
     };
     let served = Served(server);
-    while !lab.path("s.sock").exists() {
+    // The socket is there before the image is open; the greeting comes after that.
+    let mut greeting = [0; 8];
+    while UnixStream::connect(&socket)
+        .and_then(|mut stream| stream.read_exact(&mut greeting))
+        .is_err()
+    {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
+    assert_eq!(&greeting, b"NBDMAGIC");
     Some(served)
 }
 
