@@ -121,7 +121,9 @@ impl Run<'_> {
         }
         for (guest, entry) in &seen.l1 {
             let table = entry.value & 0x00ff_ffff_ffff_fe00;
-            if lost(table, seen.cluster) || lost(entry.at, 8) {
+            // (What is unaligned may be repaired by the next damage.)
+            let is_unaligned = !table.is_multiple_of(seen.cluster);
+            if is_unaligned || lost(table, seen.cluster) || lost(entry.at, 8) {
                 each(*guest, seen.coverage, &mut |cell| cell.wild = true);
             }
         }
@@ -131,7 +133,8 @@ impl Run<'_> {
             {
                 each(mapped.guest, seen.cluster, &mut |cell| cell.cut = true);
                 let compressed = mapped.entry.value >> 62 & 1 == 1;
-                if host < length && compressed {
+                let is_damaged = !compressed && (host + size > old || host % seen.cluster != 0);
+                if host < length && compressed || is_damaged {
                     each(mapped.guest, seen.cluster, &mut |cell| cell.wild = true);
                 } else if host < length {
                     // The rest of the cluster where the file ends is zero.
