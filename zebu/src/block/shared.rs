@@ -85,8 +85,8 @@ impl SharedDevice {
     /// The device, for requests: keep it until they have ended, and no longer. Waits for changes
     /// of the whole device that are being made or were asked for before.
     ///
-    /// Whoever has entered and waits for a change, or enters again while one waits, waits for
-    /// ever.
+    /// A task that has entered and then waits for a change, or enters again while a change
+    /// waits, never goes on.
     ///
     /// # Errors
     /// [`Error::Refused`] after [`SharedDevice::close`].
@@ -186,7 +186,7 @@ impl SharedDevice {
         .await
     }
 
-    /// Changes the state, and wakes all who wait.
+    /// Changes the state, and wakes all waiting tasks.
     fn update(&self, change: impl FnOnce(&mut State)) {
         let waiting = {
             let mut state = lock(&self.0);
@@ -238,7 +238,7 @@ impl Deref for InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        // Under the lock: who is woken finds the reference gone.
+        // Under the lock: a task that is woken finds the reference gone.
         let device = self.device.take();
         self.shared.update(|_| drop(device));
     }

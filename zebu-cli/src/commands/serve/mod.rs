@@ -26,8 +26,8 @@ pub fn failed(what: &str, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// Logs the libraries' messages to standard error; if `verbose`, who
-/// connects and why connections end.
+/// Logs the libraries' messages to standard error; if `verbose`,
+/// new connections and why they end, too.
 pub fn log_to_stderr(verbose: bool) {
     let level = match verbose {
         true => tracing::Level::DEBUG,

@@ -1,5 +1,5 @@
 //! The loops that drive a queue: its futures are polled, what they started goes to the kernel
-//! once a turn, and who waits for what has ended is woken.
+//! once a turn, and the tasks that wait for what has ended are woken.
 #![allow(unsafe_code)]
 
 use std::future::Future;
