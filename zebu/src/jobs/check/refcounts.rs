@@ -219,6 +219,16 @@ fn for_each_refcount(bytes: &[u8], geometry: &Geometry, mut each: impl FnMut(u64
     }
 }
 
+/// Zeroes the refcounts of a block from entry `first` on. Those of clusters past the end of
+/// the file are not compared with references, and the allocator would skip what they take.
+fn clear_from(bytes: &mut [u8], geometry: &Geometry, first: u64) {
+    let mut block = RefcountBlock::new(bytes, geometry);
+    for entry in first as usize..block.entries() {
+        // The entry is in the block, and 0 fits.
+        let _ = block.set(entry, 0);
+    }
+}
+
 impl Check<'_> {
     /// Counts the refcount blocks themselves.
     pub(super) fn count_refcount_blocks(&mut self, stored: &StoredRefcounts) {
@@ -289,7 +299,10 @@ impl Check<'_> {
                         break;
                     };
                     let repaired = self.compare_block(bytes, first, count, fix, &mut highest);
-                    if let (Some(bytes), Some(writable)) = (repaired, &self.writable) {
+                    if let (Some(mut bytes), Some(writable)) = (repaired, &self.writable) {
+                        if fix.leaks && writable.has_nothing_outside() {
+                            clear_from(&mut bytes, &geometry, count);
+                        }
                         writable.writer.write(offset, &bytes).await?;
                     }
                 }

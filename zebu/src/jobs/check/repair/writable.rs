@@ -49,6 +49,11 @@ impl Writable {
         }
     }
 
+    /// Whether all references are to clusters of the file.
+    pub(in super::super) fn has_nothing_outside(&self) -> bool {
+        self.outside.is_empty()
+    }
+
     /// What is not free, though nothing in the file is known to refer to it:
     /// all that a repair must not overwrite.
     pub(super) fn reserved(self, stored: &StoredRefcounts) -> Vec<(u64, u64)> {
