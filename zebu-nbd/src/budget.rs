@@ -1,29 +1,35 @@
-//! Memory of the connections of a server: what each has for itself, whatever
-//! others do, and what they have together besides.
+//! Memory for requests: the share of each connection, and a reserve that all connections of a
+//! server use besides.
 
 use std::future::poll_fn;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-use crate::transmission::MAX_BYTES;
-
-/// Bytes that all have together.
+/// Bytes of the buffers of one connection. One request is taken whatever it needs.
+pub const MAX_BYTES: usize = 64 << 20;
+/// Bytes of all shares together, and of the reserve.
 const TOTAL: usize = 1 << 30;
 
-/// Bytes that each of `clients` connections has for itself: its fair share of a
-/// GiB, if that is at least 1 MiB and no more than one may have.
-pub fn own(clients: usize) -> usize {
+/// The share of one of `clients` connections, in bytes: 1 MiB to [`MAX_BYTES`].
+pub fn share(clients: usize) -> usize {
     (TOTAL / clients.max(1)).clamp(1 << 20, MAX_BYTES)
 }
 
-/// Bytes that can be taken and are given back.
-#[derive(Debug)]
-pub struct Budget(Mutex<State>);
+/// The reserve.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
     waiting: Vec<Waker>,
+}
+
+/// Bytes of a budget, which are free again when this is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    budget: Budget,
+    bytes: usize,
 }
 
 impl Default for Budget {
@@ -34,55 +40,50 @@ impl Default for Budget {
 
 impl Budget {
     fn new(bytes: usize) -> Self {
-        Budget(Mutex::new(State {
+        Budget(Arc::new(Mutex::new(State {
             free: bytes,
             waiting: Vec::new(),
-        }))
+        })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Takes `bytes` if they are there.
-    pub fn take(&self, bytes: usize) -> bool {
-        if bytes == 0 {
-            return true;
-        }
-        let mut state = self.state();
-        let left = state.free.checked_sub(bytes);
-        state.free = left.unwrap_or(state.free);
-        left.is_some()
+    /// Reserves `bytes` if they are free.
+    pub fn try_reserve(&self, bytes: usize) -> Option<Reserved> {
+        self.state().reserve(self, bytes)
     }
 
-    /// Takes `bytes` as soon as they are there.
-    pub async fn take_later(&self, bytes: usize) {
+    /// Reserves `bytes` as soon as they are free.
+    pub async fn reserve(&self, bytes: usize) -> Reserved {
         poll_fn(|context| {
             let mut state = self.state();
-            match state.free.checked_sub(bytes) {
-                Some(left) => {
-                    state.free = left;
-                    Poll::Ready(())
-                }
-                None => {
-                    if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
-                        state.waiting.push(context.waker().clone());
-                    }
-                    Poll::Pending
-                }
+            if let Some(reserved) = state.reserve(self, bytes) {
+                return Poll::Ready(reserved);
             }
+            if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
+            Poll::Pending
         })
         .await
     }
+}
 
-    /// Gives `bytes` back.
-    pub fn give(&self, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
+impl State {
+    fn reserve(&mut self, budget: &Budget, bytes: usize) -> Option<Reserved> {
+        self.free = self.free.checked_sub(bytes)?;
+        let budget = budget.clone();
+        Some(Reserved { budget, bytes })
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
         let waiting = {
-            let mut state = self.state();
-            state.free += bytes;
+            let mut state = self.budget.state();
+            state.free += self.bytes;
             std::mem::take(&mut state.waiting)
         };
         waiting.into_iter().for_each(Waker::wake);
@@ -91,30 +92,32 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against memory that is taken twice or lost, and against a task that waits
-    //! for it and is never woken.
+    //! Guards against memory that is reserved twice or lost, and against a task that waits for it
+    //! and is never woken.
     use super::*;
     use zebu::storage::{Queue, QueueOptions};
 
     #[test]
-    fn what_is_given_back_can_be_taken() {
-        let budget = std::sync::Arc::new(Budget::new(10));
-        assert!(budget.take(0) && budget.take(7) && !budget.take(4) && budget.take(3));
+    fn what_is_dropped_can_be_reserved() {
+        let budget = Budget::new(10);
+        let seven = budget.try_reserve(7).unwrap();
+        assert!(budget.try_reserve(4).is_none());
+        let three = budget.try_reserve(3).unwrap();
         let other = budget.clone();
         let thread = std::thread::spawn(move || {
             let queue = Queue::new(QueueOptions::default()).unwrap();
-            queue.block_on(other.take_later(8));
+            let eight = queue.block_on(other.reserve(8));
+            assert!(other.try_reserve(3).is_none() && other.try_reserve(2).is_some());
+            drop(eight);
         });
-        while budget.state().waiting.is_empty() {
-            std::thread::yield_now();
-        }
         // Not enough, then enough.
-        budget.give(7);
-        while budget.state().waiting.is_empty() {
-            std::thread::yield_now();
+        for reserved in [seven, three] {
+            while budget.state().waiting.is_empty() {
+                std::thread::yield_now();
+            }
+            drop(reserved);
         }
-        budget.give(3);
         thread.join().unwrap();
-        assert!(budget.take(2) && !budget.take(1));
+        assert!(budget.try_reserve(11).is_none() && budget.try_reserve(10).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! One request: checked, done, answered.
+//! One request: checked, executed, replied to.
 
 use std::future::Future;
 
@@ -6,9 +6,9 @@ use zebu::block::Zeroing;
 use zebu::internal::nbd::{Command, ErrorCode, Extent, Headers, MAX_PAYLOAD, Request, command};
 use zebu::storage::PoolBuffer;
 
+use crate::connection::{Connection, Job, Payload};
 use crate::reply::{Failed, Piece, Reply};
 use crate::status;
-use crate::transmission::{Connection, Job, Payload, Permit};
 
 /// Bytes that a cache request reads at a time.
 pub const PIECE: usize = 1 << 20;
@@ -20,8 +20,8 @@ const MAX_PIECES: usize = 256;
 /// Zeroes of less than this between data go as data.
 const SHORTEST_HOLE: usize = 4096;
 
-/// Runs a request and sends its answer.
-pub async fn run(connection: &Connection, job: Job) {
+/// Executes a request and sends its reply.
+pub async fn execute(connection: &Connection, job: Job) {
     let Job {
         request,
         payload,
@@ -36,13 +36,15 @@ pub async fn run(connection: &Connection, job: Job) {
         let statistics = connection.export.statistics();
         statistics.add(kind, request.length, start.elapsed(), result.is_err());
     }
-    match result {
-        Ok(answer) => connection.send(answer.reply(connection.headers, &request, permit)),
+    let headers = connection.headers;
+    let reply = match result {
+        Ok(answer) => answer.reply(headers, &request),
         Err(failed) => {
             tracing::debug!(command = ?request.command, error = failed.message, "a request failed");
-            connection.fail(&request, &failed, permit);
+            Reply::error(headers, &request, &failed)
         }
-    }
+    };
+    connection.send(reply, permit);
 }
 
 /// What came of a request that did not fail.
@@ -57,15 +59,13 @@ enum Answer {
 }
 
 impl Answer {
-    fn reply(self, headers: Headers, request: &Request, permit: Permit) -> Reply {
+    fn reply(self, headers: Headers, request: &Request) -> Reply {
         match self {
-            Answer::Done => Reply::ok(headers, request, permit),
-            Answer::Data(buffer) => Reply::data(headers, request, buffer, permit),
-            Answer::Sparse(pieces, buffer) => {
-                Reply::sparse(headers, request, &pieces, buffer, permit)
-            }
+            Answer::Done => Reply::ok(headers, request),
+            Answer::Data(buffer) => Reply::data(headers, request, buffer),
+            Answer::Sparse(pieces, buffer) => Reply::sparse(headers, request, &pieces, buffer),
             Answer::Status(contexts, extents) => {
-                Reply::status(headers, request, &contexts, &extents, permit)
+                Reply::status(headers, request, &contexts, &extents)
             }
         }
     }
@@ -112,7 +112,7 @@ fn check(
         let text = "other connections take all the memory there is";
         return Err(Failed::new(ErrorCode::NoMem, text));
     }
-    if matches!(payload, Some(Payload::PassedOver)) {
+    if matches!(payload, Some(Payload::Skipped)) {
         return invalid("the payload is too long or malformed");
     }
     let limited = matches!(request.command, Command::Read | Command::Write);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn futures_are_small() {
-        let bytes = size(|| run(none::<&Connection>(), none()));
+        let bytes = size(|| execute(none::<&Connection>(), none()));
         assert!(bytes < 4096, "{bytes} bytes");
         let bytes = size(|| none::<&Device>().write(none::<&Queue>(), 0, none()));
         assert!(bytes < 3072, "{bytes} bytes");

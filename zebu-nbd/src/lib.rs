@@ -11,9 +11,11 @@
 #![deny(unsafe_code)]
 
 mod budget;
+mod connection;
 mod execute;
 mod export;
 mod handshake;
+mod input;
 mod listen;
 mod race;
 mod reply;

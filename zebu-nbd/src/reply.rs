@@ -9,8 +9,6 @@ use zebu::internal::nbd::{
 };
 use zebu::storage::PoolBuffer;
 
-use crate::transmission::Permit;
-
 /// Why a request failed.
 pub struct Failed {
     pub code: ErrorCode,
@@ -42,7 +40,6 @@ pub struct Reply {
     more: Vec<Part>,
     buffer: Option<PoolBuffer>,
     length: usize,
-    _permit: Permit,
 }
 
 struct Part {
@@ -98,50 +95,49 @@ fn header(request: &Request, kind: ChunkKind, done: bool, length: usize) -> Chun
 }
 
 impl Reply {
-    fn new(mut parts: Vec<Part>, buffer: Option<PoolBuffer>, permit: Permit) -> Self {
+    fn new(mut parts: Vec<Part>, buffer: Option<PoolBuffer>) -> Self {
         let more = parts.split_off(1);
         let first = parts.pop().expect("an answer has a part");
-        Self::with(first, more, buffer, permit)
+        Self::with(first, more, buffer)
     }
 
-    fn with(first: Part, more: Vec<Part>, buffer: Option<PoolBuffer>, permit: Permit) -> Self {
+    fn with(first: Part, more: Vec<Part>, buffer: Option<PoolBuffer>) -> Self {
         Reply {
             length: first.length() + more.iter().map(Part::length).sum::<usize>(),
             first,
             more,
             buffer,
-            _permit: permit,
         }
     }
 
-    fn one(head: Head, payload: Payload, buffer: Option<PoolBuffer>, permit: Permit) -> Self {
-        Self::with(Part { head, payload }, Vec::new(), buffer, permit)
+    fn one(head: Head, payload: Payload, buffer: Option<PoolBuffer>) -> Self {
+        Self::with(Part { head, payload }, Vec::new(), buffer)
     }
 
     /// Done.
-    pub fn ok(headers: Headers, request: &Request, permit: Permit) -> Self {
+    pub fn ok(headers: Headers, request: &Request) -> Self {
         let head = match headers {
             Headers::Simple => Head::Simple(simple(request, 0)),
             _ => Head::Chunk(header(request, ChunkKind::None, true, 0).encode(headers)),
         };
-        Self::one(head, Payload::None, None, permit)
+        Self::one(head, Payload::None, None)
     }
 
     /// It failed.
-    pub fn error(headers: Headers, request: &Request, failed: &Failed, permit: Permit) -> Self {
+    pub fn error(headers: Headers, request: &Request, failed: &Failed) -> Self {
         let code = failed.code as u32;
         if headers == Headers::Simple {
             let head = Head::Simple(simple(request, code));
-            return Self::one(head, Payload::None, None, permit);
+            return Self::one(head, Payload::None, None);
         }
         let bytes = encode_error_payload(code, &failed.message, None);
         let header = header(request, ChunkKind::Error, true, bytes.len());
         let head = Head::Chunk(header.encode(headers));
-        Self::one(head, Payload::Bytes(bytes), None, permit)
+        Self::one(head, Payload::Bytes(bytes), None)
     }
 
     /// All bytes of a read, which are the first of the buffer.
-    pub fn data(headers: Headers, request: &Request, buffer: PoolBuffer, permit: Permit) -> Self {
+    pub fn data(headers: Headers, request: &Request, buffer: PoolBuffer) -> Self {
         let length = request.length as usize;
         let head = match headers {
             Headers::Simple => Head::Simple(simple(request, 0)),
@@ -150,7 +146,7 @@ impl Reply {
                 Head::Chunk(header.data(headers, request.offset, request.length))
             }
         };
-        Self::one(head, Payload::Data(0..length), Some(buffer), permit)
+        Self::one(head, Payload::Data(0..length), Some(buffer))
     }
 
     /// A read in pieces, at least one, of which the data are in the buffer.
@@ -159,7 +155,6 @@ impl Reply {
         request: &Request,
         pieces: &[Piece],
         buffer: Option<PoolBuffer>,
-        permit: Permit,
     ) -> Self {
         let last = pieces.len() - 1;
         let part = |(n, piece): (usize, &Piece)| {
@@ -177,11 +172,7 @@ impl Reply {
                 },
             }
         };
-        Self::new(
-            pieces.iter().enumerate().map(part).collect(),
-            buffer,
-            permit,
-        )
+        Self::new(pieces.iter().enumerate().map(part).collect(), buffer)
     }
 
     /// Extents of contexts, at least one.
@@ -190,7 +181,6 @@ impl Reply {
         request: &Request,
         contexts: &[u32],
         extents: &[Vec<Extent>],
-        permit: Permit,
     ) -> Self {
         let kind = match headers {
             Headers::Extended => ChunkKind::BlockStatusExtended,
@@ -206,7 +196,7 @@ impl Reply {
                 payload: Payload::Bytes(bytes),
             }
         });
-        Self::new(parts.collect(), None, permit)
+        Self::new(parts.collect(), None)
     }
 
     /// Bytes on the wire.

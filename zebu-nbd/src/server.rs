@@ -17,11 +17,12 @@ use zebu::storage::{Queue, QueueOptions};
 use zebu::tls::ServerTls;
 
 use crate::budget::{self, Budget};
+use crate::connection::{Connection, PATIENCE};
 use crate::export::Export;
 use crate::handshake::{NoAgreement, negotiate};
 use crate::listen::Listener;
 use crate::race::{First, race};
-use crate::transmission::{self, PATIENCE};
+use crate::transmission;
 use crate::transport::{Stream, Transport};
 
 /// How long no client is accepted after the system had no resources for one.
@@ -51,7 +52,7 @@ pub struct Server {
 /// What connections share with the server.
 struct Shared {
     exports: Vec<Arc<Export>>,
-    budget: Arc<Budget>,
+    budget: Budget,
     stopping: AtomicBool,
     /// Whether a client has chosen an export.
     chosen: AtomicBool,
@@ -73,7 +74,7 @@ impl Server {
         Ok(Server {
             shared: Arc::new(Shared {
                 exports,
-                budget: Arc::default(),
+                budget: Budget::default(),
                 stopping: AtomicBool::new(false),
                 chosen: AtomicBool::new(false),
                 stop,
@@ -283,8 +284,9 @@ async fn serve(
     );
     shared.chosen.store(true, Ordering::SeqCst);
     agreed.export.statistics().connected();
-    let memory = (budget::own(options.clients), shared.budget.clone());
+    let (share, reserve) = (budget::share(options.clients), shared.budget.clone());
+    let connection = Connection::new(transport, agreed, share, reserve);
     let stopping = || shared.stopping.load(Ordering::SeqCst);
-    let end = transmission::serve(transport, agreed, memory, stopping).await;
+    let end = transmission::serve(connection, stopping).await;
     end.to_string()
 }

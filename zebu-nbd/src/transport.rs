@@ -112,7 +112,7 @@ impl Transport {
     /// Enlarges the buffer of a unix socket for large replies, which otherwise go in pieces, each of
     /// which waits until the client's thread runs. TCP finds its own size. A smaller buffer is slower, not
     /// wrong.
-    pub fn widen(&self) {
+    pub fn enlarge_send_buffer(&self) {
         let Stream::Unix(stream) = &self.stream else {
             return;
         };

@@ -1,57 +1,52 @@
 //! A chain of descriptors: the memory that one request consists of.
 //!
-//! Read once and checked here. `virtio-queue` walks chains too, but says of a
-//! broken one no more than that it has ended, and cannot begin at a head that
-//! is taken up again after a crash.
+//! A chain is read once and checked here. The iterator of `virtio-queue` reports a malformed
+//! chain as one that has ended, and cannot begin at a given head, as recovery after a crash must.
 
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-use crate::memory::Guest;
+use crate::memory::{Guest, OutsideMemory, Segment};
 
 /// Descriptors of one request at most.
 pub const MAX_DESCRIPTORS: usize = 1024;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u32 = 16;
 
-/// What is wrong with a chain.
+/// What is wrong with a chain of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    #[error("a descriptor outside of its table")]
+    #[error("a descriptor is outside of its table")]
     OutsideTable,
-    #[error("memory that the guest does not have")]
-    OutsideMemory,
-    #[error("more than {MAX_DESCRIPTORS} descriptors, or a chain that loops")]
+    #[error(transparent)]
+    OutsideMemory(#[from] OutsideMemory),
+    #[error("more than {MAX_DESCRIPTORS} descriptors, or a loop")]
     TooLong,
-    #[error("more than 4 GiB")]
+    #[error("more than 4 GiB in one request")]
     TooLarge,
-    #[error("an indirect table in an indirect table, or one of no whole descriptors")]
+    #[error("a nested indirect table, or one of no whole descriptors")]
     Indirect,
-    #[error("memory to read from behind memory to write to")]
+    #[error("a readable descriptor behind a writable one")]
     Order,
-    #[error("no room for the status")]
+    #[error("no writable byte for the status")]
     NoStatus,
-}
-
-/// A range of guest memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    pub address: GuestAddress,
-    pub length: u32,
 }
 
 /// The memory of one request.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// What the guest has written for the device.
+    /// The device reads these.
     pub readable: Vec<Segment>,
-    /// What the device writes to.
+    /// The device writes these.
     pub writable: Vec<Segment>,
 }
 
 impl Chain {
-    /// Replaces what is here by the chain that begins with the descriptor
-    /// `head` of a table of `size` descriptors. All of its memory exists.
+    /// Reads the chain that begins with the descriptor `head` of a table of `size` descriptors.
+    ///
+    /// # Errors
+    ///
+    /// The chain is malformed, or not all of its memory exists.
     pub fn read(
         &mut self,
         guest: &Guest,
@@ -70,10 +65,8 @@ impl Chain {
                 return Err(Malformed::OutsideTable);
             }
             let place = table.0.checked_add(u64::from(at) * u64::from(DESCRIPTOR));
-            let place = GuestAddress(place.ok_or(Malformed::OutsideMemory)?);
-            let descriptor: Descriptor = guest
-                .read_obj(place)
-                .map_err(|_| Malformed::OutsideMemory)?;
+            let place = GuestAddress(place.ok_or(OutsideMemory)?);
+            let descriptor: Descriptor = guest.read_obj(place).map_err(|_| OutsideMemory)?;
             let length = descriptor.len();
             if descriptor.refers_to_indirect_table() {
                 if indirect
@@ -97,7 +90,7 @@ impl Chain {
         Err(Malformed::TooLong)
     }
 
-    /// Where the status of the request goes: the last byte.
+    /// The address of the request's status: the last writable byte.
     pub fn status(&self) -> Option<GuestAddress> {
         let last = self.writable.last()?;
         Some(GuestAddress(last.address.0 + u64::from(last.length - 1)))
@@ -113,7 +106,7 @@ impl Chain {
         }
         let length = segment.length as usize;
         if !guest.check_range(segment.address, length, Permissions::ReadWrite) {
-            return Err(Malformed::OutsideMemory);
+            return Err(OutsideMemory.into());
         }
         match descriptor.is_write_only() {
             true => self.writable.push(segment),
@@ -124,7 +117,7 @@ impl Chain {
     }
 }
 
-/// Bytes of all `segments`: less than 4 GiB, as was checked.
+/// Bytes of all `segments` of one chain: less than 4 GiB.
 pub fn length(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| segment.length as usize).sum()
 }

@@ -9,8 +9,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::execute::MAX_SECTORS;
-use crate::request::{MAX_RANGES, SECTOR};
+use crate::request::{MAX_RANGES, MAX_SECTORS, SECTOR};
 
 /// Segments of data of one request: with header and status they fit into the
 /// smallest queue that is usual, also without indirect descriptors.

@@ -4,10 +4,7 @@ use zebu::block::Zeroing;
 use zebu::storage::Queue;
 
 use crate::export::Export;
-use crate::request::{Range, SECTOR, Work};
-
-/// Sectors of one range of a discard or a write of zeroes at most: 2 GiB.
-pub const MAX_SECTORS: u32 = 1 << 22;
+use crate::request::{MAX_SECTORS, Range, SECTOR, Work};
 
 /// A write of zeroes may free what it zeroes.
 const UNMAP: u32 = 1;

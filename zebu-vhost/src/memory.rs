@@ -1,13 +1,11 @@
 //! The guest's memory as the front end shares it.
 //!
-//! This file holds the crate's only `unsafe`: where memory of the guest
-//! becomes an [`Iov`].
+//! This file has the crate's only `unsafe` code: memory of the guest becomes an [`Iov`].
 //!
 //! The guest may change its memory at any time, also while a request uses it.
-//! What a request is made of is therefore read once (`chain.rs`). Its data are
-//! only ever copied, compared with zero or decompressed to, by code that draws
-//! no conclusion from them: a guest that changes them meanwhile garbles its
-//! own data.
+//! Descriptors and headers are therefore read once (`chain.rs`). Data are only copied, compared
+//! with zero or decompressed to, and nothing is concluded from them. A guest that changes them
+//! meanwhile damages its own data only.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,23 +17,32 @@ use vm_memory::{
 };
 use zebu::storage::Iov;
 
-use crate::chain::{Malformed, Segment};
+/// A range of guest memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    pub address: GuestAddress,
+    pub length: u32,
+}
+
+/// A range is not in the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memory that the guest does not have")]
+pub struct OutsideMemory;
 
 /// Mapped memory, by the guest's addresses.
 pub type Guest = GuestMemoryMmap<()>;
 
-/// Regions at a time: what one message may bring descriptors for.
+/// Regions at a time: one message may carry descriptors of this many.
 pub const MAX_REGIONS: u64 = 32;
 
-/// The guest's memory, and where the front end has it.
+/// The guest's memory, and the front end's addresses of it.
 #[derive(Clone, Default)]
 pub struct Memory {
     guest: Arc<Guest>,
     places: Vec<Place>,
 }
 
-/// A region's place in the front end, which names the rings by its own
-/// addresses.
+/// The addresses of a region. The front end gives its own for the rings.
 #[derive(Clone, Copy)]
 struct Place {
     user: u64,
@@ -46,9 +53,9 @@ struct Place {
 /// Why memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    #[error("a region of memory is not in its file")]
+    #[error("a region of memory is longer than its file")]
     OutsideFile,
-    #[error("a region of memory at the end of the address space")]
+    #[error("a region of memory is behind the end of the address space")]
     Address,
     #[error("more than {MAX_REGIONS} regions of memory")]
     TooMany,
@@ -59,12 +66,16 @@ pub enum MemoryError {
 }
 
 impl Memory {
-    /// The mapped memory. It stays mapped as long as this value exists.
+    /// The memory, which stays mapped as long as the `Arc` exists.
     pub fn guest(&self) -> &Arc<Guest> {
         &self.guest
     }
 
-    /// The same with one region more.
+    /// This memory with one region more.
+    ///
+    /// # Errors
+    ///
+    /// There are too many regions, they overlap, or this one cannot be mapped.
     pub fn with(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Self, MemoryError> {
         if self.places.len() as u64 >= MAX_REGIONS {
             return Err(MemoryError::TooMany);
@@ -72,7 +83,7 @@ impl Memory {
         let length = region.memory_size;
         let metadata = file.metadata().map_err(|_| MemoryError::OutsideFile)?;
         let end = region.mmap_offset.checked_add(length);
-        // Access behind the end of a file would be a signal.
+        // Access behind the end of a file raises SIGBUS.
         if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
             return Err(MemoryError::OutsideFile);
         }
@@ -94,7 +105,11 @@ impl Memory {
         })
     }
 
-    /// The same without a region.
+    /// This memory without a region.
+    ///
+    /// # Errors
+    ///
+    /// There is no such region.
     pub fn without(&self, guest: u64, user: u64, length: u64) -> Result<Self, MemoryError> {
         let (left, _) = self
             .guest
@@ -109,7 +124,7 @@ impl Memory {
         })
     }
 
-    /// What the guest calls an address of the front end.
+    /// The guest's address for an address of the front end.
     pub fn translate(&self, user: u64) -> Option<GuestAddress> {
         self.places.iter().find_map(|place| {
             let at = user.checked_sub(place.user)?;
@@ -118,22 +133,24 @@ impl Memory {
     }
 }
 
-/// The memory of `segments`, without the first `skip` bytes and of `length`
-/// bytes.
+/// The memory of `segments` from the byte `skip` on, `length` bytes.
 ///
-/// The caller keeps `guest`, in which `segments` were found, until
-/// it is used no more: that is the promise that an [`Iov`] is made under.
+/// The caller must keep `guest` until the `Iov` is dropped.
+///
+/// # Errors
+///
+/// A segment is not in the memory of `guest`.
 pub fn iov(
     guest: &Guest,
     segments: &[Segment],
     skip: usize,
     length: usize,
-) -> Result<Iov, Malformed> {
+) -> Result<Iov, OutsideMemory> {
     let (mut skip, mut left) = (skip, length);
     let mut pieces: Vec<(*mut u8, usize)> = Vec::with_capacity(segments.len());
     for segment in segments {
         for slice in guest.get_slices(segment.address, segment.length as usize) {
-            let slice = slice.map_err(|_| Malformed::OutsideMemory)?;
+            let slice = slice.map_err(|_| OutsideMemory)?;
             let passed = skip.min(slice.len());
             skip -= passed;
             let used = (slice.len() - passed).min(left);
@@ -146,8 +163,7 @@ pub fn iov(
         }
     }
     debug_assert_eq!(left, 0);
-    // SAFETY: each piece lies in a mapping of `guest`, which stays mapped as
-    // long as it exists, and is readable and writable; callers keep it. The
-    // guest itself may write there: see the top of this file.
+    // SAFETY: each piece is in a mapping of `guest`, readable and writable. It stays mapped as long
+    // as `guest` exists, which callers keep. The guest may write there: see the top of this file.
     Ok(unsafe { Iov::from_segments(&pieces) })
 }

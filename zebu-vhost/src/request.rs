@@ -7,13 +7,15 @@ use virtio_bindings::virtio_blk::{
 use vm_memory::{Bytes, GuestAddress};
 use zebu::storage::Iov;
 
-use crate::chain::{Chain, Malformed, Segment, length};
-use crate::memory::{Guest, iov};
+use crate::chain::{Chain, Malformed, length};
+use crate::memory::{Guest, OutsideMemory, Segment, iov};
 
 /// Bytes of data of one request at most.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Ranges of one discard, or write of zeroes, at most.
 pub const MAX_RANGES: usize = 32;
+/// Sectors of one such range at most: 2 GiB.
+pub const MAX_SECTORS: u32 = 1 << 22;
 /// What offsets and lengths of requests are counted in.
 pub const SECTOR: u64 = 512;
 /// Bytes of the answer to [`Work::Id`].
@@ -173,7 +175,7 @@ fn copy(
     segments: &[Segment],
     mut skip: usize,
     mut out: &mut [u8],
-) -> Result<(), Malformed> {
+) -> Result<(), OutsideMemory> {
     for segment in segments {
         let length = segment.length as usize;
         let passed = skip.min(length);
@@ -184,9 +186,7 @@ fn copy(
         }
         let (now, later) = out.split_at_mut(n);
         let start = GuestAddress(segment.address.0 + passed as u64);
-        guest
-            .read_slice(now, start)
-            .map_err(|_| Malformed::OutsideMemory)?;
+        guest.read_slice(now, start).map_err(|_| OutsideMemory)?;
         out = later;
     }
     Ok(())

@@ -1,9 +1,7 @@
 //! A virtqueue that runs: takes requests off its ring, and answers them.
 //!
-//! One future looks for requests, tasks of the thread's queue do them: as many
-//! as were ever in flight at once. They stay for the next request, since to
-//! make a future and move it to its place costs more than all else done here.
-//! The order of things keeps the number of system calls small:
+//! One future takes requests, and tasks of the thread's queue execute them.
+//! The order keeps the number of system calls small:
 //!
 //! - as long as requests are found, the guest is not asked to say so (event
 //!   index); only when there are none, nothing else to do, and neither has
@@ -21,7 +19,6 @@
 //! one while [`MAX_BYTES`] of data are in flight.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
@@ -34,7 +31,7 @@ use std::time::Instant;
 
 use virtio_queue::{Queue as Virtqueue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use zebu::internal::Polling;
+use zebu::internal::{Permit, Polling, RequestPool};
 use zebu::storage::Queue;
 
 use crate::chain::{Chain, Malformed};
@@ -74,15 +71,7 @@ pub struct Ring {
     inflight: RefCell<Option<QueueInflight>>,
     /// Reused by each request.
     chain: RefCell<Chain>,
-    requests: Cell<usize>,
-    bytes: Cell<usize>,
-    /// Requests that no task has yet.
-    waiting: RefCell<VecDeque<Taken>>,
-    /// Tasks that have no request.
-    idle: RefCell<Vec<Waker>>,
-    tasks: Cell<usize>,
-    /// Tasks are to end.
-    closing: Cell<bool>,
+    pool: RequestPool<Taken>,
     /// The future that looks for requests, or waits for the last to end.
     waker: RefCell<Option<Waker>>,
     /// There are completions that were not signalled to the guest.
@@ -97,6 +86,7 @@ struct Taken {
     head: u16,
     request: Request,
     begun: Instant,
+    permit: Permit,
 }
 
 /// Why a ring is of no use.
@@ -125,12 +115,7 @@ impl Ring {
             virtqueue: RefCell::new(virtqueue),
             inflight: RefCell::new(None),
             chain: RefCell::default(),
-            requests: Cell::new(0),
-            bytes: Cell::new(0),
-            waiting: RefCell::default(),
-            idle: RefCell::default(),
-            tasks: Cell::new(0),
-            closing: Cell::new(false),
+            pool: RequestPool::new(queue),
             waker: RefCell::new(None),
             answered: Cell::new(false),
             broken: Cell::new(false),
@@ -181,25 +166,17 @@ impl Ring {
     /// Waits for the requests in flight; nothing is done here afterwards. The
     /// index of the next request.
     pub async fn drain(&self) -> u16 {
-        self.until(|| self.requests.get() == 0).await;
-        self.closing.set(true);
-        let idle = self.idle.take();
-        idle.into_iter().for_each(Waker::wake);
-        self.until(|| self.tasks.get() == 0).await;
-        self.virtqueue.borrow().next_avail()
-    }
-
-    /// Waits until `condition` holds, which tasks make true.
-    async fn until(&self, condition: impl Fn() -> bool) {
         poll_fn(|context| {
             self.set_waker(context);
             self.signal();
-            match condition() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            match self.pool.requests() {
+                0 => Poll::Ready(()),
+                _ => Poll::Pending,
             }
         })
-        .await
+        .await;
+        self.pool.close().await;
+        self.virtqueue.borrow().next_avail()
     }
 
     fn set_waker(&self, context: &Context<'_>) {
@@ -275,7 +252,7 @@ impl Ring {
 
     fn has_capacity(&self) -> bool {
         let size = usize::from(self.virtqueue.borrow().size());
-        self.requests.get() < size && self.bytes.get() < MAX_BYTES
+        self.pool.requests() < size && self.pool.bytes() < MAX_BYTES
     }
 
     /// Takes some requests, if there are any, and capacity. Returns how many.
@@ -323,54 +300,26 @@ impl Ring {
             }
         };
         let span = request.span();
-        self.requests.set(self.requests.get() + 1);
-        self.bytes.set(self.bytes.get() + request.bytes);
-        self.waiting.borrow_mut().push_back(Taken {
+        let taken = Taken {
             head,
+            permit: self.pool.permit(request.bytes),
             request,
             begun,
-        });
-        let idle = self.idle.borrow_mut().pop();
-        match idle {
-            Some(waker) => waker.wake(),
-            None => {
-                self.tasks.set(self.tasks.get() + 1);
-                // It ends by itself; `drain` waits for it.
-                drop(self.queue.spawn(self.clone().work()));
-            }
-        }
+        };
+        self.pool.start(taken, || self.clone().work());
         span
     }
 
-    /// A task: does requests until it is to end.
+    /// A task of the pool.
     async fn work(self: Rc<Self>) {
-        while let Some(taken) = poll_fn(|context| self.next(context)).await {
+        while let Some(taken) = self.pool.next().await {
             let request = &taken.request;
             let through = !self.start.write_back.load(Ordering::Relaxed);
             let status = execute(&self.queue, &self.export, &request.work, through).await;
-            self.end(taken.head, request, status);
-            let kind = kind(&request.work);
-            self.statistics(kind, request.bytes, taken.begun, status != Status::Ok);
+            let (kind, bytes) = (kind(&request.work), request.bytes);
+            self.end(taken.head, request, status, taken.permit);
+            self.statistics(kind, bytes, taken.begun, status != Status::Ok);
         }
-        self.tasks.set(self.tasks.get() - 1);
-        self.wake();
-    }
-
-    /// The next request for a task.
-    fn next(&self, context: &Context<'_>) -> Poll<Option<Taken>> {
-        let mut idle = self.idle.borrow_mut();
-        if let Some(taken) = self.waiting.borrow_mut().pop_front() {
-            // It may have been woken for something else while it was idle.
-            idle.retain(|waker| !waker.will_wake(context.waker()));
-            return Poll::Ready(Some(taken));
-        }
-        if self.closing.get() {
-            return Poll::Ready(None);
-        }
-        if !idle.iter().any(|waker| waker.will_wake(context.waker())) {
-            idle.push(context.waker().clone());
-        }
-        Poll::Pending
     }
 
     fn wake(&self) {
@@ -395,7 +344,7 @@ impl Ring {
     }
 
     /// Answers a request.
-    fn end(&self, head: u16, request: &Request, status: Status) {
+    fn end(&self, head: u16, request: &Request, status: Status, permit: Permit) {
         // The address was checked, and memory does not go away.
         let guest = &*self.start.guest;
         let stored = guest.write_obj(status as u8, request.status);
@@ -404,8 +353,7 @@ impl Ring {
             Status::Ok => request.written,
             _ => 1,
         };
-        self.requests.set(self.requests.get() - 1);
-        self.bytes.set(self.bytes.get() - request.bytes);
+        drop(permit);
         self.answer(head, written);
     }
 

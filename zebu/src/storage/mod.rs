@@ -24,7 +24,7 @@ pub(crate) mod op;
 pub(crate) mod polling;
 mod queue;
 mod ready;
-
+pub(crate) mod request_pool;
 mod slab;
 mod threads;
 mod uring;
