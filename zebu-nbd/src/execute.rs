@@ -12,12 +12,12 @@ use crate::status;
 
 /// Bytes that a cache request reads at a time.
 pub const PIECE: usize = 1 << 20;
-/// Bytes that are discarded or zeroed at a time: a client that has gone has
-/// its requests go on to the next multiple of this.
+/// Bytes that are discarded or zeroed at a time. Between two steps the request ends if the client
+/// has disconnected.
 const STEP: u64 = 1 << 30;
-/// Chunks of one read at most; from there on zeroes go as data.
+/// Chunks of one read at most; the rest is sent as data.
 const MAX_PIECES: usize = 256;
-/// Zeroes of less than this between data go as data.
+/// A shorter hole is sent as data.
 const SHORTEST_HOLE: usize = 4096;
 
 /// Executes a request and sends its reply.
@@ -29,7 +29,7 @@ pub async fn execute(connection: &Connection, job: Job) {
         start,
     } = job;
     let result = match check(connection, &request, payload.as_ref(), permit.refused) {
-        Ok(()) => answer(connection, &request, payload).await,
+        Ok(()) => dispatch(connection, &request, payload).await,
         Err(failed) => Err(failed),
     };
     if let Some(kind) = crate::export::kind(request.command) {
@@ -38,7 +38,7 @@ pub async fn execute(connection: &Connection, job: Job) {
     }
     let headers = connection.headers;
     let reply = match result {
-        Ok(answer) => answer.reply(headers, &request),
+        Ok(outcome) => outcome.reply(headers, &request),
         Err(failed) => {
             tracing::debug!(command = ?request.command, error = failed.message, "a request failed");
             Reply::error(headers, &request, &failed)
@@ -47,24 +47,24 @@ pub async fn execute(connection: &Connection, job: Job) {
     connection.send(reply, permit);
 }
 
-/// What came of a request that did not fail.
-enum Answer {
+/// The result of a request that did not fail.
+enum Outcome {
     Done,
-    /// The bytes of a read are the first of a buffer.
+    /// A read, at the start of the buffer.
     Data(PoolBuffer),
-    /// A read in pieces; the buffer is there if any of them is data.
+    /// A read in pieces. The buffer is present if any of them is data.
     Sparse(Vec<Piece>, Option<PoolBuffer>),
-    /// Contexts and the extents of each.
+    /// The contexts, and the extents of each.
     Status(Vec<u32>, Vec<Vec<Extent>>),
 }
 
-impl Answer {
+impl Outcome {
     fn reply(self, headers: Headers, request: &Request) -> Reply {
         match self {
-            Answer::Done => Reply::ok(headers, request),
-            Answer::Data(buffer) => Reply::data(headers, request, buffer),
-            Answer::Sparse(pieces, buffer) => Reply::sparse(headers, request, &pieces, buffer),
-            Answer::Status(contexts, extents) => {
+            Outcome::Done => Reply::ok(headers, request),
+            Outcome::Data(buffer) => Reply::data(headers, request, buffer),
+            Outcome::Sparse(pieces, buffer) => Reply::sparse(headers, request, &pieces, buffer),
+            Outcome::Status(contexts, extents) => {
                 Reply::status(headers, request, &contexts, &extents)
             }
         }
@@ -75,7 +75,7 @@ fn invalid<T>(message: &str) -> Result<T, Failed> {
     Err(Failed::new(ErrorCode::Inval, message))
 }
 
-/// Flags that a command may have. FUA is allowed with all, as in QEMU.
+/// The flags that a command may have. FUA is allowed with all, as in QEMU.
 fn allowed_flags(headers: Headers, command: Command) -> u16 {
     use zebu::internal::nbd::command::*;
     let payload = match headers {
@@ -103,13 +103,13 @@ fn check(
         Command::Write | Command::Trim | Command::WriteZeroes
     );
     if request.flags & !allowed_flags(connection.headers, request.command) != 0 {
-        return invalid("the flags make no sense with this command");
+        return invalid("flags that this command does not have");
     }
     if writes && !connection.export.device().is_writable() {
         return Err(Failed::new(ErrorCode::Perm, "the export is read-only"));
     }
     if refused {
-        let text = "other connections take all the memory there is";
+        let text = "no memory is free for a request of this size";
         return Err(Failed::new(ErrorCode::NoMem, text));
     }
     if matches!(payload, Some(Payload::Skipped)) {
@@ -137,17 +137,16 @@ fn check(
     Ok(())
 }
 
-async fn answer(
+async fn dispatch(
     connection: &Connection,
     request: &Request,
     payload: Option<Payload>,
-) -> Result<Answer, Failed> {
+) -> Result<Outcome, Failed> {
     let (queue, export) = (connection.queue(), &connection.export);
-    // The offset of a flush means nothing, and may be any.
+    // The offset of a flush has no meaning and may have any value.
     let offset = export.options().offset.wrapping_add(request.offset);
-    // Reads and writes are many: their futures are part of this one, of which
-    // there is one for each request that ever was in flight. Those of the rest
-    // would make it larger.
+    // The futures of rare requests are boxed: each task has this future, also those that only read
+    // and write.
     match (request.command, payload) {
         (Command::Read, _) => return read(connection, request, offset).await,
         (Command::Write, Some(Payload::Data(buffer))) => {
@@ -167,15 +166,15 @@ async fn answer(
     if request.flags & command::FUA != 0 && writes {
         Box::pin(export.device().flush(queue)).await?;
     }
-    Ok(Answer::Done)
+    Ok(Outcome::Done)
 }
 
-/// Does a request whose answer holds nothing.
+/// Executes a request whose reply has no payload.
 async fn change(connection: &Connection, request: &Request, offset: u64) -> Result<(), Failed> {
     let (queue, device) = (connection.queue(), connection.export.device());
     let length = request.length;
     match request.command {
-        // Of no bytes.
+        // A write of no bytes.
         Command::Write => Ok(()),
         Command::Flush => Ok(device.flush(queue).await?),
         Command::Trim => {
@@ -199,8 +198,7 @@ async fn change(connection: &Connection, request: &Request, offset: u64) -> Resu
     }
 }
 
-/// Does to a range, in steps of [`STEP`], what `one` does to a range, as long
-/// as there is a client.
+/// Calls `one` for the range in steps of [`STEP`]. Fails when replies are not wanted any more.
 async fn in_steps<F: Future<Output = zebu::Result<()>>>(
     connection: &Connection,
     offset: u64,
@@ -226,7 +224,7 @@ fn not_fast(error: zebu::Error) -> Failed {
     }
 }
 
-/// Reads a range through whatever caches there are.
+/// Reads a range, which fills the caches below.
 async fn cache(connection: &Connection, offset: u64, length: u64) -> Result<(), Failed> {
     let (queue, device) = (connection.queue(), connection.export.device());
     let mut buffer = queue.buffer(PIECE);
@@ -246,11 +244,11 @@ async fn cache(connection: &Connection, offset: u64, length: u64) -> Result<(), 
     Ok(())
 }
 
-async fn read(connection: &Connection, request: &Request, offset: u64) -> Result<Answer, Failed> {
+async fn read(connection: &Connection, request: &Request, offset: u64) -> Result<Outcome, Failed> {
     let (queue, headers) = (connection.queue(), connection.headers);
     let length = request.length as usize;
     if length == 0 {
-        return Ok(Answer::Done);
+        return Ok(Outcome::Done);
     }
     let pieces = match headers {
         Headers::Simple => Vec::new(),
@@ -262,19 +260,19 @@ async fn read(connection: &Connection, request: &Request, offset: u64) -> Result
         pieces => (!pieces.is_empty() && !one, false),
     };
     if zero {
-        return Ok(Answer::Sparse(pieces, None));
+        return Ok(Outcome::Sparse(pieces, None));
     }
     let buffer: PoolBuffer = queue.buffer(length);
     let device = connection.export.device();
     let (buffer, result) = device.read_buffer(queue, offset, buffer, length).await;
     result?;
     Ok(match sparse {
-        true => Answer::Sparse(pieces, Some(buffer)),
-        false => Answer::Data(buffer),
+        true => Outcome::Sparse(pieces, Some(buffer)),
+        false => Outcome::Data(buffer),
     })
 }
 
-/// What a range is made of: zeroes that are known as such, and the rest.
+/// The pieces of a range: known zeroes, and data.
 async fn pieces(connection: &Connection, offset: u64, length: usize) -> Result<Vec<Piece>, Failed> {
     let (queue, device) = (connection.queue(), connection.export.device());
     let mut pieces: Vec<Piece> = Vec::new();
@@ -306,7 +304,7 @@ async fn block_status(
     connection: &Connection,
     request: &Request,
     payload: Option<Payload>,
-) -> Result<Answer, Failed> {
+) -> Result<Outcome, Failed> {
     let (length, contexts) = match payload {
         Some(Payload::Filter(filter)) => {
             let mut contexts = filter.contexts;
@@ -314,14 +312,14 @@ async fn block_status(
             if contexts.windows(2).any(|pair| pair[0] == pair[1])
                 || contexts.iter().any(|id| !connection.contexts.contains(id))
             {
-                return invalid("contexts that were not chosen");
+                return invalid("metadata contexts that were not chosen");
             }
             (filter.length, contexts)
         }
         _ => (request.length, connection.contexts.clone()),
     };
     if length == 0 || contexts.is_empty() {
-        return invalid("no bytes, or no contexts were chosen");
+        return invalid("no bytes, or no metadata contexts were chosen");
     }
     let headers = connection.headers;
     let extents = status::extents(
@@ -333,13 +331,13 @@ async fn block_status(
         request.flags & command::REQ_ONE != 0,
     )
     .await?;
-    Ok(Answer::Status(contexts, extents))
+    Ok(Outcome::Status(contexts, extents))
 }
 
 #[cfg(test)]
 mod tests {
-    //! Guards against requests that cost more to begin than to do, and clients
-    //! that take much memory by having asked for much at once.
+    //! Guards against futures that cost more to create than the request, and take much memory for
+    //! each request in flight.
     use super::*;
     use zebu::block::Device;
     use zebu::storage::Queue;

@@ -1,4 +1,4 @@
-//! What is served: a device under a name.
+//! An export: a device under a name.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use zebu::block::Device;
 use zebu::internal::Statistics;
 use zebu::internal::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
 
-/// The number of `base:allocation` on every connection.
+/// The id of `base:allocation` on every connection.
 pub(crate) const ALLOCATION: u32 = 0;
-/// The number of `qemu:allocation-depth`.
+/// The id of `qemu:allocation-depth`.
 pub(crate) const DEPTH: u32 = 1;
 
-/// The requests that statistics distinguish; see [`kind`].
+/// The kinds of requests in the statistics; see [`kind`].
 const KINDS: [&str; 7] = [
     "read",
     "write",
@@ -22,7 +22,7 @@ const KINDS: [&str; 7] = [
     "cache",
 ];
 
-/// Which of [`KINDS`] a command is.
+/// The index in [`KINDS`] of a command.
 pub(crate) fn kind(command: Command) -> Option<usize> {
     Some(match command {
         Command::Read => 0,
@@ -36,22 +36,22 @@ pub(crate) fn kind(command: Command) -> Option<usize> {
     })
 }
 
-/// How a device is served.
+/// Options of an [`Export`].
 #[derive(Clone, Debug, Default)]
 pub struct ExportOptions {
-    /// The name that clients choose it by; empty: the default export.
+    /// The name that clients choose it by. The empty name is the default export.
     pub name: String,
-    /// A text for people.
+    /// A description that clients may show.
     pub description: Option<String>,
-    /// First byte of the device that is served.
+    /// The first byte of the device that is exported.
     pub offset: u64,
-    /// Whether `qemu:allocation-depth` is offered.
+    /// Whether the metadata context `qemu:allocation-depth` is offered.
     pub depth: bool,
-    /// Whether several clients may have it at once.
+    /// Whether clients are told that several may be connected at once.
     pub shared: bool,
 }
 
-/// A device under a name.
+/// A device that clients choose by name.
 #[derive(Debug)]
 pub struct Export {
     device: Device,
@@ -60,8 +60,11 @@ pub struct Export {
 }
 
 impl Export {
-    /// Serves the device from `options.offset`, which is at most its size, to
-    /// its end; for writing if it was opened so.
+    /// Exports the device from `options.offset` to its end; for writing if it was opened so.
+    ///
+    /// # Panics
+    ///
+    /// If the offset is behind the device's end.
     pub fn new(device: Device, options: ExportOptions) -> Arc<Self> {
         assert!(options.offset <= device.size());
         Arc::new(Export {
@@ -76,27 +79,27 @@ impl Export {
         &self.device
     }
 
-    /// Returns the device when nothing serves it any more.
+    /// The device, when no server has the export any more.
     pub fn into_device(self) -> Device {
         self.device
     }
 
-    /// How it is served.
+    /// Its options.
     pub fn options(&self) -> &ExportOptions {
         &self.options
     }
 
-    /// What was done with it so far.
+    /// Counters of its requests, of all connections.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
-    /// Bytes that are served.
+    /// Its size in bytes.
     pub fn size(&self) -> u64 {
         self.device.size() - self.options.offset
     }
 
-    /// Size and flags, for a connection with structured replies or without.
+    /// Size and flags for the handshake.
     pub(crate) fn info(&self, structured: bool, extended: bool) -> ExportInfo {
         use transmission::*;
         let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_CACHE;
@@ -120,8 +123,7 @@ impl Export {
         }
     }
 
-    /// The sizes of requests: any will do; what is not aligned to a page may
-    /// have to be copied.
+    /// The limits of requests. Those that are not aligned to a page may take a copy.
     pub(crate) fn block_size(&self) -> Info {
         Info::BlockSize {
             minimum: 1,
@@ -130,7 +132,7 @@ impl Export {
         }
     }
 
-    /// The metadata contexts that it has.
+    /// The metadata contexts that are offered.
     pub(crate) fn contexts(&self) -> impl Iterator<Item = (u32, &'static str)> {
         let depth = self
             .options
@@ -139,8 +141,7 @@ impl Export {
         std::iter::once((ALLOCATION, "base:allocation")).chain(depth)
     }
 
-    /// Those of them that `query` names: exactly, or when `list`ing also by
-    /// their beginning up to the colon.
+    /// The contexts that `query` names. With `list`, a query that ends with a colon is a prefix.
     pub(crate) fn find_contexts(
         &self,
         query: &str,

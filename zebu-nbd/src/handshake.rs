@@ -1,5 +1,4 @@
-//! The first part of a connection: options, until the client has chosen an
-//! export.
+//! The handshake: options, until the client has chosen an export.
 
 use std::io;
 use std::sync::Arc;
@@ -13,24 +12,24 @@ use zebu::tls::ServerTls;
 use crate::export::Export;
 use crate::transport::Transport;
 
-/// Bytes of an option's payload that are looked at. What is longer is passed
-/// over and refused; names are no longer than 4 KiB.
+/// Bytes of an option's payload that are decoded; a longer one is skipped and refused. Names are at
+/// most 4 KiB.
 const MAX_OPTION: u32 = 64 << 10;
-/// What is longer still ends the connection.
-const MAX_PASSED_OVER: u32 = 16 << 20;
+/// A longer option ends the connection.
+const MAX_SKIPPED: u32 = 16 << 20;
 
-/// What client and server agreed on.
+/// The result of a handshake.
 pub struct Agreed {
     pub export: Arc<Export>,
     pub headers: Headers,
-    /// The metadata contexts that were chosen, by number.
+    /// The ids of the metadata contexts that were chosen.
     pub contexts: Vec<u32>,
 }
 
-/// Why there is no agreement.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAgreement {
-    #[error("it had what it wanted")]
+    #[error("it ended the handshake")]
     Aborted,
     #[error("{0}")]
     Broken(String),
@@ -50,11 +49,11 @@ struct Handshake<'a> {
     tls: Option<&'a ServerTls>,
     no_zeroes: bool,
     headers: Headers,
-    /// For which export contexts were chosen, and which.
+    /// The export that contexts were chosen for, and their ids.
     contexts: Option<(String, Vec<u32>)>,
 }
 
-/// What comes of an option.
+/// What follows an option.
 enum Next {
     Replies(Vec<OptionReply>),
     Chosen(Arc<Export>),
@@ -68,28 +67,28 @@ fn invalid(text: &str) -> Next {
     refuse(OptionReplyKind::ErrInvalid, text)
 }
 
-/// Does the handshake. With `tls`, no information is sent before TLS has begun.
+/// Does the handshake. With `tls`, nothing of the exports is revealed before TLS is established.
 pub async fn negotiate(
     transport: &Transport,
     exports: &[Arc<Export>],
     tls: Option<&ServerTls>,
 ) -> Result<Agreed, NoAgreement> {
     let mut greeting = [MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
-    let flags = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
-    greeting.extend(flags.to_be_bytes());
+    let offered = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
+    greeting.extend(offered.to_be_bytes());
     transport.write_all(&greeting).await?;
-    let mut answer = [0; 4];
-    transport.read_exact(&mut answer).await?;
-    let answer = u32::from_be_bytes(answer);
-    if answer & !u32::from(flags) != 0 {
-        let text = format!("it has flags {answer:#x}, which nobody knows");
+    let mut flags = [0; 4];
+    transport.read_exact(&mut flags).await?;
+    let flags = u32::from_be_bytes(flags);
+    if flags & !u32::from(offered) != 0 {
+        let text = format!("it sent the unknown flags {flags:#x}");
         return Err(NoAgreement::Broken(text));
     }
     let mut handshake = Handshake {
         transport,
         exports,
         tls,
-        no_zeroes: answer & u32::from(handshake::NO_ZEROES) != 0,
+        no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
         headers: Headers::Simple,
         contexts: None,
     };
@@ -123,9 +122,9 @@ impl Handshake<'_> {
         }
     }
 
-    /// The payload of an option; None if it was too long and passed over.
+    /// The payload of an option. `None`: it was too long and was skipped.
     async fn payload(&self, header: OptionHeader) -> Result<Option<Vec<u8>>, NoAgreement> {
-        if header.length > MAX_PASSED_OVER {
+        if header.length > MAX_SKIPPED {
             let text = format!("it sent an option of {} bytes", header.length);
             return Err(NoAgreement::Broken(text));
         }
@@ -153,11 +152,11 @@ impl Handshake<'_> {
             match kind {
                 OptionKind::StartTls | OptionKind::Abort => {}
                 OptionKind::ExportName => {
-                    let text = "it asked for an export without TLS";
+                    let text = "it requested an export without TLS";
                     return Err(NoAgreement::Broken(text.into()));
                 }
                 _ => {
-                    let text = "this server wants TLS first";
+                    let text = "this server requires TLS";
                     return Ok(refuse(OptionReplyKind::ErrTlsRequired, text));
                 }
             }
@@ -166,7 +165,7 @@ impl Handshake<'_> {
         Ok(match kind {
             OptionKind::ExportName => return self.export_name(payload).await,
             OptionKind::Abort => {
-                // It may have gone without waiting for this.
+                // The client may have closed the connection already.
                 let _ = self.send(kind, &[OptionReply::ack()]).await;
                 return Err(NoAgreement::Aborted);
             }
@@ -206,12 +205,12 @@ impl Handshake<'_> {
         Next::Replies(replies)
     }
 
-    /// The old way to choose an export.
+    /// `NBD_OPT_EXPORT_NAME`, which cannot be refused with a reply.
     async fn export_name(&self, payload: &[u8]) -> Result<Next, NoAgreement> {
         let found = std::str::from_utf8(payload).ok().and_then(|n| self.find(n));
         let Some(export) = found else {
             let name = String::from_utf8_lossy(payload).into_owned();
-            let text = format!("it asked for the export {name:?}, which is not there");
+            let text = format!("it requested the export {name:?}, which does not exist");
             return Err(NoAgreement::Broken(text));
         };
         let info = self.info(export);
@@ -260,16 +259,16 @@ impl Handshake<'_> {
 
     async fn start_tls(&mut self) -> Result<Next, NoAgreement> {
         let Some(tls) = self.tls else {
-            let text = "this server has no TLS";
+            let text = "this server does not support TLS";
             return Ok(refuse(OptionReplyKind::ErrPolicy, text));
         };
         if self.transport.is_tls() {
-            return Ok(invalid("TLS has begun already"));
+            return Ok(invalid("TLS is established already"));
         }
         self.send(OptionKind::StartTls, &[OptionReply::ack()])
             .await?;
         self.transport.start_tls(tls)?;
-        // What was agreed on without TLS counts for nothing.
+        // The protocol requires that what was negotiated without TLS is forgotten.
         self.headers = Headers::Simple;
         self.contexts = None;
         Ok(Next::Replies(Vec::new()))

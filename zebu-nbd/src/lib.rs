@@ -1,13 +1,10 @@
-//! An NBD server: images of [`zebu`] for NBD clients, over
-//! unix sockets, TCP, and TLS.
+//! An NBD server: images of [`zebu`] for NBD clients, over unix sockets, TCP, and TLS.
 //!
-//! A [`Server`] has exports and listeners. Each connection has a thread and a
-//! queue of its own; its requests run side by side on the queue, and answers
-//! go out in the order in which they are ready. What a connection takes is
-//! bounded (see `transmission.rs`), whatever its client does, and idle
-//! connections cost no processor time.
+//! A [`Server`] has exports and listeners. Each connection has a thread and a queue of its own. Its
+//! requests are executed concurrently on the queue, and replies are sent in the order in which they
+//! are ready. The memory of a connection is bounded. Idle connections take no processor time.
 //!
-//! The bytes on the wire are [`zebu::internal::nbd`]'s.
+//! Messages are encoded and decoded by [`zebu::internal::nbd`].
 #![deny(unsafe_code)]
 
 mod budget;

@@ -1,4 +1,4 @@
-//! Where clients come from: unix sockets, TCP, and sockets that systemd made.
+//! Listening sockets: unix, TCP, and those that systemd passes.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,18 +14,22 @@ use crate::transport::Stream;
 /// The first descriptor that systemd passes: `SD_LISTEN_FDS_START`.
 const FIRST_PASSED: i32 = 3;
 
-/// A socket that clients connect to.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// A unix socket; the path, if it is ours to remove.
+    /// A unix socket, and its path if it is to be removed.
     Unix(UnixListener, Option<PathBuf>),
-    /// TCP.
+    /// A TCP socket.
     Tcp(TcpListener),
 }
 
 impl Listener {
-    /// A unix socket at `path`. An existing one without a listener
-    /// is replaced; it is removed when this is dropped.
+    /// Listens on a unix socket at `path`, which is removed when this is dropped. A socket there
+    /// that has no listener is replaced.
+    ///
+    /// # Errors
+    ///
+    /// The path is in use, or the socket cannot be created.
     pub fn unix(path: &Path) -> io::Result<Self> {
         let bound = match UnixListener::bind(path) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
@@ -39,7 +43,11 @@ impl Listener {
         Ok(Listener::Unix(listener, Some(path.into())))
     }
 
-    /// A TCP socket for each address of `host`.
+    /// Listens on TCP, on each address of `host`.
+    ///
+    /// # Errors
+    ///
+    /// The host has no address, or one of them cannot be listened on.
     pub fn tcp(host: &str, port: u16) -> io::Result<Vec<Self>> {
         let listen = |address| {
             let listener = TcpListener::bind(address)?;
@@ -49,9 +57,12 @@ impl Listener {
         (host, port).to_socket_addrs()?.map(listen).collect()
     }
 
-    /// The sockets that were passed to this process (`sd_listen_fds(3)`):
-    /// none, if `LISTEN_PID` is not this process. Called once, before anything
-    /// else uses descriptors from 3 on.
+    /// The sockets that were passed to this process (`sd_listen_fds(3)`): none if `LISTEN_PID` is
+    /// another process. Must be called once, before anything else opens descriptors from 3 on.
+    ///
+    /// # Errors
+    ///
+    /// A descriptor is not open, or not a listening socket.
     pub fn passed() -> io::Result<Vec<Self>> {
         let number = |name| {
             let value = std::env::var(name).ok();
@@ -63,8 +74,7 @@ impl Listener {
         let count = number("LISTEN_FDS").unwrap_or(0).min(1024) as i32;
         (FIRST_PASSED..FIRST_PASSED + count)
             .map(|fd| {
-                // SAFETY: it only asks whether the descriptor is open; and
-                // makes it one that children do not get.
+                // SAFETY: `fcntl` takes any number, and fails if the descriptor is not open.
                 if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -75,7 +85,7 @@ impl Listener {
     }
 
     fn from_passed(fd: OwnedFd) -> io::Result<Self> {
-        // A unix listener says no address of TCP, and the other way round.
+        // The local address of a unix socket is none of TCP, and the other way round.
         let tcp = TcpListener::from(fd);
         if tcp.local_addr().is_ok() {
             tcp.set_nonblocking(true)?;
@@ -87,7 +97,11 @@ impl Listener {
         Ok(Listener::Unix(unix, None))
     }
 
-    /// The next client and its name; `WouldBlock` if there is none.
+    /// Accepts a client. Returns its address for messages.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if no client is waiting.
     pub(crate) fn accept(&self) -> io::Result<(Stream, String)> {
         match self {
             Listener::Unix(listener, _) => {
@@ -130,13 +144,13 @@ impl fmt::Display for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listener::Unix(_, Some(path)) = self {
-            // Gone already is as good.
+            // The file may be gone already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Whether there is a socket without a listener.
+/// Whether the path is a socket without a listener.
 fn is_left_over(path: &Path) -> bool {
     let is_socket = |file: std::fs::Metadata| file.file_type().is_socket();
     let refused = || {

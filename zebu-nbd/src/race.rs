@@ -1,16 +1,16 @@
-//! Two futures of which the first that is ready counts.
+//! Waiting for the first of two futures.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-/// Which future was ready first, and its output. The other is dropped.
+/// The output of the future that was ready first. The other one is dropped.
 pub enum First<A, B> {
     A(A),
     B(B),
 }
 
-/// Runs both until one is ready; `a` is asked first.
+/// Polls both until one is ready; `a` first.
 pub async fn race<A: Future, B: Future>(a: A, b: B) -> First<A::Output, B::Output> {
     let (mut a, mut b) = (pin!(a), pin!(b));
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Answers on their way to the socket.
+//! Replies as they are sent.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -33,9 +33,9 @@ impl From<zebu::Error> for Failed {
     }
 }
 
-/// An answer, which keeps what its bytes are in.
+/// A reply and the buffers that it is sent from.
 pub struct Reply {
-    /// Most answers are one part.
+    /// Most replies have one part.
     first: Part,
     more: Vec<Part>,
     buffer: Option<PoolBuffer>,
@@ -54,7 +54,7 @@ enum Head {
 
 enum Payload {
     None,
-    /// Of the buffer.
+    /// A range of the buffer.
     Data(Range<usize>),
     Bytes(Vec<u8>),
 }
@@ -77,8 +77,7 @@ impl Part {
     }
 }
 
-/// A range of a read: where it starts in it, how long it is, and whether it is
-/// data, not zeroes.
+/// A piece of a read: its range in the read, and whether it is data or zeroes.
 pub struct Piece {
     pub range: Range<usize>,
     pub data: bool,
@@ -97,7 +96,7 @@ fn header(request: &Request, kind: ChunkKind, done: bool, length: usize) -> Chun
 impl Reply {
     fn new(mut parts: Vec<Part>, buffer: Option<PoolBuffer>) -> Self {
         let more = parts.split_off(1);
-        let first = parts.pop().expect("an answer has a part");
+        let first = parts.pop().expect("a reply has a part");
         Self::with(first, more, buffer)
     }
 
@@ -114,7 +113,7 @@ impl Reply {
         Self::with(Part { head, payload }, Vec::new(), buffer)
     }
 
-    /// Done.
+    /// The reply of a request that succeeded.
     pub fn ok(headers: Headers, request: &Request) -> Self {
         let head = match headers {
             Headers::Simple => Head::Simple(simple(request, 0)),
@@ -123,7 +122,7 @@ impl Reply {
         Self::one(head, Payload::None, None)
     }
 
-    /// It failed.
+    /// The reply of a request that failed.
     pub fn error(headers: Headers, request: &Request, failed: &Failed) -> Self {
         let code = failed.code as u32;
         if headers == Headers::Simple {
@@ -136,7 +135,7 @@ impl Reply {
         Self::one(head, Payload::Bytes(bytes), None)
     }
 
-    /// All bytes of a read, which are the first of the buffer.
+    /// A read, of which all bytes are at the start of the buffer.
     pub fn data(headers: Headers, request: &Request, buffer: PoolBuffer) -> Self {
         let length = request.length as usize;
         let head = match headers {
@@ -149,7 +148,7 @@ impl Reply {
         Self::one(head, Payload::Data(0..length), Some(buffer))
     }
 
-    /// A read in pieces, at least one, of which the data are in the buffer.
+    /// A read in at least one piece. The data are in the buffer, at their offset in the read.
     pub fn sparse(
         headers: Headers,
         request: &Request,
@@ -175,7 +174,7 @@ impl Reply {
         Self::new(pieces.iter().enumerate().map(part).collect(), buffer)
     }
 
-    /// Extents of contexts, at least one.
+    /// The extents of at least one context.
     pub fn status(
         headers: Headers,
         request: &Request,
@@ -204,7 +203,7 @@ impl Reply {
         self.length
     }
 
-    /// Adds all its bytes, none of them in an empty slice.
+    /// Appends its bytes. No slice is empty.
     pub fn slices<'a>(&'a self, out: &mut Vec<IoSlice<'a>>) {
         for part in std::iter::once(&self.first).chain(&self.more) {
             out.push(IoSlice::new(part.head()));

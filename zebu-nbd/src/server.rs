@@ -1,4 +1,4 @@
-//! The server: takes clients in and gives each a thread.
+//! The server: accepts clients, and serves each in a thread.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -25,51 +25,55 @@ use crate::race::{First, race};
 use crate::transmission;
 use crate::transport::{Stream, Transport};
 
-/// How long no client is accepted after the system had no resources for one.
+/// After a failed accept, mostly for want of descriptors, none is tried for this long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How a server treats its clients.
+/// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Clients at a time; more wait until one goes.
+    /// Clients at a time; more wait in the listen queue.
     pub clients: usize,
-    /// Whether it goes on when the last client that chose an export has gone.
+    /// Whether the server goes on after the last client that chose an export has disconnected.
     pub persistent: bool,
     /// How long a client may take to choose an export.
     pub handshake_limit: Option<Duration>,
-    /// Certificates or keys: clients without TLS are refused then.
+    /// Certificates or keys. Clients without TLS are then refused.
     pub tls: Option<ServerTls>,
-    /// The queue of each connection.
+    /// Options of each connection's queue.
     pub queue: QueueOptions,
 }
 
-/// Exports, and how they are served.
+/// A server that does not run yet.
 pub struct Server {
     shared: Arc<Shared>,
     options: ServerOptions,
 }
 
-/// What connections share with the server.
+/// Shared by the server and its connections.
 struct Shared {
     exports: Vec<Arc<Export>>,
     budget: Budget,
     stopping: AtomicBool,
     /// Whether a client has chosen an export.
     chosen: AtomicBool,
-    /// Readable when the server stops: its other end is closed then.
+    /// Readable when the server stops: then `stopper` is shut down.
     stop: UnixStream,
     stopper: UnixStream,
-    /// Which connections have ended.
+    /// The numbers of connections that have ended.
     ended: Mutex<Vec<u64>>,
-    /// A byte for each of these.
+    /// Receives a byte for each of these.
     ended_event: UnixStream,
 }
 
 impl Server {
-    /// Serves `exports`, whose names differ.
+    /// A server of `exports`, whose names must differ.
+    ///
+    /// # Errors
+    ///
+    /// The process has no descriptors left.
     pub fn new(exports: Vec<Arc<Export>>, options: ServerOptions) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
-        // Replaced when the server runs.
+        // Replaced in `run`.
         let (_, ended_event) = UnixStream::pair()?;
         Ok(Server {
             shared: Arc::new(Shared {
@@ -86,11 +90,15 @@ impl Server {
         })
     }
 
-    /// Takes clients in on `queue`'s thread until `stop` is ready, or the last
-    /// client has gone of a server that is not persistent. Then no client is
-    /// taken in any more, requests in flight are answered, and all connections
-    /// have ended when this returns. The exports are returned: nothing else
-    /// has them.
+    /// Accepts clients on `queue` until `stop` is ready. A server that is not persistent also ends
+    /// when its last client has disconnected.
+    ///
+    /// Then it accepts no more, finishes requests in flight and ends all connections. Returns the
+    /// exports, which no connection has any more.
+    ///
+    /// # Errors
+    ///
+    /// The listeners, or the descriptors of the server itself, cannot be waited for.
     pub async fn run(
         mut self,
         queue: &Queue,
@@ -99,10 +107,9 @@ impl Server {
     ) -> io::Result<Vec<Arc<Export>>> {
         let (event, sender) = UnixStream::pair()?;
         event.set_nonblocking(true)?;
-        // Nothing is read any more when the server has stopped; and a client that is
-        // full is readable.
+        // After the server has stopped nothing is read. While it runs, a full socket is readable.
         sender.set_nonblocking(true)?;
-        let shared = Arc::get_mut(&mut self.shared).expect("nobody has it yet");
+        let shared = Arc::get_mut(&mut self.shared).expect("not shared before it runs");
         shared.ended_event = sender;
         let mut clients = Clients {
             server: &self,
@@ -130,7 +137,7 @@ impl Server {
     }
 }
 
-/// The connections that there are.
+/// The connections.
 struct Clients<'a> {
     server: &'a Server,
     /// Readable when connections have ended.
@@ -149,7 +156,7 @@ impl Clients<'_> {
                 let client = any_readable(queue, listeners);
                 race(client, queue.readable(&self.event)).await;
             }
-            self.bury();
+            self.join_ended();
             let (options, shared) = (&self.server.options, &self.server.shared);
             let served = shared.chosen.load(Ordering::SeqCst);
             if served && !options.persistent && self.threads.is_empty() {
@@ -157,8 +164,8 @@ impl Clients<'_> {
             }
             for listener in listeners {
                 if let Err(e) = self.accept(listener) {
-                    tracing::warn!("no client is taken in for a while: {}", zebu::strerror(&e));
-                    // Without a descriptor for a timer, nothing else goes on.
+                    tracing::warn!("clients cannot be accepted for now: {}", zebu::strerror(&e));
+                    // The timer takes a descriptor, too.
                     if queue.sleep(PAUSE).await.is_err() {
                         std::thread::sleep(PAUSE);
                     }
@@ -167,13 +174,13 @@ impl Clients<'_> {
         }
     }
 
-    /// Accepts clients waiting at `listener`, as many as allowed.
+    /// Accepts the clients that wait at `listener`, up to the limit.
     fn accept(&mut self, listener: &Listener) -> io::Result<()> {
         while self.threads.len() < self.server.options.clients {
             match listener.accept() {
-                Ok((stream, who)) => self.start(stream, who)?,
+                Ok((stream, client)) => self.start(stream, client)?,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // It has gone again.
+                // The client has gone already.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
@@ -182,7 +189,7 @@ impl Clients<'_> {
         Ok(())
     }
 
-    fn start(&mut self, stream: Stream, who: String) -> io::Result<()> {
+    fn start(&mut self, stream: Stream, client: String) -> io::Result<()> {
         let number = self.next;
         self.next += 1;
         let shared = self.server.shared.clone();
@@ -190,16 +197,16 @@ impl Clients<'_> {
         let thread = std::thread::Builder::new()
             .name(format!("nbd-{number}"))
             .spawn(move || {
-                // Also if it panics: the server counts its threads.
+                // Dropped also in a panic: the server counts its threads.
                 let _ended = Ended(&shared, number);
-                connection(&shared, &options, stream, number, &who);
+                connection(&shared, &options, stream, number, &client);
             })?;
         self.threads.insert(number, thread);
         Ok(())
     }
 
-    /// Forgets the connections that have ended.
-    fn bury(&mut self) {
+    /// Joins the threads of connections that have ended.
+    fn join_ended(&mut self) {
         let mut bytes = [0; 64];
         while matches!((&self.event).read(&mut bytes), Ok(n) if n > 0) {}
         let shared = &self.server.shared;
@@ -224,8 +231,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Waits until a client waits at one of `listeners`, or for ever if there are
-/// none.
+/// Waits until a client waits at one of `listeners`. With none, waits for ever.
 async fn any_readable(queue: &Queue, listeners: &[Listener]) {
     let mut waits: Vec<_> = listeners.iter().map(|l| queue.readable(l)).collect();
     poll_fn(|context| {
@@ -238,9 +244,9 @@ async fn any_readable(queue: &Queue, listeners: &[Listener]) {
     .await
 }
 
-/// The whole of a connection, on its thread.
-fn connection(shared: &Shared, options: &ServerOptions, stream: Stream, number: u64, who: &str) {
-    tracing::info!("connection {number}: {who} connected");
+/// The thread of a connection.
+fn connection(shared: &Shared, options: &ServerOptions, stream: Stream, number: u64, client: &str) {
+    tracing::info!("connection {number}: {client} connected");
     let queue = match Queue::new(options.queue.clone()) {
         Ok(queue) => queue,
         Err(e) => {
@@ -272,10 +278,10 @@ async fn serve(
     let agreed = match race(negotiating, limit).await {
         First::A(Ok(agreed)) => agreed,
         First::A(Err(NoAgreement::Io(e))) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            return "the client went before it chose an export".into();
+            return "the client disconnected during the handshake".into();
         }
-        First::A(Err(e)) => return format!("no agreement with the client: {e}"),
-        First::B(()) => return "the client took too long to choose an export".into(),
+        First::A(Err(e)) => return format!("the handshake failed: {e}"),
+        First::B(()) => return "the handshake took too long".into(),
     };
     tracing::info!(
         "connection {number}: export {:?}, {:?} headers",

@@ -1,4 +1,4 @@
-//! Block status: the extents of a range, as the contexts define them.
+//! Block status: the extents of a range in the terms of metadata contexts.
 
 use zebu::Result;
 use zebu::block::Status;
@@ -7,13 +7,12 @@ use zebu::storage::Queue;
 
 use crate::export::{DEPTH, Export};
 
-/// Extents in one answer at most.
+/// Extents in one reply at most.
 const MAX_EXTENTS: usize = 4096;
-/// Pieces of the mapping that one request looks at at most, so that none
-/// takes long, whatever the image is like.
+/// Extents of the device that one request visits at most, which bounds its time for any image.
 const MAX_STEPS: usize = 64 << 10;
 
-/// What `context` says of a piece of the mapping.
+/// The flags of an extent of the device in `context`.
 fn flags(context: u32, status: &Status) -> u64 {
     if context == DEPTH {
         return match status.present {
@@ -26,9 +25,8 @@ fn flags(context: u32, status: &Status) -> u64 {
     hole | zero
 }
 
-/// The extents of a range of at least one byte inside the export, for each of
-/// `contexts`. They are as many as fit; neighbours differ. `one`: the first
-/// extent alone.
+/// The extents of a range of at least one byte within the export, for each of `contexts`. They are
+/// merged, and may end before the range does. `one`: only the first extent.
 pub async fn extents(
     export: &Export,
     queue: &Queue,
@@ -38,7 +36,7 @@ pub async fn extents(
     one: bool,
 ) -> Result<Vec<Vec<Extent>>> {
     let mut all = vec![Vec::<Extent>::new(); contexts.len()];
-    // In 32 bits an extent ends at a multiple of a page below 4 GiB.
+    // With 32-bit lengths an extent is cut at the last page below 4 GiB.
     let longest = match headers {
         Headers::Extended => u64::MAX,
         _ => u64::from(u32::MAX) & !4095,
@@ -51,7 +49,7 @@ pub async fn extents(
         let mut full = false;
         for (extents, context) in all.iter_mut().zip(contexts) {
             let flags = flags(*context, &status);
-            // With one extent the reply is complete.
+            // With `one`, an extent that has ended is complete.
             let ended = one && !extents.is_empty() && end(extents) < at;
             match extents.last_mut() {
                 _ if ended => {}
@@ -74,7 +72,7 @@ pub async fn extents(
     Ok(all)
 }
 
-/// Bytes that extents are about.
+/// Bytes that the extents cover.
 fn end(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.length).sum()
 }

@@ -1,4 +1,4 @@
-//! The bytes of one connection: a socket that never blocks, and TLS over it.
+//! The bytes of one connection: a non-blocking socket, and TLS over it.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -14,12 +14,10 @@ use zebu::internal::Session;
 use zebu::storage::Queue;
 use zebu::tls::ServerTls;
 
-/// How often TLS receives at a time if there is nothing in it for us: a client
-/// may send such records without an end.
+/// Receives of TLS in one call at most: a client may send records without data for ever.
 const MAX_ROUNDS: usize = 16;
 
-/// Bytes that a unix socket is asked to take before the client has received them (socket(7),
-/// unix(7)); 208 KiB are usual.
+/// The send buffer of a unix socket in bytes (socket(7), unix(7)). The kernel's default is 208 KiB.
 const SEND_BUFFER: libc::c_int = 512 << 10;
 
 /// A connected socket.
@@ -33,7 +31,7 @@ pub enum Stream {
 
 impl Stream {
     fn shutdown(&self, how: Shutdown) {
-        // A peer that is gone needs no shutdown.
+        // Fails if the peer has disconnected already.
         let _ = match self {
             Stream::Unix(stream) => stream.shutdown(how),
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -83,13 +81,12 @@ impl Write for &Stream {
     }
 }
 
-/// One connection's bytes, on its queue.
+/// A connection's stream, on its queue.
 pub struct Transport {
     stream: Stream,
     queue: Queue,
     tls: RefCell<Option<Session>>,
-    /// The last receive took all that there was: the next one would find
-    /// nothing, and need not be tried before there is something.
+    /// The last receive took all bytes, so the next one is not tried before the socket is readable.
     drained: Cell<bool>,
     polling: Polling,
 }
@@ -109,9 +106,8 @@ impl Transport {
         &self.queue
     }
 
-    /// Enlarges the buffer of a unix socket for large replies, which otherwise go in pieces, each of
-    /// which waits until the client's thread runs. TCP finds its own size. A smaller buffer is slower, not
-    /// wrong.
+    /// Enlarges the send buffer of a unix socket: a large reply is otherwise sent in pieces, each
+    /// of which waits for the client. Failures are ignored.
     pub fn enlarge_send_buffer(&self) {
         let Stream::Unix(stream) = &self.stream else {
             return;
@@ -119,17 +115,17 @@ impl Transport {
         let (fd, option) = (stream.as_raw_fd(), (libc::SOL_SOCKET, libc::SO_SNDBUF));
         let (bytes, mut now) = (SEND_BUFFER, 0);
         let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the values are ints, as SO_SNDBUF has them, and are there during the calls.
+        // SAFETY: SO_SNDBUF has an int as value, and both ints outlive the calls.
         unsafe {
             libc::getsockopt(fd, option.0, option.1, (&raw mut now).cast(), &mut length);
-            // It says twice what was asked for.
+            // The kernel reports twice the requested size.
             if now < 2 * bytes {
                 libc::setsockopt(fd, option.0, option.1, (&raw const bytes).cast(), length);
             }
         }
     }
 
-    /// From here on all is TLS; its handshake is part of the next reads.
+    /// Starts TLS. Its handshake is part of the following reads.
     pub fn start_tls(&self, tls: &ServerTls) -> io::Result<()> {
         self.tls.replace(Some(Session::server(tls)?));
         Ok(())
@@ -140,17 +136,21 @@ impl Transport {
         self.tls.borrow().is_some()
     }
 
-    /// No more is received: reads find the end.
+    /// Shuts down receiving: reads return 0.
     pub fn stop_reading(&self) {
         self.stream.shutdown(Shutdown::Read);
     }
 
-    /// Ends everything.
+    /// Shuts the socket down.
     pub fn stop(&self) {
         self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Reads what is there, at least a byte; 0 at the end. Waits if need be.
+    /// Reads at least one byte, and 0 at the end. Waits if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed, or TLS found a violation.
     pub async fn read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if self.drained.replace(false) {
             self.wait().await?;
@@ -164,14 +164,14 @@ impl Transport {
                     return result;
                 }
             }
-            // A client that waits for our part of the handshake sends nothing.
+            // A client may wait for our part of the TLS handshake.
             self.flush().await?;
             self.wait().await?;
         }
     }
 
-    /// Waits until there may be something to receive. It is soon if `polling`
-    /// says so, after what else the queue has to do.
+    /// Waits until the socket may be readable: for the queue's next round if `polling` decides so,
+    /// else for the descriptor.
     async fn wait(&self) -> io::Result<()> {
         if !self.polling.looks_again() {
             return self.queue.readable(&self.stream).await;
@@ -187,7 +187,11 @@ impl Transport {
         .await
     }
 
-    /// Fills `buffer`; an end before that is an error.
+    /// Fills `buffer`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Transport::read`]; `UnexpectedEof` if the connection ends before.
     pub async fn read_exact(&self, mut buffer: &mut [u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             match self.read(&mut [IoSliceMut::new(buffer)]).await? {
@@ -213,7 +217,7 @@ impl Transport {
             }
             let received = tls.read_tls(&mut &self.stream)?;
             if let Err(e) = tls.process() {
-                // The alert with the reason, if there is space for it.
+                // Sends the alert, if there is space for it.
                 let _ = tls.write_tls(&mut &self.stream);
                 return Err(e);
             }
@@ -227,11 +231,15 @@ impl Transport {
                 };
             }
         }
-        // Others have their turn before there is more.
+        // Lets other tasks run before it receives more.
         tls.read(buffers)
     }
 
-    /// Writes some of the bytes, at least one. Waits if need be.
+    /// Writes at least one byte. Waits if there is no space.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed.
     pub async fn write(&self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
         loop {
             match self.try_write(bytes) {
@@ -248,6 +256,10 @@ impl Transport {
     }
 
     /// Writes all bytes, and waits until they are in the socket.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let n = self.write(&[IoSlice::new(bytes)]).await?;
@@ -261,7 +273,7 @@ impl Transport {
         let Some(tls) = tls.as_mut() else {
             return (&self.stream).write_vectored(bytes);
         };
-        // Nothing new before the old is gone, so that it does not gather.
+        // Bytes that TLS holds are sent first, so that they do not accumulate.
         while tls.wants_write() {
             tls.write_tls(&mut &self.stream)?;
         }
@@ -275,7 +287,11 @@ impl Transport {
         Ok(n)
     }
 
-    /// Waits until what TLS holds back is in the socket.
+    /// Waits until the bytes that TLS holds are in the socket.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed.
     pub async fn flush(&self) -> io::Result<()> {
         loop {
             let wait = match &mut *self.tls.borrow_mut() {
@@ -292,7 +308,7 @@ impl Transport {
         }
     }
 
-    /// Sends TLS's close_notify, if there is space for it.
+    /// Sends TLS's close_notify if there is space for it, and shuts the socket down.
     pub fn close(&self) {
         if let Some(tls) = self.tls.borrow_mut().as_mut() {
             tls.send_close_notify();
@@ -301,8 +317,8 @@ impl Transport {
         self.stop();
     }
 
-    /// Runs `future`, and when `stop` is readable, stops reading; after
-    /// `patience` more, stops everything.
+    /// Runs `future`. When `stop` is readable it stops receiving, and `patience` later it shuts the
+    /// socket down.
     pub async fn until_stopped<F: Future>(
         &self,
         stop: &UnixStream,

@@ -24,7 +24,7 @@ pub enum Malformed {
     TooLong,
     #[error("more than 4 GiB in one request")]
     TooLarge,
-    #[error("a nested indirect table, or one of no whole descriptors")]
+    #[error("a nested indirect table, or one of incomplete descriptors")]
     Indirect,
     #[error("a readable descriptor behind a writable one")]
     Order,

@@ -1,9 +1,8 @@
-//! The back-end channel: a socket by which the server sends first, to notify a
-//! front end that the device's configuration has changed.
+//! The back-end channel: a socket on which the server notifies the front end that the device's
+//! configuration has changed.
 //!
-//! The `vhost` crate takes the socket, but has no such message and does not
-//! give the socket out. So the message that brings it is taken off the
-//! connection here, before the crate sees it.
+//! The `vhost` crate has no such message and does not return the socket that it receives. So the
+//! message with the socket is received here, before the crate reads it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,20 +14,20 @@ use rustix::net::{
     recvmsg, send, sendmsg,
 };
 
-/// Bytes of a message's header: what it is, flags, and the length of the rest.
+/// Bytes of a message's header: its type, its flags, and the length of its payload.
 const HEADER: usize = 12;
 /// `VHOST_USER_SET_BACKEND_REQ_FD`
 const SET_CHANNEL: u32 = 21;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`
 const CONFIG_CHANGED: u32 = 2;
 
-/// Flags: the version of the protocol, which has two bits.
+/// Flags: the version of the protocol (two bits), whether this is a reply, whether one is wanted.
 const VERSION: u32 = 1;
 const VERSION_BITS: u32 = 3;
 const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;
 
-/// A front end's end of it is somewhere else.
+/// The server's end of the channel.
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
 
@@ -46,8 +45,12 @@ fn word(bytes: &[u8; HEADER], number: usize) -> u32 {
 }
 
 impl Channel {
-    /// Waits for the front end's next message. If it brings the channel, takes
-    /// it, and answers; any other stays where it is.
+    /// Waits for the front end's next message. Receives it if it carries the channel; leaves any
+    /// other in the socket.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed, or the message carries no descriptor or several.
     pub fn take(connection: &UnixStream) -> io::Result<Option<Channel>> {
         let mut bytes = [0; HEADER];
         let (length, _) = recv(connection, &mut bytes, RecvFlags::PEEK)?;
@@ -69,18 +72,18 @@ impl Channel {
         Ok(Some(channel))
     }
 
-    /// Notifies the front end that the configuration has changed. A front end that does not
-    /// read these messages has others of the same kind to read already.
+    /// Notifies the front end that the configuration has changed. If the socket is full, the front
+    /// end has the same message to read already.
     pub fn config_changed(&self) {
         let header = header(CONFIG_CHANGED, VERSION, 0);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if let Err(e) = send(&self.0, &header, flags) {
-            tracing::debug!("a front end is not told of another size: {e}");
+            tracing::debug!("a front end cannot be notified of the new size: {e}");
         }
     }
 }
 
-/// Receives a header, and the descriptor that came along.
+/// Receives a header and the descriptor with it.
 fn receive(connection: &UnixStream) -> io::Result<Channel> {
     let mut bytes = [0; HEADER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -111,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    fn bring(to: &UnixStream, flags: u32, descriptors: &[&UnixStream]) {
+    fn send_channel(to: &UnixStream, flags: u32, descriptors: &[&UnixStream]) {
         let descriptors: Vec<_> = descriptors.iter().map(|d| d.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -124,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn it_is_taken_answered_and_told() {
+    fn the_channel_is_received_and_used() {
         let (front, back) = UnixStream::pair().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        bring(&front, VERSION | NEED_REPLY, &[&theirs]);
+        send_channel(&front, VERSION | NEED_REPLY, &[&theirs]);
         drop(theirs);
-        let channel = Channel::take(&back).unwrap().expect("it brings one");
+        let channel = Channel::take(&back).unwrap().expect("it carries one");
         let mut answer = [0; HEADER + 8];
         (&front).read_exact(&mut answer).unwrap();
         assert_eq!(answer[..HEADER], header(21, 5, 8));
@@ -138,7 +141,7 @@ mod tests {
         let mut told = [0; HEADER];
         (&ours).read_exact(&mut told).unwrap();
         assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-        // The receiver is gone.
+        // A closed channel is ignored.
         drop(ours);
         channel.config_changed();
     }
@@ -154,11 +157,11 @@ mod tests {
             assert_eq!(found, message);
         }
         for descriptors in [&[][..], &[&front, &back][..]] {
-            bring(&front, VERSION, descriptors);
+            send_channel(&front, VERSION, descriptors);
             assert!(Channel::take(&back).is_err());
         }
         drop(front);
-        // The end of the connection is the crate's to find.
+        // The end of the connection is left to the crate.
         assert!(Channel::take(&back).unwrap().is_none());
     }
 }

@@ -11,22 +11,22 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 use crate::request::{MAX_RANGES, MAX_SECTORS, SECTOR};
 
-/// Segments of data of one request: with header and status they fit into the
-/// smallest queue that is usual, also without indirect descriptors.
+/// Segments of data of one request. With header and status they fit into a queue of 128
+/// descriptors.
 const SEGMENTS: u32 = 128 - 2;
-/// Bytes of the configuration, the rest of [`SPACE`] is zero.
+/// Bytes of the configuration; the rest of [`SPACE`] is zero.
 const LENGTH: usize = 60;
-/// Bytes of the configuration space that can be read.
+/// Bytes of the configuration space.
 const SPACE: usize = 256;
-/// Where the guest switches the write cache.
+/// The offset of the write-cache switch.
 pub const WRITE_CACHE: u32 = 32;
 
-/// Whether `features` has the feature with this number.
+/// Whether the feature bit `number` is set.
 pub fn has(features: u64, number: u32) -> bool {
     features & 1 << number != 0
 }
 
-/// What guests may choose from.
+/// The features that are offered to guests.
 pub fn features(writable: bool) -> u64 {
     let common = [
         VIRTIO_F_VERSION_1,
@@ -52,7 +52,7 @@ pub fn features(writable: bool) -> u64 {
     )
 }
 
-/// What front ends may choose from.
+/// The protocol features that are offered to front ends.
 pub fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -63,14 +63,14 @@ pub fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
 }
 
-/// The description of the disk for a guest.
+/// The contents of the configuration space.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Whole sectors of 512 bytes.
     pub sectors: u64,
-    /// What the guest addresses.
+    /// The guest's logical block size in bytes.
     pub block_size: u32,
-    /// Bytes that are best written, and discarded, as a whole.
+    /// The optimal unit of writes and discards in bytes.
     pub unit: u32,
     pub queues: u16,
     /// Whether writes are durable only after a flush.
@@ -79,7 +79,7 @@ pub struct Config {
 
 impl Config {
     fn encode(&self) -> [u8; LENGTH] {
-        // What is read and written without a copy of the rest.
+        // The physical block: smaller writes take a read.
         let physical = (4096 / self.block_size).max(1).ilog2() as u8;
         let unit = self.unit.max(self.block_size);
         let aligned = unit / SECTOR as u32;
@@ -102,7 +102,7 @@ impl Config {
         bytes
     }
 
-    /// `size` bytes from `offset` on, if there are so many.
+    /// `size` bytes from `offset` on; `None` if the space has fewer.
     pub fn read(&self, offset: u32, size: u32) -> Option<Vec<u8>> {
         let mut space = vec![0; SPACE];
         space[..LENGTH].copy_from_slice(&self.encode());

@@ -1,4 +1,4 @@
-//! One request: checked and done.
+//! One request: checked and executed.
 
 use zebu::block::Zeroing;
 use zebu::storage::Queue;
@@ -6,10 +6,10 @@ use zebu::storage::Queue;
 use crate::export::Export;
 use crate::request::{MAX_SECTORS, Range, SECTOR, Work};
 
-/// A write of zeroes may free what it zeroes.
+/// The flag of a write of zeroes that may deallocate.
 const UNMAP: u32 = 1;
 
-/// The answer to a request.
+/// The status byte of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -18,18 +18,18 @@ pub enum Status {
     Unsupported = 2,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error("{0}")]
-    Wrong(&'static str),
+    Invalid(&'static str),
     #[error("{0}")]
     Unsupported(String),
     #[error(transparent)]
     Device(#[from] zebu::Error),
 }
 
-/// Does what `work` says. If `through`, what is written is durable then.
+/// Executes `work`. With `through`, what was written is durable afterwards.
 pub async fn execute(queue: &Queue, export: &Export, work: &Work, through: bool) -> Status {
     match run(queue, export, work, through).await {
         Ok(()) => Status::Ok,
@@ -47,12 +47,12 @@ async fn run(queue: &Queue, export: &Export, work: &Work, through: bool) -> Resu
     let device = export.device();
     match work {
         Work::Read { sector, data } => {
-            let offset = range(export, *sector, data.len() as u64)?;
+            let offset = offset(export, *sector, data.len() as u64)?;
             return Ok(device.read(queue, offset, data).await?);
         }
         Work::Write { sector, data } => {
             check_writable(export)?;
-            let offset = range(export, *sector, data.len() as u64)?;
+            let offset = offset(export, *sector, data.len() as u64)?;
             device.write(queue, offset, data).await?;
         }
         Work::Flush => return Ok(device.flush(queue).await?),
@@ -77,9 +77,11 @@ async fn run(queue: &Queue, export: &Export, work: &Work, through: bool) -> Resu
             return Ok(());
         }
         Work::Unknown(kind) => {
-            return Err(Failed::Unsupported(format!("unknown request {kind}")));
+            return Err(Failed::Unsupported(format!(
+                "the request {kind}, which does not exist"
+            )));
         }
-        Work::Wrong(why) => return Err(Failed::Wrong(why)),
+        Work::Invalid(why) => return Err(Failed::Invalid(why)),
     }
     if through {
         device.flush(queue).await?;
@@ -90,37 +92,37 @@ async fn run(queue: &Queue, export: &Export, work: &Work, through: bool) -> Resu
 fn check_writable(export: &Export) -> Result<(), Failed> {
     match export.is_writable() {
         true => Ok(()),
-        false => Err(Failed::Wrong("the export is read-only")),
+        false => Err(Failed::Invalid("the export is read-only")),
     }
 }
 
-/// The offset of a range that is inside the disk, in whole blocks.
-fn range(export: &Export, sector: u64, length: u64) -> Result<u64, Failed> {
+/// The offset of a range in bytes. The range must be within the disk, in whole blocks.
+fn offset(export: &Export, sector: u64, length: u64) -> Result<u64, Failed> {
     let offset = sector
         .checked_mul(SECTOR)
-        .ok_or(Failed::Wrong("past the end of the disk"))?;
+        .ok_or(Failed::Invalid("past the end of the disk"))?;
     let block = u64::from(export.block_size());
     if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
-        return Err(Failed::Wrong("not in whole blocks"));
+        return Err(Failed::Invalid("not in whole blocks"));
     }
     match offset.checked_add(length) {
         Some(end) if end <= export.sectors() * SECTOR => Ok(offset),
-        _ => Err(Failed::Wrong("past the end of the disk")),
+        _ => Err(Failed::Invalid("past the end of the disk")),
     }
 }
 
-/// Offsets and lengths, if all of them can be.
+/// The offsets and lengths of `ranges`, whose flags may be `flags`.
 fn check(export: &Export, ranges: &[Range], flags: u32) -> Result<Vec<(u64, u64)>, Failed> {
     check_writable(export)?;
-    let one = |asked: &Range| {
-        if asked.flags & !flags != 0 {
-            return Err(Failed::Unsupported(format!("flags {:#x}", asked.flags)));
+    let one = |range: &Range| {
+        if range.flags & !flags != 0 {
+            return Err(Failed::Unsupported(format!("flags {:#x}", range.flags)));
         }
-        if asked.sectors > MAX_SECTORS {
-            return Err(Failed::Wrong("a longer range than a request may have"));
+        if range.sectors > MAX_SECTORS {
+            return Err(Failed::Invalid("a range that is too long"));
         }
-        let length = u64::from(asked.sectors) * SECTOR;
-        Ok((range(export, asked.sector, length)?, length))
+        let length = u64::from(range.sectors) * SECTOR;
+        Ok((offset(export, range.sector, length)?, length))
     };
     ranges.iter().map(one).collect()
 }

@@ -1,4 +1,4 @@
-//! What is served: a device, and its description for guests.
+//! An export: a device as the disk of a virtual machine.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,10 +9,10 @@ use crate::channel::Channel;
 use crate::config::Config;
 use crate::request::{ID, SECTOR, Work};
 
-/// Virtqueues of one export at most.
+/// The most virtqueues that an export may have.
 pub const MAX_QUEUES: u16 = 256;
 
-/// The requests that statistics distinguish; see [`kind`].
+/// The kinds of requests in the statistics; see [`kind`].
 const KINDS: [&str; 7] = [
     "read",
     "write",
@@ -20,13 +20,13 @@ const KINDS: [&str; 7] = [
     "discard",
     "write-zeroes",
     "get-id",
-    "wrong",
+    "invalid",
 ];
 
-/// The kind of requests that make no sense.
-pub const WRONG: usize = 6;
+/// The kind of invalid requests.
+pub const INVALID: usize = 6;
 
-/// Which of [`KINDS`] a request is.
+/// The index in [`KINDS`] of a request.
 pub fn kind(work: &Work) -> usize {
     match work {
         Work::Read { .. } => 0,
@@ -35,33 +35,37 @@ pub fn kind(work: &Work) -> usize {
         Work::Discard(_) => 3,
         Work::WriteZeroes(_) => 4,
         Work::Id(_) => 5,
-        Work::Unknown(_) | Work::Wrong(_) => WRONG,
+        Work::Unknown(_) | Work::Invalid(_) => INVALID,
     }
 }
 
-/// How a device is served.
+/// Options of an [`Export`].
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// A name for messages; its first 20 bytes are the disk's serial number.
+    /// A name for messages. Its first 20 bytes are the disk's serial number.
     pub name: String,
-    /// Virtqueues, 1 to [`MAX_QUEUES`].
+    /// The number of virtqueues, 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// What guests address, in bytes: a power of two from 512 to 32768.
+    /// The guest's logical block size in bytes: a power of two from 512 to 32768.
     pub block_size: u32,
 }
 
-/// A device that is served.
+/// A device that front ends connect to.
 #[derive(Debug)]
 pub struct Export {
     device: Device,
     options: ExportOptions,
     statistics: Statistics,
-    /// The channel for notifications to the connected front end.
+    /// The channel to the connected front end.
     channel: Mutex<Option<Channel>>,
 }
 
 impl Export {
-    /// Serves a device, for writing if it was opened so.
+    /// Exports a device, for writing if it was opened so.
+    ///
+    /// # Panics
+    ///
+    /// If the number of queues or the block size is out of range.
     pub fn new(device: Device, options: ExportOptions) -> Arc<Self> {
         assert!((1..=MAX_QUEUES).contains(&options.queues));
         let block = options.block_size;
@@ -79,13 +83,17 @@ impl Export {
         &self.device
     }
 
-    /// Returns the device when nothing serves it any more.
+    /// The device, when no server has the export any more.
     pub fn into_device(self) -> Device {
         self.device
     }
 
-    /// Looks whether the disk has grown; see [`Device::refresh_size`]. If it has,
-    /// the front end is notified.
+    /// Updates the size of the disk after its file has grown; see [`Device::refresh_size`]. If it
+    /// has changed, the front end is notified.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::refresh_size`].
     pub fn refresh_size(&self) -> zebu::Result<bool> {
         let has_grown = self.device.refresh_size()?;
         if has_grown {
@@ -94,15 +102,14 @@ impl Export {
         Ok(has_grown)
     }
 
-    /// Has the front end look at the configuration again, if it wants to be
-    /// told.
+    /// Notifies the front end that the configuration has changed, if it has given a channel.
     pub(crate) fn notify_front_end(&self) {
         if let Some(channel) = &*self.channel() {
             channel.config_changed();
         }
     }
 
-    /// The channel of the front end that there is now.
+    /// Replaces the channel.
     pub(crate) fn set_channel(&self, channel: Option<Channel>) {
         *self.channel() = channel;
     }
@@ -116,7 +123,7 @@ impl Export {
         &self.options.name
     }
 
-    /// What was done with it so far.
+    /// Counters of its requests.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }
@@ -138,7 +145,7 @@ impl Export {
         self.device.size() / SECTOR
     }
 
-    /// The serial number.
+    /// The serial number, padded with zeroes.
     pub(crate) fn id(&self) -> [u8; ID] {
         let mut id = [0; ID];
         for (to, from) in id.iter_mut().zip(self.options.name.bytes()) {
@@ -147,7 +154,7 @@ impl Export {
         id
     }
 
-    /// The device's configuration, with a write cache or without.
+    /// The configuration space. `write_back`: the state of the write cache.
     pub(crate) fn config(&self, write_back: bool) -> Config {
         let cluster = self.device.top().cluster_size().unwrap_or(4096);
         Config {

@@ -1,7 +1,5 @@
-//! A virtual machine's side of vhost-user-blk: a connection, memory, and
-//! virtqueues with a driver. For tests and measurements.
-//!
-//! It sends what the test wants, also invalid messages.
+//! A front end for tests and measurements: a connection, memory, and virtqueues with a driver. It
+//! also sends invalid messages.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,37 +22,37 @@ use vm_memory::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-/// Descriptor flags: another follows.
+/// Flag of a descriptor: another one follows.
 pub const NEXT: u16 = 1;
-/// The device writes to it.
+/// Flag: the device writes to the memory.
 pub const WRITE: u16 = 2;
-/// It is a table of descriptors.
+/// Flag: the memory is a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
-/// What the front end calls the guest's address 0.
+/// The guest's address 0 in the front end's address space.
 const USER: u64 = 0x7a00_0000_0000;
-/// Memory of a ring itself, of up to 1024 descriptors.
+/// Bytes of a ring of up to 1024 descriptors.
 const RING: u64 = 64 << 10;
 /// Bytes of a slot besides its data: header, status and indirect table.
 const SLOT: u64 = 4096;
-/// Where in it the status, and the table are.
+/// Offsets of the status and the table in a slot.
 const STATUS: u64 = 64;
 const TABLE: u64 = 128;
-/// Descriptors in the table.
+/// Descriptors in a slot's table.
 const PIECES: usize = 240;
 
-/// How to connect.
+/// Parameters of a [`Machine`].
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Virtqueues.
+    /// The number of virtqueues.
     pub queues: u16,
-    /// Descriptors of each.
+    /// Descriptors of each queue.
     pub queue_size: u16,
-    /// Requests in flight on each at most.
+    /// Requests in flight on each queue at most.
     pub slots: u16,
     /// Bytes of data of each request at most.
     pub bytes: u64,
-    /// Features that are not wanted.
+    /// Feature bits that are not negotiated.
     pub without: u64,
 }
 
@@ -70,8 +68,8 @@ impl Default for Setup {
     }
 }
 
-/// What outlives a connection, as in a virtual machine whose server is
-/// replaced: memory with the rings in it, and what is in flight.
+/// What outlives a connection when a server is replaced: memory with the rings, and the table of
+/// requests in flight.
 pub struct Machine {
     setup: Setup,
     memory: Arc<GuestMemoryMmap<()>>,
@@ -79,24 +77,24 @@ pub struct Machine {
     inflight: Option<(VhostUserInflight, File)>,
 }
 
-/// Something that makes no sense.
+/// An invalid message.
 #[derive(Clone, Copy, Debug)]
 pub enum Disturb {
-    /// The available ring at this address.
+    /// The address of the available ring.
     RingAt(u64),
-    /// The used ring where memory ends.
+    /// The used ring extends past the end of memory.
     RingAtEnd,
-    /// A ring of so many descriptors.
+    /// The number of descriptors of a ring.
     Size(u16),
-    /// A virtqueue that there is not.
+    /// A virtqueue that does not exist.
     Index,
-    /// Features that there are not.
+    /// Features that were not offered.
     Features,
-    /// Memory behind the end of its file.
+    /// A region longer than its file.
     MemoryBehindEnd,
-    /// Two regions at one place.
+    /// Two regions at one address.
     MemoryTwice,
-    /// Less memory for requests in flight than is said.
+    /// Less memory for the table of requests in flight than it has entries.
     Inflight,
 }
 
@@ -110,7 +108,7 @@ fn other<E: std::fmt::Debug>(error: E) -> io::Error {
 }
 
 impl Machine {
-    /// With memory for its rings and their data.
+    /// A machine with memory for its rings and their data.
     pub fn new(setup: Setup) -> io::Result<Self> {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create("guest", flags)?);
@@ -130,8 +128,8 @@ impl Machine {
         })
     }
 
-    /// The same machine once more: while its memory is lent out, connections
-    /// can be made here. Made after the first connection.
+    /// The same machine, for a second connection while its memory is borrowed. Must be called after
+    /// the first connection.
     pub fn twin(&self) -> io::Result<Self> {
         let inflight = match &self.inflight {
             Some((message, file)) => Some((*message, file.try_clone()?)),
@@ -145,17 +143,17 @@ impl Machine {
         })
     }
 
-    /// Its memory.
+    /// The guest's memory.
     pub fn memory(&self) -> &GuestMemoryMmap<()> {
         &self.memory
     }
 
-    /// Features that were agreed on.
+    /// The features that were negotiated.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Connects and agrees on features; no ring runs.
+    /// Connects and negotiates features. No ring runs yet.
     pub fn connect(&mut self, path: &Path) -> io::Result<Connection> {
         let queues = u64::from(self.setup.queues);
         let mut frontend = Frontend::connect(path, queues).map_err(other)?;
@@ -207,7 +205,7 @@ impl Machine {
         regions.ok_or_else(|| other("memory without a file"))
     }
 
-    /// Connects, and says one thing that makes no sense; what is answered.
+    /// Connects and sends one invalid message. Returns the server's reply.
     pub fn disturb(&mut self, path: &Path, disturb: Disturb) -> io::Result<()> {
         let mut ring = self.ring(0)?;
         let index = match disturb {
@@ -219,7 +217,7 @@ impl Machine {
             frontend.set_owner().map_err(other)?;
             frontend.get_features().map_err(other)?;
             frontend.set_features(1 << 60).map_err(other)?;
-            // It is not answered: the connection has ended, or not.
+            // There is no reply. The connection may have ended.
             return frontend.get_features().map(drop).map_err(other);
         }
         let mut connection = self.connect(path)?;
@@ -260,7 +258,7 @@ impl Machine {
         connection.start(&ring)
     }
 
-    /// A ring at its place, with nothing on it.
+    /// The driver of a ring, which is empty.
     pub fn ring(&self, index: u16) -> io::Result<Ring> {
         let queue = RING + (SLOT + self.setup.bytes) * u64::from(self.setup.slots);
         let base = queue * u64::from(index);
@@ -289,7 +287,7 @@ impl Machine {
 }
 
 impl Connection {
-    /// Bytes of the device's configuration.
+    /// Reads the configuration space.
     pub fn config(&mut self, offset: u32, size: u32) -> io::Result<Vec<u8>> {
         let flags = VhostUserConfigFlags::WRITABLE;
         let buffer = vec![0; size as usize];
@@ -297,15 +295,14 @@ impl Connection {
         answer.map(|answer| answer.1).map_err(other)
     }
 
-    /// Sets bytes of it.
+    /// Writes to the configuration space.
     pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> io::Result<()> {
         let flags = VhostUserConfigFlags::WRITABLE;
         let answer = self.frontend.set_config(offset, flags, bytes);
         answer.map_err(other)
     }
 
-    /// A channel by which the server says that the configuration has changed:
-    /// 12 bytes each time.
+    /// Gives the server a channel. It receives 12 bytes for each change of the configuration.
     pub fn channel(&mut self) -> io::Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         self.frontend
@@ -314,12 +311,12 @@ impl Connection {
         Ok(ours)
     }
 
-    /// Virtqueues that the server has.
+    /// The number of virtqueues of the server.
     pub fn queues(&mut self) -> io::Result<u64> {
         self.frontend.get_queue_num().map_err(other)
     }
 
-    /// Runs a ring from where it is.
+    /// Starts a ring at its present index.
     pub fn start(&mut self, ring: &Ring) -> io::Result<()> {
         let (index, size) = (usize::from(ring.index), ring.setup.queue_size);
         let frontend = &mut self.frontend;
@@ -333,7 +330,7 @@ impl Connection {
             log_addr: None,
         };
         frontend.set_vring_num(index, size).map_err(other)?;
-        // After a crash nothing else is known than what was answered.
+        // After a crash only the used index is known.
         frontend
             .set_vring_base(index, ring.used_index())
             .map_err(other)?;
@@ -344,29 +341,28 @@ impl Connection {
         frontend.set_vring_enable(index, true).map_err(other)
     }
 
-    /// Has the ring kicked by another descriptor from now on.
+    /// Replaces the descriptor of kicks.
     pub fn kick_by(&mut self, ring: &Ring, descriptor: OwnedFd) -> io::Result<()> {
         let index = usize::from(ring.index);
-        // SAFETY: it owns the descriptor, which is open.
+        // SAFETY: the event takes ownership of an open descriptor.
         #[allow(unsafe_code)]
         let event = unsafe { EventFd::from_raw_fd(descriptor.into_raw_fd()) };
         self.frontend.set_vring_kick(index, &event).map_err(other)
     }
 
-    /// Stops a ring; the index of the next request that would be taken.
+    /// Stops a ring. Returns the index of the next request.
     pub fn stop(&mut self, ring: &Ring) -> io::Result<u32> {
         let index = usize::from(ring.index);
         self.frontend.get_vring_base(index).map_err(other)
     }
 
-    /// What is more can be said here.
+    /// The `vhost` crate's front end, for other messages.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
 }
 
-/// A virtqueue and its driver. Each slot has a header, data, and a status of
-/// its own, and its descriptors begin at a place of its own.
+/// A virtqueue and its driver. Each slot has its own header, data, status and descriptors.
 pub struct Ring {
     memory: Arc<GuestMemoryMmap<()>>,
     index: u16,
@@ -375,9 +371,9 @@ pub struct Ring {
     available: u64,
     used: u64,
     data: u64,
-    /// Requests made available so far.
+    /// The number of requests that were added.
     next: u16,
-    /// Answers seen so far.
+    /// The number of completions that were consumed.
     seen: u16,
     event_index: bool,
     indirect: bool,
@@ -396,28 +392,27 @@ impl Ring {
         stored.expect("ours");
     }
 
-    /// Answers that the device has given, modulo 2^16.
+    /// The used index.
     pub fn used_index(&self) -> u16 {
         self.load(self.used + 2, Ordering::Acquire)
     }
 
-    /// Where the slot's header is; its status and table follow.
+    /// The address of a slot's header. Its status and table follow.
     pub fn header(&self, slot: u16) -> u64 {
         self.data + (SLOT + self.setup.bytes) * u64::from(slot)
     }
 
-    /// Where the slot's status is.
+    /// The address of a slot's status.
     pub fn status(&self, slot: u16) -> u64 {
         self.header(slot) + STATUS
     }
 
-    /// Where the slot's data are.
+    /// The address of a slot's data.
     pub fn data(&self, slot: u16) -> u64 {
         self.header(slot) + SLOT
     }
 
-    /// The first of the slot's descriptors, of which there are three if
-    /// requests are not indirect.
+    /// The first descriptor of a slot. It has three if requests are not indirect.
     pub fn head(&self, slot: u16) -> u16 {
         if self.indirect { slot } else { slot * 3 }
     }
@@ -433,24 +428,24 @@ impl Ring {
         put.expect("ours");
     }
 
-    /// Writes a descriptor of a table anywhere.
+    /// Writes a descriptor at an address.
     pub fn put_descriptor(&self, place: u64, address: u64, length: u32, flags: u16, next: u16) {
         self.put(place, Descriptor::new(address, length, flags, next));
     }
 
-    /// Begins anew, as a driver does after a reset of the device.
+    /// Restarts the ring, as a driver does after a reset of the device.
     pub fn reset(&mut self) {
         for at in [self.available, self.available + 2, self.used, self.used + 2] {
             self.store(at, 0, Ordering::SeqCst);
         }
         (self.next, self.seen) = (0, 0);
-        // What was said of the last one.
+        // The error event of the last run.
         if readable(&self.error, Duration::ZERO).unwrap_or(false) {
             let _ = self.error.read();
         }
     }
 
-    /// Makes the counter of completion events full.
+    /// Sets the event of completions to its maximum.
     pub fn fill_call(&self) -> io::Result<()> {
         if readable(&self.call, Duration::ZERO)? {
             self.call.read()?;
@@ -458,7 +453,7 @@ impl Ring {
         self.call.write(u64::MAX - 1)
     }
 
-    /// Writes a request's header, and a status that no device gives.
+    /// Writes a request's header, and an invalid status.
     pub fn set_header(&self, slot: u16, kind: u32, sector: u64) {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -469,9 +464,9 @@ impl Ring {
         self.memory.write_obj(0xffu8, status).expect("ours");
     }
 
-    /// Makes a request available: `length` bytes of the slot's data, which the
-    /// device reads, or writes if `to_memory`. With indirect descriptors they
-    /// are cut into pieces of these lengths, and what is left.
+    /// Adds a request for the first `length` bytes of the slot's data, which the device reads, or
+    /// writes if `to_memory`. With indirect descriptors, `pieces` are the lengths of all
+    /// descriptors but the last.
     pub fn request(
         &mut self,
         slot: u16,
@@ -517,7 +512,7 @@ impl Ring {
         self.offer(head);
     }
 
-    /// Makes what begins with the descriptor `head` available.
+    /// Adds the chain that begins with the descriptor `head`.
     pub fn offer(&mut self, head: u16) {
         let place = self.available + 4 + 2 * u64::from(self.next % self.setup.queue_size);
         self.store(place, head, Ordering::Relaxed);
@@ -525,13 +520,13 @@ impl Ring {
         self.store(self.available + 2, self.next, Ordering::Release);
     }
 
-    /// Says that so many requests were made available, true or not.
+    /// Sets the available index, also to an invalid one.
     pub fn set_available_index(&mut self, index: u16) {
         self.next = index;
         self.store(self.available + 2, index, Ordering::Release);
     }
 
-    /// Notifies the device of `new` requests, if it wants that.
+    /// Kicks for `new` requests, if the device wants that.
     pub fn kick(&self, new: u16) -> io::Result<()> {
         fence(Ordering::SeqCst);
         let wanted = match self.event_index {
@@ -545,13 +540,12 @@ impl Ring {
         if wanted { self.kick.write(1) } else { Ok(()) }
     }
 
-    /// Kicks whether the device wants it or not.
+    /// Kicks, whether or not the device wants that.
     pub fn kick_anyway(&self) -> io::Result<()> {
         self.kick.write(1)
     }
 
-    /// The next answer: the first descriptor of its request, and how much was
-    /// written.
+    /// The next completion: the first descriptor of its request, and the bytes written.
     pub fn answer(&mut self) -> Option<(u16, u32)> {
         if self.used_index() == self.seen {
             return None;
@@ -562,7 +556,7 @@ impl Ring {
         Some((element as u16, (element >> 32) as u32))
     }
 
-    /// The next answer: its slot and status.
+    /// The next completion: its slot and status.
     pub fn slot_answer(&mut self) -> Option<(u16, u8)> {
         let (head, _) = self.answer()?;
         let slot = if self.indirect { head } else { head / 3 };
@@ -570,11 +564,11 @@ impl Ring {
         Some((slot, status.expect("ours")))
     }
 
-    /// Waits for an answer that was not seen; false: there is none in time.
+    /// Waits for a completion. False: there is none in time.
     pub fn wait(&self, patience: Duration) -> io::Result<bool> {
         loop {
             if self.event_index {
-                // Where the driver says which answer it wants to hear of.
+                // The used event: the index that the driver wants to be notified of.
                 let place = self.available + 4 + 2 * u64::from(self.setup.queue_size);
                 self.store(place, self.seen, Ordering::Relaxed);
             }
@@ -589,14 +583,14 @@ impl Ring {
         }
     }
 
-    /// Whether the device has said that the ring is broken.
+    /// Whether the device reports that the ring is broken.
     pub fn is_broken(&self, patience: Duration) -> io::Result<bool> {
         readable(&self.error, patience)
     }
 }
 
 fn readable(event: &EventFd, patience: Duration) -> io::Result<bool> {
-    // SAFETY: `event` keeps it open as long as it is used here.
+    // SAFETY: `event` keeps the descriptor open meanwhile.
     #[allow(unsafe_code)]
     let descriptor = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
     let mut fds = [PollFd::new(&descriptor, PollFlags::IN)];

@@ -1,11 +1,9 @@
-//! Memory that outlives this process, in which each virtqueue notes what it
-//! has taken and not answered: after a crash of the server the front end gives
-//! it to the next one, which does these requests again.
+//! The table of requests in flight, in memory that outlives this process. After a crash of the
+//! server, the front end passes the memory to the next server, which executes these requests again.
 //!
-//! Without it they would be lost: answers go out in any order, so the rings
-//! alone do not say which requests are missing. The layout, and the order in
-//! which it is written, are those of the vhost-user specification ("Inflight
-//! I/O tracking") for split virtqueues.
+//! Requests complete in any order, so the rings alone do not tell which are incomplete. Layout and
+//! order of writes are those of the vhost-user specification for split virtqueues ("Inflight I/O
+//! tracking").
 
 use std::fs::File;
 use std::io;
@@ -16,9 +14,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-/// Bytes before the descriptors.
+/// Bytes before the entries of a queue.
 const HEADER: usize = 16;
-/// Bytes that each descriptor has.
+/// Bytes of the entry of a descriptor.
 const ENTRY: usize = 16;
 const ALIGNMENT: usize = 64;
 
@@ -27,29 +25,33 @@ const COUNT: usize = 10;
 const LAST: usize = 12;
 const USED: usize = 14;
 
-/// The memory of all queues.
+/// The table of all queues.
 pub struct Inflight {
     region: Arc<MmapRegion<()>>,
     queues: u16,
     queue_size: u16,
 }
 
-/// A queue's part of it.
+/// The table of one queue.
 pub struct QueueInflight {
     region: Arc<MmapRegion<()>>,
     start: usize,
     size: u16,
-    /// Orders the requests.
+    /// The number of the next request, by which recovery sorts.
     counter: u64,
 }
 
-/// Bytes for one queue.
+/// Bytes of the table of one queue.
 fn stride(queue_size: u16) -> usize {
     (HEADER + ENTRY * usize::from(queue_size)).next_multiple_of(ALIGNMENT)
 }
 
 impl Inflight {
-    /// New memory, with nothing in it.
+    /// Creates an empty table in new memory.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory, or no descriptor for it.
     pub fn create(queues: u16, queue_size: u16) -> io::Result<(VhostUserInflight, File)> {
         let length = (stride(queue_size) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -60,7 +62,7 @@ impl Inflight {
         Ok((message, file))
     }
 
-    /// Uses memory that the front end gives. None if it is not as it says.
+    /// Maps the memory that the front end passes. `None`: it is smaller than `message` requires.
     pub fn open(message: &VhostUserInflight, file: File) -> Option<Self> {
         let (queues, queue_size) = (message.num_queues, message.queue_size);
         let length = stride(queue_size) * usize::from(queues);
@@ -77,7 +79,7 @@ impl Inflight {
         })
     }
 
-    /// The part of a queue of `size` descriptors, if there is one.
+    /// The table of the queue `index` of `size` descriptors. `None`: the table has no such queue.
     pub fn queue(&self, index: u16, size: u16) -> Option<QueueInflight> {
         if index >= self.queues || size > self.queue_size {
             return None;
@@ -128,14 +130,14 @@ impl QueueInflight {
         value.expect("inside the region")
     }
 
-    /// Begins with a ring whose used index is `used`: the requests that were
-    /// taken and not answered, in their order.
+    /// The requests that were taken and not completed, in order, when the ring's used index is
+    /// `used`.
     pub fn recover(&mut self, used: u16) -> Vec<u16> {
         self.store16(VERSION, 1);
         self.store16(COUNT, self.size);
         let last = self.load16(LAST);
         if self.load16(USED) != used && last < self.size {
-            // It was answered, and this not noted any more.
+            // The last server was killed between writing the used index and this entry.
             self.set_taken(last, false);
         }
         self.store16(USED, used);
@@ -146,7 +148,7 @@ impl QueueInflight {
         heads
     }
 
-    /// Notes that a request was taken.
+    /// Marks a request as taken.
     pub fn take(&mut self, head: u16) {
         if head >= self.size {
             return;
@@ -159,12 +161,12 @@ impl QueueInflight {
         self.set_taken(head, true);
     }
 
-    /// A request is about to be answered.
+    /// Must be called before the request is put on the used ring.
     pub fn answer(&self, head: u16) {
         self.store16(LAST, head);
     }
 
-    /// It was, and `used` is the ring's used index since.
+    /// Must be called after the request was put on the used ring, whose index is now `used`.
     pub fn answered(&self, head: u16, used: u16) {
         if head < self.size {
             self.set_taken(head, false);
@@ -175,8 +177,8 @@ impl QueueInflight {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against requests that are lost, or done twice, when a server
-    //! takes over from one that was killed between any two of its writes.
+    //! Guards against requests that are lost, or executed twice, when a server was killed between
+    //! any two of its writes.
     use super::*;
 
     fn open(message: &VhostUserInflight, file: &File) -> QueueInflight {
@@ -195,14 +197,14 @@ mod tests {
         queue.answer(2);
         queue.answered(2, 1);
         assert_eq!(open(&message, &file).recover(1), [5, 7]);
-        // Killed before the used ring said so.
+        // Killed before the used index was written.
         queue.answer(5);
         assert_eq!(open(&message, &file).recover(1), [5, 7]);
-        // Killed after it did.
+        // Killed after it was written.
         queue.answer(5);
         let mut next = open(&message, &file);
         assert_eq!(next.recover(2), [7]);
-        // Later requests come behind.
+        // Later requests follow.
         next.take(0);
         assert_eq!(open(&message, &file).recover(2), [7, 0]);
     }

@@ -1,13 +1,11 @@
 //! A vhost-user-blk server: images of [`zebu`] as disks of virtual machines.
 //!
-//! A [`Server`] has exports, each with a socket that one front end (a virtual
-//! machine) at a time connects to. Each virtqueue that the front end starts
-//! has a thread and a queue of its own; its requests run side by side on the
-//! queue and are answered in the order in which they end. Their data go from
-//! the device to guest memory and back without a copy.
+//! A [`Server`] has exports, each with a socket that one front end (a virtual machine) at a time
+//! connects to. Each virtqueue has a thread and a queue of its own. Its requests are executed
+//! concurrently and complete in any order. Data move between the device and guest memory without a
+//! copy.
 //!
-//! The messages on the socket are the `vhost` crate's, the rings in memory
-//! `virtio-queue`'s.
+//! The `vhost` crate has the messages on the socket, `virtio-queue` the rings in memory.
 #![deny(unsafe_code)]
 
 mod chain;

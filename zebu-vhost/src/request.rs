@@ -1,4 +1,4 @@
-//! What a chain of descriptors asks for.
+//! Requests: chains of descriptors are decoded.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
@@ -12,19 +12,19 @@ use crate::memory::{Guest, OutsideMemory, Segment, iov};
 
 /// Bytes of data of one request at most.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Ranges of one discard, or write of zeroes, at most.
+/// Ranges of one discard or write of zeroes at most.
 pub const MAX_RANGES: usize = 32;
 /// Sectors of one such range at most: 2 GiB.
 pub const MAX_SECTORS: u32 = 1 << 22;
-/// What offsets and lengths of requests are counted in.
+/// Bytes of a sector, the unit of offsets and lengths.
 pub const SECTOR: u64 = 512;
-/// Bytes of the answer to [`Work::Id`].
+/// Bytes of the serial number.
 pub const ID: usize = 20;
 
 const HEADER: usize = 16;
 const RANGE: usize = 16;
 
-/// What is asked for.
+/// The operation of a request.
 pub enum Work {
     Read {
         sector: u64,
@@ -38,10 +38,10 @@ pub enum Work {
     Discard(Vec<Range>),
     WriteZeroes(Vec<Range>),
     Id(Iov),
-    /// Something that there is not.
+    /// An operation that does not exist.
     Unknown(u32),
-    /// Something that cannot be.
-    Wrong(&'static str),
+    /// A request that cannot be executed, and why.
+    Invalid(&'static str),
 }
 
 /// A range of a discard or a write of zeroes.
@@ -52,59 +52,60 @@ pub struct Range {
     pub flags: u32,
 }
 
-/// What a request reads or writes.
+/// The range of a read or a write.
 #[derive(Clone, Copy)]
 pub struct Span {
     write: bool,
-    /// The first byte of the disk.
+    /// The first byte.
     start: u64,
-    /// The one behind the last.
+    /// The byte behind the last.
     end: u64,
 }
 
 impl Span {
-    /// Whether it is of the same kind as `last`, and begins where that ends.
-    pub fn goes_on(self, last: Span) -> bool {
+    /// Whether it continues `last`: the same operation from its end on.
+    pub fn continues(self, last: Span) -> bool {
         self.write == last.write && self.start == last.end
     }
 }
 
-/// A request.
+/// A decoded request.
 pub struct Request {
     pub work: Work,
-    /// Where the status goes.
+    /// The address of the status.
     pub status: GuestAddress,
-    /// Bytes that the device writes if all goes well.
+    /// Bytes that the device writes if the request succeeds.
     pub written: u32,
     /// Bytes of data.
     pub bytes: usize,
 }
 
 impl Request {
-    /// What is read or written, if that is what it asks for.
+    /// The range of a read or a write; `None` for other requests.
     pub fn span(&self) -> Option<Span> {
         let (write, sector, data) = match &self.work {
             Work::Read { sector, data } => (false, *sector, data),
             Work::Write { sector, data } => (true, *sector, data),
             _ => return None,
         };
-        // Nothing was checked yet.
+        // The range is not checked yet.
         let start = sector.saturating_mul(SECTOR);
         let end = start.saturating_add(data.len() as u64);
         Some(Span { write, start, end })
     }
 
-    /// Decodes the request that `chain`, found in `guest`, consists of. How
-    /// the guest has cut it into descriptors does not matter. `guest` is kept
-    /// as long as the result.
+    /// Decodes the request of `chain`, which was read from `guest`. Its division into descriptors
+    /// is irrelevant. The caller must keep `guest` until the request is dropped.
     ///
-    /// It is an error if there is nowhere to write a status to.
+    /// # Errors
+    ///
+    /// There is no byte for the status, or memory is outside of the guest's.
     pub fn decode(guest: &Guest, chain: &Chain) -> Result<Self, Malformed> {
         let status = chain.status().ok_or(Malformed::NoStatus)?;
         let given = length(&chain.readable);
         let room = length(&chain.writable) - 1;
         let mut request = Request {
-            work: Work::Wrong("no whole header"),
+            work: Work::Invalid("an incomplete header"),
             status,
             written: 1,
             bytes: 0,
@@ -118,7 +119,7 @@ impl Request {
         let sector = u64::from_le_bytes(header[8..].try_into().expect("8 bytes"));
         let given = given - HEADER;
         if given.max(room) > MAX_BYTES {
-            request.work = Work::Wrong("more data than a request may have");
+            request.work = Work::Invalid("too much data");
             return Ok(request);
         }
         request.work = match kind {
@@ -135,11 +136,11 @@ impl Request {
             VIRTIO_BLK_T_FLUSH => Work::Flush,
             VIRTIO_BLK_T_DISCARD => match ranges(guest, chain, given)? {
                 Some(ranges) => Work::Discard(ranges),
-                None => Work::Wrong("no whole ranges to discard, or too many"),
+                None => Work::Invalid("no, incomplete or too many ranges to discard"),
             },
             VIRTIO_BLK_T_WRITE_ZEROES => match ranges(guest, chain, given)? {
                 Some(ranges) => Work::WriteZeroes(ranges),
-                None => Work::Wrong("no whole ranges to zero, or too many"),
+                None => Work::Invalid("no, incomplete or too many ranges to zero"),
             },
             VIRTIO_BLK_T_GET_ID => {
                 request.bytes = room.min(ID);
@@ -169,7 +170,7 @@ fn ranges(guest: &Guest, chain: &Chain, given: usize) -> Result<Option<Vec<Range
     Ok(Some(bytes.chunks(RANGE).map(range).collect()))
 }
 
-/// Copies bytes out that are there.
+/// Copies bytes of `segments` from `skip` on. There must be enough.
 fn copy(
     guest: &Guest,
     segments: &[Segment],

@@ -1,22 +1,19 @@
-//! A virtqueue that runs: takes requests off its ring, and answers them.
+//! A running virtqueue: requests are taken from its ring, executed, and completed.
 //!
-//! One future takes requests, and tasks of the thread's queue execute them.
-//! The order keeps the number of system calls small:
+//! One future takes requests, and tasks of the thread's queue execute them. The number of system
+//! calls and notifications is kept small:
 //!
-//! - as long as requests are found, the guest is not asked to say so (event
-//!   index); only when there are none, nothing else to do, and neither has
-//!   changed for a while (`Polling`), is it asked again, and the ring looked at
-//!   once more: a request that came before the guest could know is seen then,
-//!   and one that came later kicks;
-//! - requests that are found together are started together, since their tasks
-//!   run before the ring is looked at again: a few, so that the guest has
-//!   answers to the first ones, and makes new ones, while the rest is done; but
-//!   all that follow each other on the disk, which become one of the device's;
-//! - requests that end together are signalled to the guest by one event: tasks
-//!   run before the future that signals.
+//! - While requests are found, the guest is asked not to kick (event index). Kicks are asked for
+//!   again when there were no requests for a while (`Polling`). Then the ring is looked at once
+//!   more, so that no request is missed.
+//! - A few requests are taken at a time, so that the guest has completions, and adds requests,
+//!   while others are executed. Requests that are contiguous on the disk are taken together, and
+//!   become one operation of the device.
+//! - Requests that complete in the same round are signalled by one event: tasks run before the
+//!   future that signals.
 //!
-//! Bounds: as many requests at a time as the ring has descriptors, and no new
-//! one while [`MAX_BYTES`] of data are in flight.
+//! At most as many requests are in flight as the ring has descriptors. No request is taken while
+//! [`MAX_BYTES`] of data are in flight.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -36,20 +33,18 @@ use zebu::storage::Queue;
 
 use crate::chain::{Chain, Malformed};
 use crate::execute::{Status, execute};
-use crate::export::{Export, WRONG, kind};
+use crate::export::{Export, INVALID, kind};
 use crate::inflight::QueueInflight;
 use crate::memory::Guest;
 use crate::request::{MAX_BYTES, Request, Span};
 
-/// Requests that are started together, unless they follow each other on the disk.
-/// Measured from the page cache, 32 in flight, thousand reads a second: 325 with 1,
-/// 355 with 2 or 4, 300 with 8, 260 with all that there are. On the device there is no difference.
+/// Requests that are taken at a time, if they are not contiguous on the disk.
 const AT_ONCE: usize = 4;
 
-/// What a ring begins with.
+/// What a ring is made from.
 pub struct Start {
     pub guest: Arc<Guest>,
-    /// With valid addresses in `guest`.
+    /// Its addresses are valid in `guest`.
     pub virtqueue: Virtqueue,
     /// Readable when the guest has requests.
     pub kick: File,
@@ -72,16 +67,16 @@ pub struct Ring {
     /// Reused by each request.
     chain: RefCell<Chain>,
     pool: RequestPool<Taken>,
-    /// The future that looks for requests, or waits for the last to end.
+    /// The future that takes requests, or that waits until all have ended.
     waker: RefCell<Option<Waker>>,
-    /// There are completions that were not signalled to the guest.
+    /// Completions were not signalled to the guest yet.
     answered: Cell<bool>,
-    /// Nothing is taken any more: the guest has made no sense.
+    /// No more requests are taken, since the ring is invalid.
     broken: Cell<bool>,
     polling: Polling,
 }
 
-/// A request off the ring.
+/// A request that was taken from the ring.
 struct Taken {
     head: u16,
     request: Request,
@@ -89,19 +84,19 @@ struct Taken {
     permit: Permit,
 }
 
-/// Why a ring is of no use.
+/// Why a ring is invalid.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("{0}")]
     Ring(#[from] virtio_queue::Error),
-    #[error("it offers descriptor {0}, which it does not have")]
+    #[error("it has no descriptor {0}")]
     Head(u16),
     #[error("its kicks cannot be received: {}", zebu::strerror(.0))]
     Kick(io::Error),
 }
 
 impl Ring {
-    /// Takes up what was in flight when the server was killed, if anything.
+    /// A ring that starts with the requests that were in flight when the last server was killed.
     pub fn new(queue: &Queue, export: &Arc<Export>, mut start: Start) -> Rc<Self> {
         let virtqueue = std::mem::replace(
             &mut start.virtqueue,
@@ -130,10 +125,13 @@ impl Ring {
         }
         ring.inflight = RefCell::new(inflight);
         let ring = Rc::new(ring);
-        // In case the last server died before it could signal the guest.
+        // The last server may have been killed before it could signal the guest.
         ring.call();
         if !again.is_empty() {
-            tracing::info!("{} requests are done again", again.len());
+            tracing::info!(
+                "{} requests of the last server are executed again",
+                again.len()
+            );
         }
         for head in again {
             ring.begin(head);
@@ -141,8 +139,7 @@ impl Ring {
         ring
     }
 
-    /// Serves the ring until `interrupt` is ready. Requests may be in flight
-    /// then.
+    /// Serves the ring until `interrupt` is ready. Requests may be in flight then.
     pub async fn serve<T>(
         self: &Rc<Self>,
         mut interrupt: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -154,7 +151,7 @@ impl Ring {
                 return Poll::Ready(interrupted);
             }
             self.signal();
-            if let Err(broken) = self.look(context, &mut kick) {
+            if let Err(broken) = self.poll_requests(context, &mut kick) {
                 self.give_up(&broken);
                 kick = None;
             }
@@ -163,8 +160,7 @@ impl Ring {
         .await
     }
 
-    /// Waits for the requests in flight; nothing is done here afterwards. The
-    /// index of the next request.
+    /// Waits for the requests in flight. Returns the index of the next request.
     pub async fn drain(&self) -> u16 {
         poll_fn(|context| {
             self.set_waker(context);
@@ -187,8 +183,8 @@ impl Ring {
         }
     }
 
-    /// Takes what requests there are, or begins to wait for some.
-    fn look<'a>(
+    /// Takes requests, or waits for a kick.
+    fn poll_requests<'a>(
         self: &'a Rc<Self>,
         context: &mut Context<'_>,
         kick: &mut Option<zebu::storage::Ready<'a>>,
@@ -207,21 +203,19 @@ impl Ring {
         if taken > 0 {
             self.polling.found();
         }
-        // What was taken is started first. Or there was nothing, but may be
-        // soon; meanwhile the guest need not say so, or is not heard.
+        // After a round with requests, their tasks run first. While polling, no kick is needed.
         if taken > 0 || self.polling.looks_again() {
             context.waker().wake_by_ref();
             return Ok(());
         }
         if !self.has_capacity() {
-            // The end of a request will wake us.
+            // A request that ends wakes this future.
             return Ok(());
         }
         let guest = &*self.start.guest;
-        // This asks for kicks and, behind a full fence, looks once more. The
-        // guest offers a request and then, behind its fence, looks whether a
-        // kick is wanted: one of the two sees the other, so no request waits
-        // unnoticed while we sleep.
+        // This asks for kicks and, behind a full fence, looks at the ring again. The guest adds a
+        // request and then, behind its fence, looks whether a kick is wanted. One side sees the
+        // other, so no request is missed.
         if self.virtqueue.borrow_mut().enable_notification(guest)? {
             context.waker().wake_by_ref();
             return Ok(());
@@ -240,7 +234,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Forgets the kicks so far.
+    /// Resets the event of kicks.
     fn clear_kick(&self) -> Result<(), Broken> {
         match (&self.start.kick).read(&mut [0; 8]) {
             Ok(0) => Err(Broken::Kick(io::ErrorKind::UnexpectedEof.into())),
@@ -255,15 +249,15 @@ impl Ring {
         self.pool.requests() < size && self.pool.bytes() < MAX_BYTES
     }
 
-    /// Takes some requests, if there are any, and capacity. Returns how many.
+    /// Takes some requests, as long as there is capacity. Returns their number.
     fn take(self: &Rc<Self>) -> Result<usize, Broken> {
         let guest = &*self.start.guest;
         let size = self.virtqueue.borrow().size();
         self.virtqueue.borrow_mut().disable_notification(guest)?;
         let mut taken = 0;
         let mut last = None::<Span>;
-        let mut goes_on = false;
-        while self.has_capacity() && (taken < AT_ONCE || goes_on) {
+        let mut contiguous = false;
+        while self.has_capacity() && (taken < AT_ONCE || contiguous) {
             let next = {
                 let mut virtqueue = self.virtqueue.borrow_mut();
                 let next = virtqueue.iter(guest)?.next();
@@ -279,22 +273,23 @@ impl Ring {
                 inflight.take(head);
             }
             let span = self.begin(head);
-            goes_on = (last.zip(span)).is_some_and(|(last, span)| span.goes_on(last));
+            contiguous = (last.zip(span)).is_some_and(|(last, span)| span.continues(last));
             last = span;
             taken += 1;
         }
         Ok(taken)
     }
 
-    /// Starts the request whose first descriptor is `head`. What it reads or writes.
+    /// Starts the request whose first descriptor is `head`. Returns the range that it reads or
+    /// writes.
     fn begin(self: &Rc<Self>, head: u16) -> Option<Span> {
         let begun = Instant::now();
         let request = match self.read(head) {
             Ok(request) => request,
             Err(malformed) => {
                 tracing::debug!("export {:?}: {malformed}", self.export.name());
-                self.statistics(WRONG, 0, begun, true);
-                // There is no address for a status.
+                self.statistics(INVALID, 0, begun, true);
+                // There is no valid address for a status.
                 self.answer(head, 0);
                 return None;
             }
@@ -333,7 +328,7 @@ impl Ring {
         let mut chain = self.chain.borrow_mut();
         let virtqueue = self.virtqueue.borrow();
         let table = GuestAddress(virtqueue.desc_table());
-        // The ring, and so `guest`, lives as long as the request's task.
+        // The ring, and so `guest`, outlives the request's task.
         chain.read(guest, table, virtqueue.size(), head)?;
         Request::decode(guest, &chain)
     }
@@ -343,9 +338,9 @@ impl Ring {
         statistics.add(kind, bytes as u64, begun.elapsed(), failed);
     }
 
-    /// Answers a request.
+    /// Completes a request.
     fn end(&self, head: u16, request: &Request, status: Status, permit: Permit) {
-        // The address was checked, and memory does not go away.
+        // The address was checked, and stays mapped.
         let guest = &*self.start.guest;
         let stored = guest.write_obj(status as u8, request.status);
         debug_assert!(stored.is_ok());
@@ -374,7 +369,7 @@ impl Ring {
         self.wake();
     }
 
-    /// Signals the completions that were not signalled yet, if the guest wants it.
+    /// Signals completions to the guest, if there are any and it wants that.
     fn signal(&self) {
         if self.answered.replace(false) && self.is_wanted() {
             self.call();
@@ -383,7 +378,7 @@ impl Ring {
 
     fn call(&self) {
         if let Some(mut call) = self.start.call.as_ref() {
-            // If it cannot be written to, it is readable already.
+            // A write fails only if the event is signalled already.
             let _ = call.write(&1u64.to_ne_bytes());
         }
     }
@@ -394,14 +389,13 @@ impl Ring {
         if virtqueue.event_idx_enabled() {
             return virtqueue.needs_notification(guest).unwrap_or(true);
         }
-        // VIRTQ_AVAIL_F_NO_INTERRUPT, which is not looked at there.
+        // VIRTQ_AVAIL_F_NO_INTERRUPT, which `virtio-queue` does not read.
         std::sync::atomic::fence(Ordering::SeqCst);
         let flags = guest.load(GuestAddress(virtqueue.avail_ring()), Ordering::Relaxed);
         flags.map_or(true, |flags: u16| u16::from_le(flags) & 1 == 0)
     }
 
-    /// The guest, or the front end, has made no sense: what is in flight is
-    /// answered, but nothing is taken any more until the ring is started anew.
+    /// Takes no more requests until the ring is started again. Those in flight complete.
     fn give_up(&self, why: &Broken) {
         if self.broken.replace(true) {
             return;

@@ -1,4 +1,4 @@
-//! The server: takes front ends in, one at a time for each export.
+//! The server: accepts front ends, one at a time for each export.
 
 use std::future::Future;
 use std::io;
@@ -16,18 +16,18 @@ use crate::channel::Channel;
 use crate::export::Export;
 use crate::session::Session;
 
-/// How long no front end is accepted after the system had no resources for one.
+/// After a failed accept, mostly for want of descriptors, none is tried for this long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Exports that are served, each at a socket.
+/// A running server of exports, each with a socket.
 pub struct Server {
     exports: Vec<Arc<Export>>,
-    doors: Vec<Arc<Door>>,
+    endpoints: Vec<Arc<Endpoint>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Where the front ends of one export come in.
-struct Door {
+/// The socket of an export, and its connection.
+struct Endpoint {
     listener: UnixListener,
     stopping: AtomicBool,
     /// The connection that there is.
@@ -35,42 +35,45 @@ struct Door {
 }
 
 impl Server {
-    /// Begins to serve each export at its socket, with a queue like this for
-    /// each of its virtqueues.
+    /// Starts serving each export at its socket. `options` are those of the queue of each
+    /// virtqueue.
+    ///
+    /// # Errors
+    ///
+    /// A socket or a thread cannot be created.
     pub fn start(
         exports: Vec<(Arc<Export>, UnixListener)>,
         options: &QueueOptions,
     ) -> io::Result<Self> {
         let mut server = Server {
             exports: Vec::new(),
-            doors: Vec::new(),
+            endpoints: Vec::new(),
             threads: Vec::new(),
         };
         for (number, (export, listener)) in exports.into_iter().enumerate() {
             listener.set_nonblocking(false)?;
-            let door = Arc::new(Door {
+            let endpoint = Arc::new(Endpoint {
                 listener,
                 stopping: AtomicBool::new(false),
                 connection: Mutex::default(),
             });
-            server.doors.push(door.clone());
+            server.endpoints.push(endpoint.clone());
             server.exports.push(export.clone());
             let options = options.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("vhost-{number}"))
-                .spawn(move || door.serve(&export, &options))?;
+                .spawn(move || endpoint.serve(&export, &options))?;
             server.threads.push(thread);
         }
         Ok(server)
     }
 
-    /// Serves until `stop` is ready. Then connections are ended: what is in
-    /// flight is done first, and answered. The exports are returned: nothing
-    /// else has them.
+    /// Serves until `stop` is ready. Then requests in flight are finished, and connections are
+    /// closed. Returns the exports, which no connection has any more.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Vec<Arc<Export>> {
         stop.await;
-        for door in &self.doors {
-            door.close();
+        for endpoint in &self.endpoints {
+            endpoint.close();
         }
         for thread in self.threads {
             let _ = thread.join();
@@ -79,15 +82,15 @@ impl Server {
     }
 }
 
-impl Door {
+impl Endpoint {
     fn connection(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.connection.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Ends [`Door::serve`].
+    /// Ends [`Endpoint::serve`].
     fn close(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        // Ends a wait for the next front end, or for the next message.
+        // Ends the wait for the next front end, or for the next message.
         let _ = shutdown(&self.listener, Shutdown::Both);
         if let Some(connection) = &*self.connection() {
             let _ = shutdown(connection, Shutdown::Both);
@@ -103,7 +106,7 @@ impl Door {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => {
                     tracing::warn!(
-                        "no front end is taken in for a while: {}",
+                        "front ends cannot be accepted for now: {}",
                         zebu::strerror(&e)
                     );
                     std::thread::sleep(PAUSE);
@@ -115,14 +118,14 @@ impl Door {
             tracing::info!("export {name:?}: process {process} connected");
             let end = self.session(export, options, stream);
             let end = match stopping() {
-                true => "the server is ending".into(),
+                true => "the server is stopping".into(),
                 false => end.to_string(),
             };
             tracing::info!("export {name:?}: the connection ended: {end}");
         }
     }
 
-    /// The whole of a connection. When it returns nothing is in flight.
+    /// Serves a connection. No request is in flight when it returns.
     fn session(&self, export: &Arc<Export>, options: &QueueOptions, stream: UnixStream) -> Error {
         let clones = (stream.try_clone(), stream.try_clone());
         let (Ok(clone), Ok(looked_at)) = clones else {
@@ -148,7 +151,7 @@ impl Door {
             }
         };
         export.set_channel(None);
-        // Its rings stop here.
+        // Stops the rings.
         drop(handler);
         *self.connection() = None;
         end

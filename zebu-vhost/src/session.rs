@@ -1,10 +1,8 @@
-//! A front end's connection: what it says of memory and rings, and the rings
-//! that run.
+//! The connection of a front end: its memory, its features, and its rings.
 //!
-//! A ring runs when it has addresses in memory that is there, a descriptor to
-//! be kicked by, and is enabled. Whatever changes while it runs, it is stopped
-//! (which waits for what is in flight) and started again with what is said
-//! now, so a running ring sees no change.
+//! A ring runs when it is enabled, has valid addresses and a descriptor for kicks. Before anything
+//! of it changes, it is stopped, which waits for requests in flight. Then it is started with the
+//! new state.
 
 use std::fs::File;
 use std::io;
@@ -28,10 +26,10 @@ use crate::memory::{MAX_REGIONS, Memory};
 use crate::ring::Start;
 use crate::worker::Worker;
 
-/// Descriptors of a virtqueue at most.
+/// The most descriptors that a virtqueue may have.
 const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// Addresses of a ring, the front end's.
+/// Addresses of a ring in the front end's address space.
 #[derive(Clone, Copy)]
 struct Addresses {
     descriptors: u64,
@@ -39,7 +37,7 @@ struct Addresses {
     used: u64,
 }
 
-/// What the front end has said of a ring.
+/// The state of a ring, as the front end has set it.
 #[derive(Default)]
 struct Vring {
     size: Option<u16>,
@@ -50,7 +48,7 @@ struct Vring {
     call: Option<File>,
     error: Option<File>,
     enabled: bool,
-    /// Made when it first runs.
+    /// Created when the ring first runs.
     worker: Option<Worker>,
     running: bool,
 }
@@ -62,21 +60,21 @@ pub struct Session {
     features: u64,
     memory: Memory,
     inflight: Option<Inflight>,
-    /// It has made this memory itself.
+    /// This server has created that memory.
     made_inflight: bool,
-    /// The front end was with another server before, and may not know that the
-    /// disk has another size since.
+    /// The front end was connected to another server before, and may not have the size that the
+    /// disk has now.
     may_be_behind: bool,
     write_back: Arc<AtomicBool>,
     vrings: Vec<Vring>,
 }
 
-/// What goes wrong here ends the connection.
+/// An error that ends the connection.
 fn failed<E: Into<Box<dyn std::error::Error + Send + Sync>>>(error: E) -> Error {
     Error::ReqHandlerError(io::Error::other(error))
 }
 
-/// A descriptor to write events to, or to read them from, without waiting.
+/// Makes an event's descriptor non-blocking.
 fn event(file: File) -> Result<File> {
     rustix::io::ioctl_fionbio(&file, true).map_err(failed)?;
     Ok(file)
@@ -101,7 +99,7 @@ impl Session {
         VhostUserVirtioFeatures::PROTOCOL_FEATURES
     }
 
-    /// Changes what is said of a ring, which does not run meanwhile.
+    /// Changes the state of a ring, which is stopped meanwhile.
     fn change(&mut self, index: usize, change: impl FnOnce(&mut Vring)) -> Result<()> {
         self.stop(index)?;
         change(&mut self.vrings[index]);
@@ -116,7 +114,7 @@ impl Session {
         }
     }
 
-    /// Changes what is common to all rings, none of which runs meanwhile.
+    /// Changes the state of all rings, which are stopped meanwhile.
     fn change_all(&mut self, change: impl FnOnce(&mut Self)) -> Result<()> {
         for index in 0..self.vrings.len() {
             self.stop(index)?;
@@ -139,7 +137,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a ring if it can run.
+    /// Starts a ring if its state is complete.
     fn start(&mut self, index: usize) -> Result<()> {
         let negotiated = self.features & Self::features().bits() != 0;
         let vring = &self.vrings[index];
@@ -175,12 +173,12 @@ impl Session {
             if std::mem::take(&mut self.may_be_behind) {
                 self.export.notify_front_end();
             }
-            tracing::debug!("virtqueue {index} runs");
+            tracing::debug!("virtqueue {index} was started");
         }
         Ok(())
     }
 
-    /// The ring at these addresses, all of it in the guest's memory.
+    /// The ring at these addresses, which must be in the guest's memory.
     fn virtqueue(&self, size: u16, base: u16, addresses: Addresses) -> Result<Virtqueue> {
         let place = |address| {
             let found = self.memory.translate(address);
@@ -210,8 +208,7 @@ impl Session {
         Ok(virtqueue)
     }
 
-    /// Whether writes need no flush to be durable is the guest's choice, if
-    /// it knows flushes.
+    /// Sets the write cache. Without the feature of flushes it stays off.
     fn set_write_back(&self, wanted: bool) {
         let knows = config::has(self.features, VIRTIO_BLK_F_FLUSH)
             || config::has(self.features, VIRTIO_BLK_F_CONFIG_WCE);
@@ -233,7 +230,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
-    /// Deprecated; front ends that send it mean that rings are to stop.
+    /// Deprecated. QEMU sends it to stop the rings.
     fn reset_owner(&mut self) -> Result<()> {
         self.reset()
     }
@@ -339,11 +336,11 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let index = self.index(index)?;
-        // The other half is for packed rings.
+        // The upper half is for packed rings.
         self.change(index, |vring| vring.base = base as u16)
     }
 
-    /// Stops the ring.
+    /// Stops the ring and returns its index.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
         self.stop(at)?;
@@ -356,7 +353,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
-        let file = file.ok_or_else(|| failed("a ring that is to be polled"))?;
+        let file = file.ok_or_else(|| failed("rings without kicks are not supported"))?;
         let file = event(file)?;
         self.change(index, |vring| vring.kick = Some(file))
     }
@@ -388,7 +385,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         config.read(offset, size).ok_or(Error::InvalidParam)
     }
 
-    /// The guest may switch the write cache, and nothing else.
+    /// Only the switch of the write cache may be written.
     fn set_config(
         &mut self,
         offset: u32,

@@ -1,4 +1,4 @@
-//! The thread of a virtqueue, with its own queue.
+//! The thread of a virtqueue, which has its own queue.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -13,15 +13,15 @@ use zebu::storage::{Queue, QueueOptions};
 use crate::export::Export;
 use crate::ring::{Ring, Start};
 
-/// Messages to the thread.
+/// Commands to the thread.
 enum Command {
     Start(Box<Start>),
-    /// To end what is in flight, and say the index of the next request.
+    /// Finish requests in flight, and send the index of the next one.
     Stop(Sender<u16>),
     End,
 }
 
-/// Commands that the thread has not looked at, and how it is woken.
+/// Commands that were not executed yet, and the thread's waker.
 #[derive(Default)]
 struct Mailbox {
     commands: VecDeque<Command>,
@@ -32,20 +32,23 @@ struct Mailbox {
 
 type Shared = Arc<Mutex<Mailbox>>;
 
-/// A thread that serves a virtqueue. It ends when this is dropped, after what
-/// is in flight.
+/// A thread that serves a virtqueue. When this is dropped, it finishes requests in flight and ends.
 pub struct Worker {
     mailbox: Shared,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A thread that is not there any more.
+/// The thread has panicked.
 #[derive(Debug, thiserror::Error)]
 #[error("the thread of a virtqueue has failed")]
 pub struct Gone;
 
 impl Worker {
-    /// A thread for the virtqueue `index` of an export.
+    /// Starts a thread for the virtqueue `index` of an export.
+    ///
+    /// # Errors
+    ///
+    /// The thread or its queue cannot be created.
     pub fn new(export: &Arc<Export>, index: usize, options: &QueueOptions) -> io::Result<Self> {
         let mailbox = Shared::default();
         let (export, options) = (export.clone(), options.clone());
@@ -69,12 +72,16 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Serves a ring from now on. It was stopped.
+    /// Serves a ring, which must be stopped.
     pub fn start(&self, start: Start) {
         self.send(Command::Start(Box::new(start)));
     }
 
-    /// Stops, when what is in flight has ended. The index of the next request.
+    /// Finishes requests in flight and stops. Returns the index of the next request.
+    ///
+    /// # Errors
+    ///
+    /// The thread has panicked.
     pub fn stop(&self) -> Result<u16, Gone> {
         let (sender, receiver) = channel();
         self.send(Command::Stop(sender));
@@ -84,7 +91,7 @@ impl Worker {
     fn send(&self, command: Command) {
         let waker = {
             let mut mailbox = lock(&self.mailbox);
-            // Else it is dropped, which wakes a caller that waits for an answer.
+            // A command that is dropped wakes the caller that waits for its reply.
             if !mailbox.closed {
                 mailbox.commands.push_back(command);
             }
@@ -100,7 +107,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.send(Command::End);
         if let Some(thread) = self.thread.take() {
-            // What it had to say it has said.
+            // A panic was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -110,7 +117,7 @@ fn lock(mailbox: &Shared) -> std::sync::MutexGuard<'_, Mailbox> {
     mailbox.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The next command, or the context's task is woken when there is one.
+/// The next command. If there is none, the context's task is woken by one.
 fn next(mailbox: &Shared, context: &Context<'_>) -> Poll<Command> {
     let mut mailbox = lock(mailbox);
     match mailbox.commands.pop_front() {
@@ -122,7 +129,7 @@ fn next(mailbox: &Shared, context: &Context<'_>) -> Poll<Command> {
     }
 }
 
-/// Closes the mailbox when the thread ends, so that no caller waits for it.
+/// Closes the mailbox when the thread ends, also in a panic.
 struct Closed<'a>(&'a Shared);
 
 impl Drop for Closed<'_> {
@@ -145,7 +152,7 @@ async fn run(queue: &Queue, export: &Arc<Export>, mailbox: &Shared) {
         let command = ring.serve(|context| next(mailbox, context)).await;
         let at = ring.drain().await;
         match command {
-            // Nothing waits any more if the front end has disconnected meanwhile.
+            // After a disconnect no receiver is left.
             Command::Stop(sender) => drop(sender.send(at)),
             Command::End => return,
             Command::Start(_) => unreachable!("a ring is stopped before it is started"),
