@@ -488,7 +488,7 @@ fn what_was_in_flight_is_done_by_the_next_server() {
         }
         let connection = reconnect(&mut twin, &lab, &[&driver.ring]);
         driver.finish();
-        taken_up += server.log().matches("are done again").count();
+        taken_up += server.log().matches("are executed again").count();
         drop(connection);
     }
     driver.write_model(&mut disk);
