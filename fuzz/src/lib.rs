@@ -12,11 +12,9 @@ use zebu::storage::{EngineKind, Queue, QueueOptions};
 
 thread_local! {
     // One for the whole process: memory completes at once.
-    static QUEUE: Queue = Queue::new(QueueOptions {
-        engine: EngineKind::Threads,
-        inflate_inline: true,
-        ..QueueOptions::default()
-    })
+    static QUEUE: Queue = Queue::new(
+        QueueOptions::default().engine(EngineKind::Threads).inflate_inline(true),
+    )
     .expect("a queue");
 }
 

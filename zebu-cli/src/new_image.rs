@@ -160,27 +160,22 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<CreateQcow2, String> {
     refuse_encryption(options)?;
     let cluster_size = size_of(options, "cluster_size").unwrap_or(65536);
     let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
-    let backing = name("backing_file").map(|name| NewBacking {
-        name,
-        format: backing_format.clone(),
-    });
-    let data_file = name("data_file").map(|name| NewDataFile {
-        name,
-        raw: is_on(options, "data_file_raw"),
-    });
-    let image = CreateQcow2 {
-        size,
-        version,
+    let backing =
+        name("backing_file").map(|name| NewBacking::new(name).format(backing_format.clone()));
+    let data_file =
+        name("data_file").map(|name| NewDataFile::new(name).raw(is_on(options, "data_file_raw")));
+    let image = CreateQcow2::default()
+        .size(size)
+        .version(version)
         // What is no power of two is none that exists.
-        cluster_bits: log2(cluster_size),
-        refcount_order: log2(refcount_bits),
-        extended_l2: is_on(options, "extended_l2"),
-        lazy_refcounts: is_on(options, "lazy_refcounts"),
-        compression,
-        preallocation,
-        backing,
-        data_file,
-    };
+        .cluster_bits(log2(cluster_size))
+        .refcount_order(log2(refcount_bits))
+        .extended_l2(is_on(options, "extended_l2"))
+        .lazy_refcounts(is_on(options, "lazy_refcounts"))
+        .compression(compression)
+        .preallocation(preallocation)
+        .backing(backing)
+        .data_file(data_file);
     if image.backing.is_none() && backing_format.is_some() {
         return Err("Backing format cannot be used without backing file".into());
     }
@@ -316,11 +311,7 @@ impl NewFile {
     fn open(spec: &FileSpec, lock: LockRequest, caches: &[CacheMode]) -> Result<NewFile, String> {
         let existed = spec.nbd().is_some() || spec.path.exists();
         let opened = open::in_first(caches, |cache| {
-            let how = OpenFile {
-                write: true,
-                create: true,
-                cache,
-            };
+            let how = OpenFile::default().write(true).create(true).cache(cache);
             spec.open(how, &objects::credentials())
         });
         let file = opened.map_err(|e| could_not_create(spec, e))?;

@@ -44,17 +44,18 @@ fn parse(text: &OsStr) -> Result<(String, TlsCredentials), String> {
         return Err("Expecting TLS credentials with a client endpoint".into());
     }
     let credentials = match object.kind {
-        Kind::Certificates => TlsCredentials::Certificates(TlsFiles {
-            directory: Some(object.directory),
-            verify: match object.verify {
-                true => Verify::Name,
-                false => Verify::Nothing,
-            },
-        }),
-        Kind::Keys { user } => TlsCredentials::Key(KeyFile {
-            file: object.directory.join(KEYS),
-            user: Some(user.unwrap_or_else(|| "qemu".into())),
-        }),
+        Kind::Certificates => TlsCredentials::Certificates(
+            TlsFiles::default()
+                .directory(Some(object.directory))
+                .verify(match object.verify {
+                    true => Verify::Name,
+                    false => Verify::Nothing,
+                }),
+        ),
+        Kind::Keys { user } => TlsCredentials::Key(
+            KeyFile::new(object.directory.join(KEYS))
+                .user(Some(user.unwrap_or_else(|| "qemu".into()))),
+        ),
     };
     Ok((object.id, credentials))
 }
@@ -173,10 +174,11 @@ mod tests {
     use super::*;
 
     fn files(directory: &str, verify: Verify) -> TlsCredentials {
-        TlsCredentials::Certificates(TlsFiles {
-            directory: Some(directory.into()),
-            verify,
-        })
+        TlsCredentials::Certificates(
+            TlsFiles::default()
+                .directory(Some(directory.into()))
+                .verify(verify),
+        )
     }
 
     #[test]
@@ -205,10 +207,7 @@ mod tests {
                 "u",
             ),
         ] {
-            let key = TlsCredentials::Key(KeyFile {
-                file: "/x/keys.psk".into(),
-                user: Some(user.into()),
-            });
+            let key = TlsCredentials::Key(KeyFile::new("/x/keys.psk").user(Some(user.into())));
             assert_eq!(parse(OsStr::new(text)).unwrap().1, key, "{text}");
         }
         for text in [

@@ -35,12 +35,10 @@ pub fn options(
         Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
         None => None,
     };
-    Ok(OpenOptions {
-        format,
-        cache,
-        force_share: source.force_share,
-        ..untrusted::defaults()
-    })
+    Ok(untrusted::defaults()
+        .format(format)
+        .cache(cache)
+        .force_share(source.force_share))
 }
 
 /// The image that `name` and the options mean.
@@ -63,10 +61,7 @@ pub fn device(
     source_options: &SourceOptions,
     cache: CacheMode,
 ) -> Result<Device, Failure> {
-    let options = OpenOptions {
-        l2_cache_size: Some(ONCE_THROUGH),
-        ..options(name, source_options, cache)?
-    };
+    let options = options(name, source_options, cache)?.l2_cache_size(Some(ONCE_THROUGH));
     device_with(queue, name, source_options, &options)
 }
 
@@ -78,10 +73,7 @@ pub fn device_with(
     options: &OpenOptions,
 ) -> Result<Device, Failure> {
     let source = source(name, source_options);
-    let plain = OpenOptions {
-        snapshot: None,
-        ..options.clone()
-    };
+    let plain = options.clone().snapshot(None);
     let device = jobs::open(queue, &source, &plain, &mut |_| {}).map_err(|e| failure(name, &e))?;
     if options.write {
         warn_if_guessed(&device);

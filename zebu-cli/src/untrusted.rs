@@ -65,9 +65,7 @@ pub fn is_on() -> bool {
 /// How an image is opened by default. Code that opens one
 /// begins with this.
 pub fn defaults() -> OpenOptions {
-    OpenOptions {
-        policy: policy(),
-        tls: objects::credentials(),
-        ..OpenOptions::default()
-    }
+    OpenOptions::default()
+        .policy(policy())
+        .tls(objects::credentials())
 }

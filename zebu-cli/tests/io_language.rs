@@ -70,11 +70,11 @@ const WORDS: &[&str] = &[
 
 #[test]
 fn any_line_is_carried_out_or_refused() {
-    let queue = Queue::new(QueueOptions {
-        engine: EngineKind::Threads,
-        inflate_inline: true,
-        ..QueueOptions::default()
-    })
+    let queue = Queue::new(
+        QueueOptions::default()
+            .engine(EngineKind::Threads)
+            .inflate_inline(true),
+    )
     .expect("a queue");
     let runs = std::env::var("ZEBU_HOSTILE_RUNS").map_or(500, |n| n.parse().expect("a number"));
     let mut state = 1u64;

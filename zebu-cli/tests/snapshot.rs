@@ -210,10 +210,7 @@ impl Pair<'_> {
             true => {
                 let queue = Queue::new(QueueOptions::default()).expect("queue");
                 let path = self.lab.path("ours").to_str().expect("a name").to_string();
-                let options = OpenOptions {
-                    write: true,
-                    ..OpenOptions::default()
-                };
+                let options = OpenOptions::default().write(true);
                 let device = Device::open(&queue, &Source::Name(path.into()), &options);
                 let device = device.expect("open");
                 for (at, bytes) in &writes {
@@ -396,10 +393,7 @@ fn one_device_does_it_all() {
     );
     let queue = Queue::new(QueueOptions::default()).expect("queue");
     let path = lab.path("a.qcow2").to_str().expect("a name").to_string();
-    let options = OpenOptions {
-        write: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(true);
     let device = Device::open(&queue, &Source::Name(path.into()), &options);
     let mut device = device.expect("open");
     let write = |device: &Device, at, pattern| {

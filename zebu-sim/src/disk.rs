@@ -401,14 +401,10 @@ impl Disk {
         Arc::new(File {
             disk: self.clone(),
             number: file,
-            properties: Properties {
-                cache,
-                alignment: Alignment {
-                    memory: align.min(SECTOR as usize),
-                    offset: align,
-                },
-                ..Properties::PLAIN
-            },
+            properties: Properties::PLAIN.cache(cache).alignment(Alignment {
+                memory: align.min(SECTOR as usize),
+                offset: align,
+            }),
             blocks: (align > 1).then(|| Blocks::new(BLOCK)),
         })
     }

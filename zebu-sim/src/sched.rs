@@ -59,11 +59,7 @@ pub fn simulate(disk: &Arc<Disk>) {
 
 /// A queue of the simulation.
 pub fn queue(parts: usize) -> Queue {
-    let options = QueueOptions {
-        parts,
-        inflate_inline: true,
-        ..QueueOptions::default()
-    };
+    let options = QueueOptions::default().parts(parts).inflate_inline(true);
     Queue::new(options).expect("nothing is asked of the system")
 }
 

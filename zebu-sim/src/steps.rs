@@ -266,32 +266,28 @@ impl Origin {
         let bases: Vec<_> = (0..rng.below(4)).map(|_| Base::draw(rng, size)).collect();
         let backing = if rng.one_in(3) { bases.len() } else { 0 };
         let has_backing = backing < bases.len();
-        let data_file = (version == 3 && rng.one_in(8)).then(|| zebu::jobs::NewDataFile {
-            name: "data".into(),
-            raw: !has_backing && rng.one_in(2),
-        });
+        let data_file = (version == 3 && rng.one_in(8))
+            .then(|| zebu::jobs::NewDataFile::new("data").raw(!has_backing && rng.one_in(2)));
         Origin {
-            create: CreateQcow2 {
-                size,
-                version,
-                cluster_bits,
-                refcount_order: match version == 3 && rng.one_in(3) {
+            create: CreateQcow2::default()
+                .size(size)
+                .version(version)
+                .cluster_bits(cluster_bits)
+                .refcount_order(match version == 3 && rng.one_in(3) {
                     true => rng.below(7) as u32,
                     false => 4,
-                },
-                extended_l2,
-                lazy_refcounts: version == 3 && rng.one_in(4),
-                compression: match version == 3 && rng.one_in(3) {
+                })
+                .extended_l2(extended_l2)
+                .lazy_refcounts(version == 3 && rng.one_in(4))
+                .compression(match version == 3 && rng.one_in(3) {
                     true => Compression::Zstd,
                     false => Compression::Zlib,
-                },
-                preallocation: match has_backing && !extended_l2 {
+                })
+                .preallocation(match has_backing && !extended_l2 {
                     true => Preallocation::Off,
                     false => draw_preallocation(rng),
-                },
-                backing: None,
-                data_file,
-            },
+                })
+                .data_file(data_file),
             bases,
             backing,
         }

@@ -88,18 +88,11 @@ async fn copy(
 /// Makes the copy. None: it was cancelled, and the target is not complete.
 fn backup(source: &str, target: &Path, cancelled: &AtomicBool) -> Result<Option<u64>> {
     let queue = Queue::new(QueueOptions::default())?;
-    let untrusted = OpenOptions {
-        policy: Policy::Untrusted(Limits::default()),
-        ..OpenOptions::default()
-    };
+    let untrusted = OpenOptions::default().policy(Policy::Untrusted(Limits::default()));
     let source = Device::open(&queue, &Source::Name(source.into()), &untrusted)?;
     // A new file of holes, which read as zeroes.
     std::fs::File::create_new(target)?.set_len(source.size())?;
-    let writable = OpenOptions {
-        format: Some(Format::RAW),
-        write: true,
-        ..OpenOptions::default()
-    };
+    let writable = OpenOptions::default().format(Some(Format::RAW)).write(true);
     let target = Device::open(&queue, &Source::Name(target.into()), &writable)?;
     let (source, target) = (Rc::new(source), Rc::new(target));
     let copied = queue.block_on(async {

@@ -27,13 +27,11 @@ struct DiskQueue {
 
 impl DiskQueue {
     fn new(device: Arc<Device>) -> Result<DiskQueue> {
-        let options = QueueOptions {
+        let options = QueueOptions::default()
             // Threads are what the engine `Threads` is made of.
-            engine: EngineKind::IoUring,
+            .engine(EngineKind::IoUring)
             // Compressed clusters are inflated by this thread, not by workers.
-            inflate_inline: true,
-            ..QueueOptions::default()
-        };
+            .inflate_inline(true);
         let queue = Queue::new(options)?;
         // From the first turn on, the descriptor tells of requests that are spawned.
         while queue.turn() {}
@@ -191,10 +189,7 @@ fn threads() -> std::io::Result<usize> {
 }
 
 fn run(path: &str) -> Result<()> {
-    let options = OpenOptions {
-        write: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(true);
     let main_queue = Queue::new(QueueOptions::default())?;
     let device = Arc::new(Device::open(
         &main_queue,

@@ -137,6 +137,7 @@ pub enum ErrorKind {
 /// beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value}, beyond the limit '{name}' of untrusted images ({limit})")]
+#[non_exhaustive]
 pub struct LimitExceeded {
     /// The name of the bound, as the program writes it: `virtual-size`.
     pub name: &'static str,

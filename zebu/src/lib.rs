@@ -12,17 +12,15 @@
 //! # let path = directory.path().join("disk.qcow2");
 //! # {
 //! #     let queue = Queue::new(QueueOptions::default())?;
-//! #     let file = open_file(&path, OpenFile { write: true, create: true, ..Default::default() })?;
-//! #     let options = CreateQcow2 { size: 1 << 20, ..Default::default() };
+//! #     let file = open_file(&path, OpenFile::default().write(true).create(true))?;
+//! #     let options = CreateQcow2::default().size(1 << 20);
 //! #     create_qcow2(&queue, &*file, None, &options)?;
 //! # }
 //!
 //! let queue = Queue::new(QueueOptions::default())?;
-//! let options = OpenOptions {
-//!     write: true,
-//!     cache: CacheMode::WriteBack,
-//!     ..OpenOptions::default()
-//! };
+//! let options = OpenOptions::default()
+//!     .write(true)
+//!     .cache(CacheMode::WriteBack);
 //! let device = Device::open(&queue, &Source::Name(path.into()), &options)?;
 //! queue.block_on(async {
 //!     let mut buffer = Buffer::new(4096);
@@ -59,6 +57,9 @@
 //! the limit is then the error `EFBIG` of the request that it belongs to.
 //! Otherwise the kernel ends the process.
 #![deny(unsafe_code)]
+
+#[macro_use]
+mod options;
 
 pub mod block;
 #[cfg(not(zebu_break))]

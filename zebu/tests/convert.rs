@@ -80,14 +80,12 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
         fs::write(&path, content).unwrap();
         open(&path)
     });
-    let properties = Properties {
-        cache: CacheMode::None,
-        alignment: Alignment {
+    let properties = Properties::PLAIN
+        .cache(CacheMode::None)
+        .alignment(Alignment {
             memory: BLOCK as usize,
             offset: BLOCK as usize,
-        },
-        ..Properties::PLAIN
-    };
+        });
     let target = Aligned(Memory::new(before), Blocks::new(4096), properties);
     let target = Arc::new(target);
     let mut last = 0;
@@ -108,11 +106,9 @@ fn sources_that_meet_inside_a_block() {
     let expected = contents.concat();
     for workers in [1, 8] {
         for (before, zero_from) in [(0, Some(0)), (0xee, None)] {
-            let options = ConvertOptions {
-                workers: Some(workers),
-                zero_from,
-                ..ConvertOptions::default()
-            };
+            let options = ConvertOptions::default()
+                .workers(Some(workers))
+                .zero_from(zero_from);
             let before = vec![before; expected.len()];
             let (got, done) = converted(&contents, before, &options);
             assert!(got == expected, "{workers} workers");
@@ -128,11 +124,7 @@ fn zeroes_next_to_data_inside_a_block() {
     let contents = [noise(512, 1), vec![0; (1 << 20) + 1024], last];
     let expected = contents.concat();
     for sparse in [0, 512, 4096, 16 << 20] {
-        let options = ConvertOptions {
-            workers: Some(8),
-            sparse,
-            ..ConvertOptions::default()
-        };
+        let options = ConvertOptions::default().workers(Some(8)).sparse(sparse);
         let (got, _) = converted(&contents, vec![0xee; expected.len()], &options);
         assert!(got == expected, "sparse {sparse}");
     }

@@ -307,11 +307,9 @@ impl Place for Delayed {
     }
 
     fn queue(&self) -> Queue {
-        let options = QueueOptions {
-            engine: EngineKind::Threads,
-            inflate_inline: true,
-            ..QueueOptions::default()
-        };
+        let options = QueueOptions::default()
+            .engine(EngineKind::Threads)
+            .inflate_inline(true);
         Queue::new(options).unwrap()
     }
 
@@ -335,20 +333,14 @@ impl Place for Files {
     fn storage(&self, name: &str, bytes: &[u8], _: &mut Rng) -> Arc<dyn Storage> {
         let path = self.folder.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        let how = OpenFile {
-            write: true,
-            cache: self.cache,
-            ..OpenFile::default()
-        };
+        let how = OpenFile::default().write(true).cache(self.cache);
         open_file(path, how).unwrap()
     }
 
     fn queue(&self) -> Queue {
-        let options = QueueOptions {
-            engine: self.engine,
-            inflate_inline: true,
-            ..QueueOptions::default()
-        };
+        let options = QueueOptions::default()
+            .engine(self.engine)
+            .inflate_inline(true);
         Queue::new(options).unwrap()
     }
 
@@ -377,16 +369,9 @@ impl Place for Nested {
         self.1.set(self.1.get() + 1);
         let name = format!("{name}{}", self.1.get());
         let file = self.0.storage(&name, &[], rng);
-        let options = CreateQcow2 {
-            size: ROOM,
-            cluster_bits: 12,
-            ..CreateQcow2::default()
-        };
+        let options = CreateQcow2::default().size(ROOM).cluster_bits(12);
         create_qcow2(&queue, &*file, None, &options).unwrap();
-        let write = OpenOptions {
-            write: true,
-            ..OpenOptions::default()
-        };
+        let write = OpenOptions::default().write(true);
         let device = Device::from_storage(&queue, file, &write).unwrap();
         device.write_blocking(&queue, 0, bytes).unwrap();
         queue.block_on(device.close(&queue)).unwrap();
@@ -514,22 +499,20 @@ impl Origin {
             true => Format::RAW,
             false => Format::QCOW2,
         };
-        let create = CreateQcow2 {
-            size: (sectors * SECTOR) as u64,
-            version,
-            cluster_bits,
-            extended_l2,
-            refcount_order: match version {
+        let create = CreateQcow2::default()
+            .size((sectors * SECTOR) as u64)
+            .version(version)
+            .cluster_bits(cluster_bits)
+            .extended_l2(extended_l2)
+            .refcount_order(match version {
                 2 => 4,
                 _ if large => 6,
                 _ => 3 + rng.below(4) as u32,
-            },
-            compression: match version == 3 && rng.one_in(2) {
+            })
+            .compression(match version == 3 && rng.one_in(2) {
                 true => Compression::Zstd,
                 false => Compression::Zlib,
-            },
-            ..CreateQcow2::default()
-        };
+            });
         let queue = common::queue(EngineKind::Threads, false);
         let memory = Arc::new(Memory::default());
         match format.name() {
@@ -543,14 +526,12 @@ impl Origin {
             let length = [sectors, sectors / 2, sectors + 9][rng.below(3) as usize];
             vec![9u8; length * SECTOR]
         });
-        let options = OpenOptions {
-            format: Some(format),
-            write: true,
-            discard: Some(true),
-            l2_cache_entry_size: Some(512),
-            l2_cache_size: rng.one_in(2).then_some(512),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(format))
+            .write(true)
+            .discard(Some(true))
+            .l2_cache_entry_size(Some(512))
+            .l2_cache_size(rng.one_in(2).then_some(512));
         let mut origin = Origin {
             format,
             bytes: Vec::new(),
@@ -643,17 +624,10 @@ impl Origin {
 
     fn open(&self, queue: &Queue, image: Arc<dyn Storage>) -> zebu::Result<Device> {
         let backing = self.backing.clone().map(|bytes| {
-            let raw = OpenOptions {
-                format: Some(Format::RAW),
-                ..OpenOptions::default()
-            };
+            let raw = OpenOptions::default().format(Some(Format::RAW));
             Device::from_storage(queue, Arc::new(Memory::new(bytes)), &raw).unwrap()
         });
-        let storages = Storages {
-            image,
-            data: None,
-            backing,
-        };
+        let storages = Storages::new(image).backing(backing);
         Device::from_storages(queue, storages, &self.options)
     }
 
@@ -976,11 +950,9 @@ fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: bool)
     if origin.format == Format::RAW {
         return;
     }
-    let options = OpenOptions {
-        inspect: true,
-        format: Some(Format::QCOW2),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .inspect(true)
+        .format(Some(Format::QCOW2));
     let device = Device::from_storage(queue, image, &options).unwrap();
     let Some(image) = device.top().as_qcow2() else {
         unreachable!("opened as qcow2");

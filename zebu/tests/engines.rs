@@ -471,10 +471,7 @@ fn a_file_open_for_reading_is_not_written() {
     for engine in engines() {
         for cache in CacheMode::ALL {
             for inline_buffered in [false, true] {
-                let how = OpenFile {
-                    cache,
-                    ..OpenFile::default()
-                };
+                let how = OpenFile::default().cache(cache);
                 let file = open_file(&path, how).unwrap();
                 let queue = queue(engine, inline_buffered);
                 for (offset, length) in [(0, 4096), (4096, 4096), (100, 10), (0, 3)] {
@@ -520,11 +517,7 @@ fn a_full_file_system_says_so() {
             CacheMode::WriteThrough,
         ] {
             let _ = fs::remove_file(&path);
-            let how = OpenFile {
-                write: true,
-                create: true,
-                cache,
-            };
+            let how = OpenFile::default().write(true).create(true).cache(cache);
             let Ok(file) = open_file(&path, how) else {
                 eprintln!("skipped: {} on tmpfs", cache.name());
                 continue;
@@ -681,11 +674,10 @@ fn padding_of_one_write_does_not_cut_off_another() {
     let path = places.path(Place::Disk, "file").unwrap();
     for engine in engines() {
         let _ = fs::remove_file(&path);
-        let how = OpenFile {
-            write: true,
-            create: true,
-            cache: CacheMode::None,
-        };
+        let how = OpenFile::default()
+            .write(true)
+            .create(true)
+            .cache(CacheMode::None);
         let Ok(file) = open_file(&path, how) else {
             eprintln!("skipped: no O_DIRECT");
             return;
@@ -739,11 +731,7 @@ fn quick_zeroes_are_refused_by_devices() {
                 storage.set_len(1 << 20).unwrap();
             }
             let queue = queue(EngineKind::Threads, false);
-            let options = OpenOptions {
-                format: Some(Format::RAW),
-                write: true,
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().format(Some(Format::RAW)).write(true);
             let device = Device::from_storage(&queue, storage, &options).unwrap();
             let quickly = device.write_zeroes_quickly(&queue, 0, 1 << 16, Zeroing::Keep);
             let refused = match queue.block_on(quickly) {

@@ -22,10 +22,7 @@ const NEVER: Duration = Duration::from_secs(60);
 
 fn queues() -> impl Iterator<Item = Queue> {
     EngineKind::ALL.into_iter().filter_map(|engine| {
-        let options = QueueOptions {
-            engine,
-            ..QueueOptions::default()
-        };
+        let options = QueueOptions::default().engine(engine);
         match Queue::new(options) {
             Ok(queue) => Some(queue),
             Err(e) => {
@@ -68,13 +65,11 @@ fn file() -> (tempfile::NamedTempFile, Arc<dyn Storage>) {
     let named = tempfile::NamedTempFile::new().unwrap();
     let content: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
     std::fs::write(named.path(), content).unwrap();
-    let how = |direct| OpenFile {
-        write: true,
-        cache: match direct {
+    let how = |direct| {
+        OpenFile::default().write(true).cache(match direct {
             true => zebu::storage::CacheMode::None,
             false => zebu::storage::CacheMode::default(),
-        },
-        ..OpenFile::default()
+        })
     };
     let file = open_file(named.path(), how(true)).or_else(|_| open_file(named.path(), how(false)));
     (named, file.unwrap())

@@ -23,16 +23,9 @@ fn example(name: &str) -> Command {
 fn image(directory: &Path) -> (PathBuf, Vec<u8>) {
     let path = directory.join("disk.qcow2");
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    let how = OpenFile {
-        write: true,
-        create: true,
-        ..OpenFile::default()
-    };
+    let how = OpenFile::default().write(true).create(true);
     let file = open_file(&path, how).unwrap();
-    let create = CreateQcow2 {
-        size: SIZE,
-        ..CreateQcow2::default()
-    };
+    let create = CreateQcow2::default().size(SIZE);
     create_qcow2(&queue, &*file, None, &create).unwrap();
     drop(file);
     let device = open(&queue, &path, true);
@@ -49,10 +42,7 @@ fn image(directory: &Path) -> (PathBuf, Vec<u8>) {
 }
 
 fn open(queue: &Queue, path: &Path, write: bool) -> Device {
-    let options = OpenOptions {
-        write,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(write);
     Device::open(queue, &Source::Name(path.into()), &options).unwrap()
 }
 
@@ -64,10 +54,7 @@ fn vmm_needs_one_thread() {
     let said = String::from_utf8_lossy(&out.stdout);
     if !out.status.success() {
         let error = String::from_utf8_lossy(&out.stderr);
-        let options = QueueOptions {
-            engine: zebu::EngineKind::IoUring,
-            ..QueueOptions::default()
-        };
+        let options = QueueOptions::default().engine(zebu::EngineKind::IoUring);
         assert!(Queue::new(options).is_err(), "{error}");
         return eprintln!("skipped: no io_uring");
     }

@@ -18,11 +18,9 @@ fn a_device_over_a_descriptor() {
     let storage = file_from_fd(open(), "fd 3", CacheMode::WriteBack).unwrap();
     let file = storage.host_file().unwrap();
     file.lock(LockRequest::RAW_WRITE).unwrap();
-    let options = OpenOptions {
-        format: Some("raw".parse().unwrap()),
-        write: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Some("raw".parse().unwrap()))
+        .write(true);
     let device = Device::from_storage(&queue, storage, &options).unwrap();
     device.write_blocking(&queue, 512, &[1; 512]).unwrap();
     let mut read = [0; 1024];

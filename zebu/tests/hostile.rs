@@ -53,10 +53,7 @@ fn generated_images_are_sound_before_they_are_broken() {
     for seed in 0..200 {
         let bytes = build(&mut Random(seed), 256 << 10);
         let storage: Arc<dyn Storage> = Arc::new(Memory::new(bytes));
-        let options = OpenOptions {
-            no_backing: true,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().no_backing(true);
         if let Ok(device) = Device::from_storage(&queue, storage, &options) {
             opened += 1;
             let mut first = vec![0; device.size().min(512) as usize];
@@ -145,10 +142,7 @@ fn unreadable(name: &str, bytes: &[u8], at: u64, words: &str) {
 }
 
 fn check(storage: Arc<dyn Storage>) -> Result<CheckReport> {
-    let options = OpenOptions {
-        inspect: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().inspect(true);
     let queue = queue();
     let device = Device::from_storage(&queue, storage, &options)?;
     match device.top().as_qcow2() {
@@ -421,10 +415,7 @@ fn names_that_the_policy_forbids() {
         let path = directory.path().join("x.qcow2");
         fs::write(&path, &bytes).expect("a file");
         let source = Source::Name(path.clone().into());
-        let options = OpenOptions {
-            policy: Policy::Nothing,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().policy(Policy::Nothing);
         let opened = case(name, || Device::open(&queue(), &source, &options));
         for (how, result) in [("file", opened), ("memory", open(&bytes))] {
             let text = result.err().unwrap_or_else(|| panic!("{name} opens"));
@@ -432,10 +423,7 @@ fn names_that_the_policy_forbids() {
             assert!(text.contains("may not open"), "{how}: {text}");
             assert!(text.contains(words), "{how}: {text}");
         }
-        let options = OpenOptions {
-            no_backing: true,
-            ..options
-        };
+        let options = options.no_backing(true);
         let opened = Device::open(&queue(), &source, &options);
         assert_eq!(opened.is_ok(), name == "backing file");
     }

@@ -91,10 +91,7 @@ fn memory(bytes: &[u8]) -> Arc<Memory> {
 }
 
 fn open(storage: Arc<dyn Storage>, write: bool) -> Result<Device> {
-    let options = OpenOptions {
-        write,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(write);
     Device::from_storage(&queue(), storage, &options)
 }
 
@@ -186,11 +183,7 @@ fn a_discard_does_not_free_a_table() {
     all("an L2 table as data", &bytes);
     let storage = memory(&bytes);
     let queue = queue();
-    let options = OpenOptions {
-        write: true,
-        discard: Some(true),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(true).discard(Some(true));
     let device = Device::from_storage(&queue, storage.clone(), &options).expect("it opens");
     for _ in 0..4 {
         let discard = device.discard(&queue, CLUSTER, CLUSTER);
@@ -420,20 +413,14 @@ fn cve_2024_4467_data_file_with_a_json_name() {
         let bytes = with_header(&header);
         all(name, &bytes);
         for policy in [Policy::Nothing, Policy::Untrusted(Limits::default())] {
-            let options = |inspect| OpenOptions {
-                policy,
-                inspect,
-                ..OpenOptions::default()
-            };
+            let options = |inspect| OpenOptions::default().policy(policy).inspect(inspect);
             let refused = Device::from_storage(&queue, memory(&bytes), &options(false));
             let text = refused.expect_err(name).to_string();
             assert!(text.contains("may not open"), "{text}");
         }
-        let strict = OpenOptions {
-            policy: Policy::Untrusted(Limits::default()),
-            inspect: true,
-            ..OpenOptions::default()
-        };
+        let strict = OpenOptions::default()
+            .policy(Policy::Untrusted(Limits::default()))
+            .inspect(true);
         let device = Device::from_storage(&queue, memory(&bytes), &strict).expect("info");
         assert!(device.read_blocking(&queue, 0, &mut [0; 512]).is_err());
     }
@@ -492,15 +479,8 @@ fn work_ends_in_the_library() {
         put(&mut bytes, L2 + entry * 8, DATA);
     }
     let queue = queue();
-    let limits = Limits {
-        work: 1 << 20,
-        work_per_byte: 0,
-        ..Limits::default()
-    };
-    let options = OpenOptions {
-        policy: Policy::Untrusted(limits),
-        ..OpenOptions::default()
-    };
+    let limits = Limits::default().work(1 << 20).work_per_byte(0);
+    let options = OpenOptions::default().policy(Policy::Untrusted(limits));
     let device = Device::from_storage(&queue, memory(&bytes), &options).expect("it opens");
     let mut out = vec![0; 64 << 10];
     let error: Error = (0..256)

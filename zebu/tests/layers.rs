@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// From the bottom up. A module may name what is before it, and itself.
 const LAYERS: [&[&str]; 8] = [
-    &["broken", "statistics", "lock"],
+    &["broken", "lock", "options", "statistics"],
     &["format"],
     &["error"],
     &["codec", "nbd", "tls"],

@@ -405,10 +405,7 @@ fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind)
         for thread in 0..threads {
             let nbd = nbd.clone();
             scope.spawn(move || {
-                let queue = Queue::new(QueueOptions {
-                    engine,
-                    ..QueueOptions::default()
-                });
+                let queue = Queue::new(QueueOptions::default().engine(engine));
                 let queue = queue.unwrap();
                 queue.block_on(async {
                     let all: Vec<_> = (0..TASKS)
@@ -442,10 +439,7 @@ fn a_request_that_is_not_polled_holds_up_no_other() {
             hangs_up: None,
             many: false,
         };
-        let Ok(queue) = Queue::new(QueueOptions {
-            engine,
-            ..QueueOptions::default()
-        }) else {
+        let Ok(queue) = Queue::new(QueueOptions::default().engine(engine)) else {
             continue;
         };
         let _patience = Patience::new(format!("a request that is not polled, {engine}"));

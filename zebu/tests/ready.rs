@@ -41,11 +41,7 @@ fn each_engine(test: impl Fn(&Queue, EngineKind)) {
 fn file(folder: &tempfile::TempDir, bytes: &[u8]) -> Arc<dyn Storage> {
     let path = folder.path().join("file");
     fs::write(&path, bytes).unwrap();
-    let how = OpenFile {
-        write: true,
-        create: false,
-        cache: CacheMode::WriteBack,
-    };
+    let how = OpenFile::default().write(true).cache(CacheMode::WriteBack);
     storage::open_file(path, how).unwrap()
 }
 

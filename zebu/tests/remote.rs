@@ -13,25 +13,12 @@ const PART: u64 = 1 << 20;
 
 fn make(queue: &Queue, size: u64) -> Arc<Memory> {
     let storage = Arc::new(Memory::new(Vec::new()));
-    create_qcow2(
-        queue,
-        &*storage,
-        None,
-        &CreateQcow2 {
-            size,
-            ..CreateQcow2::default()
-        },
-    )
-    .unwrap();
+    create_qcow2(queue, &*storage, None, &CreateQcow2::default().size(size)).unwrap();
     storage
 }
 
 fn open(storage: &Arc<Memory>, queue: &Queue) -> Device {
-    let options = OpenOptions {
-        write: true,
-        discard: Some(true),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(true).discard(Some(true));
     Device::from_storage(queue, storage.clone(), &options).unwrap()
 }
 

@@ -24,11 +24,7 @@ const PIECES: usize = 2;
 const PIECE: usize = CLUSTER / THREADS / PIECES;
 
 fn queue(engine: EngineKind) -> Queue {
-    Queue::new(QueueOptions {
-        engine,
-        ..QueueOptions::default()
-    })
-    .unwrap()
+    Queue::new(QueueOptions::default().engine(engine)).unwrap()
 }
 
 /// What is written to a place.
@@ -76,11 +72,7 @@ fn race(folder: &Path, options: &str, backing: bool, engine: EngineKind, cache: 
     args.extend([text(&path), &length]);
     qemu_img(&args).ok("create");
     let owner = queue(engine);
-    let how = OpenOptions {
-        write: true,
-        cache,
-        ..OpenOptions::default()
-    };
+    let how = OpenOptions::default().write(true).cache(cache);
     let device = Device::open(&owner, &Source::Name(text(&path).into()), &how).unwrap();
     let start = Barrier::new(THREADS);
     std::thread::scope(|scope| {

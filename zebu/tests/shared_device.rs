@@ -27,19 +27,13 @@ fn queue() -> Queue {
 
 fn make(queue: &Queue) -> Arc<Memory> {
     let storage = Arc::new(Memory::new(Vec::new()));
-    let options = CreateQcow2 {
-        size: SIZE,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default().size(SIZE);
     create_qcow2(queue, &*storage, None, &options).unwrap();
     storage
 }
 
 fn open(queue: &Queue, storage: &Arc<Memory>) -> Device {
-    let options = OpenOptions {
-        write: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().write(true);
     Device::from_storage(queue, storage.clone(), &options).unwrap()
 }
 
@@ -112,20 +106,15 @@ fn changes_of_the_whole_device_beside_many_threads() {
     main.block_on(device.close(&main)).unwrap();
     // Each snapshot is of a moment at which no thread was between its two writes.
     for n in [1, 2, 4, 5, 7, 8] {
-        let options = OpenOptions {
-            snapshot: Some(SnapshotName::from(format!("s{n}").as_str())),
-            ..OpenOptions::default()
-        };
+        let options =
+            OpenOptions::default().snapshot(Some(SnapshotName::from(format!("s{n}").as_str())));
         let device = Device::from_storage(&main, storage.clone(), &options).unwrap();
         for thread in 0..THREADS {
             let pair = [0, 1].map(|b| block(&device, &main, thread * 2 + b));
             assert_eq!(pair[0], pair[1]);
         }
     }
-    let options = OpenOptions {
-        check: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().check(true);
     let device = Device::from_storage(&main, storage, &options).unwrap();
     let image = device.top().as_qcow2().unwrap();
     let report = check(&main, image, &mut |message| panic!("{message:?}")).unwrap();

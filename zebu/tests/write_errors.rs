@@ -23,11 +23,7 @@ fn queue() -> Queue {
 }
 
 fn writable() -> OpenOptions {
-    OpenOptions {
-        write: true,
-        discard: Some(true),
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().write(true).discard(Some(true))
 }
 
 fn open(queue: &Queue, path: &Path, options: &OpenOptions) -> Result<Device> {
@@ -176,22 +172,18 @@ impl Trial {
         };
         let size = (256u64 << cluster_bits).min(4 << 20) - 512 * rng.below(8);
         let memory = Arc::new(Memory::default());
-        let options = CreateQcow2 {
-            size,
-            cluster_bits,
-            extended_l2,
-            refcount_order: rng.below(7) as u32,
-            lazy_refcounts: rng.one_in(4),
-            ..CreateQcow2::default()
-        };
+        let options = CreateQcow2::default()
+            .size(size)
+            .cluster_bits(cluster_bits)
+            .extended_l2(extended_l2)
+            .refcount_order(rng.below(7) as u32)
+            .lazy_refcounts(rng.one_in(4));
         create_qcow2(&queue, &*memory, None, &options).unwrap();
         let faulty = Faulty::new(memory.clone(), seed);
-        let options = OpenOptions {
+        let options = writable()
             // Small, so that metadata are written in between.
-            l2_cache_entry_size: Some(512),
-            l2_cache_size: rng.one_in(2).then_some(1024),
-            ..writable()
-        };
+            .l2_cache_entry_size(Some(512))
+            .l2_cache_size(rng.one_in(2).then_some(1024));
         let device = Device::from_storage(&queue, faulty.clone(), &options).unwrap();
         let trial = Trial {
             rng,

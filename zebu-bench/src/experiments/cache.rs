@@ -130,11 +130,9 @@ fn programs(bench: &Bench, image: &Path, size: u64, task: Task, count: u64) -> V
 /// Nanoseconds of one look-up of a block whose table is in the cache.
 fn hit(image: &Path) -> zebu::Result<f64> {
     let queue = Queue::new(QueueOptions::default())?;
-    let options = OpenOptions {
-        format: Some(Format::QCOW2),
-        l2_cache_size: Some(u64::MAX),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Some(Format::QCOW2))
+        .l2_cache_size(Some(u64::MAX));
     let source = Source::Name(image.into());
     let device = Device::open(&queue, &source, &options)?;
     let Some(image) = device.top().as_qcow2() else {

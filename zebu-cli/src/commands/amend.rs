@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, Format, OpenOptions};
+use zebu::block::{Device, Format};
 use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
@@ -143,10 +143,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         force_share: false,
     };
     let cache = target_cache(arguments.cache.as_deref())?;
-    let options = OpenOptions {
-        write: true,
-        ..open::options(name, &source, cache)?
-    };
+    let options = open::options(name, &source, cache)?.write(true);
     let queue = open::queue()?;
     let device = open::device_with(&queue, name, &source, &options)?;
     let format = device.top().format();
@@ -233,13 +230,12 @@ fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
         return Err("Can't amend encryption options - encryption not present".into());
     }
     let switch = |name| options.get(name).map(|_| is_on(&options, name));
-    Ok(AmendOptions {
-        version,
-        refcount_order: options.get("refcount_bits").and_then(number).map(log2),
-        lazy_refcounts: switch("lazy_refcounts"),
+    Ok(AmendOptions::default()
+        .version(version)
+        .refcount_order(options.get("refcount_bits").and_then(number).map(log2))
+        .lazy_refcounts(switch("lazy_refcounts"))
         // As in qemu-img, 0 is no size.
-        size: size_of(&options, "size").filter(|size| *size != 0),
-        data_file: options.value("data_file").map(OsStr::to_owned),
-        data_file_raw: switch("data_file_raw"),
-    })
+        .size(size_of(&options, "size").filter(|size| *size != 0))
+        .data_file(options.value("data_file").map(OsStr::to_owned))
+        .data_file_raw(switch("data_file_raw")))
 }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use clap::Parser;
-use zebu::block::{Layer, OpenOptions};
+use zebu::block::Layer;
 use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
@@ -55,11 +55,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let cache = source_cache(arguments.cache.as_deref())?;
 
     let queue = open::queue()?;
-    let options = OpenOptions {
-        write: mode.is_some(),
-        check: true,
-        ..open::options(name, &arguments.source, cache)?
-    };
+    let options = open::options(name, &arguments.source, cache)?
+        .write(mode.is_some())
+        .check(true);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     if mode.is_some() && device.top().as_qcow2().is_some() {
         invocation.end_on_stop("the image is no worse than it was; repair it again");

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use zebu::block::{BackingSpec, Device, ImageSpec, OpenOptions};
+use zebu::block::{BackingSpec, Device, ImageSpec};
 use zebu::jobs::{self, CommitError, CommitOptions};
-use zebu::storage::{EngineKind, Queue};
+use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, one_name, rate, target_cache};
@@ -64,11 +64,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let rate = rate(arguments.rate.as_deref())?;
     let cache = target_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
-    let options = OpenOptions {
-        write: true,
-        discard: Some(true),
-        ..open::options(name, &source, cache)?
-    };
+    let options = open::options(name, &source, cache)?
+        .write(true)
+        .discard(Some(true));
     let whole = open::device_with(&queue, name, &source, &options)?;
     let mut progress = Progress::new(arguments.progress && !arguments.quiet, whole.size());
     let _ = progress.set(0);
@@ -100,11 +98,9 @@ fn commit(
     rate: Option<u64>,
     progress: &mut Progress,
 ) -> Outcome {
-    let options = CommitOptions {
-        empty: !arguments.drop && arguments.base.is_none(),
-        rate,
-        engine: EngineKind::best(),
-    };
+    let options = CommitOptions::default()
+        .empty(!arguments.drop && arguments.base.is_none())
+        .rate(rate);
     let result = jobs::commit(queue, top, base, &options, |done| progress.set(done));
     progress.finish(result.is_ok());
     result.map_err(|e| match e {

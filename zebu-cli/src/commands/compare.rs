@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use clap::Parser;
 use zebu::block::Device;
 use zebu::jobs::{self, CompareError, CompareOptions, Comparison};
-use zebu::storage::{CacheMode, EngineKind, Queue};
+use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, source_cache};
@@ -100,10 +100,7 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
         progress.finish(false);
         return Ok(DIFFERENT);
     }
-    let options = CompareOptions {
-        strict: arguments.strict,
-        engine: EngineKind::best(),
-    };
+    let options = CompareOptions::default().strict(arguments.strict);
     let result = jobs::compare(devices, &options, |done| progress.set(done));
     let same = matches!(result, Ok(Comparison::Identical));
     if same {

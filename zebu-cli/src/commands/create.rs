@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, FileSpec, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, Source};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
@@ -161,11 +161,7 @@ fn look_at_backing(
     }
     let opened = || {
         let format = format.as_deref().map(str::parse).transpose()?;
-        let options = OpenOptions {
-            format,
-            force_share: true,
-            ..untrusted::defaults()
-        };
+        let options = untrusted::defaults().format(format).force_share(true);
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;

@@ -4,9 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, Format, Source};
 use zebu::jobs::{self, CopyOptions, TransferError};
-use zebu::storage::{CacheMode, EngineKind, Queue};
+use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
@@ -67,12 +67,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     refuse_same_file(&source, &operands.output)?;
     let target = make_target(&queue, format, &operands.output, length)?;
-    let options = CopyOptions {
-        start,
-        length,
-        target_is_zero: !target.top().file().is_device(),
-        engine: EngineKind::best(),
-    };
+    let options = CopyOptions::new(start, length).target_is_zero(!target.top().file().is_device());
     // It stays open, and locked, when the device is closed.
     let image = target.top().as_qcow2();
     let file = image.map(|image| image.file().clone());
@@ -210,11 +205,7 @@ fn make_target(
         NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(queue, &image)
     };
     make().map_err(|why: String| creation_failure(name, &why))?;
-    let options = OpenOptions {
-        format: Some(format),
-        write: true,
-        ..untrusted::defaults()
-    };
+    let options = untrusted::defaults().format(Some(format)).write(true);
     zebu::jobs::open(queue, &Source::Name(name.to_owned()), &options, &mut |_| {})
         .map_err(|e| open::failure(name, &e))
 }

@@ -58,10 +58,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let name = one_name(&arguments.names)?;
     let queue = open::queue()?;
-    let options = OpenOptions {
-        inspect: true,
-        ..open::options(name, &arguments.source, CacheMode::WriteBack)?
-    };
+    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?.inspect(true);
     let source = open::source(name, &arguments.source);
     let reports = collect(&queue, name, source, options, arguments.backing_chain)?;
     let text = match format {

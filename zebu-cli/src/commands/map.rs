@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Status, StorageId};
+use zebu::block::{Device, Status};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
@@ -45,16 +45,7 @@ struct Row {
 impl Row {
     /// The row of an empty range.
     fn nothing(start: u64) -> Self {
-        let status = Status {
-            length: 0,
-            zero: false,
-            data: false,
-            present: false,
-            compressed: false,
-            depth: 0,
-            storage: StorageId::FILE,
-            host: None,
-        };
+        let status = Status::unallocated(0);
         Row { start, status }
     }
 }
@@ -190,7 +181,9 @@ fn for_each_row(
         };
         offset += status.length.clamp(1, range.end - offset);
         match &mut row {
-            Some(row) if is_continued(row, &next) => row.status.length += status.length,
+            Some(row) if row.status.continues_with(&next.status) => {
+                row.status.length += status.length
+            }
             _ => {
                 if let Some(done) = row.replace(next) {
                     each(done)?;
@@ -201,52 +194,15 @@ fn for_each_row(
     row.map_or(Ok(()), each)
 }
 
-/// Whether `next`, which starts where `row` ends, is more of the same.
-fn is_continued(row: &Row, next: &Row) -> bool {
-    let host = row.status.host.map(|host| host + row.status.length);
-    let alike = Status {
-        length: next.status.length,
-        host,
-        ..row.status
-    };
-    alike == next.status
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn data(start: u64, length: u64, host: Option<u64>) -> Row {
-        Row {
-            start,
-            status: Status {
-                length,
-                zero: false,
-                data: true,
-                present: true,
-                compressed: host.is_none(),
-                depth: 0,
-                storage: StorageId::FILE,
-                host,
-            },
-        }
-    }
-
-    #[test]
-    fn rows_join_where_the_file_goes_on() {
-        assert!(is_continued(
-            &data(0, 512, Some(1024)),
-            &data(512, 9, Some(1536))
-        ));
-        assert!(!is_continued(
-            &data(0, 512, Some(1024)),
-            &data(512, 9, Some(1537))
-        ));
-        assert!(is_continued(&data(0, 512, None), &data(512, 9, None)));
-        assert!(!is_continued(
-            &data(0, 512, Some(1024)),
-            &data(512, 9, None)
-        ));
+        let mut status = Status::unallocated(length);
+        (status.data, status.present) = (true, true);
+        (status.compressed, status.host) = (host.is_none(), host);
+        Row { start, status }
     }
 
     #[test]

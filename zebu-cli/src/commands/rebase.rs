@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, ImageSpec, OpenOptions, Source};
+use zebu::block::{Device, ImageSpec, Source};
 use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
-use zebu::storage::{EngineKind, Queue};
+use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::new_image::is_format;
@@ -66,11 +66,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         force_share: false,
         ..arguments.source.clone()
     };
-    let options = OpenOptions {
-        write: true,
-        no_backing: arguments.backing_unsafe,
-        ..open::options(name, &source, cache)?
-    };
+    let options = open::options(name, &source, cache)?
+        .write(true)
+        .no_backing(arguments.backing_unsafe);
     let queue = open::queue()?;
     let overlay = open::device_with(&queue, name, &source, &options)?;
     check_format_name(arguments.backing_format.as_deref())?;
@@ -81,17 +79,18 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let new = match spec {
         Some(spec) if !arguments.backing_unsafe => {
-            let options = OpenOptions {
-                cache: backing_cache,
-                force_share: arguments.source.force_share,
-                ..untrusted::defaults()
-            };
+            let options = untrusted::defaults()
+                .cache(backing_cache)
+                .force_share(arguments.source.force_share);
             let new = Device::open_spec(&queue, spec, &options);
             Some(new.map_err(|e| cannot_open(&backing, &e))?)
         }
         _ => None,
     };
-    if let Some(NewBacking { name, format: None }) = &backing {
+    if let Some(NewBacking {
+        name, format: None, ..
+    }) = &backing
+    {
         return Err(Failure::new(format!(
             "Could not change the backing file to '{}': backing format must be specified",
             name.display()
@@ -113,10 +112,7 @@ fn rebase(
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
         let mut progress = Progress::new(arguments.progress && !arguments.quiet, overlay.size());
-        let options = RebaseOptions {
-            compress: arguments.compress,
-            engine: EngineKind::best(),
-        };
+        let options = RebaseOptions::default().compress(arguments.compress);
         let tell = |done| progress.set(done);
         let result = jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell);
         progress.finish(result.is_ok());
@@ -140,10 +136,7 @@ fn rebase(
 /// What the header shall name; an empty name is none.
 fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
     let name = arguments.backing.clone().filter(|name| !name.is_empty())?;
-    Some(NewBacking {
-        name,
-        format: arguments.backing_format.clone(),
-    })
+    Some(NewBacking::new(name).format(arguments.backing_format.clone()))
 }
 
 /// Formats that only QEMU knows may be named too.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Parser;
-use zebu::block::{Length, OpenOptions, Preallocation};
+use zebu::block::{Length, Preallocation};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::{SourceOptions, target_cache};
@@ -116,11 +116,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let preallocation = Preallocation::from_name(mode)
         .ok_or_else(|| Failure::new(format!("Invalid preallocation mode '{mode}'")))?;
     let queue = open::queue()?;
-    let options = OpenOptions {
-        write: true,
-        length: Length::Changing,
-        ..open::options(name, &source, target_cache(None)?)?
-    };
+    let options = open::options(name, &source, target_cache(None)?)?
+        .write(true)
+        .length(Length::Changing);
     let mut device = open::device_with(&queue, name, &source, &options)?;
     let old = device.size();
     let new = change.apply(old).ok_or_else(|| Failure::new(NOT_A_SIZE))?;

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::{ArgAction, Parser};
 use zebu::Error;
-use zebu::block::{Device, OpenOptions};
+use zebu::block::Device;
 use zebu::qcow2::Snapshot;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, Queue};
@@ -73,12 +73,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let action = arguments.action()?;
     let name = one_name(&arguments.names)?;
     let writes = !matches!(action, Action::List);
-    let options = OpenOptions {
-        write: writes,
+    let options = open::options(name, &arguments.source, CacheMode::WriteBack)?
+        .write(writes)
         // As qemu-img: the space of what is freed goes back to the file system.
-        discard: Some(true),
-        ..open::options(name, &arguments.source, CacheMode::WriteBack)?
-    };
+        .discard(Some(true));
     let queue = open::queue()?;
     let mut device = open::device_with(&queue, name, &arguments.source, &options)?;
     if writes {

@@ -132,24 +132,14 @@ fn setup(without: u64) -> Setup {
 impl Served {
     /// Serves an image in memory.
     pub fn new() -> Served {
-        let queue = QueueOptions {
-            engine: EngineKind::Threads,
-            inflate_inline: true,
-            ..QueueOptions::default()
-        };
+        let queue = QueueOptions::default()
+            .engine(EngineKind::Threads)
+            .inflate_inline(true);
         let opening = Queue::new(queue.clone()).expect("a queue");
         let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
-        let create = CreateQcow2 {
-            size: 1 << 20,
-            cluster_bits: 12,
-            ..CreateQcow2::default()
-        };
+        let create = CreateQcow2::default().size(1 << 20).cluster_bits(12);
         create_qcow2(&opening, &*storage, None, &create).expect("a new image");
-        let options = OpenOptions {
-            write: true,
-            discard: Some(true),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().write(true).discard(Some(true));
         let device = Device::from_storage(&opening, storage, &options).expect("it opens");
         let options = ExportOptions {
             name: "x".into(),

@@ -49,12 +49,10 @@ impl Run<'_> {
 
     /// Opens the image for a job; None: it refuses.
     pub(super) fn open_for_job(&mut self, queue: &Queue, no_backing: bool) -> Verdict<Device> {
-        let options = OpenOptions {
-            write: true,
-            discard: Some(true),
-            no_backing,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .write(true)
+            .discard(Some(true))
+            .no_backing(no_backing);
         let device = self
             .open(queue, &Run::plain(), options)
             .map_err(said("open"))?;
@@ -73,11 +71,9 @@ impl Run<'_> {
         let base = self
             .open_base(&queue, number, true)
             .map_err(said("open the base"))?;
-        let options = CommitOptions {
-            empty,
-            rate: None,
-            engine: EngineKind::Threads,
-        };
+        let options = CommitOptions::default()
+            .empty(empty)
+            .engine(EngineKind::Threads);
         let result = jobs::commit(&queue, top, base, &options, |_| {});
         // The base has what the image says, and the image reads as before.
         let now = self.now();
@@ -147,10 +143,9 @@ impl Run<'_> {
             Some(compress) => {
                 let new = number.map(|number| self.open_base(&queue, number, false));
                 let new = new.transpose().map_err(said("open the new base"))?;
-                let options = RebaseOptions {
-                    compress,
-                    engine: EngineKind::Threads,
-                };
+                let options = RebaseOptions::default()
+                    .compress(compress)
+                    .engine(EngineKind::Threads);
                 jobs::rebase(&queue, overlay, new, name.as_ref(), &options, |_| {})
             }
             None => jobs::rebase_unsafe(&queue, overlay, name.as_ref()),
@@ -209,12 +204,10 @@ impl Run<'_> {
     ) -> Verdict {
         let queue = sched::queue(4);
         let device = self.open_for_job(&queue, false)?;
-        let options = AmendOptions {
-            version,
-            refcount_order: order,
-            lazy_refcounts: lazy,
-            ..AmendOptions::default()
-        };
+        let options = AmendOptions::default()
+            .version(version)
+            .refcount_order(order)
+            .lazy_refcounts(lazy);
         if version == Some(2) {
             // There a cluster cannot say that it is zero.
             for model in self.models() {
@@ -248,28 +241,22 @@ impl Run<'_> {
         let queue = sched::queue(4);
         let source = self.open(&queue, &Run::plain(), OpenOptions::default());
         let source = source.map_err(said("open the source"))?;
-        let create = CreateQcow2 {
-            size: source.size(),
-            cluster_bits,
-            extended_l2: cluster_bits >= 14 && id & 1 == 1,
-            ..CreateQcow2::default()
-        };
+        let create = CreateQcow2::default()
+            .size(source.size())
+            .cluster_bits(cluster_bits)
+            .extended_l2(cluster_bits >= 14 && id & 1 == 1);
         let file = self.disk.add(Vec::new());
         let storage = self.disk.open(file, CacheMode::WriteBack, 1);
         create_qcow2(&queue, &*storage, None, &create).map_err(said("create the target"))?;
-        let options = OpenOptions {
-            write: true,
-            format: Some(Format::QCOW2),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .write(true)
+            .format(Some(Format::QCOW2));
         let target = Device::from_storage(&queue, storage, &options);
         let target = target.map_err(said("open the target"))?;
-        let options = ConvertOptions {
-            zero_from: Some(0),
-            compress: compress.then(CompressOptions::default),
-            engine: EngineKind::Threads,
-            ..ConvertOptions::default()
-        };
+        let options = ConvertOptions::default()
+            .zero_from(Some(0))
+            .compress(compress.then(CompressOptions::default))
+            .engine(EngineKind::Threads);
         let result = jobs::convert(vec![source], Target::Image(target), &options, |_| {});
         result.map_err(|e| e.to_string())?;
         // Work goes on with the new image.

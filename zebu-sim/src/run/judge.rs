@@ -98,10 +98,7 @@ impl Run<'_> {
 
     /// The base that the image names, which may be an old one or a new one.
     pub(super) fn find_backing(&mut self, queue: &Queue) -> Verdict {
-        let inspect = OpenOptions {
-            inspect: true,
-            ..OpenOptions::default()
-        };
+        let inspect = OpenOptions::default().inspect(true);
         let device = match self.open(queue, &Run::plain(), inspect) {
             Ok(device) => device,
             Err(_) if self.damaged => return Ok(()),
@@ -148,10 +145,7 @@ impl Run<'_> {
         let mut found = Vec::new();
         for snapshot in image.snapshots() {
             let name = String::from_utf8_lossy(&snapshot.name).into_owned();
-            let options = OpenOptions {
-                snapshot: Some(SnapshotName::from(name.as_str())),
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
             match self.open(queue, &Run::plain(), options) {
                 Ok(device) => found.push((name, self.read_all(queue, &device)?)),
                 Err(_) if self.damaged => found.push((name, Vec::new())),

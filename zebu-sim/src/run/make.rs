@@ -72,10 +72,8 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn backing_name(&self, number: usize) -> NewBacking {
-        NewBacking {
-            name: format!("base{number}").into(),
-            format: Some(self.bases[number].format.name().into()),
-        }
+        NewBacking::new(format!("base{number}"))
+            .format(Some(self.bases[number].format.name().into()))
     }
 
     pub(super) fn make_base(&mut self, queue: &Queue, number: usize) -> Verdict {
@@ -102,12 +100,10 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let below = (origin.above && number + 1 < self.bases.len()).then_some(number + 1);
-        let create = CreateQcow2 {
-            size: sectors as u64 * SECTOR,
-            cluster_bits,
-            backing: below.map(|below| self.backing_name(below)),
-            ..CreateQcow2::default()
-        };
+        let create = CreateQcow2::default()
+            .size(sectors as u64 * SECTOR)
+            .cluster_bits(cluster_bits)
+            .backing(below.map(|below| self.backing_name(below)));
         let base = &mut self.bases[number];
         base.format = Format::QCOW2;
         base.below = below;
@@ -147,17 +143,13 @@ impl<'a> Run<'a> {
         write: bool,
     ) -> zebu::Result<Device> {
         let base = &self.bases[number];
-        let options = OpenOptions {
-            format: Some(base.format),
-            write,
-            discard: Some(true),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(base.format))
+            .write(write)
+            .discard(Some(true));
         let below = base.below.map(|below| self.open_base(queue, below, false));
-        let storages = Storages {
-            backing: below.transpose()?,
-            ..Storages::new(self.disk.open(base.file, CacheMode::WriteBack, 1))
-        };
+        let storages = Storages::new(self.disk.open(base.file, CacheMode::WriteBack, 1))
+            .backing(below.transpose()?);
         Device::from_storages(queue, storages, &options)
     }
 
@@ -172,19 +164,10 @@ impl<'a> Run<'a> {
             false => self.backing.map(|base| self.open_base(queue, base, false)),
         };
         let open = |file| self.disk.open(file, opening.mode, opening.align) as _;
-        let storages = Storages {
-            image: open(self.image),
-            data: self.data.map(open),
-            backing: backing.transpose()?,
-        };
-        Device::from_storages(
-            queue,
-            storages,
-            &OpenOptions {
-                format: Some(Format::QCOW2),
-                ..options
-            },
-        )
+        let storages = Storages::new(open(self.image))
+            .data(self.data.map(open))
+            .backing(backing.transpose()?);
+        Device::from_storages(queue, storages, &options.format(Some(Format::QCOW2)))
     }
 
     /// How the image is opened where nothing depends on it.

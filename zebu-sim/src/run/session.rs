@@ -20,14 +20,12 @@ impl Run<'_> {
         opening: &Opening,
         queue: &Queue,
     ) -> Verdict<Option<Device>> {
-        let options = OpenOptions {
-            write: true,
-            discard: Some(opening.discard),
-            detect_zeroes: Some(opening.detect_zeroes),
-            l2_cache_size: opening.cache.map(|c| c.0),
-            l2_cache_entry_size: opening.cache.map(|c| c.1),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .write(true)
+            .discard(Some(opening.discard))
+            .detect_zeroes(Some(opening.detect_zeroes))
+            .l2_cache_size(opening.cache.map(|c| c.0))
+            .l2_cache_entry_size(opening.cache.map(|c| c.1));
         for _ in 0..3 {
             match self.open(queue, opening, options.clone()) {
                 Ok(device) => {

@@ -35,7 +35,7 @@ impl Device {
     /// # use std::sync::Arc;
     /// # use zebu::{Device, Format, Memory, OpenOptions, Queue};
     /// # let queue = Queue::new(Default::default())?;
-    /// # let options = OpenOptions { format: Some(Format::RAW), ..Default::default() };
+    /// # let options = OpenOptions::default().format(Some(Format::RAW));
     /// # let storage = Arc::new(Memory::new(vec![7; 1 << 20]));
     /// # let device = Device::from_storage(&queue, storage, &options)?;
     /// # queue.block_on(async {
@@ -122,18 +122,6 @@ async fn search(device: &Device, queue: &Queue, range: Range<u64>, first: Option
             // What was found is returned first. The next search meets the error again.
             Err(_) => return Ok(((range.start, extent), None)),
         }
-    }
-}
-
-impl Status {
-    /// Whether both are one extent if `next` begins where this ends.
-    fn continues_with(&self, next: &Status) -> bool {
-        let joined = Status {
-            length: next.length,
-            host: self.host.map(|host| host.saturating_add(self.length)),
-            ..*self
-        };
-        joined == *next
     }
 }
 

@@ -29,6 +29,7 @@ const MAX_CHAIN: usize = 200;
 
 /// What an image that is opened may make the library open besides itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Policy {
     /// Whatever it names, as qemu-img does.
     #[default]
@@ -68,52 +69,55 @@ impl Policy {
     }
 }
 
-/// How to open a [`Device`].
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    /// The format; None: look at the content.
-    pub format: Option<Format>,
-    /// For writing too.
-    pub write: bool,
-    /// How the page cache takes part.
-    pub cache: CacheMode,
-    /// Open also what another process writes to (`-U`).
-    pub force_share: bool,
-    /// Refuse a raw image, too, that another process has open for writing, as
-    /// qcow2 images always are.
-    pub exclude_writers: bool,
-    /// Whether the length of a raw image may change meanwhile.
-    pub length: Length,
-    /// What else may be opened.
-    pub policy: Policy,
-    /// Leave the backing file closed; its data read as unallocated.
-    pub no_backing: bool,
-    /// Only look at the metadata: no data file and no backing file is opened,
-    /// an encrypted image opens, and the device refuses to read.
-    pub inspect: bool,
-    /// Open the top image to check or repair it: what a check finds there is
-    /// no error, and its tables are not read.
-    pub check: bool,
-    /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
-    pub l2_cache_size: Option<u64>,
-    /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
-    pub l2_cache_entry_size: Option<u64>,
-    /// Carry out discards (`discard=unmap`): free the clusters, and punch holes
-    /// into the file where its space is not needed any more. None: as the
-    /// image's own options say, else no.
-    pub discard: Option<bool>,
-    /// Look for zeroes in what is written, and write these as such. None: as
-    /// the image's own options say, else no.
-    pub detect_zeroes: Option<super::DetectZeroes>,
-    /// Read this internal snapshot instead of the active disk.
-    pub snapshot: Option<SnapshotName>,
-    /// Credentials that `tls-creds` may name.
-    pub tls: TlsObjects,
+options! {
+    /// How to open a [`Device`].
+    #[derive(Clone, Debug, Default)]
+    pub struct OpenOptions {
+        /// The format; None: look at the content.
+        pub format: Option<Format>,
+        /// For writing too.
+        pub write: bool,
+        /// How the page cache takes part.
+        pub cache: CacheMode,
+        /// Open also what another process writes to (`-U`).
+        pub force_share: bool,
+        /// Refuse a raw image, too, that another process has open for writing, as
+        /// qcow2 images always are.
+        pub exclude_writers: bool,
+        /// Whether the length of a raw image may change meanwhile.
+        pub length: Length,
+        /// What else may be opened.
+        pub policy: Policy,
+        /// Leave the backing file closed; its data read as unallocated.
+        pub no_backing: bool,
+        /// Only look at the metadata: no data file and no backing file is opened,
+        /// an encrypted image opens, and the device refuses to read.
+        pub inspect: bool,
+        /// Open the top image to check or repair it: what a check finds there is
+        /// no error, and its tables are not read.
+        pub check: bool,
+        /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
+        pub l2_cache_size: Option<u64>,
+        /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
+        pub l2_cache_entry_size: Option<u64>,
+        /// Carry out discards (`discard=unmap`): free the clusters, and punch holes
+        /// into the file where its space is not needed any more. None: as the
+        /// image's own options say, else no.
+        pub discard: Option<bool>,
+        /// Look for zeroes in what is written, and write these as such. None: as
+        /// the image's own options say, else no.
+        pub detect_zeroes: Option<super::DetectZeroes>,
+        /// Read this internal snapshot instead of the active disk.
+        pub snapshot: Option<SnapshotName>,
+        /// Credentials that `tls-creds` may name.
+        pub tls: TlsObjects,
+    }
 }
 
 /// Whether the length of a raw image may change while it is open, and from where. In other
 /// formats only the image's writer changes the length of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Length {
     /// Others may.
     #[default]
@@ -234,16 +238,18 @@ impl Device {
     }
 }
 
-/// An image in storages that the caller has, for
-/// [`Device::from_storages`].
-#[derive(Debug)]
-pub struct Storages {
-    /// The image.
-    pub image: Arc<dyn Storage>,
-    /// Its external data file.
-    pub data: Option<Arc<dyn Storage>>,
-    /// What is behind it; also where the image names nothing.
-    pub backing: Option<Device>,
+options! {
+    /// An image in storages that the caller has, for
+    /// [`Device::from_storages`].
+    #[derive(Debug)]
+    pub struct Storages {
+        /// The image.
+        pub image: Arc<dyn Storage>,
+        /// Its external data file.
+        pub data: Option<Arc<dyn Storage>>,
+        /// What is behind it; also where the image names nothing.
+        pub backing: Option<Device>,
+    }
 }
 
 impl Storages {

@@ -31,7 +31,7 @@ type Work = Box<dyn FnOnce(Queue, Arc<Device>) -> Pin<Box<dyn Future<Output = ()
 ///
 /// # let storage = Arc::new(Memory::new(vec![7; 1 << 20]));
 /// let queue = Queue::new(QueueOptions::default())?;
-/// let options = OpenOptions { format: Some("raw".parse()?), ..OpenOptions::default() };
+/// let options = OpenOptions::default().format(Some("raw".parse()?));
 /// let device = Device::from_storage(&queue, storage, &options)?;
 /// let remote = Remote::new(Arc::new(device), 2, &QueueOptions::default())?;
 /// let read = remote.read(4096, 512); // await it on any runtime

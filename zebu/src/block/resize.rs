@@ -12,6 +12,7 @@ const STEP: u64 = 64 << 20;
 
 /// What is allocated ahead of being written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Preallocation {
     /// Nothing.
     #[default]

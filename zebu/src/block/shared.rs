@@ -23,9 +23,9 @@ use crate::{Error, Result, lock};
 ///
 /// # let storage = Arc::new(Memory::new(Vec::new()));
 /// let queue = Queue::new(QueueOptions::default())?;
-/// # let options = CreateQcow2 { size: 1 << 20, ..CreateQcow2::default() };
+/// # let options = CreateQcow2::default().size(1 << 20);
 /// # create_qcow2(&queue, &*storage, None, &options)?;
-/// let options = OpenOptions { write: true, ..OpenOptions::default() };
+/// let options = OpenOptions::default().write(true);
 /// let device = SharedDevice::new(Device::from_storage(&queue, storage, &options)?);
 /// queue.block_on(async {
 ///     device.snapshot_create(&queue, "before").await?;

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 
 /// A range whose bytes are alike, as `map` and convert see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Status {
     /// Length in bytes, at least 1.
     pub length: u64,
@@ -28,6 +29,42 @@ pub struct Status {
     pub storage: StorageId,
     /// Where it starts there, in bytes, if it is stored uncompressed.
     pub host: Option<u64>,
+}
+
+impl Status {
+    /// A range of `length` bytes that no layer says anything about.
+    pub const fn unallocated(length: u64) -> Status {
+        Status {
+            length,
+            zero: false,
+            data: false,
+            present: false,
+            compressed: false,
+            depth: 0,
+            storage: StorageId::FILE,
+            host: None,
+        }
+    }
+
+    /// `length` bytes of which nothing is known but that they must be read.
+    pub(crate) const fn data(length: u64) -> Status {
+        Status {
+            data: true,
+            present: true,
+            ..Status::unallocated(length)
+        }
+    }
+
+    /// Whether both are one extent if `next` begins where this ends: alike, and neighbours in
+    /// their storage.
+    pub fn continues_with(&self, next: &Status) -> bool {
+        let joined = Status {
+            length: next.length,
+            host: self.host.map(|host| host.saturating_add(self.length)),
+            ..*self
+        };
+        joined == *next
+    }
 }
 
 /// A range of a file that was found to be data. To find that out costs system
@@ -49,22 +86,6 @@ impl KnownData {
     }
 }
 
-impl Status {
-    /// `length` bytes of which nothing is known but that they must be read.
-    pub(crate) fn data(length: u64) -> Self {
-        Status {
-            length,
-            zero: false,
-            data: true,
-            present: true,
-            compressed: false,
-            depth: 0,
-            storage: StorageId::FILE,
-            host: None,
-        }
-    }
-}
-
 impl Device {
     /// What the first bytes of `length` from `offset` on are made of: the
     /// longest range found alike without undue work, at least one byte.
@@ -83,14 +104,10 @@ impl Device {
         let _stay = self.enter();
         let (depth, extent) = self.resolve(queue, offset, length).await?;
         let mut status = Status {
-            length: extent.length,
-            zero: false,
-            data: false,
             present: true,
-            compressed: false,
             depth,
             storage: extent.storage,
-            host: None,
+            ..Status::unallocated(extent.length)
         };
         match extent.mapping {
             Mapping::Unallocated { host } => {
@@ -167,5 +184,24 @@ impl Device {
         // data that happens to be zero.
         status.data = !(holes == Holes::Unallocated && status.zero) || known_allocated;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_join_where_the_file_goes_on() {
+        let data = |length, host: Option<u64>| Status {
+            compressed: host.is_none(),
+            host,
+            ..Status::data(length)
+        };
+        let first = data(512, Some(1024));
+        assert!(first.continues_with(&data(9, Some(1536))));
+        assert!(!first.continues_with(&data(9, Some(1537))));
+        assert!(data(512, None).continues_with(&data(9, None)));
+        assert!(!first.continues_with(&data(9, None)));
     }
 }

@@ -25,6 +25,7 @@ const COPIED: usize = 64 << 10;
 
 /// What becomes of the space of a range that is written with zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Zeroing {
     /// It stays allocated.
     #[default]

@@ -36,6 +36,7 @@ pub struct Driver {
 
 /// An option of a new image.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CreateOption {
     /// What it is called.
     pub name: &'static str,

@@ -12,19 +12,22 @@ use crate::broken::{Rule, is_broken};
 use crate::storage::{EngineKind, Queue};
 use crate::{Error, Result};
 
-/// How to commit.
-#[derive(Clone, Copy, Debug)]
-pub struct CommitOptions {
-    /// Empty the top image when its content is in the base.
-    pub empty: bool,
-    /// Bytes of data a second at most.
-    pub rate: Option<u64>,
-    /// How I/O is done.
-    pub engine: EngineKind,
+options! {
+    /// How to commit.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct CommitOptions {
+        /// Empty the top image when its content is in the base.
+        pub empty: bool,
+        /// Bytes of data a second at most.
+        pub rate: Option<u64>,
+        /// How I/O is done.
+        pub engine: EngineKind,
+    }
 }
 
 /// The step at which a commit failed. No image has lost anything.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CommitError {
     /// Making the base as large as the top.
     #[error(transparent)]

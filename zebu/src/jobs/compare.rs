@@ -15,13 +15,15 @@ const CHUNK: u64 = 1 << 20;
 /// A difference is reported at the start of its sector, as in QEMU.
 const SECTOR: usize = 512;
 
-/// How to compare.
-#[derive(Clone, Debug, Default)]
-pub struct CompareOptions {
-    /// Sizes and the allocation of every range must agree too (`-s`).
-    pub strict: bool,
-    /// How I/O is done.
-    pub engine: EngineKind,
+options! {
+    /// How to compare.
+    #[derive(Clone, Debug, Default)]
+    pub struct CompareOptions {
+        /// Sizes and the allocation of every range must agree too (`-s`).
+        pub strict: bool,
+        /// How I/O is done.
+        pub engine: EngineKind,
+    }
 }
 
 /// What was found.
@@ -177,8 +179,8 @@ impl Job {
         if at >= size {
             return Ok(Status {
                 zero: true,
-                data: false,
-                ..Status::data(u64::MAX - at)
+                present: true,
+                ..Status::unallocated(u64::MAX - at)
             });
         }
         self.devices[device]

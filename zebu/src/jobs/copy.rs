@@ -5,17 +5,31 @@ use super::workers::IntoControlFlow;
 use crate::block::Device;
 use crate::storage::{EngineKind, Queue};
 
-/// What to copy, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct CopyOptions {
-    /// Where the part starts in the source, in bytes.
-    pub start: u64,
-    /// Its length in bytes.
-    pub length: u64,
-    /// The target reads as zeroes: zeroes need not be written.
-    pub target_is_zero: bool,
-    /// How I/O is done.
-    pub engine: EngineKind,
+options! {
+    /// What to copy, and how.
+    #[derive(Clone, Copy, Debug)]
+    pub struct CopyOptions {
+        /// Where the part starts in the source, in bytes.
+        pub start: u64,
+        /// Its length in bytes.
+        pub length: u64,
+        /// The target reads as zeroes: zeroes need not be written.
+        pub target_is_zero: bool,
+        /// How I/O is done.
+        pub engine: EngineKind,
+    }
+}
+
+impl CopyOptions {
+    /// Copies `length` bytes from offset `start` on to a target with any content.
+    pub fn new(start: u64, length: u64) -> Self {
+        CopyOptions {
+            start,
+            length,
+            target_is_zero: false,
+            engine: EngineKind::default(),
+        }
+    }
 }
 
 /// Copies a part of `source` to the start of `target`, which is long enough.

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 
 /// The image that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MeasureTarget {
     /// raw
     Raw,
@@ -17,21 +18,23 @@ pub enum MeasureTarget {
     Qcow2(Qcow2Target),
 }
 
-/// The options of a qcow2 image that its size depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Qcow2Target {
-    /// Version: 2 or 3.
-    pub version: u32,
-    /// Cluster size as a power of two.
-    pub cluster_bits: u32,
-    /// Refcount width as a power of two of bits.
-    pub refcount_order: u32,
-    /// Extended L2 entries.
-    pub extended_l2: bool,
-    /// Every cluster gets its space at once.
-    pub preallocated: bool,
-    /// It gets a backing file whose content is not known.
-    pub backing: bool,
+options! {
+    /// The options of a qcow2 image that its size depends on.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Qcow2Target {
+        /// Version: 2 or 3.
+        pub version: u32,
+        /// Cluster size as a power of two.
+        pub cluster_bits: u32,
+        /// Refcount width as a power of two of bits.
+        pub refcount_order: u32,
+        /// Extended L2 entries.
+        pub extended_l2: bool,
+        /// Every cluster gets its space at once.
+        pub preallocated: bool,
+        /// It gets a backing file whose content is not known.
+        pub backing: bool,
+    }
 }
 
 impl From<&CreateQcow2> for Qcow2Target {
@@ -67,6 +70,7 @@ impl Default for Qcow2Target {
 
 /// Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Measure {
     /// The file when everything that has data now is copied.
     pub required: u64,

@@ -25,17 +25,20 @@ use crate::{Error, Result};
 /// Bytes that a worker handles at a time, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
 
-/// How to rebase.
-#[derive(Clone, Copy, Debug)]
-pub struct RebaseOptions {
-    /// Compress what is written into the image, where whole clusters are.
-    pub compress: bool,
-    /// How I/O is done.
-    pub engine: EngineKind,
+options! {
+    /// How to rebase.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct RebaseOptions {
+        /// Compress what is written into the image, where whole clusters are.
+        pub compress: bool,
+        /// How I/O is done.
+        pub engine: EngineKind,
+    }
 }
 
 /// The step at which a rebase failed. The image still has its old backing file and its content.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RebaseError {
     /// Reading the image and its backing chain.
     #[error("error while reading from old backing file: {0}")]

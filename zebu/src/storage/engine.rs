@@ -114,6 +114,7 @@ pub(crate) fn is_simulated() -> bool {
 
 /// The three ways to do I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum EngineKind {
     /// A pool of threads that make blocking system calls.
     Threads,

@@ -20,6 +20,7 @@ const MAX_PAGE: u64 = 64 << 10;
 
 /// How the host's page cache takes part, by QEMU's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum CacheMode {
     /// `O_DIRECT`; durable after a flush.
     None,
@@ -80,15 +81,17 @@ impl FromStr for CacheMode {
     }
 }
 
-/// How to open a file ([`open_file`]).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenFile {
-    /// For writing too.
-    pub write: bool,
-    /// Make it if it is not there. One that is there is not changed.
-    pub create: bool,
-    /// How the page cache takes part.
-    pub cache: CacheMode,
+options! {
+    /// How to open a file ([`open_file`]).
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct OpenFile {
+        /// For writing too.
+        pub write: bool,
+        /// Make it if it is not there. One that is there is not changed.
+        pub create: bool,
+        /// How the page cache takes part.
+        pub cache: CacheMode,
+    }
 }
 
 /// Opens a regular file or block device, through the page cache or past it as

@@ -84,23 +84,25 @@ impl Alignment {
     };
 }
 
-/// What is known of a storage and does not change.
-#[derive(Clone, Debug)]
-pub struct Properties {
-    /// The path that it was opened by, for messages; empty for memory.
-    pub path: PathBuf,
-    /// How writes become durable.
-    pub cache: CacheMode,
-    /// What operations must be multiples of.
-    pub alignment: Alignment,
-    /// Whether it is a block device or the like: of fixed size, its old content not zero.
-    pub is_device: bool,
-    /// Whether the bytes are on another machine: a server gets a request for what is wanted
-    /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
-    pub is_remote: bool,
-    /// Whether it is the disk of an image, or something over one: its operations may wait for tasks
-    /// of other queues.
-    pub is_stacked: bool,
+options! {
+    /// What is known of a storage and does not change.
+    #[derive(Clone, Debug)]
+    pub struct Properties {
+        /// The path that it was opened by, for messages; empty for memory.
+        pub path: PathBuf,
+        /// How writes become durable.
+        pub cache: CacheMode,
+        /// What operations must be multiples of.
+        pub alignment: Alignment,
+        /// Whether it is a block device or the like: of fixed size, its old content not zero.
+        pub is_device: bool,
+        /// Whether the bytes are on another machine: a server gets a request for what is wanted
+        /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
+        pub is_remote: bool,
+        /// Whether it is the disk of an image, or something over one: its operations may wait for tasks
+        /// of other queues.
+        pub is_stacked: bool,
+    }
 }
 
 impl Properties {

@@ -35,6 +35,7 @@ pub const MIN_KEY: usize = 16;
 pub const MAX_USERS: usize = 100;
 /// Why TLS cannot be used as it was asked for.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TlsError {
     /// A file that cannot be read, or holds something else.
     #[error("Unable to load {path}: {why}")]
@@ -51,6 +52,7 @@ pub enum TlsError {
 
 /// What a client shows, and how it knows the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TlsCredentials {
     /// Certificates.
     Certificates(TlsFiles),
@@ -60,6 +62,7 @@ pub enum TlsCredentials {
 
 /// What of a server's certificate is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Verify {
     /// Nothing: a host between the two may pose as the server.
     Nothing,
@@ -71,21 +74,35 @@ pub enum Verify {
     Name,
 }
 
-/// Where certificates are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TlsFiles {
-    /// The directory; None: the system's authorities are trusted, and we are
-    /// nobody.
-    pub directory: Option<PathBuf>,
-    /// What is looked at.
-    pub verify: Verify,
+options! {
+    /// Where certificates are.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct TlsFiles {
+        /// The directory; None: the system's authorities are trusted, and we are
+        /// nobody.
+        pub directory: Option<PathBuf>,
+        /// What is looked at.
+        pub verify: Verify,
+    }
 }
 
-/// A client's key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KeyFile {
-    /// Where it is, perhaps among others.
-    pub file: PathBuf,
-    /// Whose it is; None: of the user of this login, as in libnbd.
-    pub user: Option<String>,
+options! {
+    /// A client's key.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    pub struct KeyFile {
+        /// Where it is, perhaps among others.
+        pub file: PathBuf,
+        /// Whose it is; None: of the user of this login, as in libnbd.
+        pub user: Option<String>,
+    }
+}
+
+impl KeyFile {
+    /// The key of this login's user in `file`.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        KeyFile {
+            file: file.into(),
+            user: None,
+        }
+    }
 }

@@ -94,11 +94,9 @@ pub fn case_within<T>(name: &str, memory: usize, run: impl FnOnce() -> T) -> T {
 
 /// A queue for storages in memory.
 pub fn queue() -> Queue {
-    let options = QueueOptions {
-        engine: EngineKind::Threads,
-        inflate_inline: true,
-        ..QueueOptions::default()
-    };
+    let options = QueueOptions::default()
+        .engine(EngineKind::Threads)
+        .inflate_inline(true);
     Queue::new(options).expect("a queue")
 }
 

@@ -96,30 +96,21 @@ fn random_of(bytes: &[u8]) -> Random {
 
 /// Opens it for writing, without what it names.
 pub fn open(queue: &Queue, storage: Arc<dyn Storage>) -> Option<Device> {
-    let options = OpenOptions {
-        write: true,
-        discard: Some(true),
-        no_backing: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .write(true)
+        .discard(Some(true))
+        .no_backing(true);
     Device::from_storage(queue, storage, &options).ok()
 }
 
 fn open_to_read(queue: &Queue, bytes: &[u8]) -> Option<Device> {
-    let options = OpenOptions {
-        no_backing: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().no_backing(true);
     Device::from_storage(queue, Arc::new(Memory::new(bytes.to_vec())), &options).ok()
 }
 
 /// What a check finds; the error of what cannot be checked.
 pub fn check(queue: &Queue, bytes: &[u8]) -> Result<CheckReport> {
-    let options = OpenOptions {
-        inspect: true,
-        check: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().inspect(true).check(true);
     let storage = Arc::new(Memory::new(bytes.to_vec()));
     let device = Device::from_storage(queue, storage, &options)?;
     match device.top().as_qcow2() {
@@ -411,12 +402,10 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     let mut whole = vec![0; size as usize];
     let readable = device.read_blocking(queue, 0, &mut whole).is_ok();
     drop(device);
-    let options = ConvertOptions {
-        workers: Some(1),
-        engine: EngineKind::Threads,
-        zero_from: Some(0),
-        ..ConvertOptions::default()
-    };
+    let options = ConvertOptions::default()
+        .workers(Some(1))
+        .engine(EngineKind::Threads)
+        .zero_from(Some(0));
     let sources = || vec![source().expect("it opened before")];
     let raw = Arc::new(Memory::new(vec![0; size as usize]));
     let converted = jobs::convert(sources(), Target::Raw(raw.clone()), &options, |_| {});
@@ -424,19 +413,14 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     if readable {
         assert!(raw.to_vec() == whole, "the raw copy is another disk");
     }
-    let create = CreateQcow2 {
-        size: size.next_multiple_of(512),
-        cluster_bits: 12,
-        ..CreateQcow2::default()
-    };
+    let create = CreateQcow2::default()
+        .size(size.next_multiple_of(512))
+        .cluster_bits(12);
     let storage = Small::new(&[]);
     jobs::create_qcow2(queue, &*storage, None, &create).expect("a new image");
     let target = open(queue, storage.clone()).expect("a new image opens");
     let compress = random_of(bytes).one_in(2);
-    let options = ConvertOptions {
-        compress: compress.then(CompressOptions::default),
-        ..options
-    };
+    let options = options.compress(compress.then(CompressOptions::default));
     let converted = jobs::convert(sources(), Target::Image(target), &options, |_| {});
     assert_eq!(converted.is_ok(), readable, "{converted:?}");
     let copy = storage.to_vec();
@@ -444,10 +428,7 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     if readable {
         let copy = open_to_read(queue, &copy).expect("a copy opens");
         let pair = [source().expect("it opened before"), copy];
-        let options = CompareOptions {
-            engine: EngineKind::Threads,
-            ..CompareOptions::default()
-        };
+        let options = CompareOptions::default().engine(EngineKind::Threads);
         let compared = jobs::compare(pair, &options, |_| {}).expect("both can be read");
         assert_eq!(compared, Comparison::Identical);
     }

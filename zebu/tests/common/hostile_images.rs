@@ -587,10 +587,7 @@ const WINDOW: u64 = 96 << 10;
 /// Panics on answers that contradict each other.
 pub fn exercise(queue: &Queue, bytes: &[u8]) {
     let storage: Arc<dyn Storage> = Arc::new(Memory::new(bytes.to_vec()));
-    let options = OpenOptions {
-        no_backing: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().no_backing(true);
     // What it names must not be opened: an image that names something opens
     // only when that is left aside.
     let strict = OpenOptions::default();
@@ -602,10 +599,7 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
             assert!(!image.header().has_data_file());
         }
     }
-    let inspect = OpenOptions {
-        inspect: true,
-        ..OpenOptions::default()
-    };
+    let inspect = OpenOptions::default().inspect(true);
     if let Ok(device) = Device::from_storage(queue, storage.clone(), &inspect) {
         jobs_of(queue, &device);
     }
@@ -619,10 +613,9 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
             };
             for snapshot in image.snapshots().iter().take(3) {
                 let id = String::from_utf8_lossy(&snapshot.id).into_owned();
-                let options = OpenOptions {
-                    snapshot: Some(SnapshotName::IdOrName(id.into())),
-                    ..options.clone()
-                };
+                let options = options
+                    .clone()
+                    .snapshot(Some(SnapshotName::IdOrName(id.into())));
                 if let Ok(device) = Device::from_storage(queue, storage.clone(), &options) {
                     disk_of(queue, &device);
                 }

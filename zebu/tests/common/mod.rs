@@ -280,11 +280,10 @@ impl Places {
         if place != Place::Loop {
             let _ = fs::remove_file(&path);
         }
-        let how = OpenFile {
-            write: true,
-            create: place != Place::Loop,
-            cache,
-        };
+        let how = OpenFile::default()
+            .write(true)
+            .create(place != Place::Loop)
+            .cache(cache);
         match open_file(path, how) {
             Ok(file) => Some(file),
             Err(e) if cache.is_direct() && e.raw_os_error().is_none() => {
@@ -319,12 +318,12 @@ pub fn engines() -> Vec<EngineKind> {
 }
 
 pub fn queue(engine: EngineKind, inline_buffered: bool) -> Queue {
-    Queue::new(QueueOptions {
-        engine,
-        inline_buffered,
-        force_async: 2,
-        ..QueueOptions::default()
-    })
+    Queue::new(
+        QueueOptions::default()
+            .engine(engine)
+            .inline_buffered(inline_buffered)
+            .force_async(2),
+    )
     .unwrap()
 }
 

@@ -45,12 +45,10 @@ fn set_word(image: &mut [u8], at: usize, word: u64) {
 }
 
 fn how() -> OpenOptions {
-    OpenOptions {
-        write: true,
-        discard: Some(true),
-        l2_cache_entry_size: Some(512),
-        ..OpenOptions::default()
-    }
+    OpenOptions::default()
+        .write(true)
+        .discard(Some(true))
+        .l2_cache_entry_size(Some(512))
 }
 
 impl Damaged {
@@ -194,11 +192,9 @@ fn use_on(seed: u64) -> Option<u64> {
     let mut rng = Rng::new(seed);
     let cluster_bits = 10 + rng.below(3) as u32;
     let cluster = 1usize << cluster_bits;
-    let options = CreateQcow2 {
-        size: (2 + rng.below(5)) * (cluster * cluster / 8) as u64 + 512 * rng.below(40),
-        cluster_bits,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size((2 + rng.below(5)) * (cluster * cluster / 8) as u64 + 512 * rng.below(40))
+        .cluster_bits(cluster_bits);
     let made = Memory::default();
     let queue = queue();
     create_qcow2(&queue, &made, None, &options).unwrap();

@@ -115,11 +115,9 @@ impl Layout {
             true => None,
             false => self.backing(queue, files)?,
         };
-        let storages = Storages {
-            image,
-            data: self.data.map(|n| files[n].clone() as Arc<dyn Storage>),
-            backing,
-        };
+        let storages = Storages::new(image)
+            .data(self.data.map(|n| files[n].clone() as Arc<dyn Storage>))
+            .backing(backing);
         Device::from_storages(queue, storages, options)
     }
 
@@ -128,11 +126,9 @@ impl Layout {
         queue: &Queue,
         files: &[Arc<S>],
     ) -> zebu::Result<Option<Device>> {
-        let inspect = OpenOptions {
-            inspect: true,
-            format: Some(Format::QCOW2),
-            ..OpenOptions::default()
-        };
+        let inspect = OpenOptions::default()
+            .inspect(true)
+            .format(Some(Format::QCOW2));
         let device = Device::from_storage(queue, files[0].clone(), &inspect)?;
         let Some(image) = device.top().as_qcow2() else {
             unreachable!("opened as qcow2");
@@ -160,12 +156,10 @@ impl Under {
             Under::Raw(memory) => (memory.clone(), Format::RAW),
             Under::Image(n) => (files[*n].clone(), Format::QCOW2),
         };
-        let options = OpenOptions {
-            format: Some(format),
-            write,
-            discard: Some(true),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(format))
+            .write(write)
+            .discard(Some(true));
         Device::from_storage(queue, storage, &options)
     }
 }
@@ -403,10 +397,7 @@ impl Judge<'_> {
     }
 
     fn snapshot(&self, state: &[Arc<Left>], name: &str) -> Result<Vec<u8>, String> {
-        let options = OpenOptions {
-            snapshot: Some(SnapshotName::from(name)),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name)));
         let device = self.layout.open(self.queue, state, &options);
         content(self.queue, &device.map_err(said("open a snapshot"))?)
     }
@@ -429,11 +420,7 @@ impl Judge<'_> {
     /// Writes the whole disk anew; everything else stays.
     fn go_on(&self, state: &[Arc<Left>], found: &Found, rng: &mut Rng) -> Verdict {
         let queue = self.queue;
-        let options = OpenOptions {
-            write: true,
-            discard: Some(true),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().write(true).discard(Some(true));
         let device = self.layout.open(queue, state, &options);
         let mut device = device.map_err(said("open for writing"))?;
         let mut active = found.model.active.clone();

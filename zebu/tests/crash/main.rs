@@ -71,10 +71,7 @@ impl Tally {
 }
 
 fn queue() -> Queue {
-    let options = QueueOptions {
-        engine: EngineKind::Threads,
-        ..QueueOptions::default()
-    };
+    let options = QueueOptions::default().engine(EngineKind::Threads);
     Queue::new(options).unwrap()
 }
 

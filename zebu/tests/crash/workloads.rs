@@ -151,28 +151,24 @@ fn made(queue: &Queue, options: &CreateQcow2) -> Vec<u8> {
 fn options(rng: &mut Rng, clusters: u64) -> CreateQcow2 {
     let version = if rng.one_in(4) { 2 } else { 3 };
     let cluster_bits = 9 + rng.below(6) as u32;
-    CreateQcow2 {
-        size: (clusters << cluster_bits).min(256 << 10) - 512 * rng.below(3),
-        version,
-        cluster_bits,
-        refcount_order: if version == 2 { 4 } else { rng.below(7) as u32 },
-        compression: match version == 3 && rng.one_in(2) {
+    CreateQcow2::default()
+        .size((clusters << cluster_bits).min(256 << 10) - 512 * rng.below(3))
+        .version(version)
+        .cluster_bits(cluster_bits)
+        .refcount_order(if version == 2 { 4 } else { rng.below(7) as u32 })
+        .compression(match version == 3 && rng.one_in(2) {
             true => Compression::Zstd,
             false => Compression::Zlib,
-        },
-        ..CreateQcow2::default()
-    }
+        })
 }
 
 /// How images are opened: metadata are written in between, sometimes.
 fn writable(rng: &mut Rng) -> OpenOptions {
-    OpenOptions {
-        write: true,
-        discard: Some(true),
-        l2_cache_entry_size: Some(512),
-        l2_cache_size: rng.one_in(2).then_some(1024),
-        ..OpenOptions::default()
-    }
+    OpenOptions::default()
+        .write(true)
+        .discard(Some(true))
+        .l2_cache_entry_size(Some(512))
+        .l2_cache_size(rng.one_in(2).then_some(1024))
 }
 
 /// Bytes of which no sector is like another, with some zeroes among them.

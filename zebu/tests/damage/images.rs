@@ -54,40 +54,31 @@ impl Files {
 
     fn storages(&self, queue: &Queue, chain: bool) -> Storages {
         let base = self.base.clone().filter(|_| chain);
-        let raw = OpenOptions {
-            format: Some(Format::RAW),
-            ..OpenOptions::default()
-        };
-        Storages {
-            image: self.file.clone(),
-            data: self.data.clone().map(|data| data as Arc<dyn Storage>),
-            backing: base.map(|base| {
+        let raw = OpenOptions::default().format(Some(Format::RAW));
+        Storages::new(self.file.clone())
+            .data(self.data.clone().map(|data| data as Arc<dyn Storage>))
+            .backing(base.map(|base| {
                 let image = Storages::new(base);
                 Device::from_storages(queue, image, &raw).expect("a raw image opens")
-            }),
-        }
+            }))
     }
 
     /// Opens the chain, or the image alone, to be read or written.
     pub fn open(&self, queue: &Queue, write: bool, chain: bool) -> zebu::Result<Device> {
-        let options = OpenOptions {
-            format: Some(Format::QCOW2),
-            write,
-            discard: Some(true),
-            no_backing: self.base.is_none() || !chain,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(Format::QCOW2))
+            .write(write)
+            .discard(Some(true))
+            .no_backing(self.base.is_none() || !chain);
         Device::from_storages(queue, self.storages(queue, chain), &options)
     }
 
     /// Opens a snapshot, by its id.
     pub fn open_snapshot(&self, queue: &Queue, id: &str) -> zebu::Result<Device> {
-        let options = OpenOptions {
-            format: Some(Format::QCOW2),
-            no_backing: self.base.is_none(),
-            snapshot: Some(SnapshotName::IdOrName(id.into())),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(Format::QCOW2))
+            .no_backing(self.base.is_none())
+            .snapshot(Some(SnapshotName::IdOrName(id.into())));
         Device::from_storages(queue, self.storages(queue, true), &options)
     }
 
@@ -135,12 +126,10 @@ impl Sound {
 
 /// What a check finds.
 pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckReport> {
-    let options = OpenOptions {
-        format: Some(Format::QCOW2),
-        inspect: true,
-        check: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Some(Format::QCOW2))
+        .inspect(true)
+        .check(true);
     let device = Device::from_storage(queue, file.clone(), &options)?;
     match device.top().as_qcow2() {
         Some(image) => {
@@ -196,31 +185,26 @@ pub fn try_by_zebu(queue: &Queue, rng: &mut Rng, bits: u32) -> Option<Sound> {
     };
     let size = (clusters * cluster - 512 * rng.below(3).min(cluster / 512 - 1)).max(512);
     let kind = rng.below(8);
-    let options = CreateQcow2 {
-        size,
-        version: if rng.one_in(5) { 2 } else { 3 },
-        cluster_bits: bits,
-        refcount_order: if rng.one_in(2) {
+    let options = CreateQcow2::default()
+        .size(size)
+        .version(if rng.one_in(5) { 2 } else { 3 })
+        .cluster_bits(bits)
+        .refcount_order(if rng.one_in(2) {
             4
         } else {
             rng.below(7) as u32
-        },
-        extended_l2: bits >= 14 && rng.one_in(2),
-        lazy_refcounts: false,
-        compression: [Compression::Zlib, Compression::Zstd][rng.below(2) as usize],
-        preallocation: match rng.below(4) {
+        })
+        .extended_l2(bits >= 14 && rng.one_in(2))
+        .compression([Compression::Zlib, Compression::Zstd][rng.below(2) as usize])
+        .preallocation(match rng.below(4) {
             0 => Preallocation::Metadata,
             _ => Preallocation::Off,
-        },
-        backing: (kind == 0 || kind == 1).then(|| NewBacking {
-            name: "base.raw".into(),
-            format: Some("raw".into()),
-        }),
-        data_file: (kind == 2).then(|| NewDataFile {
-            name: "data.raw".into(),
-            raw: rng.one_in(2),
-        }),
-    };
+        })
+        .backing(
+            (kind == 0 || kind == 1)
+                .then(|| NewBacking::new("base.raw").format(Some("raw".into()))),
+        )
+        .data_file((kind == 2).then(|| NewDataFile::new("data.raw").raw(rng.one_in(2))));
     options.check().ok()?;
     let base = options.backing.is_some().then(|| {
         let length = size - 512 * rng.below(4).min(size / 512 - 1);

@@ -24,10 +24,7 @@ use images::{Files, Sound};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
 fn queue() -> Queue {
-    let options = QueueOptions {
-        engine: EngineKind::Threads,
-        ..QueueOptions::default()
-    };
+    let options = QueueOptions::default().engine(EngineKind::Threads);
     Queue::new(options).unwrap()
 }
 

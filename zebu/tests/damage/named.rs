@@ -35,24 +35,20 @@ fn written(queue: &Queue, options: &CreateQcow2, ranges: &[(u64, usize)]) -> Sou
 
 fn convert(device: Device, salvage: bool) -> bool {
     let target = raw(vec![0; device.size() as usize]);
-    let options = ConvertOptions {
-        workers: Some(1),
-        engine: EngineKind::Threads,
-        zero_from: Some(0),
-        salvage,
-        ..ConvertOptions::default()
-    };
+    let options = ConvertOptions::default()
+        .workers(Some(1))
+        .engine(EngineKind::Threads)
+        .zero_from(Some(0))
+        .salvage(salvage);
     jobs::convert(vec![device], Target::Raw(target), &options, |_| {}).is_ok()
 }
 
 #[test]
 fn what_was_cut_off_is_no_hole() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 4 << 20,
-        preallocation: Preallocation::Metadata,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(4 << 20)
+        .preallocation(Preallocation::Metadata);
     let sound = written(&queue, &options, &[(2 << 20, 256 << 10)]);
     let files = Files::new(&sound, &sound.file[..1 << 20]);
     let open = || files.open(&queue, false, true).unwrap();
@@ -61,14 +57,9 @@ fn what_was_cut_off_is_no_hole() {
     work::jobs(&queue, &sound, &files);
 
     // The same above a base, which a commit must not fill with zeroes.
-    let options = CreateQcow2 {
-        extended_l2: true,
-        backing: Some(NewBacking {
-            name: "base.raw".into(),
-            format: Some("raw".into()),
-        }),
-        ..options
-    };
+    let options = options
+        .extended_l2(true)
+        .backing(Some(NewBacking::new("base.raw").format(Some("raw".into()))));
     let sound = written(&queue, &options, &[(2 << 20, 256 << 10)]);
     work::jobs(&queue, &sound, &Files::new(&sound, &sound.file[..1 << 20]));
     // Cut off within the cluster: what that lacks is zeroes, as QEMU leaves it.
@@ -84,11 +75,7 @@ fn what_was_cut_off_is_no_hole() {
 
 /// Clusters of 512 bytes, so that there are several refcount blocks.
 fn small_clusters(queue: &Queue) -> Sound {
-    let options = CreateQcow2 {
-        size: 1 << 20,
-        cluster_bits: 9,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default().size(1 << 20).cluster_bits(9);
     written(queue, &options, &[(0, 600 << 10)])
 }
 
@@ -148,10 +135,7 @@ fn reserved_bits_of_the_refcount_table_are_no_part_of_an_offset() {
 #[test]
 fn an_unaligned_refcount_block_marks_the_image_corrupt() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 4 << 20,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default().size(4 << 20);
     let sound = written(&queue, &options, &[(0, 64 << 10)]);
     let mut file = sound.file.clone();
     let entry = be64(&file, 48) as usize;
@@ -181,10 +165,7 @@ fn an_unaligned_refcount_block_marks_the_image_corrupt() {
 #[test]
 fn a_repair_stops_where_tables_lie_on_something_else() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 64 << 20,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default().size(64 << 20);
     let sound = written(&queue, &options, &[(0, 1 << 20)]);
     // 16385 entries, of which the header's cluster has room for 8192.
     let mut file = sound.file.clone();
@@ -234,10 +215,7 @@ fn an_l2_table_that_is_named_twice_is_copied() {
 #[test]
 fn a_raw_image_ends_with_its_file() {
     let queue = queue();
-    let options = OpenOptions {
-        format: Some(Format::RAW),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().format(Some(Format::RAW));
     let device = Device::from_storage(&queue, Sparse::new(&[1; 700]), &options).unwrap();
     assert_eq!(device.size(), 1024);
     let status = queue.block_on(device.status(&queue, 700, 324)).unwrap();
@@ -247,11 +225,7 @@ fn a_raw_image_ends_with_its_file() {
 #[test]
 fn a_repaired_image_with_a_shared_l2_table_is_resized() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 8 << 20,
-        cluster_bits: 12,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default().size(8 << 20).cluster_bits(12);
     // A table has 2 MiB.
     let sound = written(&queue, &options, &[(0, 64 << 10), (2 << 20, 64 << 10)]);
     let mut file = sound.file.clone();
@@ -289,14 +263,9 @@ fn a_repaired_image_with_a_shared_l2_table_is_resized() {
 #[test]
 fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 1 << 20,
-        data_file: Some(NewDataFile {
-            name: "data.raw".into(),
-            raw: false,
-        }),
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(1 << 20)
+        .data_file(Some(NewDataFile::new("data.raw")));
     let files = Files {
         file: Sparse::new(&[]),
         data: Some(Sparse::new(&[])),
@@ -336,15 +305,10 @@ fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
 #[test]
 fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
     let queue = queue();
-    let options = CreateQcow2 {
-        size: 1 << 20,
-        cluster_bits: 9,
-        backing: Some(NewBacking {
-            name: "base.raw".into(),
-            format: Some("raw".into()),
-        }),
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(1 << 20)
+        .cluster_bits(9)
+        .backing(Some(NewBacking::new("base.raw").format(Some("raw".into()))));
     let sound = written(&queue, &options, &[(0, 600 << 10)]);
     let mut file = sound.file.clone();
     let entry = be64(&file, 48) as usize + 8;
@@ -353,10 +317,7 @@ fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
 
     let files = Files::new(&sound, &file);
     let device = files.open(&queue, true, true).unwrap();
-    let width = AmendOptions {
-        refcount_order: Some(5),
-        ..AmendOptions::default()
-    };
+    let width = AmendOptions::default().refcount_order(Some(5));
     let error = jobs::amend(&queue, device, &width).unwrap_err();
     assert!(
         error.to_string().contains("past the end of the file"),
@@ -374,19 +335,13 @@ fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
     let below = Device::from_storage(
         &queue,
         files.base.clone().unwrap(),
-        &OpenOptions {
-            format: Some(Format::RAW),
-            write: true,
-            ..OpenOptions::default()
-        },
+        &OpenOptions::default().format(Some(Format::RAW)).write(true),
     )
     .unwrap();
     let top = files.open(&queue, true, false).unwrap();
-    let options = jobs::CommitOptions {
-        empty: true,
-        rate: None,
-        engine: EngineKind::Threads,
-    };
+    let options = jobs::CommitOptions::default()
+        .empty(true)
+        .engine(EngineKind::Threads);
     let committed = jobs::commit(&queue, top, below, &options, |_| {});
     assert!(committed.is_err());
     assert!(reads(&files) == sound.content[0]);

@@ -152,12 +152,10 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
         .flat_map(|(n, found)| found.clone().unwrap_or_else(|| zeroed(n)))
         .collect();
     let copy = raw(vec![0; bytes.len()]);
-    let options = ConvertOptions {
-        workers: Some(1),
-        engine: EngineKind::Threads,
-        zero_from: Some(0),
-        ..ConvertOptions::default()
-    };
+    let options = ConvertOptions::default()
+        .workers(Some(1))
+        .engine(EngineKind::Threads)
+        .zero_from(Some(0));
     let converted = jobs::convert(vec![device], Target::Raw(copy.clone()), &options, |_| {});
     assert_eq!(converted.is_ok(), readable, "convert: {converted:?}");
     assert!(
@@ -168,19 +166,13 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
     let other = Device::from_storage(
         queue,
         raw(bytes.clone()),
-        &zebu::block::OpenOptions {
-            format: Some(zebu::block::Format::RAW),
-            ..Default::default()
-        },
+        &zebu::block::OpenOptions::default().format(Some(zebu::block::Format::RAW)),
     );
     let pair = [
         open().expect("it opened before"),
         other.expect("a raw image opens"),
     ];
-    let options = CompareOptions {
-        engine: EngineKind::Threads,
-        ..CompareOptions::default()
-    };
+    let options = CompareOptions::default().engine(EngineKind::Threads);
     let compared = jobs::compare(pair, &options, |_| {});
     match readable {
         true => assert_eq!(compared.expect("all can be read"), Comparison::Identical),
@@ -194,11 +186,9 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
 /// Commits into the base, which must not lose what cannot be read above it.
 fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], cluster: u64) {
     let target = raw(base.to_vec());
-    let options = zebu::block::OpenOptions {
-        format: Some(zebu::block::Format::RAW),
-        write: true,
-        ..Default::default()
-    };
+    let options = zebu::block::OpenOptions::default()
+        .format(Some(zebu::block::Format::RAW))
+        .write(true);
     let device = Device::from_storage(queue, target.clone(), &options).expect("a raw image opens");
     let copy = Files {
         file: crate::storage::Sparse::new(&files.file.to_vec()),
@@ -208,11 +198,7 @@ fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], 
     let Ok(top) = copy.open(queue, true, false) else {
         return;
     };
-    let options = CommitOptions {
-        empty: false,
-        rate: None,
-        engine: EngineKind::Threads,
-    };
+    let options = CommitOptions::default().engine(EngineKind::Threads);
     let committed = jobs::commit(queue, top, device, &options, |_| {});
     let readable = found.iter().all(Option::is_some);
     assert_eq!(committed.is_ok(), readable, "commit: {committed:?}");
@@ -244,10 +230,7 @@ pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspec
     let Ok(overlay) = files.open(queue, true, true) else {
         return;
     };
-    let options = RebaseOptions {
-        compress: false,
-        engine: EngineKind::Threads,
-    };
+    let options = RebaseOptions::default().engine(EngineKind::Threads);
     if jobs::rebase(queue, overlay, None, None, &options, |_| {}).is_ok() {
         files.base = None;
     }

@@ -57,13 +57,11 @@ struct Run {
 }
 
 fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
-    QueueOptions {
-        engine: engines[rng.below(engines.len() as u64) as usize],
-        parts: 1 + rng.below(8) as usize,
-        inline_buffered: rng.one_in(3),
-        force_async: rng.below(3) as u32,
-        ..QueueOptions::default()
-    }
+    QueueOptions::default()
+        .engine(engines[rng.below(engines.len() as u64) as usize])
+        .parts(1 + rng.below(8) as usize)
+        .inline_buffered(rng.one_in(3))
+        .force_async(rng.below(3) as u32)
 }
 
 impl Run {
@@ -86,15 +84,12 @@ impl Run {
         }
         let base = image_of(&sequences[..base_blocks]);
         write_sparse(&folder.join("base.raw"), &base);
-        let options = |backing: &str, format: &str| CreateQcow2 {
-            size: size as u64,
-            cluster_bits,
-            extended_l2,
-            backing: Some(NewBacking {
-                name: backing.into(),
-                format: Some(format.into()),
-            }),
-            ..CreateQcow2::default()
+        let options = |backing: &str, format: &str| {
+            CreateQcow2::default()
+                .size(size as u64)
+                .cluster_bits(cluster_bits)
+                .extended_l2(extended_l2)
+                .backing(Some(NewBacking::new(backing).format(Some(format.into()))))
         };
         create(folder, "middle.qcow2", &options("base.raw", "raw"));
         create(folder, "top.qcow2", &options("middle.qcow2", "qcow2"));
@@ -136,16 +131,14 @@ impl Run {
     }
 
     fn open(&self, queue: &Queue, name: &str, snapshot: Option<&str>, write: bool) -> Device {
-        let options = OpenOptions {
-            write,
-            cache: self.cache,
-            discard: Some(true),
+        let options = OpenOptions::default()
+            .write(write)
+            .cache(self.cache)
+            .discard(Some(true))
             // Two slices.
-            l2_cache_entry_size: Some(512),
-            l2_cache_size: Some(1024),
-            snapshot: snapshot.map(SnapshotName::from),
-            ..OpenOptions::default()
-        };
+            .l2_cache_entry_size(Some(512))
+            .l2_cache_size(Some(1024))
+            .snapshot(snapshot.map(SnapshotName::from));
         let source = Source::Name(text(&self.folder.join(name)).into());
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open {name}: {e}"))
     }
@@ -269,11 +262,10 @@ impl Run {
 }
 
 fn create(folder: &Path, name: &str, options: &CreateQcow2) {
-    let how = OpenFile {
-        write: true,
-        create: true,
-        cache: CacheMode::Unsafe,
-    };
+    let how = OpenFile::default()
+        .write(true)
+        .create(true)
+        .cache(CacheMode::Unsafe);
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let file = open_file(folder.join(name), how).unwrap();
     create_qcow2(&queue, &*file, None, options).unwrap();

@@ -73,29 +73,27 @@ fn setup(values: &[u64]) -> Setup {
     };
     Setup {
         format: Format::QCOW2,
-        options: CreateQcow2 {
-            size,
-            cluster_bits,
-            extended_l2: values[1] == 1,
-            refcount_order: [4, 0, 3, 6][values[2] as usize],
-            version: [3, 2][values[3] as usize],
-            lazy_refcounts: values[4] == 1,
-            compression: [Compression::Zlib, Compression::Zstd][values[5] as usize],
-            data_file: (values[6] > 0).then(|| NewDataFile {
-                name: "data.raw".into(),
-                raw: values[6] == 2,
-            }),
-            backing: backing.map(|(_, format)| NewBacking {
-                name: format!("backing.{}", format.name()).into(),
-                format: Some(format.name().into()),
-            }),
-            preallocation: [
-                Preallocation::Off,
-                Preallocation::Metadata,
-                Preallocation::Falloc,
-                Preallocation::Full,
-            ][values[8] as usize],
-        },
+        options: CreateQcow2::default()
+            .size(size)
+            .cluster_bits(cluster_bits)
+            .extended_l2(values[1] == 1)
+            .refcount_order([4, 0, 3, 6][values[2] as usize])
+            .version([3, 2][values[3] as usize])
+            .lazy_refcounts(values[4] == 1)
+            .compression([Compression::Zlib, Compression::Zstd][values[5] as usize])
+            .data_file((values[6] > 0).then(|| NewDataFile::new("data.raw").raw(values[6] == 2)))
+            .backing(backing.map(|(_, format)| {
+                NewBacking::new(format!("backing.{}", format.name()))
+                    .format(Some(format.name().into()))
+            }))
+            .preallocation(
+                [
+                    Preallocation::Off,
+                    Preallocation::Metadata,
+                    Preallocation::Falloc,
+                    Preallocation::Full,
+                ][values[8] as usize],
+            ),
         backing,
         used_before: false,
     }

@@ -441,10 +441,7 @@ fn judge_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which: 
     let image = setup.image(folder);
     let one = which % snapshots.len().max(1);
     for (nth, (name, bytes)) in snapshots.iter().enumerate() {
-        let options = OpenOptions {
-            snapshot: Some(SnapshotName::from(name.as_str())),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
         let source = Source::Name(peer::text(&image).into());
         let device = Device::open(&queue, &source, &options);
         let device = device.unwrap_or_else(|e| panic!("open {name}: {e}"));

@@ -59,10 +59,9 @@ impl Setup {
             };
             (backing, [Format::RAW, Format::QCOW2][rng.below(2) as usize])
         });
-        let data_file = rng.one_in(5).then(|| NewDataFile {
-            name: "data.raw".into(),
-            raw: rng.one_in(2),
-        });
+        let data_file = rng
+            .one_in(5)
+            .then(|| NewDataFile::new("data.raw").raw(rng.one_in(2)));
         let preallocation = match rng.below(12) {
             0 => Preallocation::Metadata,
             1 => Preallocation::Falloc,
@@ -77,27 +76,26 @@ impl Setup {
         let has_data_file = data_file.is_some();
         Setup {
             format,
-            options: CreateQcow2 {
-                size,
-                version,
-                cluster_bits,
-                refcount_order: match rng.one_in(2) {
+            options: CreateQcow2::default()
+                .size(size)
+                .version(version)
+                .cluster_bits(cluster_bits)
+                .refcount_order(match rng.one_in(2) {
                     true => 4,
                     false => rng.below(7) as u32,
-                },
-                extended_l2,
-                lazy_refcounts: version == 3 && rng.one_in(4),
-                compression: match rng.one_in(3) {
+                })
+                .extended_l2(extended_l2)
+                .lazy_refcounts(version == 3 && rng.one_in(4))
+                .compression(match rng.one_in(3) {
                     true => Compression::Zstd,
                     false => Compression::Zlib,
-                },
-                preallocation,
-                backing: backing.map(|(_, format)| NewBacking {
-                    name: format!("backing.{}", format.name()).into(),
-                    format: Some(format.name().into()),
-                }),
-                data_file,
-            },
+                })
+                .preallocation(preallocation)
+                .backing(backing.map(|(_, format)| {
+                    NewBacking::new(format!("backing.{}", format.name()))
+                        .format(Some(format.name().into()))
+                }))
+                .data_file(data_file),
             backing,
             used_before: format == Format::QCOW2 && !has_data_file && rng.one_in(2),
         }
@@ -157,11 +155,10 @@ impl Setup {
     pub fn make(&self, folder: &Path) {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let create = |path: PathBuf| {
-            let how = OpenFile {
-                write: true,
-                create: true,
-                cache: CacheMode::Unsafe,
-            };
+            let how = OpenFile::default()
+                .write(true)
+                .create(true)
+                .cache(CacheMode::Unsafe);
             open_file(path, how).unwrap()
         };
         let file = create(self.image(folder));
@@ -266,16 +263,14 @@ impl Opening {
     }
 
     pub fn open(&self, queue: &Queue, setup: &Setup, folder: &Path, write: bool) -> Device {
-        let options = OpenOptions {
-            format: Some(setup.format),
-            write,
-            cache: self.cache,
-            l2_cache_size: self.l2_cache_size,
-            l2_cache_entry_size: self.l2_cache_entry_size,
-            discard: Some(self.discard),
-            detect_zeroes: Some(self.detect_zeroes),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(setup.format))
+            .write(write)
+            .cache(self.cache)
+            .l2_cache_size(self.l2_cache_size)
+            .l2_cache_entry_size(self.l2_cache_entry_size)
+            .discard(Some(self.discard))
+            .detect_zeroes(Some(self.detect_zeroes));
         let image = setup.image(folder);
         let source = Source::Name(text(&image).into());
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))
@@ -284,12 +279,10 @@ impl Opening {
 
 /// A queue of one of the engines.
 pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
-    QueueOptions {
-        engine: engines[rng.below(engines.len() as u64) as usize],
-        parts: 1 + rng.below(8) as usize,
-        inflate_inline: rng.one_in(2),
-        inline_buffered: rng.one_in(3),
-        force_async: rng.below(3) as u32,
-        ..QueueOptions::default()
-    }
+    QueueOptions::default()
+        .engine(engines[rng.below(engines.len() as u64) as usize])
+        .parts(1 + rng.below(8) as usize)
+        .inflate_inline(rng.one_in(2))
+        .inline_buffered(rng.one_in(3))
+        .force_async(rng.below(3) as u32)
 }

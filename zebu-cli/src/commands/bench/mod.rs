@@ -138,16 +138,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         return Err(can_not(NATIVE_NEEDS_DIRECT.into()));
     }
     let queue = queue(engine).map_err(|e| can_not(e.to_string()))?;
-    let how = OpenOptions {
-        format: match &arguments.format {
-            Some(name) => Some(
-                name.parse()
-                    .map_err(|e: zebu::Error| can_not(e.to_string()))?,
-            ),
-            None => None,
-        },
-        ..how
-    };
+    let how = how.format(match &arguments.format {
+        Some(name) => Some(
+            name.parse()
+                .map_err(|e: zebu::Error| can_not(e.to_string()))?,
+        ),
+        None => None,
+    });
     let device = open::repaired(&queue, &source, &how, &invocation.name)
         .map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
@@ -209,11 +206,9 @@ fn opening(arguments: &Arguments) -> Result<(EngineKind, OpenOptions), Failure> 
         let text = "--image-opts and --format are mutually exclusive";
         return Err(Failure::new(text));
     }
-    let how = OpenOptions {
-        cache,
-        write: arguments.write,
-        force_share: arguments.force_share,
-        ..untrusted::defaults()
-    };
+    let how = untrusted::defaults()
+        .cache(cache)
+        .write(arguments.write)
+        .force_share(arguments.force_share);
     Ok((engine, how))
 }

@@ -22,10 +22,7 @@ const UNREAD: u8 = 0xa5;
 
 /// A queue on this thread.
 pub fn queue(engine: EngineKind) -> std::io::Result<Queue> {
-    Queue::new(QueueOptions {
-        engine,
-        ..QueueOptions::default()
-    })
+    Queue::new(QueueOptions::default().engine(engine))
 }
 
 /// What the requests of one thread share.

@@ -10,7 +10,7 @@ use clap::Parser;
 use zebu::block::Device;
 use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{EngineKind, Queue};
+use zebu::storage::Queue;
 
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
@@ -243,20 +243,19 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
         }
     };
     let rate = rate(arguments.rate.as_deref())?;
-    Ok(ConvertOptions {
-        workers: workers.map(|n| n as usize),
-        sparse,
-        zero_from: arguments.target_is_zero.then_some(0),
-        above_backing: false,
-        compress: arguments.compress.then_some(CompressOptions {
-            level: arguments.level,
-        }),
-        any_order: arguments.unordered,
-        copy_range: arguments.copy_range,
-        salvage: arguments.salvage,
-        rate,
-        engine: EngineKind::best(),
-    })
+    Ok(ConvertOptions::default()
+        .workers(workers.map(|n| n as usize))
+        .sparse(sparse)
+        .zero_from(arguments.target_is_zero.then_some(0))
+        .compress(
+            arguments
+                .compress
+                .then_some(CompressOptions::default().level(arguments.level)),
+        )
+        .any_order(arguments.unordered)
+        .copy_range(arguments.copy_range)
+        .salvage(arguments.salvage)
+        .rate(rate))
 }
 
 /// Refuses what makes no sense together, and what is not there.

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
-use zebu::block::{Device, FileSpec, Format, OpenOptions, Source};
+use zebu::block::{Device, FileSpec, Format, Source};
 use zebu::internal::codec::{Compression, Compressor};
 use zebu::internal::format;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
@@ -157,11 +157,7 @@ impl Wanted<'_> {
         self.check_raw()?;
         let spec = file_of(self.name).map_err(Failure::new)?;
         let opened = open::in_first(&self.caches(self.aligned), |cache| {
-            let how = OpenFile {
-                write: true,
-                create: false,
-                cache,
-            };
+            let how = OpenFile::default().write(true).cache(cache);
             spec.open(how, &objects::credentials())
         });
         let file = opened.map_err(|e| open::failure(self.name, &e))?;
@@ -213,14 +209,12 @@ impl Wanted<'_> {
             false => Format::from_str(self.arguments.target_format()).ok(),
         };
         let opened = open::in_first(caches, |cache| {
-            let how = OpenOptions {
-                format,
-                write: true,
-                cache,
+            let how = untrusted::defaults()
+                .format(format)
+                .write(true)
+                .cache(cache)
                 // Zeroes free what was there, if the target may have holes.
-                discard: Some(options.sparse > 0),
-                ..untrusted::defaults()
-            };
+                .discard(Some(options.sparse > 0));
             zebu::jobs::open(self.queue, source, &how, &mut |_| {})
         });
         opened.map_err(|e| open::failure(self.name, &e))
@@ -322,10 +316,7 @@ impl Wanted<'_> {
         };
         let format = create.get("backing_fmt").map(Format::from_str);
         let opened = format.transpose().and_then(|format| {
-            let options = OpenOptions {
-                format,
-                ..untrusted::defaults()
-            };
+            let options = untrusted::defaults().format(format);
             let source = Source::Name(beside(backing, self.name));
             zebu::jobs::open(self.queue, &source, &options, &mut |_| {})
         });

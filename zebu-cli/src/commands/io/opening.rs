@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::rc::Rc;
 
-use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, Source};
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 
 use super::image::OpenImage;
@@ -131,19 +131,14 @@ impl Opening {
             Some(_) => None,
             None => Some(!self.ignore_discards),
         };
-        let queue = Queue::new(QueueOptions {
-            engine,
-            ..QueueOptions::default()
-        });
+        let queue = Queue::new(QueueOptions::default().engine(engine));
         let queue = queue.map_err(|e| e.to_string())?;
-        let how = OpenOptions {
-            format,
-            write: !self.read_only,
-            cache: self.cache,
-            force_share: self.force_share,
-            discard,
-            ..untrusted::defaults()
-        };
+        let how = untrusted::defaults()
+            .format(format)
+            .write(!self.read_only)
+            .cache(self.cache)
+            .force_share(self.force_share)
+            .discard(discard);
         let device =
             open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, self.clone(), overlay))

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zebu::block::{Device, OpenOptions, Source, first_item};
+use zebu::block::{Device, Source, first_item};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
@@ -55,19 +55,13 @@ impl Overlay {
             )
         })?;
         let overlay = Overlay { file, backing };
-        let how = OpenFile {
-            write: true,
-            create: false,
-            cache: CacheMode::Unsafe,
-        };
-        let options = CreateQcow2 {
-            size: base.size(),
-            backing: name.map(|name| NewBacking {
-                name,
-                format: Some(base.top().format().name().to_owned()),
-            }),
-            ..CreateQcow2::default()
-        };
+        let how = OpenFile::default().write(true).cache(CacheMode::Unsafe);
+        let options =
+            CreateQcow2::default()
+                .size(base.size())
+                .backing(name.map(|name| {
+                    NewBacking::new(name).format(Some(base.top().format().name().to_owned()))
+                }));
         let storage = storage::open_file(overlay.path(), how).map_err(|e| e.to_string())?;
         create_qcow2(&queue, &*storage, None, &options).map_err(|e| e.to_string())?;
         Ok(overlay)
@@ -95,12 +89,10 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
         Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
         None => None,
     };
-    let how = OpenOptions {
-        format,
-        cache: opening.cache,
-        inspect: true,
-        ..untrusted::defaults()
-    };
+    let how = untrusted::defaults()
+        .format(format)
+        .cache(opening.cache)
+        .inspect(true);
     zebu::jobs::open(queue, &opening.source(), &how, &mut |_| {}).map_err(|e| e.to_string())
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use zebu::block::{Length, OpenOptions};
+use zebu::block::Length;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, ExportOptions};
 
@@ -60,14 +60,14 @@ pub fn open(
     if arguments.description.as_ref().filter(long).is_some() {
         return Err(Failure::new("export description is too long"));
     }
-    let options = OpenOptions {
+    let options = arguments
+        .image
+        .open_options()?
         // The temporary image of --snapshot has a size of its own.
-        length: match arguments.image.snapshot {
+        .length(match arguments.image.snapshot {
             true => Length::Shared,
             false => Length::Fixed,
-        },
-        ..arguments.image.open_options()?
-    };
+        });
     let mut exports = Vec::new();
     for (name, image) in named(arguments)? {
         let device = arguments.image.open(queue, &image, &options, program)?;

@@ -70,11 +70,7 @@ impl ImageArguments {
         if engine == EngineKind::Native && !self.cache()?.is_direct() {
             return Err(Failure::new(NATIVE_NEEDS_DIRECT));
         }
-        Ok(QueueOptions {
-            engine,
-            poll: self.poll()?,
-            ..QueueOptions::default()
-        })
+        Ok(QueueOptions::default().engine(engine).poll(self.poll()?))
     }
 
     fn poll(&self) -> Result<Duration, Failure> {
@@ -127,14 +123,12 @@ impl ImageArguments {
             // What clients ask for is the work.
             limits.work = u64::MAX;
         }
-        Ok(OpenOptions {
-            write: !self.read_only && snapshot.is_none(),
-            cache: self.cache()?,
-            discard,
-            detect_zeroes,
-            snapshot: snapshot.map(SnapshotName::from),
-            ..defaults
-        })
+        Ok(defaults
+            .write(!self.read_only && snapshot.is_none())
+            .cache(self.cache()?)
+            .discard(discard)
+            .detect_zeroes(detect_zeroes)
+            .snapshot(snapshot.map(SnapshotName::from)))
     }
 
     /// Opens an image. `program` is named in what is said of repairs.

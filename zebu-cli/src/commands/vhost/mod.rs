@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use zebu::storage::{Queue, QueueOptions};
+use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
@@ -44,10 +44,7 @@ fn serve(
     parent: Option<Parent>,
     signals: Signals,
 ) -> Outcome {
-    let options = QueueOptions {
-        force_async: 2,
-        ..arguments.image.queue_options()?
-    };
+    let options = arguments.image.queue_options()?.force_async(2);
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let exports = open(&queue, arguments, wanted, &invocation.name)?;

@@ -6,6 +6,7 @@ use super::{BlkdebugSpec, ImageSpec, NullSpec};
 
 /// What a file is.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum FileDriver {
     /// A regular file or a device: it was named without a driver.
     #[default]

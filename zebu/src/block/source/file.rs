@@ -19,6 +19,7 @@ use crate::storage::EngineKind;
 
 /// A file to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FileSpec {
     /// Its path; of an export, the URI that QEMU shows; of what has a file below,
     /// that file's.
@@ -31,6 +32,7 @@ pub struct FileSpec {
 
 /// Options of a file. None: not given, the default holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct FileOptions {
     /// Options that every image and every file has.
     pub common: CommonOptions,
@@ -48,6 +50,7 @@ pub struct FileOptions {
 
 /// Whether a file is locked while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Locking {
     /// Where the system can (`auto`).
     #[default]

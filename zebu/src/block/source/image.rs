@@ -39,6 +39,7 @@ pub struct ImageSpec {
 
 /// What an image is backed by.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum BackingSpec {
     /// What its header says.
     #[default]

@@ -6,6 +6,7 @@ pub use crate::drivers::qcow2::OverlapChecks;
 
 /// Options of an image. None: not given, the default holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct ImageOptions {
     /// Options that every image and every file has.
     pub common: CommonOptions,
@@ -17,6 +18,7 @@ pub struct ImageOptions {
 
 /// Options that every image and every file has.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct CommonOptions {
     /// `read-only`
     pub read_only: Option<bool>,
@@ -37,6 +39,7 @@ pub struct CommonOptions {
 
 /// What is done with writes of zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DetectZeroes {
     /// They are writes.
     Off,
@@ -60,6 +63,7 @@ pub struct RawOptions {
 
 /// Options of qcow2 images.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Qcow2Options {
     /// `lazy-refcounts`
     pub lazy_refcounts: Option<bool>,

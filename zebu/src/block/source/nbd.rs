@@ -42,6 +42,7 @@ pub struct NbdSpec {
 
 /// Whether and how TLS is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NbdTls {
     /// Not at all.
     #[default]

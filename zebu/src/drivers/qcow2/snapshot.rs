@@ -4,6 +4,7 @@ use crate::format::Snapshot;
 
 /// How a user names an internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SnapshotName {
     /// An id, or if there is none like it, a name.
     IdOrName(Vec<u8>),

@@ -20,22 +20,24 @@ use crate::format::{
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// What to change; None: unchanged.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AmendOptions {
-    /// Version: 2 or 3.
-    pub version: Option<u32>,
-    /// Refcount width as a power of two of bits.
-    pub refcount_order: Option<u32>,
-    /// Refcount updates may be postponed.
-    pub lazy_refcounts: Option<bool>,
-    /// Size of the disk in bytes. What is cut off is lost.
-    pub size: Option<u64>,
-    /// The name of the external data file that the header shall have; empty: none. The file itself
-    /// is not examined.
-    pub data_file: Option<OsString>,
-    /// Whether the data file is always the raw image of the disk. This can only be turned off.
-    pub data_file_raw: Option<bool>,
+options! {
+    /// What to change; None: unchanged.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct AmendOptions {
+        /// Version: 2 or 3.
+        pub version: Option<u32>,
+        /// Refcount width as a power of two of bits.
+        pub refcount_order: Option<u32>,
+        /// Refcount updates may be postponed.
+        pub lazy_refcounts: Option<bool>,
+        /// Size of the disk in bytes. What is cut off is lost.
+        pub size: Option<u64>,
+        /// The name of the external data file that the header shall have; empty: none. The file itself
+        /// is not examined.
+        pub data_file: Option<OsString>,
+        /// Whether the data file is always the raw image of the disk. This can only be turned off.
+        pub data_file_raw: Option<bool>,
+    }
 }
 
 fn refuse<T>(why: impl Into<String>) -> Result<T> {

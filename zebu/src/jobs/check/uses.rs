@@ -6,6 +6,7 @@ use crate::format::Geometry;
 
 /// The use of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Use {
     /// The header.
     Header,

@@ -34,42 +34,46 @@ const COMPRESSED_CHUNK: u64 = 256 << 10;
 /// larger ones.
 const ZERO_BLOCK: u64 = 4096;
 
-/// How to convert.
-#[derive(Clone, Debug)]
-pub struct ConvertOptions {
-    /// Chunks in work at once, over all threads (`-m`); None: as many as keep
-    /// all cores busy.
-    pub workers: Option<usize>,
-    /// Runs of at least this many zero bytes are not written (`-S`); 0 writes
-    /// everything and allocates the whole target.
-    pub sparse: u64,
-    /// The target reads as zeroes from this offset on, in bytes; None: nothing
-    /// is known of it.
-    pub zero_from: Option<u64>,
-    /// The target has the same backing file as the source: ranges that the source's top image
-    /// leaves to it are left to it in the target (`-B`).
-    pub above_backing: bool,
-    /// Store clusters compressed (`-c`). The target is a qcow2 image.
-    pub compress: Option<CompressOptions>,
-    /// Place chunks in the target as they are ready, not in the order of the
-    /// source (`-W`). A raw target is the same either way.
-    pub any_order: bool,
-    /// Let the kernel copy data from file to file where it can (`-C`): from images
-    /// without compression to raw files.
-    pub copy_range: bool,
-    /// Go on after a read error, with zeroes for what could not be read.
-    pub salvage: bool,
-    /// Bytes of data a second at most; what is known to be zero is not counted.
-    pub rate: Option<u64>,
-    /// How I/O is done.
-    pub engine: EngineKind,
+options! {
+    /// How to convert.
+    #[derive(Clone, Debug)]
+    pub struct ConvertOptions {
+        /// Chunks in work at once, over all threads (`-m`); None: as many as keep
+        /// all cores busy.
+        pub workers: Option<usize>,
+        /// Runs of at least this many zero bytes are not written (`-S`); 0 writes
+        /// everything and allocates the whole target.
+        pub sparse: u64,
+        /// The target reads as zeroes from this offset on, in bytes; None: nothing
+        /// is known of it.
+        pub zero_from: Option<u64>,
+        /// The target has the same backing file as the source: ranges that the source's top image
+        /// leaves to it are left to it in the target (`-B`).
+        pub above_backing: bool,
+        /// Store clusters compressed (`-c`). The target is a qcow2 image.
+        pub compress: Option<CompressOptions>,
+        /// Place chunks in the target as they are ready, not in the order of the
+        /// source (`-W`). A raw target is the same either way.
+        pub any_order: bool,
+        /// Let the kernel copy data from file to file where it can (`-C`): from images
+        /// without compression to raw files.
+        pub copy_range: bool,
+        /// Go on after a read error, with zeroes for what could not be read.
+        pub salvage: bool,
+        /// Bytes of data a second at most; what is known to be zero is not counted.
+        pub rate: Option<u64>,
+        /// How I/O is done.
+        pub engine: EngineKind,
+    }
 }
 
-/// How to compress. The codec is the target's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CompressOptions {
-    /// The level, as [`crate::codec::Compressor::compress`] has it.
-    pub level: Option<i32>,
+options! {
+    /// How to compress. The codec is the target's.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct CompressOptions {
+        /// The level, as [`crate::codec::Compressor::compress`] has it.
+        pub level: Option<i32>,
+    }
 }
 
 impl Default for ConvertOptions {
@@ -105,6 +109,7 @@ pub enum ConvertEvent {
 
 /// Which side failed, and where.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConvertError {
     /// The source could not be read.
     #[error("error while reading at byte {offset}: {source}")]

@@ -13,6 +13,7 @@ use crate::storage::{self, Iov, Queue, Storage};
 
 /// Where a conversion goes.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Target {
     /// The bytes of a raw image: a file, a block device, memory.
     Raw(Arc<dyn Storage>),

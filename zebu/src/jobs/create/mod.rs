@@ -29,47 +29,73 @@ const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
 
 pub use crate::block::Preallocation;
 
-/// The backing file of a new image, as its header shall name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewBacking {
-    /// Its name; a relative one is relative to the new image.
-    pub name: OsString,
-    /// The name of its format.
-    pub format: Option<String>,
+options! {
+    /// The backing file of a new image, as its header shall name it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct NewBacking {
+        /// Its name; a relative one is relative to the new image.
+        pub name: OsString,
+        /// The name of its format.
+        pub format: Option<String>,
+    }
 }
 
-/// The external data file of a new image, as its header shall name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewDataFile {
-    /// Its name; a relative one is relative to the new image.
-    pub name: OsString,
-    /// It shall always be the raw image of the disk.
-    pub raw: bool,
+impl NewBacking {
+    /// A backing file of this name, whose format the header does not name.
+    pub fn new(name: impl Into<OsString>) -> Self {
+        NewBacking {
+            name: name.into(),
+            format: None,
+        }
+    }
 }
 
-/// A new qcow2 image. The default is QEMU's, of no size.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CreateQcow2 {
-    /// Size of the disk in bytes, rounded up to a sector.
-    pub size: u64,
-    /// Version: 2 or 3.
-    pub version: u32,
-    /// Cluster size as a power of two.
-    pub cluster_bits: u32,
-    /// Refcount width as a power of two of bits.
-    pub refcount_order: u32,
-    /// Extended L2 entries.
-    pub extended_l2: bool,
-    /// Refcount updates may be postponed.
-    pub lazy_refcounts: bool,
-    /// The compression of compressed clusters.
-    pub compression: Compression,
-    /// What is allocated at once.
-    pub preallocation: Preallocation,
-    /// The backing file. It is not looked at.
-    pub backing: Option<NewBacking>,
-    /// The external data file.
-    pub data_file: Option<NewDataFile>,
+options! {
+    /// The external data file of a new image, as its header shall name it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct NewDataFile {
+        /// Its name; a relative one is relative to the new image.
+        pub name: OsString,
+        /// It shall always be the raw image of the disk.
+        pub raw: bool,
+    }
+}
+
+impl NewDataFile {
+    /// A data file of this name, which need not be the raw image of the disk.
+    pub fn new(name: impl Into<OsString>) -> Self {
+        NewDataFile {
+            name: name.into(),
+            raw: false,
+        }
+    }
+}
+
+options! {
+    /// A new qcow2 image. The default is QEMU's, of no size.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct CreateQcow2 {
+        /// Size of the disk in bytes, rounded up to a sector.
+        pub size: u64,
+        /// Version: 2 or 3.
+        pub version: u32,
+        /// Cluster size as a power of two.
+        pub cluster_bits: u32,
+        /// Refcount width as a power of two of bits.
+        pub refcount_order: u32,
+        /// Extended L2 entries.
+        pub extended_l2: bool,
+        /// Refcount updates may be postponed.
+        pub lazy_refcounts: bool,
+        /// The compression of compressed clusters.
+        pub compression: Compression,
+        /// What is allocated at once.
+        pub preallocation: Preallocation,
+        /// The backing file. It is not looked at.
+        pub backing: Option<NewBacking>,
+        /// The external data file.
+        pub data_file: Option<NewDataFile>,
+    }
 }
 
 impl Default for CreateQcow2 {

@@ -9,6 +9,7 @@ use crate::nbd::ErrorCode;
 /// the error inside an [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NBD server {server}: {what}")]
+#[non_exhaustive]
 pub struct NbdError {
     /// Which server.
     pub server: String,

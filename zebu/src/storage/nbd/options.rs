@@ -10,6 +10,7 @@ use crate::tls::ClientTls;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NbdServer {
     /// A unix socket.
     Unix(PathBuf),
@@ -32,34 +33,36 @@ impl fmt::Display for NbdServer {
     }
 }
 
-/// How to open an export.
-#[derive(Clone, Debug)]
-pub struct NbdOptions {
-    /// The server.
-    pub server: NbdServer,
-    /// Its export; empty: the default one.
-    pub export: String,
-    /// How the export is named in messages and reports.
-    pub name: PathBuf,
-    /// TLS, if it is wanted; without it nothing is said.
-    pub tls: Option<ClientTls>,
-    /// For writing too.
-    pub write: bool,
-    /// How writes become durable.
-    pub cache: CacheMode,
-    /// How long requests wait for a new connection when one is lost. Zero: they
-    /// fail, and so does all that follows. So it is, too, when there are writes
-    /// that no flush has made durable, unless the cache mode is
-    /// [`CacheMode::Unsafe`].
-    pub reconnect_delay: Duration,
-    /// How long to try to connect at first. Zero: once.
-    pub open_timeout: Duration,
-    /// How long a server may say nothing while it owes an answer, until the
-    /// connection counts as lost. Zero: for ever.
-    pub request_timeout: Duration,
-    /// Connections at most, at least 1; one if the server does not say that it
-    /// keeps several consistent, or if writes are to survive a reconnect. They are made when queues come to use them.
-    pub connections: usize,
+options! {
+    /// How to open an export.
+    #[derive(Clone, Debug)]
+    pub struct NbdOptions {
+        /// The server.
+        pub server: NbdServer,
+        /// Its export; empty: the default one.
+        pub export: String,
+        /// How the export is named in messages and reports.
+        pub name: PathBuf,
+        /// TLS, if it is wanted; without it nothing is said.
+        pub tls: Option<ClientTls>,
+        /// For writing too.
+        pub write: bool,
+        /// How writes become durable.
+        pub cache: CacheMode,
+        /// How long requests wait for a new connection when one is lost. Zero: they
+        /// fail, and so does all that follows. So it is, too, when there are writes
+        /// that no flush has made durable, unless the cache mode is
+        /// [`CacheMode::Unsafe`].
+        pub reconnect_delay: Duration,
+        /// How long to try to connect at first. Zero: once.
+        pub open_timeout: Duration,
+        /// How long a server may say nothing while it owes an answer, until the
+        /// connection counts as lost. Zero: for ever.
+        pub request_timeout: Duration,
+        /// Connections at most, at least 1; one if the server does not say that it
+        /// keeps several consistent, or if writes are to survive a reconnect. They are made when queues come to use them.
+        pub connections: usize,
+    }
 }
 
 impl NbdOptions {

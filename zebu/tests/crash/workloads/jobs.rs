@@ -67,10 +67,7 @@ pub(super) fn used_image(
 pub(super) type Filled = (Vec<u8>, Vec<u8>);
 
 pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
-    let mut options = CreateQcow2 {
-        size: (64 + rng.below(80)) << 10,
-        ..options(rng, 400)
-    };
+    let mut options = options(rng, 400).size((64 + rng.below(80)) << 10);
     if rng.one_in(4) {
         options.version = 3;
         options.cluster_bits = 14;
@@ -274,10 +271,7 @@ pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
         }
         2 if options.version == 3 => {
             layout.data = Some(1);
-            options.data_file = Some(NewDataFile {
-                name: DATA_FILE.into(),
-                raw: rng.one_in(2),
-            });
+            options.data_file = Some(NewDataFile::new(DATA_FILE).raw(rng.one_in(2)));
         }
         _ => {}
     }
@@ -297,20 +291,14 @@ pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
 }
 
 fn backing(name: &str, format: &str) -> NewBacking {
-    NewBacking {
-        name: name.into(),
-        format: Some(format.into()),
-    }
+    NewBacking::new(name).format(Some(format.into()))
 }
 
 pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
     let mut below = options(rng, 100);
     below.backing = None;
     let (base, base_active) = used_image(queue, rng, &below, Layout::default());
-    let above = CreateQcow2 {
-        backing: Some(backing("base.qcow2", "qcow2")),
-        ..options(rng, 100)
-    };
+    let above = options(rng, 100).backing(Some(backing("base.qcow2", "qcow2")));
     // Used over a raw image that reads as the base does.
     let stand_in = Layout {
         backings: vec![raw("base.qcow2", &base_active)],
@@ -331,15 +319,10 @@ pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
         snapshots: Vec::new(),
     };
     let history = History::new(rng, layout, vec![top, base], before);
-    let alone = OpenOptions {
-        no_backing: true,
-        ..writable(rng)
-    };
-    let options = CommitOptions {
-        empty: !rng.one_in(4),
-        rate: None,
-        engine: ENGINE,
-    };
+    let alone = writable(rng).no_backing(true);
+    let options = CommitOptions::default()
+        .empty(!rng.one_in(4))
+        .engine(ENGINE);
     let commit = || {
         let top = || Device::from_storage(queue, history.files[0].clone(), &alone);
         let base = || Under::Image(1).open(queue, &history.files, true);
@@ -413,10 +396,9 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
     let how = writable(rng);
     let under = history.layout.backings[1].1.clone();
     let name = (!rng.one_in(4)).then(|| backing(new_name, "raw"));
-    let options = RebaseOptions {
-        compress: rng.one_in(4),
-        engine: ENGINE,
-    };
+    let options = RebaseOptions::default()
+        .compress(rng.one_in(4))
+        .engine(ENGINE);
     let rebase = || {
         let overlay = history.open(queue, &how);
         let new = name
@@ -443,13 +425,11 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
     for _ in 0..4 {
         let device = history.open(queue, &writable(rng));
         let sectors = 16 + rng.below(model.active.len() as u64 / 512);
-        let options = AmendOptions {
-            version: rng.one_in(2).then(|| 2 + rng.below(2) as u32),
-            refcount_order: rng.one_in(2).then(|| rng.below(7) as u32),
-            lazy_refcounts: rng.one_in(3).then(|| rng.one_in(2)),
-            size: rng.one_in(3).then_some(sectors * 512),
-            ..AmendOptions::default()
-        };
+        let options = AmendOptions::default()
+            .version(rng.one_in(2).then(|| 2 + rng.below(2) as u32))
+            .refcount_order(rng.one_in(2).then(|| rng.below(7) as u32))
+            .lazy_refcounts(rng.one_in(3).then(|| rng.one_in(2)))
+            .size(rng.one_in(3).then_some(sectors * 512));
         let began = history.disk.now();
         let failed_before = history.disk.failed();
         let mut result = jobs::amend(queue, device, &options);
@@ -480,11 +460,7 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
 
 /// A repair of an image whose refcounts are wrong both ways.
 pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
-    let options = CreateQcow2 {
-        version: 3,
-        refcount_order: 4,
-        ..options(rng, 100)
-    };
+    let options = options(rng, 100).version(3).refcount_order(4);
     let (mut image, active) = used_image(queue, rng, &options, Layout::default());
     damage(rng, &mut image, 1 << options.cluster_bits);
     let layout = Layout {
@@ -553,21 +529,16 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
         return history;
     }
     history.layout.made = history.disk.now();
-    let source = OpenOptions {
-        format: Some(Format::RAW),
-        ..OpenOptions::default()
-    };
+    let source = OpenOptions::default().format(Some(Format::RAW));
     let source = Device::from_storage(queue, Arc::new(Memory::new(content.clone())), &source);
     let target = history.open(queue, &writable(rng));
     let began = history.disk.now();
-    let convert = ConvertOptions {
-        workers: Some(1 + rng.below(4) as usize),
-        zero_from: Some(0),
-        compress: compress.then(CompressOptions::default),
-        any_order: rng.one_in(2),
-        engine: ENGINE,
-        ..ConvertOptions::default()
-    };
+    let convert = ConvertOptions::default()
+        .workers(Some(1 + rng.below(4) as usize))
+        .zero_from(Some(0))
+        .compress(compress.then(CompressOptions::default))
+        .any_order(rng.one_in(2))
+        .engine(ENGINE);
     let target = Target::Image(target);
     let written = Change::Write(0, content);
     if let Err(e) = jobs::convert(vec![source.unwrap()], target, &convert, |_| {}) {

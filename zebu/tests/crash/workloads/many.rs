@@ -95,20 +95,14 @@ fn write<'a>(
 }
 
 fn image(rng: &mut Dice) -> (CreateQcow2, Layout, Vec<u8>) {
-    let mut options = CreateQcow2 {
-        version: 3,
-        ..options(rng, 60)
-    };
+    let mut options = options(rng, 60).version(3);
     options.size &= !((1 << options.cluster_bits) - 1);
     let mut active = vec![0; options.size as usize];
     let mut layout = Layout::default();
     if rng.one_in(3) {
         active = noise(rng, active.len());
         layout.backings.push(raw("base.raw", &active));
-        options.backing = Some(zebu::jobs::NewBacking {
-            name: "base.raw".into(),
-            format: Some("raw".into()),
-        });
+        options.backing = Some(zebu::jobs::NewBacking::new("base.raw").format(Some("raw".into())));
     }
     (options, layout, active)
 }

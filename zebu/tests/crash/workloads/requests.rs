@@ -197,10 +197,8 @@ impl Use<'_> {
         if let Some(image) = device.top().as_qcow2() {
             for snapshot in image.snapshots() {
                 let name = String::from_utf8_lossy(&snapshot.name).into_owned();
-                let options = OpenOptions {
-                    snapshot: Some(SnapshotName::from(name.as_str())),
-                    ..OpenOptions::default()
-                };
+                let options =
+                    OpenOptions::default().snapshot(Some(SnapshotName::from(name.as_str())));
                 let device = self.history.open(self.queue, &options);
                 let bytes = content(self.queue, &device).unwrap();
                 snapshots.push((name, bytes));
@@ -305,10 +303,7 @@ pub fn backing(queue: &Queue, rng: &mut Dice) -> History {
         options.extended_l2 = true;
         options.size = 256 << 10;
     }
-    options.backing = Some(NewBacking {
-        name: "base.raw".into(),
-        format: Some("raw".into()),
-    });
+    options.backing = Some(NewBacking::new("base.raw").format(Some("raw".into())));
     let size = options.size as usize;
     let length = [size, size / 2 / 512 * 512, size + 8192][rng.below(3) as usize];
     let base = noise(rng, length);
@@ -328,13 +323,11 @@ pub fn backing(queue: &Queue, rng: &mut Dice) -> History {
 }
 
 pub fn subclusters(queue: &Queue, rng: &mut Dice) -> History {
-    let options = CreateQcow2 {
-        size: 256 << 10,
-        cluster_bits: 14 + rng.below(2) as u32,
-        extended_l2: true,
-        refcount_order: rng.below(7) as u32,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(256 << 10)
+        .cluster_bits(14 + rng.below(2) as u32)
+        .extended_l2(true)
+        .refcount_order(rng.below(7) as u32);
     let mix = Mix {
         kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
         steps: 50,
@@ -381,12 +374,10 @@ pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
 
 /// The refcount table grows, and there are many L2 tables.
 pub fn growth(queue: &Queue, rng: &mut Dice) -> History {
-    let options = CreateQcow2 {
-        size: 2600 << 10,
-        cluster_bits: 9,
-        refcount_order: 5 + rng.below(2) as u32,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(2600 << 10)
+        .cluster_bits(9)
+        .refcount_order(5 + rng.below(2) as u32);
     let mix = Mix {
         kinds: &[Kind::Write, Kind::Write, Kind::Write, UNMAP],
         steps: 6,
@@ -429,11 +420,7 @@ pub fn compressed(queue: &Queue, rng: &mut Dice) -> History {
 }
 
 pub fn lazy(queue: &Queue, rng: &mut Dice) -> History {
-    let options = CreateQcow2 {
-        version: 3,
-        lazy_refcounts: true,
-        ..options(rng, 100)
-    };
+    let options = options(rng, 100).version(3).lazy_refcounts(true);
     let mix = Mix {
         kinds: if rng.one_in(2) { &WRITES } else { &CHURN },
         steps: 40,
@@ -445,14 +432,9 @@ pub fn lazy(queue: &Queue, rng: &mut Dice) -> History {
 
 /// The guest's bytes are in another file.
 pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
-    let options = CreateQcow2 {
-        version: 3,
-        data_file: Some(NewDataFile {
-            name: DATA_FILE.into(),
-            raw: rng.one_in(2),
-        }),
-        ..options(rng, 100)
-    };
+    let options = options(rng, 100)
+        .version(3)
+        .data_file(Some(NewDataFile::new(DATA_FILE).raw(rng.one_in(2))));
     let layout = Layout {
         data: Some(1),
         ..Layout::default()
@@ -471,18 +453,13 @@ pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
 pub fn small_cache(queue: &Queue, rng: &mut Dice) -> History {
     const SLICE: u64 = 64;
     let slices = 72;
-    let options = CreateQcow2 {
-        size: slices * SLICE * 512,
-        cluster_bits: 9,
-        refcount_order: 4,
-        ..CreateQcow2::default()
-    };
+    let options = CreateQcow2::default()
+        .size(slices * SLICE * 512)
+        .cluster_bits(9)
+        .refcount_order(4);
     let zeroes = vec![0; options.size as usize];
     let mut used = begin(queue, rng, &options, Layout::default(), zeroes);
-    let how = zebu::block::OpenOptions {
-        l2_cache_size: Some(1024),
-        ..writable(rng)
-    };
+    let how = writable(rng).l2_cache_size(Some(1024));
     let device = used.history.open(queue, &how);
     for round in 0..2 {
         for nth in 0..slices {

@@ -52,6 +52,7 @@ const REBUILDS: usize = 3;
 
 /// What is to be repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RepairMode {
     /// Leaked clusters; and copied flags, if nothing else is wrong.
     Leaks,
