@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use zebu::block::{Format, split_list};
 
 use crate::failure::Failure;
-use crate::known_options::known_options;
 
 /// Keys and values in the order given; a later one counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +20,7 @@ impl CreateOptions {
     /// Reads the values of `-o`, of which there may be several. Commas in a
     /// value are doubled. An error is what is wrong with them.
     pub fn parse(format: Format, texts: &[OsString]) -> Result<Self, String> {
-        let known: Vec<&str> = known_options(format).iter().map(|o| o.name).collect();
+        let known: Vec<&str> = format.create_options().iter().map(|o| o.name).collect();
         Self::parse_known(&known, texts)
     }
 

@@ -10,15 +10,10 @@ use crate::create_options::CreateOptions;
 use crate::file_name::as_value;
 use crate::size;
 
-/// The options of a format, in the order in which they are shown.
-pub fn known_options(format: Format) -> &'static [CreateOption] {
-    format.create_options()
-}
-
 /// What `-o help` prints.
 pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
     // Options of the file and not of the format are reported with a file name.
-    let mut list: Vec<&CreateOption> = known_options(format).iter().collect();
+    let mut list: Vec<&CreateOption> = format.create_options().iter().collect();
     list.retain(|option| name.is_some() || !option.of_file);
     list.sort_by_key(|option| option.name);
     let mut text = match name {
@@ -44,7 +39,7 @@ pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
 
 /// Refuses values that are not of their option's kind.
 pub fn check_values(format: Format, options: &CreateOptions) -> Result<(), String> {
-    for CreateOption { name, kind, .. } in known_options(format) {
+    for CreateOption { name, kind, .. } in format.create_options() {
         let Some(value) = options.get(name) else {
             continue;
         };
@@ -113,7 +108,7 @@ pub fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<
     let mut line = OsString::from("Formatting '");
     line.push(name);
     line.push(format!("', fmt={}", format.name()));
-    for option in known_options(format) {
+    for option in format.create_options() {
         let value = match (options.value(option.name), option.kind) {
             (Some(_), OptionKind::Size) => {
                 size_of(options, option.name).map(|n| OsString::from(n.to_string()))

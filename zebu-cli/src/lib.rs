@@ -8,6 +8,7 @@ mod create_options;
 mod failure;
 mod file_limit;
 mod file_name;
+mod invocation;
 mod json;
 mod known_options;
 mod localtime;

@@ -11,7 +11,7 @@ use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
 use crate::create_options::CreateOptions;
 use crate::file_name::file_of;
-use crate::known_options::{is_on, known_options, number, size_of};
+use crate::known_options::{is_on, number, size_of};
 use crate::{objects, open};
 
 /// Formats that qemu-img knows and zebu does not write.
@@ -195,7 +195,8 @@ pub fn log2(value: u64) -> u32 {
 }
 
 fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
-    let given = known_options(Format::QCOW2)
+    let given = Format::QCOW2
+        .create_options()
         .iter()
         .map(|option| option.name)
         .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())

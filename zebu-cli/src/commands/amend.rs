@@ -10,10 +10,10 @@ use zebu::storage::Queue;
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
+use crate::invocation::Invocation;
 use crate::known_options::{check_values, is_on, number, size_of};
 use crate::new_image::{log2, parse_format};
 use crate::options::{SourceOptions, target_cache};
-use crate::program::Invocation;
 use crate::progress::Progress;
 use crate::{open, output, same_file, signals};
 

@@ -10,9 +10,9 @@ use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::json::{self, Map, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name, source_cache};
-use crate::program::Invocation;
 use crate::{open, output};
 
 /// Check basic image integrity

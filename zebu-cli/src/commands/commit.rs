@@ -10,8 +10,8 @@ use zebu::jobs::{self, CommitError, CommitOptions};
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::options::{SourceOptions, one_name, rate, target_cache};
-use crate::program::Invocation;
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 

@@ -8,8 +8,8 @@ use zebu::jobs::{self, CompareError, CompareOptions, Comparison};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::options::{SourceOptions, source_cache};
-use crate::program::Invocation;
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 

@@ -9,9 +9,9 @@ use zebu::storage::{CacheMode, Queue};
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{beside, file_of};
+use crate::invocation::Invocation;
 use crate::known_options::{check_values, formatting, option_help, size_of};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
-use crate::program::Invocation;
 use crate::{objects, open, output, same_file, size, untrusted};
 
 /// Create and format new image file

@@ -11,9 +11,9 @@ use zebu::storage::{CacheMode, Queue};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
+use crate::invocation::Invocation;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::options::SourceOptions;
-use crate::program::Invocation;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::{open, same_file, size, untrusted};
 

@@ -14,9 +14,9 @@ use zebu::qcow2::Snapshot;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::json::{self, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::program::Invocation;
 use crate::{open, output, untrusted};
 
 use report::Report;

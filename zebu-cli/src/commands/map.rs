@@ -10,9 +10,9 @@ use zebu::block::{Device, Status};
 use zebu::storage::{CacheMode, Queue};
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::open;
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::program::Invocation;
 use crate::size;
 
 /// Dump image metadata

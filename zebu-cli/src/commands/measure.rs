@@ -10,11 +10,11 @@ use zebu::storage::CacheMode;
 
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::json::{self, Map};
 use crate::known_options::check_values;
 use crate::new_image::NewImage;
 use crate::options::{OutputFormat, SourceOptions};
-use crate::program::Invocation;
 use crate::{open, output, size};
 
 /// Calculate file size required for a new image

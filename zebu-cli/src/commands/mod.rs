@@ -12,7 +12,7 @@ mod info;
 pub mod io;
 mod map;
 mod measure;
-mod nbd;
+pub mod nbd;
 mod rebase;
 mod resize;
 mod serve;
@@ -22,7 +22,7 @@ mod vhost;
 use std::ffi::OsString;
 
 use crate::failure::Outcome;
-use crate::program::{self, Invocation};
+use crate::invocation::{Invocation, parse};
 
 /// Name, operands, what it does, and how it is run.
 type Command = (
@@ -130,14 +130,12 @@ const COMMANDS: [Command; 17] = [
 
 /// Runs a command; `None` if there is none of this name.
 pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Option<Outcome> {
-    let (_, _, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
-    Some(run(invocation, arguments))
-}
-
-/// The operands of a command, as its usage line shows them.
-pub fn operands(name: &str) -> Option<&'static str> {
-    let (_, operands, _, _) = COMMANDS.iter().find(|command| command.0 == name)?;
-    Some(operands)
+    let (_, operands, _, run) = COMMANDS.iter().find(|command| command.0 == name)?;
+    let invocation = Invocation {
+        operands: Some(operands),
+        ..invocation.clone()
+    };
+    Some(run(&invocation, arguments))
 }
 
 /// What `--help` prints.
@@ -152,12 +150,4 @@ pub fn help(invocation: &Invocation) -> String {
     }
     text.push_str(&format!("\nRun '{name} COMMAND --help' for its options.\n"));
     text
-}
-
-/// Reads the arguments of a command.
-fn parse<T: clap::Parser>(
-    invocation: &Invocation,
-    arguments: Vec<OsString>,
-) -> Result<T, crate::failure::Failure> {
-    program::parse(invocation, arguments)
 }

@@ -8,9 +8,9 @@ use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::new_image::is_format;
 use crate::options::{SourceOptions, one_name, source_cache, target_cache};
-use crate::program::Invocation;
 use crate::progress::{Progress, interrupted};
 use crate::{open, signals, untrusted};
 

@@ -6,8 +6,8 @@ use clap::Parser;
 use zebu::block::{Length, Preallocation};
 
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::options::{SourceOptions, target_cache};
-use crate::program::Invocation;
 use crate::{open, output, signals, size};
 
 /// Said of a size that is 0, or that QEMU would take for a negative one.

@@ -12,8 +12,8 @@ use zebu::storage::{CacheMode, Queue};
 
 use super::info;
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::options::{SourceOptions, one_name};
-use crate::program::Invocation;
 use crate::{open, output, signals};
 
 /// List or manipulate snapshots within image

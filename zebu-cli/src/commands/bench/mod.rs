@@ -17,7 +17,7 @@ use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
-use crate::program::{self, Invocation};
+use crate::invocation::{self, Invocation};
 use crate::{open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
@@ -118,7 +118,7 @@ struct Arguments {
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = program::parse(invocation, arguments)?;
+    let arguments: Arguments = invocation::parse(invocation, arguments)?;
     let plan = Plan::new(&arguments)?;
     let (engine, how) = opening(&arguments)?;
     let [file] = arguments.files.as_slice() else {

@@ -14,10 +14,10 @@ use zebu::storage::Queue;
 
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
 use crate::known_options::option_help;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
-use crate::program::Invocation;
 use crate::progress::{Progress, incomplete, interrupted};
 use crate::{open, output, size};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use zebu::internal::blkdebug::{Blkdebug, Event};
 
-use super::command::{Command, Failure, Handler, Outcome};
-use super::session::Session;
+use super::command::{Failure, Handler, Outcome};
+use super::session::{Command, Session};
 use super::words::strerror;
 
 /// break, remove_break, resume, wait_break.

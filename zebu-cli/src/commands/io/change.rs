@@ -3,11 +3,11 @@
 
 use zebu::block::Preallocation;
 
-use super::command::{Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
-use super::session::Session;
+use super::session::{Command, Session};
 use super::words::{explain, size};
 
 /// discard, flush, truncate.

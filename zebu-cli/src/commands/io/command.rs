@@ -1,13 +1,9 @@
-//! What a command is, and the one table of all of them.
+//! What a command is, and how it can fail.
 
 use std::ffi::OsStr;
 
-use super::session::Session;
-use super::{breakpoint, change, control, look, read, reopen, write, zone};
-
-/// A command of the language.
-#[derive(Debug)]
-pub struct Command {
+/// A command of the language, which is executed on a session of the type `S`.
+pub struct Command<S: 'static> {
     /// Its name.
     pub name: &'static str,
     /// A shorter name, or nothing.
@@ -25,15 +21,13 @@ pub struct Command {
     /// Whether a file must be open.
     pub needs_file: bool,
     /// Does it. The arguments come without the command's name.
-    pub run: Handler,
+    pub run: Handler<S>,
 }
 
-/// What does a command. File names may have any bytes, so that the arguments of commands that
-/// take some are no `str`.
-#[derive(Debug)]
-pub enum Handler {
-    Words(fn(&mut Session, &[&str]) -> Outcome),
-    Names(fn(&mut Session, &[&OsStr]) -> Outcome),
+/// The function of a command. File names may have any bytes.
+pub enum Handler<S> {
+    Words(fn(&mut S, &[&str]) -> Outcome),
+    Names(fn(&mut S, &[&OsStr]) -> Outcome),
 }
 
 /// What a command returns.
@@ -57,32 +51,7 @@ pub enum Failure {
     Told,
 }
 
-/// The tables of the files that have some.
-const TABLES: [&[Command]; 8] = [
-    read::COMMANDS,
-    write::COMMANDS,
-    change::COMMANDS,
-    look::COMMANDS,
-    control::COMMANDS,
-    reopen::COMMANDS,
-    breakpoint::COMMANDS,
-    zone::COMMANDS,
-];
-
-/// All commands, in the order of the help.
-pub fn all() -> impl Iterator<Item = &'static Command> {
-    let mut commands: Vec<_> = TABLES.into_iter().flatten().collect();
-    commands.sort_by_key(|c| c.name);
-    commands.into_iter()
-}
-
-/// The command of this name or alias.
-pub fn find(name: &str) -> Option<&'static Command> {
-    let mut commands = TABLES.into_iter().flatten();
-    commands.find(|c| c.name == name || (!c.alias.is_empty() && c.alias == name))
-}
-
-impl Command {
+impl<S> Command<S> {
     /// Name, arguments and summary on one line, with the name that was used.
     pub fn usage(&self, name: &str) -> String {
         let args = self.args.map(|a| format!("{a} ")).unwrap_or_default();
@@ -100,38 +69,5 @@ impl Command {
         Err(Failure::Err(format!(
             "bad argument count {count} to {name}, expected {expected}"
         )))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! Guards against a table in which a command hides another.
-    use super::*;
-
-    #[test]
-    fn names_are_unique() {
-        let mut names: Vec<_> = all()
-            .flat_map(|c| [c.name, c.alias])
-            .filter(|n| !n.is_empty())
-            .collect();
-        names.sort_unstable();
-        let count = names.len();
-        names.dedup();
-        assert_eq!(names.len(), count);
-        assert!(names.iter().all(|name| find(name).is_some()));
-    }
-
-    #[test]
-    fn counts() {
-        let alloc = find("alloc").expect("alloc");
-        let text = |count| match alloc.check_count("alloc", count) {
-            Err(Failure::Err(text)) => text,
-            _ => String::new(),
-        };
-        assert_eq!(
-            text(3),
-            "bad argument count 3 to alloc, expected between 1 and 2 arguments"
-        );
-        assert_eq!(text(1), "");
     }
 }

@@ -6,11 +6,11 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::command::{self, Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::parse_integer;
 use super::opening::Opening;
-use super::session::Session;
+use super::session::{Command, Session};
 use super::words::size;
 
 /// open, close, quit, help, sleep, abort, sigraise.
@@ -154,7 +154,7 @@ fn quit(session: &mut Session, _args: &[&str]) -> Outcome {
 fn help(session: &mut Session, args: &[&str]) -> Outcome {
     let out = session.out.clone();
     let Some(name) = args.first() else {
-        for command in command::all() {
+        for command in session.commands() {
             let usage = command.usage(command.name);
             out.print(format_args!("{usage}\n"));
         }
@@ -162,7 +162,7 @@ fn help(session: &mut Session, args: &[&str]) -> Outcome {
         out.print(format_args!("\n{hint}\n"));
         return Ok(());
     };
-    match command::find(name) {
+    match session.command(name) {
         Some(command) => {
             let usage = command.usage(name);
             out.print(format_args!("{usage}\n{}", command.help));

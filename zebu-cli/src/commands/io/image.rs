@@ -4,12 +4,13 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use zebu::block::{Device, Format, Preallocation};
-use zebu::storage::{Buffer, Handle, Queue};
+use zebu::block::{Device, Format, NATIVE_NEEDS_DIRECT, Preallocation, Source};
+use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 
 use super::copy_on_read;
-use super::opening::Opening;
+use super::opening::{Opening, changed};
 use super::overlay::Overlay;
+use crate::{open, untrusted};
 
 /// Requests in flight at most; a further one waits for all of them.
 const MAX_IN_FLIGHT: usize = 1024;
@@ -50,6 +51,71 @@ impl OpenImage {
             bytes_in_flight: 0,
             spare: None,
         }
+    }
+
+    /// Opens an image. With `-s`, creates the overlay that writes go to. Messages name `program`.
+    ///
+    /// # Errors
+    ///
+    /// The text that follows `can't open device NAME: `.
+    pub fn open(opening: &Opening, program: &str) -> Result<OpenImage, String> {
+        let overlay = match opening.snapshot && !opening.read_only {
+            true => Some(Rc::new(Overlay::new(opening)?)),
+            false => None,
+        };
+        Self::open_over(opening, overlay, program)
+    }
+
+    /// Opens an image, or the overlay if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`OpenImage::open`].
+    pub fn open_over(
+        opening: &Opening,
+        overlay: Option<Rc<Overlay>>,
+        program: &str,
+    ) -> Result<OpenImage, String> {
+        if opening.force_share && !opening.read_only {
+            return Err("force-share=on can only be used with read-only images".into());
+        }
+        if opening.copy_on_read && opening.read_only {
+            return Err("Can't use copy-on-read on read-only device".into());
+        }
+        let engine = opening.engine.unwrap_or_else(EngineKind::best);
+        if engine == EngineKind::Native && !opening.cache.is_direct() {
+            return Err(NATIVE_NEEDS_DIRECT.into());
+        }
+        let (source, format) = match &overlay {
+            Some(overlay) => (overlay.source(), None),
+            None => (opening.source(), opening.format.as_ref()),
+        };
+        let format = match format {
+            Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
+            None => None,
+        };
+        if let Some(name) = &opening.name {
+            let name = Source::Name(name.clone());
+            let allowed = untrusted::policy().check_source(&name);
+            allowed.map_err(|e| e.to_string())?;
+        }
+        let source = changed(source, &opening.changes);
+        let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
+        let discard = match spec.options.common.discard {
+            Some(_) => None,
+            None => Some(!opening.ignore_discards),
+        };
+        let queue = Queue::new(QueueOptions::default().engine(engine));
+        let queue = queue.map_err(|e| e.to_string())?;
+        let how = untrusted::defaults()
+            .format(format)
+            .write(!opening.read_only)
+            .cache(opening.cache)
+            .force_share(opening.force_share)
+            .discard(discard);
+        let device =
+            open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;
+        Ok(OpenImage::new(queue, device, opening.clone(), overlay))
     }
 
     /// Whether a range lies inside the disk.

@@ -3,9 +3,9 @@
 use zebu::block::{Device, Layer};
 use zebu::storage::Queue;
 
-use super::command::{Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::number::human_size;
-use super::session::Session;
+use super::session::{Command, Session};
 use super::words::size;
 use crate::commands::info::specific_text;
 

@@ -19,6 +19,7 @@ mod reopen;
 mod report;
 mod request;
 mod session;
+mod table;
 mod words;
 mod write;
 mod zone;
@@ -29,7 +30,7 @@ use zebu::block::Device;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::{objects, untrusted};
 use getopt::{Getopt, Long, Takes};
 use opening::Opening;
@@ -96,7 +97,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if let Some(text) = arguments.text {
         return crate::output::report(&text);
     }
-    let mut session = Session::new(&invocation.name);
+    let mut session = Session::new(&invocation.name, &table::COMMANDS);
     if let Err(failure) = open_first(&mut session, &arguments.opening) {
         session.fail(failure, "", "");
         session.finish();
@@ -124,7 +125,7 @@ fn open_first(session: &mut Session, opening: &Opening) -> command::Outcome {
 /// writing with `queue`, and prints nothing. Whether all succeeded. Lines may do
 /// what they say: open files, wait, end the process.
 pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
-    let mut session = Session::silent();
+    let mut session = Session::silent(&table::COMMANDS);
     let opening = Opening::default();
     session.image = Some(image::OpenImage::new(queue, device, opening, None));
     for line in lines.lines() {

@@ -1,15 +1,11 @@
 //! What to open, and how.
 
 use std::ffi::{OsStr, OsString};
-use std::rc::Rc;
 
-use zebu::block::{NATIVE_NEEDS_DIRECT, Source};
-use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
+use zebu::block::Source;
+use zebu::storage::{CacheMode, EngineKind};
 
-use super::image::OpenImage;
-use super::overlay::Overlay;
 use crate::file_name::as_value;
-use crate::{open, untrusted};
 
 /// What to open, and how.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +66,7 @@ impl Opening {
     }
 
     /// The line that says why it cannot be opened.
-    pub fn can_not(&self, why: impl std::fmt::Display) -> String {
+    pub fn cannot(&self, why: impl std::fmt::Display) -> String {
         match &self.name {
             Some(name) => format!("can't open device {}: {why}", name.display()),
             None => format!("can't open: {why}"),
@@ -85,68 +81,10 @@ impl Opening {
             (Some(options), Some(name)) => Source::NameWithOptions(name.clone(), options.clone()),
         }
     }
-
-    /// Opens it. With `-s`, makes the overlay that takes the writes. `program`
-    /// is named in messages.
-    pub fn open(&self, program: &str) -> Result<OpenImage, String> {
-        let overlay = match self.snapshot && !self.read_only {
-            true => Some(Rc::new(Overlay::new(self)?)),
-            false => None,
-        };
-        self.open_over(overlay, program)
-    }
-
-    /// Opens it, or the overlay if there is one.
-    pub fn open_over(
-        &self,
-        overlay: Option<Rc<Overlay>>,
-        program: &str,
-    ) -> Result<OpenImage, String> {
-        if self.force_share && !self.read_only {
-            return Err("force-share=on can only be used with read-only images".into());
-        }
-        if self.copy_on_read && self.read_only {
-            return Err("Can't use copy-on-read on read-only device".into());
-        }
-        let engine = self.engine.unwrap_or_else(EngineKind::best);
-        if engine == EngineKind::Native && !self.cache.is_direct() {
-            return Err(NATIVE_NEEDS_DIRECT.into());
-        }
-        let (source, format) = match &overlay {
-            Some(overlay) => (overlay.source(), None),
-            None => (self.source(), self.format.as_ref()),
-        };
-        let format = match format {
-            Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
-            None => None,
-        };
-        if let Some(name) = &self.name {
-            let name = Source::Name(name.clone());
-            let allowed = untrusted::policy().check_source(&name);
-            allowed.map_err(|e| e.to_string())?;
-        }
-        let source = changed(source, &self.changes);
-        let spec = source.resolve(None, format).map_err(|e| e.to_string())?;
-        let discard = match spec.options.common.discard {
-            Some(_) => None,
-            None => Some(!self.ignore_discards),
-        };
-        let queue = Queue::new(QueueOptions::default().engine(engine));
-        let queue = queue.map_err(|e| e.to_string())?;
-        let how = untrusted::defaults()
-            .format(format)
-            .write(!self.read_only)
-            .cache(self.cache)
-            .force_share(self.force_share)
-            .discard(discard);
-        let device =
-            open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;
-        Ok(OpenImage::new(queue, device, self.clone(), overlay))
-    }
 }
 
 /// `source` with options added to it.
-fn changed(source: Source, changes: &[(String, OsString)]) -> Source {
+pub fn changed(source: Source, changes: &[(String, OsString)]) -> Source {
     if changes.is_empty() {
         return source;
     }

@@ -6,12 +6,12 @@ use std::time::Instant;
 use zebu::block::Device;
 use zebu::storage::{Buffer, Queue};
 
-use super::command::{Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::number::MAX_REQUEST;
 use super::output::Output;
 use super::report::{Dump, Statistics, is_filled_with, pattern_failure};
-use super::session::Session;
+use super::session::{Command, Session};
 use super::words::{check_sectors, explain, failed, pattern, segments, size};
 
 /// read, readv, aio_read, aio_flush.

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use zebu::block::{Format, split_list};
 use zebu::storage::CacheMode;
 
-use super::command::{Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::getopt::Getopt;
 use super::image::OpenImage;
 use super::opening::Opening;
-use super::session::Session;
+use super::session::{Command, Session};
 
 /// reopen.
 pub const COMMANDS: &[Command] = &[Command {
@@ -226,12 +226,12 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     };
     let (before, overlay) = (image.opening.clone(), image.overlay.clone());
     let closed = image.close().map_err(|e| format!("close failed: {e}"));
-    let opened = closed.and_then(|()| opening.open_over(overlay.clone(), &session.program));
+    let opened =
+        closed.and_then(|()| OpenImage::open_over(opening, overlay.clone(), &session.program));
     let (image, result) = match opened {
         Ok(image) => (image, Ok(())),
         Err(error) => (
-            before
-                .open_over(overlay, &session.program)
+            OpenImage::open_over(&before, overlay, &session.program)
                 .map_err(|again| format!("{error}; not open any more: {again}"))?,
             Err(error),
         ),

@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use super::command::{self, Command, Failure, Handler, Outcome};
+use super::command::{self, Failure, Handler, Outcome};
 use super::image::OpenImage;
 use super::input::Input;
 use super::opening::Opening;
@@ -13,8 +13,12 @@ use super::output::Output;
 /// The prompt, QEMU's whatever the program is called.
 const PROMPT: &str = "qemu-io> ";
 
+/// A command of a session.
+pub type Command = command::Command<Session>;
+
 /// A session.
 pub struct Session {
+    tables: &'static [&'static [Command]],
     /// The program's name in messages.
     pub program: String,
     /// Where everything is printed.
@@ -27,9 +31,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session without an image.
-    pub fn new(program: &str) -> Session {
+    /// A session with these commands, without an image.
+    pub fn new(program: &str, tables: &'static [&'static [Command]]) -> Session {
         Session {
+            tables,
             program: program.to_owned(),
             out: Output::new(),
             image: None,
@@ -39,11 +44,24 @@ impl Session {
     }
 
     /// The same that prints nothing.
-    pub fn silent() -> Session {
+    pub fn silent(tables: &'static [&'static [Command]]) -> Session {
         Session {
             out: Output::silent(),
-            ..Session::new("zebu")
+            ..Session::new("zebu", tables)
         }
+    }
+
+    /// All commands, in the order of the help.
+    pub fn commands(&self) -> impl Iterator<Item = &'static Command> {
+        let mut commands: Vec<_> = self.tables.iter().copied().flatten().collect();
+        commands.sort_by_key(|c| c.name);
+        commands.into_iter()
+    }
+
+    /// The command of this name or alias.
+    pub fn command(&self, name: &str) -> Option<&'static Command> {
+        let mut commands = self.tables.iter().copied().flatten();
+        commands.find(|c| c.name == name || (!c.alias.is_empty() && c.alias == name))
     }
 
     /// Opens an image.
@@ -51,9 +69,8 @@ impl Session {
         if self.image.is_some() {
             return Err(Failure::Named("file open already, try 'help close'".into()));
         }
-        let image = opening
-            .open(&self.program)
-            .map_err(|why| Failure::Named(opening.can_not(why)))?;
+        let image = OpenImage::open(opening, &self.program)
+            .map_err(|why| Failure::Named(opening.cannot(why)))?;
         self.image = Some(image);
         Ok(())
     }
@@ -110,7 +127,7 @@ impl Session {
             return;
         };
         let name = &*name.to_string_lossy();
-        let Some(command) = command::find(name) else {
+        let Some(command) = self.command(name) else {
             let text = format!("command \"{name}\" not found");
             return self.fail(Failure::Err(text), name, "");
         };

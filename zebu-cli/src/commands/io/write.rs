@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 
 use zebu::block::Zeroing;
 
-use super::command::{Command, Failure, Handler, Outcome};
+use super::command::{Failure, Handler, Outcome};
 use super::content::Content;
 use super::getopt::{Getopt, Word};
 use super::number::MAX_REQUEST;
 use super::request::{Job, Request};
-use super::session::Session;
+use super::session::{Command, Session};
 use super::words::{check_sectors, pattern, segments, size};
 
 /// write, writev, aio_write.

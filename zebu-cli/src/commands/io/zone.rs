@@ -1,8 +1,8 @@
 //! Commands for zoned devices: known, so that a script gets the answer that
 //! it gets from any image that has no zones.
 
-use super::command::{Command, Failure, Handler, Outcome};
-use super::session::Session;
+use super::command::{Failure, Handler, Outcome};
+use super::session::{Command, Session};
 use super::words::{failed, size};
 
 /// zone_append, zone_close, zone_finish, zone_open, zone_report, zone_reset.

@@ -17,7 +17,7 @@ use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
 use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
-use crate::program::{self, Invocation};
+use crate::invocation::{self, Invocation};
 use arguments::Arguments;
 
 /// Clients at a time at most, where no limit is given.
@@ -27,9 +27,9 @@ const MOST_CLIENTS: usize = 1024;
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let version = ["-V", "--version"];
     if arguments.iter().any(|a| version.iter().any(|v| a == *v)) {
-        return crate::output::report(&program::version(invocation));
+        return crate::output::report(&invocation::version(invocation));
     }
-    let arguments: Arguments = program::parse(invocation, arguments)?;
+    let arguments: Arguments = invocation::parse(invocation, arguments)?;
     arguments.refuse()?;
     if arguments.list {
         return list::run(&arguments);

@@ -13,7 +13,7 @@ use zebu_vhost::{Export, ExportOptions, Server};
 
 use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
-use crate::program::{self, Invocation};
+use crate::invocation::{self, Invocation};
 use arguments::{Arguments, Wanted};
 
 /// What a program that manages back ends asks for: the options `--read-only`
@@ -22,7 +22,7 @@ const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", 
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = program::parse(invocation, arguments)?;
+    let arguments: Arguments = invocation::parse(invocation, arguments)?;
     if arguments.print_capabilities {
         return crate::output::report(CAPABILITIES);
     }

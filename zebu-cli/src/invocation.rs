@@ -1,0 +1,228 @@
+//! How the program was called, and the arguments of a command.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::failure::Failure;
+use crate::{output, signals, untrusted};
+
+/// How the program was called.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// `argv[0]` as it was given; usage messages show it.
+    pub argv0: String,
+    /// Its base name, which starts every message.
+    pub name: String,
+    /// The subcommand; empty before there is one.
+    pub command: String,
+    /// Its operands, as its usage line shows them.
+    pub operands: Option<&'static str>,
+}
+
+impl Invocation {
+    pub fn new(argv0: Option<OsString>) -> Self {
+        let argv0 = argv0.map_or_else(|| "zebu".to_string(), |a| a.to_string_lossy().into_owned());
+        let name = Path::new(&argv0).file_name().map_or_else(
+            || argv0.clone(),
+            |name| name.to_string_lossy().trim_start_matches("lt-").to_string(),
+        );
+        Invocation {
+            argv0,
+            name,
+            command: String::new(),
+            operands: None,
+        }
+    }
+
+    /// The same for one subcommand.
+    pub fn with_command(&self, command: &str) -> Self {
+        Invocation {
+            command: command.to_string(),
+            ..self.clone()
+        }
+    }
+
+    /// What getopt would start its messages with: `ARGV0 info`.
+    fn prefix(&self) -> String {
+        if self.command.is_empty() {
+            self.argv0.clone()
+        } else {
+            format!("{} {}", self.argv0, self.command)
+        }
+    }
+
+    /// A line on standard error, after the program's name.
+    pub fn say(&self, message: &str) {
+        // A closed stderr cannot be reported.
+        let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
+    }
+
+    /// From now on SIGINT and SIGTERM end the program at once, which says `state`: what is
+    /// left of what it was doing.
+    pub fn end_on_stop(&self, state: &str) {
+        signals::end_on_stop(format!("{}: Interrupted; {state}", self.name));
+    }
+
+    pub fn hint(&self) -> String {
+        format!("Try '{} --help' for more info", self.prefix())
+    }
+}
+
+/// The line that `--version` prints.
+pub fn version(invocation: &Invocation) -> String {
+    let ours = if invocation.name == "zebu" {
+        ""
+    } else {
+        " (zebu)"
+    };
+    format!(
+        "{} version {}{ours}\n",
+        invocation.name,
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// The failure for an option that does not exist.
+pub fn unrecognized(invocation: &Invocation, option: &str) -> Failure {
+    let text = match option.strip_prefix("--") {
+        Some(_) => {
+            let name = option.split('=').next().unwrap_or(option);
+            format!("{}: unrecognized option '{name}'", invocation.prefix())
+        }
+        None => {
+            let letter = option.chars().nth(1).unwrap_or('-');
+            format!("{}: invalid option -- '{letter}'", invocation.prefix())
+        }
+    };
+    Failure::bare(text).with_hint()
+}
+
+/// Reads a command's arguments with clap, and turns clap's errors into
+/// getopt's words, which is what scripts know. `Err` may be a success: help.
+pub fn parse<T: clap::Parser>(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+) -> Result<T, Failure> {
+    let prefix = invocation.prefix();
+    let last = arguments.last().cloned().unwrap_or_default();
+    let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
+    let mut command = T::command();
+    if let Some(operands) = invocation.operands {
+        // The operands are one list to clap, which would show another name for it.
+        let help = (command.get_positionals().next()).and_then(clap::Arg::get_help);
+        let help = help.map_or_else(String::new, |text| {
+            format!("\n\nArguments:\n  {operands}  {text}")
+        });
+        command = command
+            .override_usage(format!("{prefix} [OPTIONS] {operands}{help}"))
+            .mut_args(|arg| match arg.is_positional() {
+                true => arg.hide(true),
+                false => arg,
+            });
+    }
+    let command = command
+        .bin_name(&prefix)
+        .args_override_self(true)
+        .infer_long_args(true)
+        .disable_version_flag(true)
+        .arg(untrusted_option());
+    let names = long_names(&command);
+    let result = command.try_get_matches_from(all).and_then(|mut matches| {
+        let value = matches.remove_one::<String>(untrusted::NAME);
+        Ok((value, T::from_arg_matches_mut(&mut matches)?))
+    });
+    let (value, parsed) = result
+        .map_err(|error| usage_failure(invocation, &error, &last.to_string_lossy(), &names))?;
+    value.map_or(Ok(()), |value| untrusted::set(&value))?;
+    Ok(parsed)
+}
+
+/// `--untrusted`, which every command has.
+fn untrusted_option() -> clap::Arg {
+    clap::Arg::new(untrusted::NAME)
+        .long(untrusted::NAME)
+        .value_name(untrusted::VALUE)
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("")
+        .help(untrusted::HELP)
+}
+
+/// `last` is the last argument: the one that misses its value, if one does.
+fn usage_failure(
+    invocation: &Invocation,
+    error: &clap::Error,
+    last: &str,
+    names: &[String],
+) -> Failure {
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(list)) => list.join(" "),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::DisplayHelp => match output::report(&error.to_string()) {
+            Ok(_) => Failure::Said(0),
+            Err(failure) => failure,
+        },
+        ErrorKind::UnknownArgument if argument.starts_with('-') => {
+            ambiguous(invocation, &argument, names)
+                .unwrap_or_else(|| unrecognized(invocation, &argument))
+        }
+        ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::WrongNumberOfValues
+            if error.get(ContextKind::InvalidValue).is_none_or(is_empty) =>
+        {
+            missing_value(invocation, &argument, last)
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            Failure::new(line.trim_start_matches("error: ")).with_hint()
+        }
+    }
+}
+
+/// The long names of a command's options.
+fn long_names(command: &clap::Command) -> Vec<String> {
+    let names = command.get_arguments().filter_map(clap::Arg::get_long);
+    names.map(str::to_string).collect()
+}
+
+/// The failure if an option is the beginning of several.
+fn ambiguous(invocation: &Invocation, argument: &str, names: &[String]) -> Option<Failure> {
+    let given = argument.strip_prefix("--")?;
+    let start = given.split('=').next().unwrap_or(given);
+    let meant: Vec<String> = (names.iter())
+        .filter(|name| name.starts_with(start))
+        .map(|name| format!(" '--{name}'"))
+        .collect();
+    let prefix = invocation.prefix();
+    let text = match &meant[..] {
+        [] => return None,
+        [name] => format!("{prefix}: option{name} doesn't allow an argument"),
+        _ => format!(
+            "{prefix}: option '{argument}' is ambiguous; possibilities:{}",
+            meant.concat()
+        ),
+    };
+    Some(Failure::bare(text).with_hint())
+}
+
+fn is_empty(value: &ContextValue) -> bool {
+    matches!(value, ContextValue::String(text) if text.is_empty())
+}
+
+/// `argument` is as clap shows it: `--format <FMT>`.
+fn missing_value(invocation: &Invocation, argument: &str, last: &str) -> Failure {
+    let option = argument.split_whitespace().next().unwrap_or(argument);
+    let prefix = invocation.prefix();
+    if last.starts_with('-') && !last.starts_with("--") {
+        let letter = last.chars().last().unwrap_or('-');
+        let text = format!("{prefix}: option requires an argument -- '{letter}'");
+        return Failure::bare(text).with_hint();
+    }
+    Failure::bare(format!("{prefix}: option '{option}' requires an argument")).with_hint()
+}
