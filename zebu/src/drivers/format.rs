@@ -28,6 +28,8 @@ pub struct Driver {
     /// The options of new images, in the order in which they are shown. None:
     /// images are not created.
     pub create_options: Option<&'static [CreateOption]>,
+    /// The options that an image is opened with, besides those of every image.
+    pub open_options: &'static [&'static str],
     /// The lock of a file that is read, and of one that is written.
     pub locks: [LockRequest; 2],
     /// Opens an image.
@@ -147,6 +149,11 @@ impl Format {
     /// The options of new images, in the order in which they are shown.
     pub fn create_options(self) -> &'static [CreateOption] {
         self.0.create_options.unwrap_or_default()
+    }
+
+    /// The options that an image is opened with, besides those of every image.
+    pub const fn open_options(self) -> &'static [&'static str] {
+        self.0.open_options
     }
 
     /// Whether images of it can name a backing file.

@@ -19,6 +19,7 @@ pub static DRIVER: Driver = Driver {
     has_backing: false,
     checks_data: false,
     create_options: Some(&CREATE_OPTIONS),
+    open_options: &["offset", "size"],
     locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
     open: |request| Box::pin(std::future::ready(open(request))),
 };

@@ -22,6 +22,7 @@ pub static DRIVER: Driver = Driver {
     has_backing: false,
     checks_data: true,
     create_options: None,
+    open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
     open: |request| Box::pin(open(request)),

@@ -42,22 +42,6 @@ const KEYS: &[&str] = &[
     "discard",
     "read-only",
 ];
-/// What a raw image can change besides.
-const RAW_KEYS: &[&str] = &["offset", "size"];
-/// What a qcow2 image can change besides.
-const QCOW2_KEYS: &[&str] = &[
-    "cache-clean-interval",
-    "cache-size",
-    "discard-no-unref",
-    "l2-cache-entry-size",
-    "l2-cache-size",
-    "lazy-refcounts",
-    "overlap-check",
-    "pass-discard-other",
-    "pass-discard-request",
-    "pass-discard-snapshot",
-    "refcount-cache-size",
-];
 
 /// What the options of the command say.
 #[derive(Default)]
@@ -175,11 +159,6 @@ fn change(
     key: String,
     value: OsString,
 ) -> Result<(), String> {
-    let own = match format.name() {
-        "raw" => RAW_KEYS,
-        "qcow2" => QCOW2_KEYS,
-        _ => &[],
-    };
     let base = match key.strip_prefix("overlap-check.") {
         Some(_) => "overlap-check",
         None => &key,
@@ -190,7 +169,8 @@ fn change(
     {
         return Err(format!("Cannot change the option '{of_file}'"));
     }
-    if !key.starts_with("file.") && !KEYS.contains(&base) && !own.contains(&base) {
+    if !key.starts_with("file.") && !KEYS.contains(&base) && !format.open_options().contains(&base)
+    {
         return Err(format!("Cannot change the option '{key}'"));
     }
     match (key.as_str(), &*value.to_string_lossy()) {
