@@ -51,6 +51,22 @@ impl Progress {
         }
     }
 
+    /// Shows that the command has begun: 0 %, as qemu-img before it opens anything.
+    pub fn begun(asked: bool) -> Self {
+        let mut progress = Progress::only_shown(asked, 0);
+        progress.show();
+        progress
+    }
+
+    /// The job over `total` bytes begins, which signals can stop.
+    pub fn job(&mut self, total: u64) {
+        signals::catch_stops();
+        self.total = total;
+        if let Display::Bar(bar) = &self.display {
+            bar.set_length(total);
+        }
+    }
+
     /// So many bytes are done. Breaks after a signal that stops the job.
     pub fn set(&mut self, done: u64) -> ControlFlow<()> {
         self.done = done;

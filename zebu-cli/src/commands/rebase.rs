@@ -59,6 +59,18 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             Failure::new("Must specify backing file (-b) or use unsafe mode (-u)").with_hint(),
         );
     }
+    let mut progress = Progress::begun(arguments.progress && !arguments.quiet);
+    let outcome = open_and_rebase(invocation, &arguments, name, &mut progress);
+    progress.finish(outcome.is_ok());
+    outcome
+}
+
+fn open_and_rebase(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    name: &OsStr,
+    progress: &mut Progress,
+) -> Outcome {
     let cache = target_cache(arguments.cache.as_deref())?;
     let backing_cache = source_cache(arguments.backing_cache.as_deref())?;
     // It is for the new backing file; the image is written to.
@@ -72,7 +84,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let queue = open::queue()?;
     let overlay = open::device_with(&queue, name, &source, &options)?;
     check_format_name(arguments.backing_format.as_deref())?;
-    let backing = new_backing(&arguments);
+    let backing = new_backing(arguments);
     let spec = match &backing {
         Some(backing) => new_spec(&queue, &overlay, backing, arguments.backing_unsafe)?,
         None => None,
@@ -96,7 +108,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             name.display()
         )));
     }
-    rebase(invocation, &queue, &arguments, overlay, new, backing)
+    rebase(
+        invocation, &queue, arguments, overlay, new, backing, progress,
+    )
 }
 
 fn rebase(
@@ -106,17 +120,16 @@ fn rebase(
     overlay: Device,
     new: Option<Device>,
     backing: Option<NewBacking>,
+    progress: &mut Progress,
 ) -> Outcome {
     let result = if arguments.backing_unsafe {
         invocation.end_on_stop(signals::WHOLE);
         jobs::rebase_unsafe(queue, overlay, backing.as_ref())
     } else {
-        let mut progress = Progress::new(arguments.progress && !arguments.quiet, overlay.size());
+        progress.job(overlay.size());
         let options = RebaseOptions::default().compress(arguments.compress);
         let tell = |done| progress.set(done);
-        let result = jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell);
-        progress.finish(result.is_ok());
-        result
+        jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell)
     };
     let name = backing.map_or_else(OsString::new, |b| b.name);
     result.map_err(|e| match e {

@@ -357,6 +357,7 @@ impl World {
         let (cwd, name) = self.place(shell, rng);
         let in_session = rng.one_in(4);
         let commands_of_qemu = in_session && by == By::Qemu;
+        let mut preallocated = false;
         let answer = if in_session {
             // Within a session that goes on: QEMU's growth may show old content.
             let mut args = words(&["-f", "qcow2"]);
@@ -371,6 +372,7 @@ impl World {
             } else if new > old && rng.one_in(3) {
                 let mode = rng.pick(&["metadata", "falloc", "full"]);
                 args.push(format!("--preallocation={mode}"));
+                preallocated = true;
             }
             args.extend([name, new.to_string()]);
             shell.img(by, cwd, &args)?
@@ -393,6 +395,10 @@ impl World {
         self.disk.resize(new);
         self.touched.resize(new.div_ceil(cluster), true);
         self.clean_end &= !commands_of_qemu;
+        if preallocated && by == By::Qemu {
+            // What it preallocates shows what freed clusters had.
+            return self.adopt_from(old, new, shell, rng);
+        }
         self.resized(shell, rng, by, old)
     }
 
@@ -402,12 +408,25 @@ impl World {
         if by == By::Qemu && new > old && !self.clean_end {
             // It shows what happens to lie behind the old end.
             let end = old.next_multiple_of(self.kind.cluster).min(new);
-            let bytes = self.content(shell, rng, By::Qemu, &[])?;
-            if bytes.len() == new {
-                self.disk.bytes[old..end].copy_from_slice(&bytes[old..end]);
-            }
+            self.adopt_from(old, end, shell, rng)?;
         }
         self.clean_end = by == By::Zebu;
+        Ok(())
+    }
+
+    /// Takes over what QEMU's growth shows in a range.
+    fn adopt_from(
+        &mut self,
+        from: usize,
+        end: usize,
+        shell: &mut Shell,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let bytes = self.content(shell, rng, By::Qemu, &[])?;
+        if bytes.len() == self.size() {
+            self.disk.bytes[from..end].copy_from_slice(&bytes[from..end]);
+        }
+        self.clean_end = false;
         Ok(())
     }
 

@@ -147,25 +147,21 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     check_combinations(&arguments)?;
     let queue = open::queue()?;
-    let sources = open_sources(&queue, &arguments, sources)?;
-    let total = sources
-        .iter()
-        .map(Device::size)
-        .fold(0, u64::saturating_add);
-    let mut progress = Progress::new(arguments.progress && !arguments.quiet, total);
-    let _ = progress.set(0);
-    let outcome =
-        target::open(&queue, &arguments, target, &sources, &mut options).and_then(|target| {
-            convert(
-                invocation,
-                &queue,
-                &arguments,
-                sources,
-                target,
-                &options,
-                &mut progress,
-            )
-        });
+    let mut progress = Progress::begun(arguments.progress && !arguments.quiet);
+    let outcome = open_sources(&queue, &arguments, sources).and_then(|sources| {
+        let sizes = sources.iter().map(Device::size);
+        progress.job(sizes.fold(0, u64::saturating_add));
+        let target = target::open(&queue, &arguments, target, &sources, &mut options)?;
+        convert(
+            invocation,
+            &queue,
+            &arguments,
+            sources,
+            target,
+            &options,
+            &mut progress,
+        )
+    });
     progress.finish(outcome.is_ok());
     outcome
 }
