@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{FileSpec, protocol};
+use zebu::block::FileSpec;
+use zebu::names::protocol;
 
 /// The file, or the export of a server, that a name means. What does not exist
 /// yet is described by no options, so `json:` is refused.

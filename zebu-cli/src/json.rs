@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::json_text;
+use zebu::names::json_text;
 
 /// A value. Texts are names, of any bytes: reports for people show these as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use zebu::block::{TlsObjects, split_list};
+use zebu::block::TlsObjects;
+use zebu::names::split_list;
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::failure::Failure;

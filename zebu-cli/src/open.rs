@@ -5,8 +5,9 @@ use std::io::Write;
 use std::str::FromStr;
 
 use zebu::Error;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, Format, OpenOptions};
 use zebu::jobs;
+use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
@@ -138,7 +139,7 @@ fn warn_if_guessed(device: &Device) {
              Automatically detecting the format is dangerous for raw images, write operations on \
              block 0 will be restricted.\n         \
              Specify the 'raw' format explicitly to remove the restrictions.",
-            device.top().name.display()
+            device.top().spec.display_name().display()
         );
     }
 }

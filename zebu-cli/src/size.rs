@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-pub use zebu::block::SizeError;
-use zebu::block::parse_size;
+pub use zebu::names::SizeError;
+use zebu::names::parse_size;
 
 /// Reads a size in bytes as everywhere ([`parse_size`]), up to 2^63 - 1.
 pub fn parse(text: &str) -> Result<u64, SizeError> {

@@ -10,7 +10,8 @@ use common::{Answer, Lab, Random, beyond_qemu, compare_answers, peer};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions};
+use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Queue, QueueOptions};
 

@@ -74,6 +74,7 @@ mod format;
 #[doc(hidden)]
 pub mod internal;
 pub mod jobs;
+pub mod names;
 #[cfg(feature = "nbd")]
 mod nbd;
 pub mod qcow2;
@@ -83,10 +84,11 @@ pub mod tls;
 
 pub use block::{
     Device, Extents, Format, InUse, Layer, Length, OpenOptions, Policy, Preallocation, Remote,
-    RemoteRequest, SharedDevice, Source, Status, Storages, Zeroing,
+    RemoteRequest, SharedDevice, Status, Storages, Zeroing,
 };
 pub use drivers::Limits;
 pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};
+pub use names::Source;
 pub use storage::{
     Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
 };

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
+use zebu::names::Source;
 use zebu::storage::{
     Alignment, Blocks, CacheMode, Iov, Memory, OpKind, Properties, Queue, QueueOptions, Started,
     Storage,

@@ -34,8 +34,9 @@ use std::time::{Duration, Instant};
 
 use common::{Rng, Sayer, Watchdog, cases, engines, progress};
 use disk::Disk;
-use zebu::block::{Device, Format, OpenOptions, Preallocation, Source, Storages, Zeroing};
+use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages, Zeroing};
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
+use zebu::names::Source;
 use zebu::qcow2::Compression;
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{

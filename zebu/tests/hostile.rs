@@ -22,13 +22,14 @@ use std::sync::Arc;
 use hostile_bounds::{alone, case, generated, queue};
 use hostile_images::{Random, build, exercise, mutate};
 use zebu::Result;
-use zebu::block::{Device, OpenOptions, Policy, Source};
+use zebu::block::{Device, OpenOptions, Policy};
 use zebu::internal::OpenImage;
 use zebu::internal::format::{
     BITMAP_TYPE_DIRTY_TRACKING, BitmapsExtension, COMPRESSED, COPIED, Extension, Header,
     INCOMPATIBLE_DATA_FILE,
 };
 use zebu::jobs::{self, CheckReport, RepairMode};
+use zebu::names::Source;
 use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage, StorageExtent};
 

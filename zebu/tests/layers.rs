@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the bottom up. A module may name what is before it, and itself.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["broken", "lock", "options", "statistics"],
     &["format"],
     &["error"],
@@ -14,6 +14,7 @@ const LAYERS: [&[&str]; 8] = [
     &["storage"],
     &["drivers"],
     &["block", "qcow2"],
+    &["names"],
     &["jobs"],
 ];
 

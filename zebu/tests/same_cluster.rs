@@ -12,8 +12,9 @@ use std::sync::Barrier;
 
 use common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
 use common::{Rng, Watchdog, cases, engines, progress};
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions};
 use zebu::jobs;
+use zebu::names::Source;
 use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
 
 const THREADS: usize = 4;

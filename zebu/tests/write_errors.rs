@@ -13,8 +13,9 @@ use std::sync::Arc;
 use common::faulty::{Faulty, libc_eio, libc_enospc};
 use common::peer::{assert_clean, assert_consistent, assert_content, qemu_img, qemu_io, text};
 use common::{Rng, Sayer, Watchdog, cases, progress};
-use zebu::block::{Device, OpenOptions, Source, Zeroing};
+use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::names::Source;
 use zebu::storage::{Buffer, Iov, Memory, Queue};
 use zebu::{Error, Result};
 

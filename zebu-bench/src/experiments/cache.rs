@@ -9,7 +9,8 @@ use crate::results::{self, Figure, Group, Ratio, Row, Scale, Unit};
 use crate::units::{self, KIB};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use zebu::block::{Device, Format, OpenOptions, Source};
+use zebu::block::{Device, Format, OpenOptions};
+use zebu::names::Source;
 use zebu::storage::{Queue, QueueOptions};
 
 const BLOCK: u64 = 4 * KIB;

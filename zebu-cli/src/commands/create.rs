@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, FileSpec, Source};
+use zebu::block::{Device, FileSpec};
+use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};

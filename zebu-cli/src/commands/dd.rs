@@ -4,8 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::{Device, Format, Source};
+use zebu::block::{Device, Format};
 use zebu::jobs::{self, CopyOptions, TransferError};
+use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::CreateOptions;

@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, OpenOptions, Source};
+use zebu::block::{Device, OpenOptions};
+use zebu::names::Source;
 use zebu::qcow2::Image;
 use zebu::qcow2::Snapshot;
 use zebu::storage::{CacheMode, Queue};

@@ -3,8 +3,9 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, ImageSpec, Source};
+use zebu::block::{Device, ImageSpec};
 use zebu::jobs::{self, NewBacking, RebaseError, RebaseOptions};
+use zebu::names::Source;
 use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};

@@ -1,12 +1,10 @@
 //! An image and the chain of images behind it, as one device.
 
-use std::ffi::OsString;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::DetectZeroes;
-use super::source::ImageSpec;
+use super::spec::{DetectZeroes, ImageSpec};
 use super::stacked::Stacked;
 use super::status::KnownData;
 use crate::drivers::qcow2::Image;
@@ -17,8 +15,6 @@ use crate::{Error, Result};
 /// One image of a chain.
 #[derive(Debug)]
 pub struct Layer {
-    /// Its name, as messages and `info` show it.
-    pub name: OsString,
     /// What it was opened by.
     pub spec: ImageSpec,
     /// The image.

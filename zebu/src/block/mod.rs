@@ -11,9 +11,10 @@ mod quick_zeroes;
 mod read;
 mod remote;
 mod resize;
+mod resolver;
 mod shared;
 mod snapshots;
-mod source;
+mod spec;
 mod stacked;
 mod status;
 mod vm_state;
@@ -28,14 +29,15 @@ pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::{OpenedFile, TlsObjects};
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
+pub(crate) use resolver::NameResolver;
 pub use shared::{InUse, SharedDevice};
-pub use source::{
+pub use spec::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
-    OverlapChecks, Qcow2Options, RawOptions, SizeError, Source, first_item, json_text, parse_size,
-    protocol, split_list,
+    OverlapChecks, Qcow2Options, RawOptions,
 };
 #[cfg(feature = "nbd")]
-pub use source::{NbdSpec, NbdTls};
+pub use spec::{NbdSpec, NbdTls};
+pub(crate) use spec::{OptionSet, OptionValue};
 pub use status::Status;
 pub use write::Zeroing;

@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 use super::device::{Device, Layer, WriteMode};
 use super::opened::{Identity, OpenedFile, OpenedImage, TlsObjects};
-use super::source::{
-    BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileSpec, ImageSpec, Locking,
-    NATIVE_NEEDS_DIRECT,
+use super::resolver::{NameResolver, Paths};
+use super::spec::{
+    BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver, FileSpec, ImageSpec,
+    Locking, NATIVE_NEEDS_DIRECT,
 };
 use super::stacked::Stacked;
-use super::{DetectZeroes, Source};
 use crate::drivers::qcow2::{CacheOptions, Qcow2Opening, SnapshotName, WriteOptions};
 use crate::drivers::{
     BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Raw, RawPart, probe,
 };
 use crate::storage::{
-    Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
+    Action, Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
 };
 use crate::{Error, Result};
 
@@ -39,7 +39,7 @@ pub enum Policy {
     /// Nothing, and the image itself may be made to do harm: strict mode, the
     /// program's `--untrusted`. Of several images each has its own limits.
     ///
-    /// - A [`Source::Name`] is the path of a file: `json:` names and names with
+    /// - A [`Source::Name`](crate::Source::Name) is the path of a file: `json:` names and names with
     ///   a protocol (`file:` among them) are refused.
     /// - No image opens what its header names. What the caller's own options
     ///   name (`backing.file.filename=…`, `data-file.filename=…`) is opened, and
@@ -56,15 +56,6 @@ impl Policy {
         match self {
             Policy::Untrusted(limits) => Some(limits),
             Policy::Follow | Policy::Nothing => None,
-        }
-    }
-
-    /// Refuses a name that is more than a path, if this is strict mode: for
-    /// callers that resolve a [`Source`] themselves.
-    pub fn check_source(&self, source: &Source) -> Result<()> {
-        match self {
-            Policy::Untrusted(_) => source.check_is_path(),
-            Policy::Follow | Policy::Nothing => Ok(()),
         }
     }
 }
@@ -129,35 +120,12 @@ pub enum Length {
 }
 
 impl Device {
-    /// Opens an image and, unless disabled, its backing chain. Blocks.
-    ///
-    /// The error is what fits after `Could not open 'NAME': `.
-    pub fn open(queue: &Queue, source: &Source, options: &OpenOptions) -> Result<Device> {
-        queue.block_on(Device::open_async(queue, source, options))
-    }
-
-    /// The same as a future of `queue`. Reading is asynchronous; opening and locking files, and
-    /// connecting to servers, blocks the thread.
-    pub async fn open_async(
-        queue: &Queue,
-        source: &Source,
-        options: &OpenOptions,
-    ) -> Result<Device> {
-        options.policy.check_source(source)?;
-        Device::open_spec_async(queue, source.resolve(None, options.format)?, options).await
-    }
-
-    /// The same for an image that is described already, which says its format
-    /// itself: that of the options counts for nothing.
-    pub fn open_spec(queue: &Queue, spec: ImageSpec, options: &OpenOptions) -> Result<Device> {
-        queue.block_on(Device::open_spec_async(queue, spec, options))
-    }
-
-    /// The same as a future of `queue`; see [`Device::open_async`].
-    pub async fn open_spec_async(
+    /// Opens an image and, unless disabled, its backing chain.
+    pub(crate) async fn open_with(
         queue: &Queue,
         spec: ImageSpec,
         options: &OpenOptions,
+        names: &dyn NameResolver,
     ) -> Result<Device> {
         let shared = options.force_share || spec.options.common.force_share == Some(true);
         if options.write && shared {
@@ -168,6 +136,7 @@ impl Device {
         let mut opening = Opening {
             queue,
             options,
+            names,
             layers: Vec::new(),
             seen: Vec::new(),
             data: None,
@@ -216,6 +185,7 @@ impl Device {
         let mut opening = Opening {
             queue,
             options,
+            names: &Paths,
             layers: Vec::new(),
             seen: Vec::new(),
             data,
@@ -267,6 +237,7 @@ impl Storages {
 struct Opening<'a> {
     queue: &'a Queue,
     options: &'a OpenOptions,
+    names: &'a dyn NameResolver,
     layers: Vec<Layer>,
     /// The files of the chain, to find loops.
     seen: Vec<Identity>,
@@ -376,7 +347,9 @@ impl Opening<'_> {
             ));
         }
         let format = probe(self.queue, file).await?;
-        spec.set_format(format)?;
+        spec.format = Some(format);
+        spec.is_guessed = true;
+        self.names.format_options(spec, format)?;
         Ok(format)
     }
 
@@ -413,7 +386,7 @@ impl Opening<'_> {
             offset: spec.options.raw.offset,
             size: spec.options.raw.size,
             is_bare: spec.bare,
-            is_guessed: spec.is_guessed(),
+            is_guessed: spec.is_guessed,
         };
         let driver = format.driver();
         if self.writes(role) && !driver.is_writable && !for_check {
@@ -447,7 +420,6 @@ impl Opening<'_> {
             false => None,
         };
         self.layers.push(Layer {
-            name: spec.display_name(),
             spec,
             image,
             known_data: Default::default(),
@@ -487,8 +459,7 @@ impl Opening<'_> {
                 name.display()
             )));
         }
-        // As in QEMU, relative to the current directory and not to the image's.
-        match FileSpec::resolve(name, None) {
+        match self.names.data_file(name) {
             // Any name can be shown.
             Err(_) if self.options.policy != Policy::Follow => Ok(None),
             resolved => resolved.map(Some),
@@ -512,7 +483,9 @@ impl Opening<'_> {
             (BackingSpec::Default, Some(name)) => (name, None),
             (BackingSpec::Options(more), Some(name)) => (name, Some(more)),
             (BackingSpec::Options(more), None) => {
-                return more.resolve(None, None, None).map(Some).map_err(behind);
+                let of = spec.file.name();
+                let backing = self.names.backing(None, of, None, Some(more));
+                return backing.map(Some).map_err(behind);
             }
         };
         if self.options.policy != Policy::Follow {
@@ -526,12 +499,8 @@ impl Opening<'_> {
             Some(format) => Some(String::from_utf8_lossy(format).parse().map_err(behind)?),
         };
         let of = spec.file.name();
-        match more {
-            None => Source::Name(name.into()).resolve(Some(of), format),
-            Some(more) => more.resolve(Some(name), Some(of), format),
-        }
-        .map(Some)
-        .map_err(behind)
+        let backing = self.names.backing(Some(name), of, format, more);
+        backing.map(Some).map_err(behind)
     }
 
     fn check_loop(&mut self, file: &OpenedFile, spec: &FileSpec) -> Result<()> {
@@ -571,7 +540,7 @@ impl Opening<'_> {
             match &spec.driver {
                 FileDriver::Blkdebug(debug) => {
                     let below = self.file(&common, &debug.image, role).await?;
-                    let storage = debugged(debug, below.storage())?;
+                    let storage = self.debugged(debug, below.storage())?;
                     Ok(OpenedFile::Over(Arc::new(storage), Box::new(below)))
                 }
                 FileDriver::Image(image) if image.format == Some(Format::RAW) => {
@@ -621,6 +590,7 @@ impl Opening<'_> {
         let mut opening = Opening {
             queue: self.queue,
             options,
+            names: self.names,
             layers: Vec::new(),
             seen: self.seen.clone(),
             data: None,
@@ -629,9 +599,7 @@ impl Opening<'_> {
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
             // The repair of the image above would not mend this one.
-            e if e.is_dirty() => {
-                Error::Refused(format!("'{}': {e}", image.display_name().display()))
-            }
+            e if e.is_dirty() => Error::Refused(format!("'{}': {e}", image.file.name().display())),
             e => e,
         })?;
         let identity = opening.seen.get(self.seen.len()).cloned();
@@ -672,11 +640,6 @@ impl OtherFiles for Others<'_, '_> {
     }
 }
 
-/// `storage`, failing as configured.
-fn debugged(spec: &BlkdebugSpec, storage: Arc<dyn Storage>) -> Result<Blkdebug> {
-    Blkdebug::new(storage, spec.rules()?, spec.limits).map_err(Error::Refused)
-}
-
 impl Opening<'_> {
     /// Locks one file of an image, as QEMU would.
     fn lock(
@@ -704,6 +667,18 @@ impl Opening<'_> {
             Length::Fixed => request.fixed_length(),
             Length::Changing => request.changing_length(),
         })
+    }
+
+    /// `storage` with injected errors.
+    fn debugged(&self, spec: &BlkdebugSpec, storage: Arc<dyn Storage>) -> Result<Blkdebug> {
+        let mut rules = match &spec.config {
+            Some(config) => self.names.blkdebug_rules(config)?,
+            None => Vec::new(),
+        };
+        rules.extend(spec.rules.iter().cloned());
+        // As in QEMU, rules that inject errors come before those that set the state.
+        rules.sort_by_key(|rule| matches!(rule.action, Action::SetState(_)));
+        Blkdebug::new(storage, rules, spec.limits).map_err(Error::Refused)
     }
 
     fn writes(&self, role: Role) -> bool {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::source::{FileDriver, FileSpec};
+use super::spec::{FileDriver, FileSpec};
 #[cfg(feature = "nbd")]
-use super::source::{NbdSpec, NbdTls};
+use super::spec::{NbdSpec, NbdTls};
 use super::stacked::Stacked;
 #[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};

@@ -23,12 +23,15 @@ pub struct Driver {
     pub is_writable: bool,
     /// Whether images can name a backing file.
     pub has_backing: bool,
+    /// Whether images can name an external data file.
+    pub has_data_file: bool,
     /// Whether [`FormatImage::check_data`](super::FormatImage::check_data) may refuse.
     pub checks_data: bool,
     /// The options of new images, in the order in which they are shown. None:
     /// images are not created.
     pub create_options: Option<&'static [CreateOption]>,
-    /// The options that an image is opened with, besides those of every image.
+    /// The keys of the options that an image is opened with (`--image-opts`), besides those of
+    /// every image.
     pub open_options: &'static [&'static str],
     /// The lock of a file that is read, and of one that is written.
     pub locks: [LockRequest; 2],
@@ -151,14 +154,20 @@ impl Format {
         self.0.create_options.unwrap_or_default()
     }
 
-    /// The options that an image is opened with, besides those of every image.
-    pub const fn open_options(self) -> &'static [&'static str] {
-        self.0.open_options
-    }
-
     /// Whether images of it can name a backing file.
     pub const fn has_backing(self) -> bool {
         self.0.has_backing
+    }
+
+    /// Whether images of it can name an external data file.
+    pub const fn has_data_file(self) -> bool {
+        self.0.has_data_file
+    }
+
+    /// The keys of the options that an image of it is opened with (`--image-opts`), besides those
+    /// of every image.
+    pub const fn open_options(self) -> &'static [&'static str] {
+        self.0.open_options
     }
 }
 

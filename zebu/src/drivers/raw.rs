@@ -17,6 +17,7 @@ pub static DRIVER: Driver = Driver {
     probe: None,
     is_writable: true,
     has_backing: false,
+    has_data_file: false,
     checks_data: false,
     create_options: Some(&CREATE_OPTIONS),
     open_options: &["offset", "size"],

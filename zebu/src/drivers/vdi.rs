@@ -20,6 +20,7 @@ pub static DRIVER: Driver = Driver {
     probe: Some(probe),
     is_writable: false,
     has_backing: false,
+    has_data_file: false,
     checks_data: true,
     create_options: None,
     open_options: &[],

@@ -1,7 +1,8 @@
 //! Opening a device whose image may have to be repaired first.
 
 use super::check::{CheckMessage, RepairMode, repair};
-use crate::block::{Device, ImageSpec, OpenOptions, Source};
+use crate::block::{Device, ImageSpec, OpenOptions};
+use crate::names::Source;
 use crate::storage::Queue;
 use crate::{Error, Result};
 

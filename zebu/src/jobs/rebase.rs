@@ -18,7 +18,8 @@ use super::progress::{At, Progress};
 use super::transfer::cluster_size;
 use super::workers::{self, IntoControlFlow};
 use super::zero::is_zero;
-use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Source, Status, Zeroing};
+use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Status, Zeroing};
+use crate::names::Source;
 use crate::storage::{Buffer, EngineKind, Queue};
 use crate::{Error, Result};
 

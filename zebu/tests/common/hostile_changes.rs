@@ -17,12 +17,13 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use zebu::block::{Device, FileSpec, OpenOptions, Source, Zeroing};
+use zebu::block::{Device, FileSpec, OpenOptions, Zeroing};
 use zebu::internal::format::{Geometry, Header, L1Entry, RefcountTableEntry};
 use zebu::jobs::{
     self, CheckReport, CompareOptions, Comparison, CompressOptions, ConvertOptions, CreateQcow2,
     RepairMode, Target,
 };
+use zebu::names::Source;
 use zebu::qcow2::Snapshot;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage};

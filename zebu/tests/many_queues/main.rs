@@ -33,8 +33,9 @@ use std::time::{Duration, Instant};
 use common::peer::{assert_clean, assert_content, text, write_sparse};
 use common::{Rng, Sayer, Watchdog, cases, progress};
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
-use zebu::block::{Device, OpenOptions, Source, Zeroing};
+use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
+use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 

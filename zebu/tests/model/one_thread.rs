@@ -5,8 +5,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use zebu::Result;
-use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Preallocation, Source};
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Preallocation};
 use zebu::jobs;
+use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Handle, Queue};
 

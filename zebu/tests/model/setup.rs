@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Source};
+use zebu::block::{DetectZeroes, Device, Format, OpenOptions};
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
+use zebu::names::Source;
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 

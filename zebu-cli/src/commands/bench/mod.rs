@@ -13,7 +13,8 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use clap::Parser;
-use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions, Source};
+use zebu::block::{NATIVE_NEEDS_DIRECT, OpenOptions};
+use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};

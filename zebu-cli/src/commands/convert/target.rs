@@ -4,10 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
-use zebu::block::{Device, FileSpec, Format, Source};
+use zebu::block::{Device, FileSpec, Format};
 use zebu::internal::codec::{Compression, Compressor};
 use zebu::internal::format;
 use zebu::jobs::{ConvertError, ConvertOptions, Target};
+use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
 
 use super::Arguments;

@@ -4,9 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, Source, protocol};
+use zebu::block::{Device, FileDriver, FileSpec, Format, Layer};
 use zebu::internal::format::{LuksHeader, LuksSlot};
 use zebu::jobs;
+use zebu::names::{Source, protocol};
 use zebu::qcow2::Image;
 use zebu::qcow2::{BitmapEntry, Snapshot};
 use zebu::storage::{Queue, Storage};
@@ -72,7 +73,7 @@ impl Report {
         let disk_size = file.allocated().ok();
         let qcow2 = layer.as_qcow2();
         Ok(Report {
-            name: layer.name.clone(),
+            name: layer.spec.display_name(),
             format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,

@@ -5,7 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{Device, FileSpec, Source};
+use zebu::block::{Device, FileSpec};
+use zebu::names::Source;
 
 use crate::json::{Map, Value};
 

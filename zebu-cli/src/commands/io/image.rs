@@ -4,7 +4,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use zebu::block::{Device, Format, NATIVE_NEEDS_DIRECT, Preallocation, Source};
+use zebu::block::{Device, Format, NATIVE_NEEDS_DIRECT, Preallocation};
+use zebu::names::Source;
 use zebu::storage::{Buffer, EngineKind, Handle, Queue, QueueOptions};
 
 use super::copy_on_read;

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use zebu::block::Source;
+use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::file_name::as_value;

@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zebu::block::{Device, Source, first_item};
+use zebu::block::Device;
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
+use zebu::names::{Source, first_item};
 use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;

@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{Format, split_list};
+use zebu::block::Format;
+use zebu::names::split_list;
 use zebu::storage::CacheMode;
 
 use super::command::{Failure, Handler, Outcome};

@@ -145,7 +145,7 @@ fn serve(
 fn close(queue: &Queue, exports: Vec<Arc<Export>>) -> Result<(), Failure> {
     let mut result = Ok(());
     for export in exports {
-        let name = export.device().top().name.clone();
+        let name = export.device().top().spec.display_name();
         let device = Arc::into_inner(export).map(Export::into_device);
         result = result.and(serve::close(queue, &name, device));
     }

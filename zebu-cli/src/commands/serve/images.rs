@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use clap::Args;
-use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy, Source};
+use zebu::block::{DetectZeroes, Device, NATIVE_NEEDS_DIRECT, OpenOptions, Policy};
+use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{CacheMode, EngineKind, Queue, QueueOptions};
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::split_list;
+use zebu::names::split_list;
 use zebu_vhost::MAX_QUEUES;
 
 use crate::commands::serve::ImageArguments;

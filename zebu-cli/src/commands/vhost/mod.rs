@@ -79,7 +79,7 @@ fn serve(
     }
     let mut result = Ok(0);
     for export in exports {
-        let name = export.device().top().name.clone();
+        let name = export.device().top().spec.display_name();
         let device = Arc::into_inner(export).map(Export::into_device);
         let closed = serve::close(&queue, &name, device);
         result = result.and_then(|status| closed.map(|()| status));

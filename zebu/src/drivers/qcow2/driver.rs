@@ -18,6 +18,7 @@ pub static DRIVER: Driver = Driver {
     probe: Some(probe),
     is_writable: true,
     has_backing: true,
+    has_data_file: true,
     checks_data: true,
     create_options: Some(&CREATE_OPTIONS),
     open_options: &[

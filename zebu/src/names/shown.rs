@@ -4,13 +4,15 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use super::{BackingSpec, FileDriver, FileSpec, Format, ImageSpec, json};
+use super::null;
+use super::quote::quote;
+use crate::block::{BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec};
 
 impl FileSpec {
     /// The name that QEMU shows, if a name says all.
-    pub(super) fn plain_name(&self) -> Option<OsString> {
+    fn plain_name(&self) -> Option<OsString> {
         match &self.driver {
-            FileDriver::Null(null) => null.plain_name().map(OsString::from),
+            FileDriver::Null(null) => null.plain_name(),
             FileDriver::Blkdebug(debug) => debug.plain_name(),
             FileDriver::Image(image) => image.plain_name(),
             _ => Some(self.name().to_owned()),
@@ -23,11 +25,11 @@ impl FileSpec {
             .unwrap_or_else(|| format!("json:{}", self.json()).into())
     }
 
-    pub(super) fn json(&self) -> String {
+    fn json(&self) -> String {
         let driver = match &self.driver {
             #[cfg(feature = "nbd")]
-            FileDriver::Nbd(nbd) => return nbd.json(),
-            FileDriver::Null(null) => return object(null.members()),
+            FileDriver::Nbd(nbd) => return format!("{{{}}}", nbd.json),
+            FileDriver::Null(null) => return object(null.shown.clone()),
             FileDriver::Blkdebug(debug) => return object(debug.members()),
             FileDriver::Image(image) => return image.json(None),
             FileDriver::Any if is_device(&self.path) => "host_device",
@@ -35,8 +37,39 @@ impl FileSpec {
         };
         format!(
             "{{\"driver\": \"{driver}\", \"filename\": {}}}",
-            json::quote(self.name())
+            quote(self.name())
         )
+    }
+}
+
+impl NullSpec {
+    /// The name that QEMU shows, if a name says all.
+    fn plain_name(&self) -> Option<OsString> {
+        (self.shown.len() == 1).then(|| null::name(self.driver).into())
+    }
+}
+
+impl BlkdebugSpec {
+    /// The name that QEMU shows, if a name says all.
+    fn plain_name(&self) -> Option<OsString> {
+        let is_name = |key: &str| key == "config" || key == "x-image";
+        if self.shown.iter().any(|(key, _)| !is_name(key)) {
+            return None;
+        }
+        let mut name = OsString::from("blkdebug:");
+        name.push(self.config.as_deref().unwrap_or(Path::new("")));
+        name.push(":");
+        name.push(self.image.plain_name()?);
+        Some(name)
+    }
+
+    /// The members of its JSON.
+    fn members(&self) -> Vec<(String, String)> {
+        let shown = self.shown.iter().filter(|(key, _)| key != "x-image");
+        let mut members: Vec<_> = shown.cloned().collect();
+        members.push(("driver".into(), "\"blkdebug\"".into()));
+        members.push(("image".into(), self.image.json()));
+        members
     }
 }
 
@@ -64,7 +97,7 @@ fn object(mut members: Vec<(String, String)>) -> String {
     members.sort_by_key(|(key, _)| place(key));
     let members: Vec<_> = members
         .iter()
-        .map(|(key, value)| format!("{}: {value}", json::quote(OsStr::new(key))))
+        .map(|(key, value)| format!("{}: {value}", quote(OsStr::new(key))))
         .collect();
     format!("{{{}}}", members.join(", "))
 }
@@ -77,14 +110,6 @@ fn is_device(path: &Path) -> bool {
 }
 
 impl ImageSpec {
-    /// The format's name as `info` shows it.
-    pub fn format_name(&self) -> &'static str {
-        match (self.bare, self.format) {
-            (true, _) => self.file.driver.name(),
-            (false, format) => format.unwrap_or(Format::RAW).name(),
-        }
-    }
-
     /// The name as `qemu-img info` shows it, which opens no backing file: the
     /// path if that says all, else the options as JSON.
     pub fn display_name(&self) -> OsString {
@@ -110,7 +135,7 @@ impl ImageSpec {
     }
 
     /// The name that QEMU shows, if a name says all.
-    pub(super) fn plain_name(&self) -> Option<OsString> {
+    fn plain_name(&self) -> Option<OsString> {
         let raw = &self.options.raw;
         let is_window = raw.offset_json.is_some() || raw.size_json.is_some();
         match (&self.file.driver, self.format) {

@@ -6,23 +6,20 @@
 //! dotted keys that mean the same: `{"file":{"filename":"x"}}` is
 //! `file.filename=x`.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-
-use super::options::{Options, Scalar};
+use crate::block::{OptionSet, OptionValue};
 
 /// How deep objects and lists nest at most.
 const MAX_NESTING: usize = 64;
 
 /// Reads `text` as one JSON object. The error is what QEMU says after the
 /// name of the image.
-pub(super) fn parse(text: &[u8]) -> Result<Options, String> {
+pub(super) fn parse(text: &[u8]) -> Result<OptionSet, String> {
     let text = std::str::from_utf8(text).map_err(|e| {
         let what = invalid(text, e.valid_up_to());
         format!("Could not parse the JSON options: JSON parse error, {what}")
     })?;
     let mut parser = Parser { text, at: 0 };
-    let mut options = Options::default();
+    let mut options = OptionSet::default();
     let parsed = parser.document(&mut options);
     match parsed {
         Ok(true) => Ok(options),
@@ -79,7 +76,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Whether the document is an object.
-    fn document(&mut self, into: &mut Options) -> Result<bool, String> {
+    fn document(&mut self, into: &mut OptionSet) -> Result<bool, String> {
         if self.peek().is_none() {
             return Err("Expecting a JSON value".into());
         }
@@ -94,19 +91,19 @@ impl<'a> Parser<'a> {
     fn value(
         &mut self,
         key: Option<String>,
-        into: &mut Options,
+        into: &mut OptionSet,
         depth: usize,
     ) -> Result<(), String> {
         let value = match self.peek() {
             None => return error("premature EOI"),
             Some('{') => return self.object(key, into, depth),
             Some('[') => return self.list(key, into, depth),
-            Some(quote @ ('"' | '\'')) => Scalar::Text(self.string(quote)?.into()),
-            Some('-' | '0'..='9') => Scalar::Number(self.number()?),
+            Some(quote @ ('"' | '\'')) => OptionValue::Text(self.string(quote)?.into()),
+            Some('-' | '0'..='9') => OptionValue::Number(self.number()?),
             Some(c) if c.is_ascii_alphabetic() => match self.word() {
-                "true" => Scalar::Bool(true),
-                "false" => Scalar::Bool(false),
-                "null" => Scalar::Null,
+                "true" => OptionValue::Bool(true),
+                "false" => OptionValue::Bool(false),
+                "null" => OptionValue::Null,
                 other => return error(format_args!("invalid keyword '{other}'")),
             },
             Some('}' | ']' | ':' | ',') => return error("expecting value"),
@@ -119,14 +116,14 @@ impl<'a> Parser<'a> {
     fn object(
         &mut self,
         key: Option<String>,
-        into: &mut Options,
+        into: &mut OptionSet,
         depth: usize,
     ) -> Result<(), String> {
         self.deeper(depth)?;
         self.skip('{');
         if self.peek() == Some('}') {
             self.skip('}');
-            set(into, key, Scalar::Empty);
+            set(into, key, OptionValue::Empty);
             return Ok(());
         }
         let mut seen = std::collections::HashSet::new();
@@ -166,14 +163,14 @@ impl<'a> Parser<'a> {
     fn list(
         &mut self,
         key: Option<String>,
-        into: &mut Options,
+        into: &mut OptionSet,
         depth: usize,
     ) -> Result<(), String> {
         self.deeper(depth)?;
         self.skip('[');
         if self.peek() == Some(']') {
             self.skip(']');
-            set(into, key, Scalar::Empty);
+            set(into, key, OptionValue::Empty);
             return Ok(());
         }
         for index in 0u64.. {
@@ -316,65 +313,8 @@ fn join(key: Option<&str>, name: &str) -> Option<String> {
     })
 }
 
-fn set(into: &mut Options, key: Option<String>, value: Scalar) {
+fn set(into: &mut OptionSet, key: Option<String>, value: OptionValue) {
     if let Some(key) = key {
         into.set(key, value);
     }
-}
-
-/// A name in Unicode, as QEMU puts it into JSON: U+FFFD for each sequence that is no
-/// valid character. A sequence is what its first byte announces, up to six bytes, or as much
-/// of that as is there.
-pub fn json_text(name: &[u8]) -> String {
-    let mut text = String::with_capacity(name.len());
-    let mut rest = name;
-    while let [first, after @ ..] = rest {
-        let announced = match first.leading_ones() {
-            more @ 2..=6 => more as usize - 1,
-            _ => 0,
-        };
-        let continued = after.iter().take(announced);
-        let length = 1 + continued.take_while(|b| **b & 0xc0 == 0x80).count();
-        let (sequence, after) = rest.split_at(length);
-        match std::str::from_utf8(sequence) {
-            Ok(c) if !c.contains(is_noncharacter) => text.push_str(c),
-            // The zero byte of "modified UTF-8".
-            _ if sequence == [0xc0, 0x80] => text.push('\0'),
-            _ => text.push(char::REPLACEMENT_CHARACTER),
-        }
-        rest = after;
-    }
-    text
-}
-
-/// Whether Unicode says that it is no character; QEMU takes it for invalid.
-fn is_noncharacter(c: char) -> bool {
-    let code = u32::from(c);
-    (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe
-}
-
-/// A string as QEMU writes it into JSON: ASCII, with `\uXXXX` for the rest.
-pub(super) fn quote(name: &OsStr) -> String {
-    let text = json_text(name.as_bytes());
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            ' '..='~' => quoted.push(c),
-            c => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    quoted.push_str(&format!("\\u{unit:04X}"));
-                }
-            }
-        }
-    }
-    quoted.push('"');
-    quoted
 }

@@ -5,125 +5,86 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::name::after_protocol;
-use super::options::{Options, Scalar};
-use super::{FileSpec, Naming};
+use super::path::after_protocol;
+use crate::block::{OptionSet, OptionValue};
 use crate::storage::{Action, BlkdebugLimits, Event, Injection, IoKinds, Rule};
-use crate::{Error, Result};
-
-/// A file that fails on purpose.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlkdebugSpec {
-    /// What is below.
-    pub image: Box<FileSpec>,
-    /// `align`, `max-transfer` and so on.
-    pub(crate) limits: BlkdebugLimits,
-    /// A file with more rules.
-    config: Option<PathBuf>,
-    rules: Vec<Rule>,
-    /// What QEMU shows of it but the image, as members of a JSON object.
-    shown: Vec<(String, String)>,
-}
 
 /// The sections of rules.
 const INJECT: &str = "inject-error";
 const SET_STATE: &str = "set-state";
 
-impl BlkdebugSpec {
-    /// From the options of the driver, or from its name as well.
-    pub(super) fn take(
-        options: &mut Options,
-        name: Option<&OsStr>,
-        depth: usize,
-    ) -> Result<BlkdebugSpec, String> {
-        if let Some(name) = name {
-            let image = match after_protocol(name, "blkdebug") {
-                // The options say all but the image.
-                None => name,
-                Some(rest) => {
-                    let rest = rest.as_bytes();
-                    let Some(colon) = rest.iter().position(|b| *b == b':') else {
-                        return Err("blkdebug requires both config file and image path".into());
-                    };
-                    let config = OsStr::from_bytes(&rest[..colon]);
-                    if !config.is_empty() {
-                        options.set("config".into(), Scalar::Text(config.into()));
-                    }
-                    OsStr::from_bytes(&rest[colon + 1..])
+/// What the options say, all but the file below.
+pub(super) struct BlkdebugOptions {
+    pub limits: BlkdebugLimits,
+    pub config: Option<PathBuf>,
+    pub rules: Vec<Rule>,
+    pub shown: Vec<(String, String)>,
+    /// The name of the file below, if a name says it.
+    pub image: Option<OsString>,
+}
+
+/// From the options of the driver, or from its name as well.
+pub(super) fn take(
+    options: &mut OptionSet,
+    name: Option<&OsStr>,
+) -> Result<BlkdebugOptions, String> {
+    if let Some(name) = name {
+        let image = match after_protocol(name, "blkdebug") {
+            // The options say all but the image.
+            None => name,
+            Some(rest) => {
+                let rest = rest.as_bytes();
+                let Some(colon) = rest.iter().position(|b| *b == b':') else {
+                    return Err("blkdebug requires both config file and image path".into());
+                };
+                let config = OsStr::from_bytes(&rest[..colon]);
+                if !config.is_empty() {
+                    options.set("config".into(), OptionValue::Text(config.into()));
                 }
-            };
-            options.set("x-image".into(), Scalar::Text(image.into()));
-        }
-        let shown = options
-            .iter()
-            .filter(|(key, _)| is_shown(key))
-            .map(|(key, value)| (key.to_string(), value.json()))
-            .collect();
-        let mut rules = take_rules(options, INJECT)?;
-        rules.extend(take_rules(options, SET_STATE)?);
-        let config = options.take_value("config").map(PathBuf::from);
-        let mut limit = |key| Ok::<u64, String>(options.take_size(key)?.unwrap_or(0));
-        let limits = BlkdebugLimits {
-            align: limit("align")?,
-            max_transfer: limit("max-transfer")?,
-            opt_write_zero: limit("opt-write-zero")?,
-            max_write_zero: limit("max-write-zero")?,
-            opt_discard: limit("opt-discard")?,
-            max_discard: limit("max-discard")?,
-        };
-        for list in ["take-child-perms", "unshare-child-perms"] {
-            if !options.take_under(list).is_empty() {
-                return Err(format!("{list} is not supported by zebu"));
+                OsStr::from_bytes(&rest[colon + 1..])
             }
-        }
-        let image = options.take_value("x-image");
-        let image = FileSpec::child(options, "image", Naming::from(image.as_deref()), depth)?;
-        Ok(BlkdebugSpec {
-            image: Box::new(image),
-            limits,
-            config,
-            rules,
-            shown,
-        })
-    }
-
-    /// All rules: of the configuration file, which is read now, and of the options.
-    pub(crate) fn rules(&self) -> Result<Vec<Rule>> {
-        let Some(config) = &self.config else {
-            return Ok(self.rules.clone());
         };
-        let text = std::fs::read(config).map_err(|e| {
-            let why = crate::strerror(&e);
-            Error::Refused(format!("Could not read blkdebug config file: {why}"))
-        })?;
-        let mut rules = parse(&String::from_utf8_lossy(&text)).map_err(super::refused)?;
-        // Those that inject errors come first, wherever they are.
-        rules.extend(self.rules.iter().cloned());
-        rules.sort_by_key(|rule| matches!(rule.action, Action::SetState(_)));
-        Ok(rules)
+        options.set("x-image".into(), OptionValue::Text(image.into()));
     }
-
-    /// The name that QEMU shows, if a name says all.
-    pub(super) fn plain_name(&self) -> Option<OsString> {
-        let is_name = |key: &str| key == "config" || key == "x-image";
-        if self.shown.iter().any(|(key, _)| !is_name(key)) {
-            return None;
+    let shown = options
+        .iter()
+        .filter(|(key, _)| is_shown(key))
+        .map(|(key, value)| (key.to_string(), value.json()))
+        .collect();
+    let mut rules = take_rules(options, INJECT)?;
+    rules.extend(take_rules(options, SET_STATE)?);
+    let config = options.take_value("config").map(PathBuf::from);
+    let mut limit = |key| Ok::<u64, String>(options.take_size(key)?.unwrap_or(0));
+    let limits = BlkdebugLimits {
+        align: limit("align")?,
+        max_transfer: limit("max-transfer")?,
+        opt_write_zero: limit("opt-write-zero")?,
+        max_write_zero: limit("max-write-zero")?,
+        opt_discard: limit("opt-discard")?,
+        max_discard: limit("max-discard")?,
+    };
+    for list in ["take-child-perms", "unshare-child-perms"] {
+        if !options.take_under(list).is_empty() {
+            return Err(format!("{list} is not supported by zebu"));
         }
-        let mut name = OsString::from("blkdebug:");
-        name.push(self.config.as_deref().unwrap_or(Path::new("")));
-        name.push(":");
-        name.push(self.image.plain_name()?);
-        Some(name)
     }
+    let image = options.take_value("x-image");
+    Ok(BlkdebugOptions {
+        limits,
+        config,
+        rules,
+        shown,
+        image,
+    })
+}
 
-    /// The members of its JSON.
-    pub(super) fn members(&self) -> Vec<(String, String)> {
-        let shown = self.shown.iter().filter(|(key, _)| key != "x-image");
-        let mut members: Vec<_> = shown.cloned().collect();
-        members.push(("driver".into(), "\"blkdebug\"".into()));
-        members.push(("image".into(), self.image.json()));
-        members
-    }
+/// The rules in a configuration file.
+pub(super) fn read_config(config: &Path) -> Result<Vec<Rule>, String> {
+    let text = std::fs::read(config).map_err(|e| {
+        let why = crate::strerror(&e);
+        format!("Could not read blkdebug config file: {why}")
+    })?;
+    parse(&String::from_utf8_lossy(&text))
 }
 
 /// Whether QEMU takes the option for one that makes a difference.
@@ -143,7 +104,7 @@ fn is_shown(key: &str) -> bool {
 
 /// The rules of a section: `SECTION.0.event=…`, `SECTION.1.…`, or one alone as
 /// `SECTION.event=…`.
-fn take_rules(options: &mut Options, section: &str) -> Result<Vec<Rule>, String> {
+fn take_rules(options: &mut OptionSet, section: &str) -> Result<Vec<Rule>, String> {
     let mut under = options.take_under(section);
     let mut rules = Vec::new();
     if keys(section).iter().any(|key| under.get(key).is_some()) {
@@ -184,9 +145,9 @@ fn keys(section: &str) -> &'static [&'static str] {
     }
 }
 
-fn take_rule(options: &mut Options, section: &str) -> Result<Rule, String> {
+fn take_rule(options: &mut OptionSet, section: &str) -> Result<Rule, String> {
     let invalid = |value: &str| format!("invalid parameter value: {value}");
-    let number = |options: &mut Options, key: &str| {
+    let number = |options: &mut OptionSet, key: &str| {
         let number = options.take_signed(key)?;
         // As QEMU, which keeps as many bits.
         Ok::<_, String>(number.map(|number| number as i32))
@@ -230,7 +191,7 @@ fn take_rule(options: &mut Options, section: &str) -> Result<Rule, String> {
 /// Reads a configuration file: sections in brackets, with or without a name in
 /// quotes, of lines `KEY = "VALUE"`.
 fn parse(text: &str) -> Result<Vec<Rule>, String> {
-    let mut sections: Vec<(&str, Option<&str>, Options)> = Vec::new();
+    let mut sections: Vec<(&str, Option<&str>, OptionSet)> = Vec::new();
     for line in text.lines() {
         if line.is_empty() || line.starts_with('#') {
             continue;
@@ -240,13 +201,13 @@ fn parse(text: &str) -> Result<Vec<Rule>, String> {
             if ![INJECT, SET_STATE].contains(&section) {
                 return Err(format!("There is no option group '{section}'"));
             }
-            let same = |(s, i, _): &(&str, Option<&str>, Options)| *s == section && *i == id;
+            let same = |(s, i, _): &(&str, Option<&str>, OptionSet)| *s == section && *i == id;
             if let Some(id) = id
                 && sections.iter().any(same)
             {
                 return Err(format!("Duplicate ID '{id}' for {section}"));
             }
-            sections.push((section, id, Options::default()));
+            sections.push((section, id, OptionSet::default()));
             continue;
         }
         // As QEMU: a key ends at a blank, and what does not follow as it
@@ -269,7 +230,7 @@ fn parse(text: &str) -> Result<Vec<Rule>, String> {
             .strip_prefix('=')
             .and_then(|rest| rest.trim_start().strip_prefix('"'))
             .map_or("", |rest| rest.split('"').next().unwrap_or_default());
-        options.set(key.into(), Scalar::Text(value.into()));
+        options.set(key.into(), OptionValue::Text(value.into()));
     }
     sections.sort_by_key(|(section, ..)| *section == SET_STATE);
     sections

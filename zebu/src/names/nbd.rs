@@ -3,62 +3,22 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::json::quote;
-use super::name::after_protocol;
-use super::options::{Options, Scalar};
+use super::path::after_protocol;
+use super::quote::quote;
+use crate::block::{NbdSpec, NbdTls, OptionSet, OptionValue};
 use crate::nbd::{DEFAULT_PORT, MAX_STRING};
 use crate::storage::nbd::{NbdServer, uri as uri_of};
 use crate::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
-
-/// An export of an NBD server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NbdSpec {
-    /// The server.
-    pub server: NbdServer,
-    /// The export; empty: the default one.
-    pub export: String,
-    /// Whether and how TLS is used.
-    pub tls: NbdTls,
-    /// `tls-hostname`: for whom the server's certificate must be, if that is not
-    /// the host that is connected to.
-    pub tls_hostname: Option<String>,
-    /// `reconnect-delay`: how long requests wait when the connection is lost.
-    pub reconnect_delay: Duration,
-    /// `open-timeout`: how long to try to connect.
-    pub open_timeout: Duration,
-    /// `request-timeout`, which QEMU does not have: how long a server may say
-    /// nothing; zero: for ever.
-    pub request_timeout: Option<Duration>,
-    /// `connections`, which QEMU does not have: so many at most.
-    pub connections: Option<usize>,
-    /// The name that QEMU shows.
-    name: PathBuf,
-    /// The members that name it in JSON, as they were given.
-    json: String,
-}
-
-/// Whether and how TLS is used.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NbdTls {
-    /// Not at all.
-    #[default]
-    Off,
-    /// With the credentials of this id, which the caller has.
-    Object(String),
-    /// With what the name itself tells of.
-    Named(TlsCredentials),
-}
 
 const INVALID: &str = "No valid URL specified";
 /// Connections that may be asked for.
 const MOST_CONNECTIONS: u64 = 64;
 
-/// The protocols that name an NBD server.
-pub(super) fn is_protocol(protocol: &str) -> bool {
+/// Whether names that begin so are of an NBD server.
+pub(super) fn is_scheme(scheme: &str) -> bool {
     let known = [
         "nbd",
         "nbd+tcp",
@@ -67,7 +27,7 @@ pub(super) fn is_protocol(protocol: &str) -> bool {
         "nbds+tcp",
         "nbds+unix",
     ];
-    known.contains(&protocol)
+    known.contains(&scheme)
 }
 
 impl NbdSpec {
@@ -99,13 +59,13 @@ impl NbdSpec {
     }
 
     /// From the options of `driver=nbd`, with a name if there is one.
-    pub(super) fn take(options: &mut Options, name: Option<&OsStr>) -> Result<NbdSpec, String> {
+    pub(super) fn take(options: &mut OptionSet, name: Option<&OsStr>) -> Result<NbdSpec, String> {
         if let Some(name) = name {
             let mut spec = NbdSpec::named(OsStr::new(name))?;
             spec.take_rest(options)?;
             return Ok(spec);
         }
-        let old_port = options.get("port").map(Scalar::json);
+        let old_port = options.get("port").map(OptionValue::json);
         let path = options.take_value("path");
         let mut text = |key: &str| options.take_text(key);
         let (host, port) = (text("host"), text("port"));
@@ -150,7 +110,7 @@ impl NbdSpec {
         Ok(spec)
     }
 
-    fn take_rest(&mut self, options: &mut Options) -> Result<(), String> {
+    fn take_rest(&mut self, options: &mut OptionSet) -> Result<(), String> {
         if let Some(id) = options.take_text("tls-creds") {
             self.tls = NbdTls::Object(id);
         }
@@ -184,25 +144,6 @@ impl NbdSpec {
         };
         Ok(())
     }
-
-    /// For whom the server's certificate must be.
-    pub fn certificate_name(&self) -> Option<&str> {
-        match (&self.tls_hostname, &self.server) {
-            (Some(name), _) => Some(name),
-            (None, NbdServer::Tcp { host, .. }) => Some(host),
-            (None, NbdServer::Unix(_)) => None,
-        }
-    }
-
-    /// Its name, as QEMU shows it.
-    pub fn name(&self) -> &Path {
-        &self.name
-    }
-
-    /// As JSON.
-    pub(super) fn json(&self) -> String {
-        format!("{{{}}}", self.json)
-    }
 }
 
 /// `, "export": NAME`, if there is one.
@@ -230,7 +171,7 @@ fn members(server: &NbdServer, export: Option<&str>) -> String {
 }
 
 /// `server.*`
-fn server(options: &mut Options, kind: &str) -> Result<NbdServer, String> {
+fn server(options: &mut OptionSet, kind: &str) -> Result<NbdServer, String> {
     let missing = |key: &str| format!("Parameter '{key}' is missing");
     let mut needed = |key: &str| {
         let value = options.take_text(&format!("server.{key}"));

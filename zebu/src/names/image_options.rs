@@ -1,96 +1,11 @@
-//! The options of an image and of a file that every driver has, and those of
-//! raw and qcow2 images.
+//! Reading the options of images and files.
 
-use super::options::{Options, Scalar};
-pub use crate::drivers::qcow2::OverlapChecks;
-
-/// Options of an image. None: not given, the default holds.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct ImageOptions {
-    /// Options that every image and every file has.
-    pub common: CommonOptions,
-    /// Options of raw images.
-    pub raw: RawOptions,
-    /// Options of qcow2 images.
-    pub qcow2: Qcow2Options,
-}
-
-/// Options that every image and every file has.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct CommonOptions {
-    /// `read-only`
-    pub read_only: Option<bool>,
-    /// `auto-read-only`: open read-only what cannot be written.
-    pub auto_read_only: Option<bool>,
-    /// `force-share`: open also what another process writes to.
-    pub force_share: Option<bool>,
-    /// `cache.direct`: with `O_DIRECT`. A file takes it from its image unless
-    /// it says otherwise.
-    pub direct: Option<bool>,
-    /// `cache.no-flush`: ignore flushes. Taken from the image likewise.
-    pub no_flush: Option<bool>,
-    /// `discard=unmap` (true) or `discard=ignore` (false).
-    pub discard: Option<bool>,
-    /// `detect-zeroes`
-    pub detect_zeroes: Option<DetectZeroes>,
-}
-
-/// What is done with writes of zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DetectZeroes {
-    /// They are writes.
-    Off,
-    /// They are recorded as zeroes.
-    On,
-    /// They are recorded as zeroes, and what they cover is freed.
-    Unmap,
-}
-
-/// Options of raw images: the part of the file that is the disk.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct RawOptions {
-    /// `offset`: where it starts, in bytes.
-    pub offset: Option<u64>,
-    /// `size` in bytes; None: to the end of the file.
-    pub size: Option<u64>,
-    /// Both as they were written, in JSON: QEMU shows them so.
-    pub(super) offset_json: Option<String>,
-    pub(super) size_json: Option<String>,
-}
-
-/// Options of qcow2 images.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Qcow2Options {
-    /// `lazy-refcounts`
-    pub lazy_refcounts: Option<bool>,
-    /// `pass-discard-request`: tell the file of what the guest discards.
-    pub pass_discard_request: Option<bool>,
-    /// `pass-discard-snapshot`: tell the file of what deleting a snapshot frees.
-    pub pass_discard_snapshot: Option<bool>,
-    /// `pass-discard-other`: tell the file of whatever else is freed.
-    pub pass_discard_other: Option<bool>,
-    /// `discard-no-unref`: a discarded cluster stays allocated.
-    pub discard_no_unref: Option<bool>,
-    /// `overlap-check` and its like
-    pub overlap_check: Option<OverlapChecks>,
-    /// `cache-size`: bytes of L2 tables and refcount blocks together.
-    pub cache_size: Option<u64>,
-    /// `l2-cache-size`: bytes of L2 tables.
-    pub l2_cache_size: Option<u64>,
-    /// `l2-cache-entry-size`: bytes of one slice of an L2 table.
-    pub l2_cache_entry_size: Option<u64>,
-    /// `refcount-cache-size`: bytes of refcount blocks.
-    pub refcount_cache_size: Option<u64>,
-    /// `cache-clean-interval`: seconds after which unused cache is freed.
-    pub cache_clean_interval: Option<u64>,
-}
+use crate::block::{
+    CommonOptions, DetectZeroes, OptionSet, OptionValue, OverlapChecks, Qcow2Options, RawOptions,
+};
 
 impl OverlapChecks {
-    pub(super) fn take(options: &mut Options) -> Result<Option<OverlapChecks>, String> {
+    pub(super) fn take(options: &mut OptionSet) -> Result<Option<OverlapChecks>, String> {
         const KEY: &str = "overlap-check";
         const TEMPLATE: &str = "overlap-check.template";
         let short = options.take_text(KEY);
@@ -125,7 +40,7 @@ impl OverlapChecks {
 }
 
 impl CommonOptions {
-    pub(super) fn take(options: &mut Options) -> Result<CommonOptions, String> {
+    pub(super) fn take(options: &mut OptionSet) -> Result<CommonOptions, String> {
         if let Some(name) = options.take_text("node-name") {
             let inside = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
             if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(inside) {
@@ -163,8 +78,8 @@ impl CommonOptions {
 }
 
 impl RawOptions {
-    pub(super) fn take(options: &mut Options) -> Result<RawOptions, String> {
-        let json = |key| options.get(key).map(Scalar::json);
+    pub(super) fn take(options: &mut OptionSet) -> Result<RawOptions, String> {
+        let json = |key| options.get(key).map(OptionValue::json);
         let (offset_json, size_json) = (json("offset"), json("size"));
         let raw = RawOptions {
             offset_json,
@@ -180,7 +95,7 @@ impl RawOptions {
 }
 
 impl Qcow2Options {
-    pub(super) fn take(options: &mut Options) -> Result<Qcow2Options, String> {
+    pub(super) fn take(options: &mut OptionSet) -> Result<Qcow2Options, String> {
         let qcow2 = Qcow2Options {
             lazy_refcounts: options.take_bool("lazy-refcounts")?,
             pass_discard_request: options.take_bool("pass-discard-request")?,

@@ -2,14 +2,18 @@
 //! same in another way: a comma, a colon or a directory misread, an option
 //! ignored. And against a name from an untrusted image that panics.
 
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use proptest::prelude::*;
 
+use super::parse::MAX_DEPTH;
 use super::*;
+use crate::block::*;
 use crate::storage::EngineKind;
+use crate::{Error, Result};
 
 fn name(text: &str) -> Result<ImageSpec> {
     Source::Name(text.into()).resolve(None, None)

@@ -1,60 +1,45 @@
-//! Options as a flat set of dotted keys, and the values they take.
+//! OptionSet as a flat set of dotted keys, and the values they take.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use super::quote::quote;
 use super::text::{SizeError, first_item, parse_size, unescape};
+use crate::block::{OptionSet, OptionValue};
 
-/// One value, as it was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Scalar {
-    Text(OsString),
-    Number(String),
-    Bool(bool),
-    Null,
-    /// `{}` or `[]`.
-    Empty,
-}
-
-impl Scalar {
+impl OptionValue {
     /// The value as an option takes it; None: not a value of an option.
     fn value(&self) -> Option<&OsStr> {
         match self {
-            Scalar::Text(s) => Some(s),
-            Scalar::Number(s) => Some(OsStr::new(s)),
-            Scalar::Bool(on) => Some(OsStr::new(if *on { "on" } else { "off" })),
-            Scalar::Null | Scalar::Empty => None,
+            OptionValue::Text(s) => Some(s),
+            OptionValue::Number(s) => Some(OsStr::new(s)),
+            OptionValue::Bool(on) => Some(OsStr::new(if *on { "on" } else { "off" })),
+            OptionValue::Null | OptionValue::Empty => None,
         }
     }
 
     /// As JSON.
     pub(super) fn json(&self) -> String {
         match self {
-            Scalar::Text(s) => super::json::quote(s),
-            Scalar::Number(s) => s.clone(),
-            Scalar::Bool(on) => on.to_string(),
-            Scalar::Null => "null".into(),
-            Scalar::Empty => "{}".into(),
+            OptionValue::Text(s) => quote(s),
+            OptionValue::Number(s) => s.clone(),
+            OptionValue::Bool(on) => on.to_string(),
+            OptionValue::Null => "null".into(),
+            OptionValue::Empty => "{}".into(),
         }
     }
 }
 
-/// Options by dotted key. What is understood is taken out; what is left at
-/// the end is refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Options(BTreeMap<String, Scalar>);
-
-impl Options {
-    pub(super) fn set(&mut self, key: String, value: Scalar) {
+impl OptionSet {
+    pub(super) fn set(&mut self, key: String, value: OptionValue) {
         self.0.insert(key, value);
     }
 
     /// Reads `a=1,b.c=x,,y`: a doubled comma is a comma of the value, a first
     /// word without `=` is the value of `file`, and a later one is a switch
     /// (`x` is `x=on`, `nox` is `x=off`).
-    pub(super) fn parse(text: &OsStr) -> Options {
-        let mut options = Options::default();
+    pub(super) fn parse(text: &OsStr) -> OptionSet {
+        let mut options = OptionSet::default();
         let mut rest = text.as_bytes();
         let mut first = true;
         while !rest.is_empty() {
@@ -64,18 +49,18 @@ impl Options {
             let word = String::from_utf8_lossy(&rest[..end]);
             if rest[end..].starts_with(b"=") {
                 let (value, after) = first_item(&rest[end + 1..]);
-                options.set(word.into_owned(), Scalar::Text(unescape(value)));
+                options.set(word.into_owned(), OptionValue::Text(unescape(value)));
                 rest = after;
             } else if first {
                 let (value, after) = first_item(rest);
-                options.set("file".into(), Scalar::Text(unescape(value)));
+                options.set("file".into(), OptionValue::Text(unescape(value)));
                 rest = after;
             } else {
                 let (key, on) = match word.strip_prefix("no") {
                     Some(key) => (key, "off"),
                     None => (&*word, "on"),
                 };
-                options.set(key.to_string(), Scalar::Text(on.into()));
+                options.set(key.to_string(), OptionValue::Text(on.into()));
                 rest = rest.get(end + 1..).unwrap_or_default();
             }
             first = false;
@@ -83,18 +68,18 @@ impl Options {
         options
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&Scalar> {
+    pub(super) fn get(&self, key: &str) -> Option<&OptionValue> {
         self.0.get(key)
     }
 
-    pub(super) fn take(&mut self, key: &str) -> Option<Scalar> {
+    pub(super) fn take(&mut self, key: &str) -> Option<OptionValue> {
         self.0.remove(key)
     }
 
     /// Takes out all `prefix.KEY` as `KEY`.
-    pub(super) fn take_under(&mut self, prefix: &str) -> Options {
+    pub(super) fn take_under(&mut self, prefix: &str) -> OptionSet {
         let start = format!("{prefix}.");
-        let mut under = Options::default();
+        let mut under = OptionSet::default();
         let mut tail = self.0.split_off(&start);
         while let Some(entry) = tail.first_entry() {
             let Some(key) = entry.key().strip_prefix(&start) else {
@@ -107,6 +92,16 @@ impl Options {
         under
     }
 
+    /// Takes out all `KEY` and `KEY.…` of `keys`.
+    pub(super) fn take_all(&mut self, keys: &[&str]) -> OptionSet {
+        let is_own = |key: &String| keys.contains(&key.split('.').next().unwrap_or_default());
+        let (own, rest) = std::mem::take(&mut self.0)
+            .into_iter()
+            .partition(|(key, _)| is_own(key));
+        self.0 = rest;
+        OptionSet(own)
+    }
+
     /// Whether there is any `prefix.KEY`.
     pub(super) fn has_under(&self, prefix: &str) -> bool {
         self.0.keys().any(|key| {
@@ -116,13 +111,13 @@ impl Options {
     }
 
     /// Adds what is not there yet.
-    pub(super) fn add_defaults(&mut self, defaults: Options) {
+    pub(super) fn add_defaults(&mut self, defaults: OptionSet) {
         for (key, value) in defaults.0 {
             self.0.entry(key).or_insert(value);
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Scalar)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &OptionValue)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
 
@@ -138,7 +133,7 @@ impl Options {
     /// A file's name. Numbers are none.
     pub(super) fn take_name(&mut self, key: &str) -> Option<OsString> {
         match self.0.get(key) {
-            Some(Scalar::Text(text)) => {
+            Some(OptionValue::Text(text)) => {
                 let text = text.clone();
                 self.0.remove(key);
                 Some(text)
@@ -151,7 +146,7 @@ impl Options {
     /// known.
     pub(super) fn take_string(&mut self, key: &str) -> Option<String> {
         match self.0.get(key) {
-            Some(Scalar::Text(text)) => {
+            Some(OptionValue::Text(text)) => {
                 let text = text.to_str()?.to_owned();
                 self.0.remove(key);
                 Some(text)
@@ -163,7 +158,7 @@ impl Options {
     /// Any value. `null` is as good as not there.
     pub(super) fn take_value(&mut self, key: &str) -> Option<OsString> {
         match self.0.get(key)? {
-            Scalar::Empty => None,
+            OptionValue::Empty => None,
             value => {
                 let value = value.value().map(OsStr::to_owned);
                 self.0.remove(key);
@@ -175,12 +170,12 @@ impl Options {
     /// Any value as text; what is no UTF-8 is left, and refused with what is not known.
     pub(super) fn take_text(&mut self, key: &str) -> Option<String> {
         match self.0.get(key)? {
-            Scalar::Text(text) if text.to_str().is_none() => None,
+            OptionValue::Text(text) if text.to_str().is_none() => None,
             _ => self.take_value(key)?.into_string().ok(),
         }
     }
 
-    /// `on` or `off`, by QEMU's spellings. `full` is the key with its prefix.
+    /// `on` or `off`, by QEMU's spellings.
     pub(super) fn take_bool(&mut self, key: &str) -> Result<Option<bool>, String> {
         let Some(text) = self.take_text(key) else {
             return Ok(None);
@@ -214,9 +209,7 @@ impl Options {
             .map(Some)
             .map_err(|_| format!("Parameter '{key}' expects a number"))
     }
-}
 
-impl Options {
     /// A number as C reads it: hexadecimal after `0x`, octal after `0`, and below
     /// zero as well.
     pub(super) fn take_signed(&mut self, key: &str) -> Result<Option<i64>, String> {
@@ -248,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_doubled_comma_is_a_comma() {
-        let mut options = Options::parse(OsStr::new("driver=raw,file.filename=a,,b,,,x,nolazy,"));
+        let mut options = OptionSet::parse(OsStr::new("driver=raw,file.filename=a,,b,,,x,nolazy,"));
         assert_eq!(options.take_string("file.filename").unwrap(), "a,b,");
         assert_eq!(options.take_bool("x"), Ok(Some(true)));
         assert_eq!(options.take_bool("lazy"), Ok(Some(false)));
@@ -259,7 +252,7 @@ mod tests {
     #[test]
     fn keys_under_a_prefix_are_taken_alone() {
         let mut options =
-            Options::parse(OsStr::new("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5"));
+            OptionSet::parse(OsStr::new("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5"));
         let mut under = options.take_under("file");
         assert_eq!(under.take_text("a").unwrap(), "2");
         assert_eq!(under.take_text("b.c").unwrap(), "3");

@@ -1,0 +1,196 @@
+//! What is opened: a tree of images and of the files that they are in.
+//!
+//! [`crate::names`] makes such a tree of a name or of options.
+
+mod nbd;
+mod null;
+mod option_set;
+mod options;
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+#[cfg(feature = "nbd")]
+pub use nbd::{NbdSpec, NbdTls};
+pub use null::NullSpec;
+pub(crate) use option_set::{OptionSet, OptionValue};
+pub use options::{
+    CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
+    OverlapChecks, Qcow2Options, RawOptions,
+};
+
+use super::Format;
+use crate::storage::{BlkdebugLimits, Rule};
+
+/// An image to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSpec {
+    /// The format; None: it is found by the content.
+    pub format: Option<Format>,
+    /// Only a file driver was named (`driver=file`): a raw image whose format `info` shows as
+    /// [`FileDriver::name`].
+    pub bare: bool,
+    /// Where its bytes are.
+    pub file: FileSpec,
+    /// What it is backed by.
+    pub backing: BackingSpec,
+    /// The external data file; None: the one that the header names. Opening the image fills it
+    /// in from there.
+    pub data_file: Option<FileSpec>,
+    /// How to treat it.
+    pub options: ImageOptions,
+    /// Options of the format, which are read when that is known.
+    pub(crate) pending: OptionSet,
+    /// How many images this one backs, by its options.
+    pub(crate) depth: usize,
+    /// The format was found by the content.
+    pub(crate) is_guessed: bool,
+}
+
+/// What an image is backed by.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BackingSpec {
+    /// What its header names.
+    #[default]
+    Default,
+    /// Nothing, whatever its header names.
+    None,
+    /// This image, whatever its header names.
+    Image(Box<ImageSpec>),
+    /// What its header names, with these options.
+    Options(BackingOptions),
+}
+
+/// Options of a backing file that the image's header names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackingOptions {
+    pub(crate) options: OptionSet,
+    pub(crate) depth: usize,
+}
+
+/// A file to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileSpec {
+    /// Its path. Of an export: the URI that QEMU shows. Of a driver over another file: the path
+    /// of that file.
+    pub path: PathBuf,
+    /// What it is.
+    pub driver: FileDriver,
+    /// How to open it.
+    pub options: FileOptions,
+}
+
+/// What a file is, by QEMU's drivers.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum FileDriver {
+    /// A regular file or a device: it was named without a driver.
+    #[default]
+    Any,
+    /// A regular file (`file`).
+    File,
+    /// A device (`host_device`).
+    HostDevice,
+    /// A device as well (`host_cdrom`).
+    HostCdrom,
+    /// An export of an NBD server (`nbd`).
+    #[cfg(feature = "nbd")]
+    Nbd(Box<NbdSpec>),
+    /// A file that stores nothing (`null-co`, `null-aio`).
+    Null(NullSpec),
+    /// A file that injects errors (`blkdebug`).
+    Blkdebug(Box<BlkdebugSpec>),
+    /// The disk of an image (`raw`, `qcow2`), whose format is known.
+    Image(Box<ImageSpec>),
+}
+
+/// A file that injects errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlkdebugSpec {
+    /// What is below.
+    pub image: Box<FileSpec>,
+    /// `align`, `max-transfer` and so on.
+    pub(crate) limits: BlkdebugLimits,
+    /// A file with more rules.
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) rules: Vec<Rule>,
+    /// What QEMU shows of it but the image, as members of a JSON object.
+    pub(crate) shown: Vec<(String, String)>,
+}
+
+impl ImageSpec {
+    /// The image in this file, with default options.
+    pub fn new(format: Option<Format>, file: FileSpec) -> ImageSpec {
+        ImageSpec {
+            format,
+            bare: false,
+            file,
+            backing: BackingSpec::Default,
+            data_file: None,
+            options: ImageOptions::default(),
+            pending: OptionSet::default(),
+            depth: 0,
+            is_guessed: false,
+        }
+    }
+
+    /// The format's name as `info` shows it.
+    pub fn format_name(&self) -> &'static str {
+        match (self.bare, self.format) {
+            (true, _) => self.file.driver.name(),
+            (false, format) => format.unwrap_or(Format::RAW).name(),
+        }
+    }
+}
+
+impl FileSpec {
+    /// The file of this path, with default options.
+    pub fn new(path: impl Into<PathBuf>) -> FileSpec {
+        FileSpec {
+            path: path.into(),
+            driver: FileDriver::Any,
+            options: FileOptions::default(),
+        }
+    }
+
+    /// The export that it is, if it is one.
+    #[cfg(feature = "nbd")]
+    pub fn nbd(&self) -> Option<&NbdSpec> {
+        match &self.driver {
+            FileDriver::Nbd(nbd) => Some(nbd),
+            _ => None,
+        }
+    }
+
+    /// The local file or the export that holds these bytes in the end.
+    pub fn bottom(&self) -> &FileSpec {
+        match &self.driver {
+            FileDriver::Blkdebug(debug) => debug.image.bottom(),
+            FileDriver::Image(image) => image.file.bottom(),
+            _ => self,
+        }
+    }
+
+    /// The path as a name.
+    pub fn name(&self) -> &OsStr {
+        self.path.as_os_str()
+    }
+}
+
+impl FileDriver {
+    /// QEMU's name: `file`, `host_device`, `nbd`, …
+    pub fn name(&self) -> &'static str {
+        match self {
+            FileDriver::Any | FileDriver::File => "file",
+            FileDriver::HostDevice => "host_device",
+            FileDriver::HostCdrom => "host_cdrom",
+            #[cfg(feature = "nbd")]
+            FileDriver::Nbd(_) => "nbd",
+            FileDriver::Null(null) => null.driver,
+            FileDriver::Blkdebug(_) => "blkdebug",
+            FileDriver::Image(image) => image.format_name(),
+        }
+    }
+}

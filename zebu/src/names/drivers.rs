@@ -1,0 +1,65 @@
+//! The drivers of files that QEMU has.
+
+/// Whether QEMU has a driver of this name that is no image format.
+pub(super) fn is_protocol(name: &str) -> bool {
+    const NAMES: [&str; 7] = [
+        "file",
+        "host_device",
+        "host_cdrom",
+        "nbd",
+        "null-co",
+        "null-aio",
+        "blkdebug",
+    ];
+    NAMES.contains(&name)
+}
+
+/// Drivers that QEMU has and zebu has not.
+const LACKING: &[&str] = &[
+    "blklogwrites",
+    "blkreplay",
+    "blkverify",
+    "bochs",
+    "cloop",
+    "compress",
+    "copy-before-write",
+    "copy-on-read",
+    "dmg",
+    "ftp",
+    "ftps",
+    "gluster",
+    "http",
+    "https",
+    "io_uring",
+    "iscsi",
+    "iser",
+    "luks",
+    "nfs",
+    "nvme",
+    "nvme-io_uring",
+    "parallels",
+    "preallocate",
+    "qcow",
+    "qed",
+    "quorum",
+    "rbd",
+    "replication",
+    "snapshot-access",
+    "ssh",
+    "throttle",
+    "vhdx",
+    "virtio-blk-vfio-pci",
+    "virtio-blk-vhost-user",
+    "virtio-blk-vhost-vdpa",
+    "vmdk",
+    "vpc",
+    "vvfat",
+];
+
+/// Why no image or file of this driver is opened.
+pub(super) fn unknown_driver(name: &str) -> String {
+    match LACKING.contains(&name) {
+        true => format!("Driver '{name}' is not supported by zebu"),
+        false => format!("Unknown driver '{name}'"),
+    }
+}

@@ -1,0 +1,31 @@
+//! Names and options of images in QEMU's spelling: paths, `nbd://…`, `json:{…}`, `--image-opts`.
+//!
+//! [`Source::resolve`] turns one into an [`ImageSpec`](crate::block::ImageSpec), which
+//! [`block`](crate::block) opens. Nothing is opened before that. Whatever is not understood is
+//! refused, in QEMU's words where it has some: an ignored option might be the one that keeps the data safe.
+//!
+//! A program that has [storages](crate::Device::from_storages) of its own needs nothing of this.
+
+mod blkdebug;
+mod drivers;
+mod image_options;
+mod json;
+#[cfg(feature = "nbd")]
+mod nbd;
+mod null;
+mod open;
+mod options;
+mod parse;
+mod path;
+mod quote;
+mod shown;
+mod source;
+mod text;
+
+pub use path::protocol;
+pub use quote::json_text;
+pub use source::Source;
+pub use text::{SizeError, first_item, parse_size, split_list};
+
+#[cfg(test)]
+mod tests;

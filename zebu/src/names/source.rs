@@ -1,0 +1,152 @@
+//! How a caller, or an image, names an image.
+
+use std::ffi::{OsStr, OsString};
+
+use super::parse::{self, Naming};
+use super::path::protocol;
+use crate::block::{BackingOptions, FileSpec, Format, ImageSpec, OptionSet, Policy};
+use crate::{Error, Result};
+
+/// Which image to open, as the user or another image named it.
+///
+/// ```
+/// use zebu::Source;
+/// let source = Source::Name("json:{\"driver\":\"raw\",\"file.filename\":\"disk.raw\"}".into());
+/// let spec = source.resolve(None, None)?;
+/// assert_eq!(spec.file.path.to_str(), Some("disk.raw"));
+/// # Ok::<(), zebu::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A name: a path, `file:PATH`, an export of an NBD server (`nbd://HOST/EXPORT` and its
+    /// like), or `json:{…}`.
+    Name(OsString),
+    /// The text of `--image-opts`: `driver=qcow2,file.filename=PATH`.
+    Options(OsString),
+    /// A name, and such options, which win over those of the name.
+    NameWithOptions(OsString, OsString),
+}
+
+impl Source {
+    /// The name, if there is one, and the options.
+    fn parts(&self) -> (Option<&OsStr>, OptionSet) {
+        match self {
+            Source::Name(name) => (Some(name), OptionSet::default()),
+            Source::Options(text) => (None, OptionSet::parse(text)),
+            Source::NameWithOptions(name, text) => (Some(name), OptionSet::parse(text)),
+        }
+    }
+
+    /// Describes the image. Opens nothing.
+    ///
+    /// `relative_to` is the file name of the image that names this one ([`FileSpec::name`] of its
+    /// `file`): relative paths are of its directory. None: of the current directory. As with
+    /// QEMU, only plain paths are relative to another image; what follows `file:` or is inside
+    /// `json:` is relative to the current directory.
+    ///
+    /// `format` is that of `-f`, or of the header that holds the name. It wins over the `driver`
+    /// of a `json:` name, as with QEMU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with one line that fits after `Could not open 'NAME': `, if the name or
+    /// an option is not understood.
+    pub fn resolve(
+        &self,
+        relative_to: Option<&OsStr>,
+        format: Option<Format>,
+    ) -> Result<ImageSpec> {
+        let (name, options) = self.parts();
+        let naming = Naming { name, relative_to };
+        parse::image(options, format, naming, 0).map_err(refused)
+    }
+
+    /// The value of an option (`driver`, `file.filename`, …) as it was given, in the options or
+    /// in a `json:` name.
+    pub fn option(&self, key: &str) -> Option<OsString> {
+        let (name, mut options) = self.parts();
+        Naming::from(name).merge(&mut options).ok()?;
+        options.take_value(key)
+    }
+
+    /// Refuses a name that is not just a path. Options, which cannot be taken for a file's name,
+    /// are not looked at.
+    fn check_is_path(&self) -> Result<()> {
+        let (Source::Name(name) | Source::NameWithOptions(name, _)) = self else {
+            return Ok(());
+        };
+        match protocol(name) {
+            None => Ok(()),
+            Some(protocol) => Err(refused(format!(
+                "The name of an untrusted image must be a path, and does not begin with \
+                 '{protocol}:'"
+            ))),
+        }
+    }
+}
+
+impl Policy {
+    /// Whether the policy allows a source, for callers that resolve it themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the policy is [`Policy::Untrusted`] and the name is more than a path.
+    pub fn check_source(&self, source: &Source) -> Result<()> {
+        match self {
+            Policy::Untrusted(_) => source.check_is_path(),
+            Policy::Follow | Policy::Nothing => Ok(()),
+        }
+    }
+}
+
+impl FileSpec {
+    /// The file of this name, as an image names its data file. `relative_to` is as for
+    /// [`Source::resolve`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the name is not understood.
+    pub fn resolve(name: &OsStr, relative_to: Option<&OsStr>) -> Result<FileSpec> {
+        let naming = Naming {
+            name: Some(name),
+            relative_to,
+        };
+        parse::file(OptionSet::default(), naming, 0).map_err(refused)
+    }
+}
+
+impl ImageSpec {
+    /// Sets the format, found by the content, and reads the options that waited for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the format does not have one of the options.
+    pub fn set_format(&mut self, format: Format) -> Result<()> {
+        self.format = Some(format);
+        self.is_guessed = true;
+        parse::format_options(self, format).map_err(refused)
+    }
+}
+
+impl BackingOptions {
+    /// The image that a header names so (None: it names none), with these options, which win
+    /// over `format`. `relative_to` is as for [`Source::resolve`].
+    pub(super) fn resolve(
+        &self,
+        name: Option<&OsStr>,
+        relative_to: Option<&OsStr>,
+        format: Option<Format>,
+    ) -> Result<ImageSpec> {
+        let naming = Naming { name, relative_to };
+        parse::image(self.options.clone(), format, naming, self.depth).map_err(refused)
+    }
+}
+
+/// The error, on one line whatever was quoted from the input.
+pub(super) fn refused(what: String) -> Error {
+    let clean = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    Error::Refused(what.chars().map(clean).collect())
+}
