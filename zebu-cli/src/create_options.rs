@@ -1,33 +1,34 @@
-//! The options of an image that is to be made (`-o`): `key=value,…`.
+//! The options of a new image (`-o`): `key=value,…`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::Format;
+use zebu::block::{CreateOption, Format};
 use zebu::names::split_list;
 
 use crate::failure::Failure;
+use crate::known_options::{check_value, switch};
+use crate::size;
 
-/// Keys and values in the order given; a later one counts.
+/// Options in the order given. The last value of a key counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreateOptions {
     list: Vec<(String, OsString)>,
 }
 
-/// The options that are file names, of any bytes. The others are UTF-8.
-const NAMES: [&str; 2] = ["backing_file", "data_file"];
-
 impl CreateOptions {
-    /// Reads the values of `-o`, of which there may be several. Commas in a
-    /// value are doubled. An error is what is wrong with them.
+    /// Parses the values of `-o`, of which there may be several. Commas in a value are doubled.
+    ///
+    /// # Errors
+    ///
+    /// The message for the first option that does not exist or has an invalid value.
     pub fn parse(format: Format, texts: &[OsString]) -> Result<Self, String> {
-        let known: Vec<&str> = format.create_options().iter().map(|o| o.name).collect();
-        Self::parse_known(&known, texts)
+        Self::parse_known(format.create_options(), texts)
     }
 
-    /// The same for options of these names.
-    pub fn parse_known(known: &[&str], texts: &[OsString]) -> Result<Self, String> {
-        let is_known = |key: &str| known.contains(&key);
+    /// As [`CreateOptions::parse`], for the options `known`.
+    pub fn parse_known(known: &[CreateOption], texts: &[OsString]) -> Result<Self, String> {
+        let find = |key: &str| known.iter().find(|option| option.name == key);
         let mut options = CreateOptions::default();
         for item in texts.iter().flat_map(|text| split_list(text)) {
             let mut parts = item.as_bytes().splitn(2, |b| *b == b'=');
@@ -35,25 +36,15 @@ impl CreateOptions {
             let (key, value) = match parts.next() {
                 Some(value) => (&*word, OsStr::from_bytes(value)),
                 None => match word.strip_prefix("no") {
-                    Some(key) if !is_known(&word) => (key, OsStr::new("off")),
+                    Some(key) if find(&word).is_none() => (key, OsStr::new("off")),
                     _ => (&*word, OsStr::new("on")),
                 },
             };
-            if !is_known(key) {
-                return Err(format!("Invalid parameter '{key}'"));
-            }
-            if value.to_str().is_none() && !NAMES.contains(&key) {
-                let value = value.display();
-                return Err(format!("Parameter '{key}' does not accept value '{value}'"));
-            }
+            let option = find(key).ok_or_else(|| format!("Invalid parameter '{key}'"))?;
+            check_value(option, value)?;
             options.set(key, value);
         }
         Ok(options)
-    }
-
-    /// The names of the options that were given, in their order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.list.iter().map(|(name, _)| name.as_str())
     }
 
     /// Sets an option, as if it were given last.
@@ -67,9 +58,19 @@ impl CreateOptions {
         self.list.iter().rev().find(of_key).map(|(_, v)| &**v)
     }
 
-    /// The value of an option that is no file's name.
+    /// The value of an option that is not a file name.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.value(key)?.to_str()
+    }
+
+    /// The value of a size in bytes.
+    pub fn size(&self, key: &str) -> Option<u64> {
+        size::parse(self.get(key)?).ok()
+    }
+
+    /// Whether a switch is on.
+    pub fn is_on(&self, key: &str) -> bool {
+        self.get(key).and_then(switch) == Some(true)
     }
 }
 

@@ -1,9 +1,11 @@
 //! How the program was called, and the arguments of a command.
 
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::Failure;
@@ -100,16 +102,42 @@ pub fn unrecognized(invocation: &Invocation, option: &str) -> Failure {
     Failure::bare(text).with_hint()
 }
 
-/// Reads a command's arguments with clap, and turns clap's errors into
-/// getopt's words, which is what scripts know. `Err` may be a success: help.
+/// Parses a command's arguments with clap. Errors are in getopt's words, on which scripts may depend.
+///
+/// # Errors
+///
+/// The message, or the success of printing the help.
 pub fn parse<T: clap::Parser>(
     invocation: &Invocation,
     arguments: Vec<OsString>,
 ) -> Result<T, Failure> {
+    parse_by(invocation, arguments, T::command())
+}
+
+/// As [`parse`]. Values that are not UTF-8 are left to the checks of the option, as in qemu-img:
+/// no valid value has a replacement character.
+pub fn parse_lossy<T: clap::Parser>(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+) -> Result<T, Failure> {
+    let lossy = OsStringValueParser::new().map(|text| text.to_string_lossy().into_owned());
+    let command = T::command().mut_args(|arg| {
+        match arg.get_value_parser().type_id() == TypeId::of::<String>() {
+            true => arg.value_parser(lossy.clone()),
+            false => arg,
+        }
+    });
+    parse_by(invocation, arguments, command)
+}
+
+fn parse_by<T: clap::Parser>(
+    invocation: &Invocation,
+    arguments: Vec<OsString>,
+    mut command: clap::Command,
+) -> Result<T, Failure> {
     let prefix = invocation.prefix();
     let last = arguments.last().cloned().unwrap_or_default();
     let all = std::iter::once(OsString::from(&prefix)).chain(arguments);
-    let mut command = T::command();
     if let Some(operands) = invocation.operands {
         // The operands are one list to clap, which would show another name for it.
         let help = (command.get_positionals().next()).and_then(clap::Arg::get_help);

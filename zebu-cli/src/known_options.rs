@@ -1,16 +1,27 @@
-//! The options that a format knows (`-o`): which there are, what their values
-//! are, how they are reported.
+//! The options of formats (`-o`): their values and their help.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::OsStr;
 
 use zebu::block::{CreateOption, Format, OptionKind};
 
-use crate::create_options::CreateOptions;
-use crate::file_name::as_value;
 use crate::size;
 
-/// What `-o help` prints.
+/// The options that are file names, of any bytes. The others are UTF-8.
+const NAMES: [&str; 2] = ["backing_file", "data_file"];
+
+/// The line of an option in the output of `-o help`.
+pub fn help_line(option: &CreateOption) -> String {
+    let kind = match option.kind {
+        OptionKind::Text => "<str>",
+        OptionKind::Size => "<size>",
+        OptionKind::Number => "<num>",
+        OptionKind::Switch => "<bool (on/off)>",
+    };
+    let left = format!("{}={kind}", option.name);
+    format!("  {left:<22} - {}\n", option.help)
+}
+
+/// The output of `-o help`. `name`: the file name, if one was given.
 pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
     // Options of the file and not of the format are reported with a file name.
     let mut list: Vec<&CreateOption> = format.create_options().iter().collect();
@@ -21,14 +32,7 @@ pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
         None => format!("Supported {} options:\n", format.name()),
     };
     for option in list {
-        let kind = match option.kind {
-            OptionKind::Text => "<str>",
-            OptionKind::Size => "<size>",
-            OptionKind::Number => "<num>",
-            OptionKind::Switch => "<bool (on/off)>",
-        };
-        let left = format!("{}={kind}", option.name);
-        text += &format!("  {left:<22} - {}\n", option.help);
+        text += &help_line(option);
     }
     if name.is_none() {
         text += "\nThe protocol level may support further options.\n\
@@ -37,40 +41,47 @@ pub fn option_help(format: Format, name: Option<&OsStr>) -> String {
     text
 }
 
-/// Refuses values that are not of their option's kind.
-pub fn check_values(format: Format, options: &CreateOptions) -> Result<(), String> {
-    for CreateOption { name, kind, .. } in format.create_options() {
-        let Some(value) = options.get(name) else {
-            continue;
+/// Refuses a value that is not of the option's kind.
+pub fn check_value(option: &CreateOption, value: &OsStr) -> Result<(), String> {
+    let name = option.name;
+    let Some(value) = value.to_str() else {
+        return match NAMES.contains(&name) {
+            true => Ok(()),
+            false => Err(format!(
+                "Parameter '{name}' does not accept value '{}'",
+                value.display()
+            )),
         };
-        match kind {
-            OptionKind::Text => {}
-            OptionKind::Switch => {
-                if !["on", "off", "yes", "no", "true", "false", "y", "n"].contains(&value) {
-                    return Err(format!("Parameter '{name}' expects 'on' or 'off'"));
-                }
-            }
-            OptionKind::Number => {
-                number(value).ok_or_else(|| format!("Parameter '{name}' expects a number"))?;
-            }
-            OptionKind::Size => match size::parse(value) {
-                Ok(_) => {}
-                Err(size::SizeError::Range) => {
-                    return Err(format!(
-                        "Value '{value}' is out of range for parameter '{name}'"
-                    ));
-                }
-                Err(size::SizeError::Syntax) => {
-                    return Err(format!(
-                        "Parameter '{name}' expects a non-negative number below 2^64\n\
-                         Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, \
-                         peta-\nand exabytes, respectively."
-                    ));
-                }
-            },
+    };
+    match option.kind {
+        OptionKind::Switch if switch(value).is_none() => {
+            Err(format!("Parameter '{name}' expects 'on' or 'off'"))
         }
+        OptionKind::Number if number(value).is_none() => {
+            Err(format!("Parameter '{name}' expects a number"))
+        }
+        OptionKind::Size => match size::parse(value) {
+            Ok(_) => Ok(()),
+            Err(size::SizeError::Range) => Err(format!(
+                "Value '{value}' is out of range for parameter '{name}'"
+            )),
+            Err(size::SizeError::Syntax) => Err(format!(
+                "Parameter '{name}' expects a non-negative number below 2^64\n\
+                 Optional suffix k, M, G, T, P or E means kilo-, mega-, giga-, tera-, peta-\n\
+                 and exabytes, respectively."
+            )),
+        },
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// The value of a switch, as QEMU reads it.
+pub fn switch(value: &str) -> Option<bool> {
+    match value {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
+    }
 }
 
 /// A number as C reads it; below zero it wraps around.
@@ -91,36 +102,4 @@ pub fn number(text: &str) -> Option<u64> {
         true => value.wrapping_neg(),
         false => value,
     })
-}
-
-/// The value of a size that [`check_values`] has seen.
-pub fn size_of(options: &CreateOptions, name: &str) -> Option<u64> {
-    size::parse(options.get(name)?).ok()
-}
-
-/// Whether a switch that [`check_values`] has seen is on.
-pub fn is_on(options: &CreateOptions, name: &str) -> bool {
-    matches!(options.get(name), Some("on" | "yes" | "true" | "y"))
-}
-
-/// The line that says what is created, with names of any bytes.
-pub fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
-    let mut line = OsString::from("Formatting '");
-    line.push(name);
-    line.push(format!("', fmt={}", format.name()));
-    for option in format.create_options() {
-        let value = match (options.value(option.name), option.kind) {
-            (Some(_), OptionKind::Size) => {
-                size_of(options, option.name).map(|n| OsString::from(n.to_string()))
-            }
-            (Some(text), _) => Some(as_value(text)),
-            (None, _) => option.default.map(OsString::from),
-        };
-        if let Some(value) = value {
-            line.push(format!(" {}=", option.name));
-            line.push(value);
-        }
-    }
-    line.push("\n");
-    line.into_vec()
 }

@@ -11,7 +11,7 @@ use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
 use crate::create_options::CreateOptions;
 use crate::file_name::file_of;
-use crate::known_options::{is_on, number, size_of};
+use crate::known_options::number;
 use crate::{objects, open};
 
 /// Formats that qemu-img knows and zebu does not write.
@@ -162,20 +162,20 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
         Some(other) => return Err(wrong("compression-type", other)),
     };
     refuse_encryption(options)?;
-    let cluster_size = size_of(options, "cluster_size").unwrap_or(65536);
+    let cluster_size = options.size("cluster_size").unwrap_or(65536);
     let refcount_bits = options.get("refcount_bits").and_then(number).unwrap_or(16);
     let backing =
         name("backing_file").map(|name| NewBacking::new(name).format(backing_format.clone()));
     let data_file =
-        name("data_file").map(|name| NewDataFile::new(name).raw(is_on(options, "data_file_raw")));
+        name("data_file").map(|name| NewDataFile::new(name).raw(options.is_on("data_file_raw")));
     let image = CreateQcow2::default()
         .size(size)
         .version(version)
         // What is no power of two is none that exists.
         .cluster_bits(log2(cluster_size))
         .refcount_order(log2(refcount_bits))
-        .extended_l2(is_on(options, "extended_l2"))
-        .lazy_refcounts(is_on(options, "lazy_refcounts"))
+        .extended_l2(options.is_on("extended_l2"))
+        .lazy_refcounts(options.is_on("lazy_refcounts"))
         .compression(compression)
         .preallocation(preallocation)
         .backing(backing)
@@ -183,7 +183,7 @@ fn qcow2(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
     if image.backing.is_none() && backing_format.is_some() {
         return Err("Backing format cannot be used without backing file".into());
     }
-    if image.data_file.is_none() && is_on(options, "data_file_raw") {
+    if image.data_file.is_none() && options.is_on("data_file_raw") {
         return Err("data-file-raw requires data-file".into());
     }
     image.check().map_err(|e| e.to_string())?;
@@ -204,7 +204,7 @@ fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
         .iter()
         .map(|option| option.name)
         .find(|name| name.starts_with("encrypt.") && options.value(name).is_some())
-        .or(is_on(options, "encryption").then_some("encryption"));
+        .or(options.is_on("encryption").then_some("encryption"));
     match given {
         Some(name) => Err(format!("{name}: encryption is not part of this version")),
         None => Ok(()),

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
-use zebu::block::{Device, Format};
+use zebu::block::{CreateOption, Device, Format, OptionKind};
 use zebu::jobs::{self, AmendOptions};
 use zebu::storage::Queue;
 
@@ -11,7 +11,7 @@ use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::file_of;
 use crate::invocation::Invocation;
-use crate::known_options::{check_values, is_on, number, size_of};
+use crate::known_options::{help_line, number};
 use crate::new_image::{log2, parse_format};
 use crate::options::{SourceOptions, target_cache};
 use crate::progress::Progress;
@@ -50,73 +50,69 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// What can be amended, by name, kind and description.
-const AMENDABLE: [(&str, &str, &str); 13] = [
-    ("backing_file", "<str>", "File name of a base image"),
-    ("backing_fmt", "<str>", "Image format of the base image"),
-    (
+/// The options that can be amended.
+const AMENDABLE: [CreateOption; 13] = [
+    CreateOption::new(
+        "backing_file",
+        OptionKind::Text,
+        "File name of a base image",
+    ),
+    CreateOption::new(
+        "backing_fmt",
+        OptionKind::Text,
+        "Image format of the base image",
+    ),
+    CreateOption::new(
         "compat",
-        "<str>",
+        OptionKind::Text,
         "Compatibility level (v2 [0.10] or v3 [1.1])",
     ),
-    ("data_file", "<str>", "File name of an external data file"),
-    (
+    CreateOption::new(
+        "data_file",
+        OptionKind::Text,
+        "File name of an external data file",
+    ),
+    CreateOption::new(
         "data_file_raw",
-        "<bool (on/off)>",
+        OptionKind::Switch,
         "The external data file must stay valid as a raw image",
     ),
-    (
+    CreateOption::new(
         "encrypt.iter-time",
-        "<num>",
+        OptionKind::Number,
         "Time to spend in PBKDF in milliseconds",
     ),
-    (
+    CreateOption::new(
         "encrypt.keyslot",
-        "<num>",
+        OptionKind::Number,
         "Select a single keyslot to modify explicitly",
     ),
-    (
+    CreateOption::new(
         "encrypt.new-secret",
-        "<str>",
+        OptionKind::Text,
         "New secret to set in the matching keyslots. Empty string to erase",
     ),
-    (
+    CreateOption::new(
         "encrypt.old-secret",
-        "<str>",
+        OptionKind::Text,
         "Select all keyslots that match this password",
     ),
-    (
+    CreateOption::new(
         "encrypt.state",
-        "<str>",
+        OptionKind::Text,
         "Select new state of affected keyslots (active/inactive)",
     ),
-    (
+    CreateOption::new(
         "lazy_refcounts",
-        "<bool (on/off)>",
+        OptionKind::Switch,
         "Postpone refcount updates",
     ),
-    (
+    CreateOption::new(
         "refcount_bits",
-        "<num>",
+        OptionKind::Number,
         "Width of a reference count entry in bits",
     ),
-    ("size", "<size>", "Virtual disk size"),
-];
-
-/// What can be given only when an image is created.
-const FOR_CREATION: [&str; 12] = [
-    "encryption",
-    "encrypt.format",
-    "encrypt.key-secret",
-    "encrypt.cipher-alg",
-    "encrypt.cipher-mode",
-    "encrypt.ivgen-alg",
-    "encrypt.ivgen-hash-alg",
-    "encrypt.hash-alg",
-    "cluster_size",
-    "preallocation",
-    "compression_type",
-    "extended_l2",
+    CreateOption::new("size", OptionKind::Size, "Virtual disk size"),
 ];
 
 /// Runs the command.
@@ -196,23 +192,23 @@ fn refuse_loop(device: &Device, changes: &AmendOptions) -> Result<(), Failure> {
 fn help(format: Format) -> Outcome {
     refuse_format(format)?;
     let mut text = "Amend options for 'qcow2':\n".to_string();
-    for (name, kind, what) in AMENDABLE {
-        text += &format!("  {:<22} - {what}\n", format!("{name}={kind}"));
+    for option in &AMENDABLE {
+        text += &help_line(option);
     }
     output::report(&text)
 }
 
-/// What the options say, or what is wrong with them.
+/// The changes that the options request.
 fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
-    let amendable = AMENDABLE.iter().map(|(name, ..)| *name);
-    let known: Vec<&str> = amendable.clone().chain(FOR_CREATION).collect();
-    let options = CreateOptions::parse_known(&known, texts)?;
-    if let Some(name) = options.names().find(|name| FOR_CREATION.contains(name)) {
-        return Err(format!(
-            "Invalid parameter '{name}'\nThis option is only supported for image creation"
-        ));
-    }
-    check_values(Format::QCOW2, &options)?;
+    let options = CreateOptions::parse_known(&AMENDABLE, texts).map_err(|why| {
+        let mut others = Format::QCOW2.create_options().iter();
+        let for_creation = others
+            .any(|option| !option.of_file && why == format!("Invalid parameter '{}'", option.name));
+        match for_creation {
+            true => format!("{why}\nThis option is only supported for image creation"),
+            false => why,
+        }
+    })?;
     let version = match options.get("compat") {
         None => None,
         Some("0.10" | "v2") => Some(2),
@@ -226,16 +222,19 @@ fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
         return Err("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.".into());
     }
     // An encrypted image is not opened for writing.
-    if options.names().any(|name| name.starts_with("encrypt.")) {
+    if AMENDABLE
+        .iter()
+        .any(|option| option.name.starts_with("encrypt.") && options.value(option.name).is_some())
+    {
         return Err("Can't amend encryption options - encryption not present".into());
     }
-    let switch = |name| options.get(name).map(|_| is_on(&options, name));
+    let switch = |name| options.get(name).map(|_| options.is_on(name));
     Ok(AmendOptions::default()
         .version(version)
         .refcount_order(options.get("refcount_bits").and_then(number).map(log2))
         .lazy_refcounts(switch("lazy_refcounts"))
         // As in qemu-img, 0 is no size.
-        .size(size_of(&options, "size").filter(|size| *size != 0))
+        .size(options.size("size").filter(|size| *size != 0))
         .data_file(options.value("data_file").map(OsStr::to_owned))
         .data_file_raw(switch("data_file_raw")))
 }

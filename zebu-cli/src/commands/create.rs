@@ -1,17 +1,18 @@
 //! `create`: a new image.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
 
 use clap::Parser;
-use zebu::block::{Device, FileSpec};
+use zebu::block::{Device, FileSpec, Format, OptionKind};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
 use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
-use crate::file_name::{beside, file_of};
+use crate::file_name::{as_value, beside, file_of};
 use crate::invocation::Invocation;
-use crate::known_options::{check_values, formatting, option_help, size_of};
+use crate::known_options::option_help;
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::{objects, open, output, same_file, size, untrusted};
 
@@ -89,7 +90,6 @@ fn create(
     let format = parse_format(format)?;
     let file = file_of(name)?;
     let mut options = CreateOptions::parse(format, &arguments.options)?;
-    check_values(format, &options)?;
     if let Some(size) = size {
         if options.get("size").is_some() {
             return Err("The image size must be specified only once".into());
@@ -114,7 +114,7 @@ fn create(
     let data_file = options.value("data_file").map(file_of).transpose()?;
     let files = [Some(&file), data_file.as_ref()];
     look_at_backing(&queue, arguments, name, &files, &mut options)?;
-    let Some(size) = size_of(&options, "size") else {
+    let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
     if !arguments.quiet {
@@ -177,4 +177,26 @@ fn look_at_backing(
         options.set("size", device.size().next_multiple_of(512).to_string());
     }
     Ok(())
+}
+
+/// The line that reports the format and the options. Names may have any bytes.
+fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> {
+    let mut line = OsString::from("Formatting '");
+    line.push(name);
+    line.push(format!("', fmt={}", format.name()));
+    for option in format.create_options() {
+        let value = match (options.value(option.name), option.kind) {
+            (Some(_), OptionKind::Size) => options
+                .size(option.name)
+                .map(|n| OsString::from(n.to_string())),
+            (Some(text), _) => Some(as_value(text)),
+            (None, _) => option.default.map(OsString::from),
+        };
+        if let Some(value) = value {
+            line.push(format!(" {}=", option.name));
+            line.push(value);
+        }
+    }
+    line.push("\n");
+    line.into_vec()
 }

@@ -56,18 +56,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let input = &operands.input;
     let source = open::device(&queue, input, &arguments.source, CacheMode::WriteBack)?;
     let format = output_format(arguments.output_format.as_deref())?;
-    let (start, length) = match operands.range(source.size()) {
-        Some(range) => range,
-        None => {
-            invocation.say(&format!(
-                "{}: cannot skip to specified offset",
-                input.display()
-            ));
-            (0, 0)
-        }
-    };
+    let range = operands.range(source.size());
+    let (start, length) = range.unwrap_or_default();
     refuse_same_file(&source, &operands.output)?;
     let target = make_target(&queue, format, &operands.output, length)?;
+    if range.is_none() {
+        let input = input.display();
+        invocation.say(&format!("{input}: cannot skip to specified offset"));
+    }
     let options = CopyOptions::new(start, length).target_is_zero(!target.top().file().is_device());
     // It stays open, and locked, when the device is closed.
     let image = target.top().as_qcow2();
@@ -126,8 +122,8 @@ impl Operands {
         }
     }
 
-    /// Start and length of what is copied of an input of `size` bytes; None if
-    /// that would start past its end.
+    /// Start and length of the range to copy from an input of `size` bytes. `None`: it starts past
+    /// the end.
     fn range(&self, size: u64) -> Option<(u64, u64)> {
         let bytes = |blocks: u64| blocks.saturating_mul(self.block);
         let end = self.count.map_or(size, |count| bytes(count).min(size));

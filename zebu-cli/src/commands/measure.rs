@@ -12,7 +12,6 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map};
-use crate::known_options::check_values;
 use crate::new_image::NewImage;
 use crate::options::{OutputFormat, SourceOptions};
 use crate::{open, output, size};
@@ -130,12 +129,10 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
     let Ok(format) = name.parse::<Format>() else {
         return Err(Failure::new(format!("Unknown file format '{name}'")));
     };
-    let options = CreateOptions::parse(format, &arguments.target_options)
-        .and_then(|options| check_values(format, &options).map(|()| options))
-        .map_err(|why| {
-            invocation.say(&why);
-            Failure::new(format!("Invalid options for file format '{name}'"))
-        })?;
+    let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
+        invocation.say(&why);
+        Failure::new(format!("Invalid options for file format '{name}'"))
+    })?;
     // A size that is too large is refused when it is measured.
     match NewImage::new(format, 0, &options).map_err(Failure::new)? {
         NewImage::Raw { .. } => Ok(MeasureTarget::Raw),

@@ -22,7 +22,7 @@ mod vhost;
 use std::ffi::OsString;
 
 use crate::failure::Outcome;
-use crate::invocation::{Invocation, parse};
+use crate::invocation::{Invocation, parse_lossy as parse};
 
 /// Name, operands, what it does, and how it is run.
 type Command = (

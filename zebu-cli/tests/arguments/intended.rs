@@ -51,15 +51,15 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "options are looked at before files",
         ),
         (
-            command == "amend" && status(1, 1),
-            "options are looked at before the image, and not in QEMU's order",
+            command == "amend" && status(1, 1) && ours.ends_with("Cannot amend the backing file"),
+            "another backing file is refused before other options are looked at",
         ),
         (
             command == "rebase" && args.contains(&"old.q") && status(0, 0),
             "an image of version 2 keeps its zeroes",
         ),
         (
-            command == "measure" && found.status[0] == 1,
+            command == "measure" && status(1, 0),
             "measure refuses what create refuses",
         ),
         (

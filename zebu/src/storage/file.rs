@@ -175,11 +175,14 @@ fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
         .custom_flags(flags)
         .open(path);
     match opened {
-        // open(2): the file system has no O_DIRECT.
+        // open(2): the file system has no O_DIRECT. The message is QEMU's.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) && how.cache.is_direct() => {
             Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "the file system does not support O_DIRECT",
+                format!(
+                    "Could not open '{}': filesystem does not support O_DIRECT",
+                    path.display()
+                ),
             ))
         }
         other => other,

@@ -18,7 +18,7 @@ use zebu::names::Source;
 use zebu::storage::{CacheMode, EngineKind};
 
 use crate::failure::{Failure, Outcome};
-use crate::invocation::{self, Invocation};
+use crate::invocation::Invocation;
 use crate::{open, untrusted};
 use plan::Plan;
 use requests::{measure, measure_threads, queue};
@@ -119,7 +119,7 @@ struct Arguments {
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
-    let arguments: Arguments = invocation::parse(invocation, arguments)?;
+    let arguments: Arguments = super::parse(invocation, arguments)?;
     let plan = Plan::new(&arguments)?;
     let (engine, how) = opening(&arguments)?;
     let [file] = arguments.files.as_slice() else {

@@ -15,7 +15,6 @@ use super::Arguments;
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
 use crate::file_name::{after_file, as_value, beside, file_of};
-use crate::known_options::check_values;
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
 use crate::{objects, open, same_file, untrusted};
@@ -270,7 +269,6 @@ impl Wanted<'_> {
     fn create_options(&self, format: Format) -> Result<CreateOptions, Failure> {
         let arguments = self.arguments;
         let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
-        check_values(format, &create).map_err(Failure::new)?;
         if format == Format::RAW {
             self.check_raw()?;
             return Ok(create);
