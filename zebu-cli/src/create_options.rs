@@ -74,7 +74,7 @@ impl CreateOptions {
     }
 }
 
-/// Whether `-o` asks for the list of options.
+/// Whether `-o` requests the list of options.
 pub fn asks_for_help(texts: &[OsString]) -> bool {
     let mut items = texts.iter().flat_map(|text| split_list(text));
     items.any(|item| item == "help" || item == "?")

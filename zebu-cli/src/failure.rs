@@ -14,7 +14,7 @@ pub enum Failure {
     Message {
         /// One line (QEMU has two for a lock).
         text: String,
-        /// Whether to say where the help is.
+        /// Whether a line follows that names the help.
         hint: bool,
         /// The exit status.
         status: u8,

@@ -62,8 +62,8 @@ impl Invocation {
         let _ = writeln!(std::io::stderr(), "{}: {message}", self.name);
     }
 
-    /// From now on SIGINT and SIGTERM end the program at once, which says `state`: what is
-    /// left of what it was doing.
+    /// From now on SIGINT and SIGTERM end the program at once. It prints `state`, which tells what
+    /// is left.
     pub fn end_on_stop(&self, state: &str) {
         signals::end_on_stop(format!("{}: Interrupted; {state}", self.name));
     }

@@ -1,7 +1,5 @@
-//! The program: does to disk images what people do with qemu-img, under its
-//! own name or under those of qemu-img and qemu-io. It is a library so that
-//! tests and fuzzing reach qemu-io's command language; it promises nothing to
-//! others.
+//! The program `zebu`, which is also qemu-img, qemu-io and qemu-nbd by name. It is a library so
+//! that tests and fuzzers reach qemu-io's command language. This is not a public API.
 
 mod commands;
 mod create_options;

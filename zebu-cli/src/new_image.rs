@@ -14,7 +14,7 @@ use crate::file_name::file_of;
 use crate::known_options::number;
 use crate::{objects, open};
 
-/// Formats that qemu-img knows and zebu does not write.
+/// Formats of QEMU that zebu does not create.
 const OTHER_FORMATS: [&str; 9] = [
     "vdi",
     "vmdk",
@@ -59,7 +59,7 @@ pub fn format_names(keep: impl Fn(Format) -> bool) -> String {
 /// The help of an option that takes the format of a new image.
 pub fn new_format_help(of: &str) -> String {
     let names = format_names(Format::is_creatable);
-    format!("Format of the {of}: raw if not given; one of {names}")
+    format!("Format of the {of}: {names} (default raw)")
 }
 
 /// Whether QEMU has a format of this name.
@@ -356,7 +356,7 @@ fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
              must be selected as the target; however, opening the given target as an existing \
              image failed: {e}"
         ),
-        // That it could not be opened is said already.
+        // The message has the prefix already.
         (None, zebu::Error::While { source, .. }) => {
             format!("Could not create '{}': {source}", spec.name().display())
         }

@@ -24,7 +24,7 @@ pub fn add(text: &OsStr) -> Result<(), Failure> {
         parse(text).map_err(|why| Failure::new(format!("--object {}: {why}", text.display())))?;
     let mut kept = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
     match kept.insert(id.clone(), credentials.clone()) {
-        // The options of one command are looked at more than once.
+        // The options of one command may be processed more than once.
         Some(other) if other != credentials => Err(Failure::new(format!(
             "--object {}: attempt to add duplicate property '{id}' to object",
             text.display()
@@ -170,8 +170,7 @@ fn json(text: &OsStr) -> Result<Vec<(String, OsString)>, String> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against credentials of another directory, or a server that is
-    //! not looked at though it should be.
+    //! Guards against credentials of another directory, and a server that is not verified.
     use super::*;
 
     fn files(directory: &str, verify: Verify) -> TlsCredentials {

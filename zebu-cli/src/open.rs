@@ -25,7 +25,7 @@ pub fn failure(name: &OsStr, error: &Error) -> Failure {
     Failure::new(format!("Could not open '{}': {error}", name.display()))
 }
 
-/// What the common options say about opening; the rest as by default.
+/// The options of opening, as the common options define them.
 pub fn options(
     name: &OsStr,
     source: &SourceOptions,
@@ -106,9 +106,8 @@ pub fn in_first<T, E>(
     opened.map_or_else(|| open(*last), Ok)
 }
 
-/// Opens an image. One that is to be written, and whose last writer did not
-/// close it, is repaired first, as QEMU does; `program` is named in what is
-/// said of that.
+/// Opens an image. If it is opened for writing and its last writer did not close it, it is repaired
+/// first, as in QEMU. Messages about that name `program`.
 pub fn repaired(
     queue: &Queue,
     source: &Source,

@@ -10,24 +10,23 @@ use crate::{objects, size};
 /// How the image that a command reads is named and opened.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct SourceOptions {
-    /// Format of the image; found out by its content if not given
+    /// Format of the image (default: detected)
     #[arg(short = 'f', long = "format", value_name = "FMT")]
     pub format: Option<String>,
-    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     pub image_opts: bool,
-    /// Open the image though another process may write to it
+    /// Open the image although another process may write to it
     #[arg(short = 'U', long)]
     pub force_share: bool,
-    /// Credentials for TLS that images are named with (tls-creds=ID):
-    /// tls-creds-x509,id=ID,dir=DIR,endpoint=client or
-    /// tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=NAME
+    /// TLS credentials of NBD clients (tls-creds=ID): tls-creds-x509,id=ID,dir=DIR,endpoint=client
+    /// or tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=NAME
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<OsString>,
 }
 
 impl SourceOptions {
-    /// Refuses combinations that make no sense, and what is not there.
+    /// Refuses invalid combinations, and defines the objects.
     pub fn validate(&self) -> Result<(), Failure> {
         if self.image_opts && self.format.is_some() {
             return Err(Failure::new(
@@ -41,9 +40,9 @@ impl SourceOptions {
 /// How a report is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// For people.
+    /// Text.
     Human,
-    /// For programs.
+    /// JSON.
     Json,
 }
 

@@ -21,7 +21,7 @@ pub struct Progress {
 
 /// How progress is shown on standard output.
 enum Display {
-    /// Not asked for.
+    /// The option was not given.
     None,
     /// As qemu-img prints it; holds the hundredths of a percent last shown.
     Plain(Option<u64>),
@@ -125,8 +125,8 @@ pub fn interrupted(state: &str) -> Option<Failure> {
     Some(Failure::new(format!("Interrupted; {state}")).with_status(signals::exit_status(signal)))
 }
 
-/// Marks the qcow2 image in `file`, if there is one, as incomplete; the text that says so.
-/// Its own errors are ignored: the job has failed with another one.
+/// Marks the qcow2 image in `file` as incomplete, if there is one. Returns the text for the
+/// message. Errors are ignored, since the job has failed already.
 pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> String {
     if let Some(file) = file {
         let _ = jobs::mark_incomplete(queue, file);

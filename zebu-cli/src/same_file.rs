@@ -9,8 +9,8 @@ use zebu::block::{Device, FileSpec, NbdSpec};
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
 
-/// Whether `sources`, with the images behind them, read the file, the device or the export
-/// `target`, by whatever name.
+/// Whether `sources` or their backing files read the file, device or export `target`, under any
+/// name.
 pub fn reads(sources: &[Device], target: &FileSpec) -> bool {
     let target = target.bottom();
     match target.nbd() {

@@ -72,7 +72,7 @@ pub fn stop_signal() -> Option<i32> {
     (signal != 0).then_some(signal as i32)
 }
 
-/// What [`end_on_stop`] says of changes that a crash leaves made or not made.
+/// The message of [`end_on_stop`] for changes that are atomic in a crash.
 pub const WHOLE: &str = "the image is whole, and the change may not have happened";
 
 /// Whether SIGUSR1 was received since the last call.

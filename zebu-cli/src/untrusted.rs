@@ -17,7 +17,7 @@ pub const NAME: &str = "untrusted";
 /// What its value is called.
 pub const VALUE: &str = "LIMIT=VALUE,...";
 /// What it does, for the help.
-pub const HELP: &str = "Open nothing that an image names, and hold images to limits \
+pub const HELP: &str = "Open nothing that an image names, and enforce limits \
                         (virtual-size, table-size, snapshots, bitmaps, chain, memory, work, \
                         work-per-byte)";
 

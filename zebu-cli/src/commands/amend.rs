@@ -20,29 +20,29 @@ use crate::{open, output, same_file, signals};
 /// Update format-specific options of the image
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image; found out by its content if not given
+    /// Format of the image (default: detected)
     #[arg(short = 'f', long, value_name = "FMT")]
     format: Option<String>,
-    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     image_opts: bool,
-    /// Objects of QEMU, such as keys: refused
+    /// QEMU objects, such as secrets: not supported
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<OsString>,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
     cache: Option<String>,
-    /// What to change; help lists what can be changed
+    /// Options to change; help lists them
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Allow unsafe changes. None of those that there are is unsafe
+    /// Allow unsafe changes; there are none
     #[arg(long)]
     force: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
     /// The image

@@ -20,17 +20,17 @@ use crate::{open, output};
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Print no report
+    /// Do not print the report
     #[arg(short, long)]
     quiet: bool,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
     cache: Option<String>,
-    /// How to print the report: human or json
+    /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
-    /// Repair leaks, or all errors
+    /// Repair: leaks or all
     #[arg(short, long, value_name = "leaks|all")]
     repair: Option<String>,
     /// The image

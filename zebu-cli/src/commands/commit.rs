@@ -18,32 +18,32 @@ use crate::{open, output};
 /// Commit image to its backing file
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image; found out by its content if not given
+    /// Format of the image (default: detected)
     #[arg(short = 'f', long, value_name = "FMT")]
     format: Option<String>,
-    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     image_opts: bool,
-    /// Objects of QEMU, such as keys: refused
+    /// QEMU objects, such as secrets: not supported
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<OsString>,
     /// Cache mode of the images: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE_MODE")]
     cache: Option<String>,
-    /// Commit down to this image of the chain; the image is not emptied
+    /// Commit into this image of the chain; the image is not emptied
     #[arg(short = 'b', long, value_name = "BASE_IMG")]
     base: Option<OsString>,
     /// Do not empty the image
     #[arg(short = 'd', long)]
     drop: bool,
-    /// Bytes a second at most
+    /// Rate limit in bytes per second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
     /// The image

@@ -22,13 +22,13 @@ struct Arguments {
     /// Format of the second image
     #[arg(short = 'F', long = "b-format", value_name = "FMT")]
     second_format: Option<String>,
-    /// Sizes and allocation must agree too
+    /// Compare sizes and allocation, too
     #[arg(short, long)]
     strict: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
     /// Cache mode of the images: none, writeback, writethrough, directsync or

@@ -24,22 +24,22 @@ struct Arguments {
     /// Options of the format; help lists them
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Put the new image on top of this one
+    /// Backing file
     #[arg(short = 'b', long = "backing", value_name = "FILE")]
     backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
-    /// Do not look at the backing file
+    /// Do not open the backing file
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
-    /// Objects of QEMU, such as keys: refused
+    /// QEMU objects, such as secrets: not supported
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<OsString>,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
-    /// The new image, then its size if there is no backing file to take it from
+    /// The new image, and its size (default: that of the backing file)
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
 }

@@ -22,11 +22,11 @@ use crate::{open, same_file, size, untrusted};
 #[derive(Parser)]
 #[command(after_help = "\
 Operands:
-  if=INPUT            The image that is read
-  of=OUTPUT           The image that is made
-  bs=BLOCK_SIZE       Bytes of a block (512)
-  count=BLOCKS        Where to stop: so many blocks from the start of the input (its end)
-  skip=BLOCKS         Where to start: so many blocks from the start of the input (0)")]
+  if=INPUT            The image to read
+  of=OUTPUT           The image to create
+  bs=BLOCK_SIZE       Block size in bytes (default 512)
+  count=BLOCKS        End of the range, in blocks from the start of the input (default: its end)
+  skip=BLOCKS         Start of the range, in blocks from the start of the input (default 0)")]
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
@@ -164,8 +164,7 @@ fn blocks(name: &str, text: &str) -> Result<u64, Failure> {
 fn output_format(name: Option<&str>) -> Result<Format, Failure> {
     let name = name.unwrap_or("raw");
     name.parse().map_err(|_| {
-        // What create says of formats that exist is more than qemu-img says
-        // of those that do not.
+        // The message of `create` tells more about formats that exist.
         match parse_format(name) {
             Err(why) if !why.starts_with("Unknown") => Failure::new(why),
             _ => Failure::new("Unknown file format"),

@@ -28,10 +28,10 @@ use untrusted_report::Untrusted;
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Show the whole chain of backing files
+    /// Show the whole backing chain
     #[arg(short, long)]
     backing_chain: bool,
-    /// How to print the report: human or json
+    /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
     /// The image

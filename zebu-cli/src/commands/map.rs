@@ -20,13 +20,13 @@ use crate::size;
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// How to print the map: human or json
+    /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
-    /// Where to start
+    /// First byte of the range
     #[arg(short, long, value_name = "OFFSET", allow_hyphen_values = true)]
     start_offset: Option<String>,
-    /// How far to go
+    /// Length of the range in bytes
     #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
     max_length: Option<String>,
     /// The image

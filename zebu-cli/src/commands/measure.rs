@@ -27,21 +27,21 @@ struct Arguments {
     /// Options of the new image
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     target_options: Vec<OsString>,
-    /// Size of the new disk, if it is not a copy
+    /// Size of the disk, without an image to copy
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<String>,
-    /// Measure this snapshot of the image
+    /// Internal snapshot to measure
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     snapshot: Option<OsString>,
-    /// How to print the report: human or json
+    /// Output format: human or json
     #[arg(long, value_name = "FORMAT")]
     output: Option<String>,
-    /// The image to be copied
+    /// The image to copy
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
 }
 
-/// Formats that qemu-img knows and has no measure for.
+/// Formats of QEMU that qemu-img cannot measure.
 const WITHOUT_MEASURE: [&str; 10] = [
     "vdi",
     "vmdk",

@@ -142,7 +142,7 @@ pub fn run(invocation: &Invocation, name: &str, arguments: Vec<OsString>) -> Opt
 pub fn help(invocation: &Invocation) -> String {
     let name = &invocation.name;
     let mut text = format!(
-        "zebu: does to disk images what people do with qemu-img.\n\n\
+        "zebu: disk image utility, compatible with qemu-img, qemu-io and qemu-nbd\n\n\
          Usage: {name} [--untrusted] COMMAND [OPTIONS]\n       {name} --help | --version\n\nCommands:\n"
     );
     for (command, _, what, _) in &COMMANDS {

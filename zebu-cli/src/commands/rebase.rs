@@ -24,7 +24,7 @@ struct Arguments {
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
     cache: Option<String>,
-    /// The new backing file; "" for none
+    /// New backing file; "" for none
     #[arg(short = 'b', long, value_name = "BACKING_FILENAME")]
     backing: Option<OsString>,
     /// Format of the new backing file
@@ -34,16 +34,16 @@ struct Arguments {
     /// unsafe
     #[arg(short = 'T', long, value_name = "BACKING_CACHE")]
     backing_cache: Option<String>,
-    /// Change the name only, whatever that does to the content
+    /// Change the name only, also if the content changes with it
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
-    /// Compress what is written to the image
+    /// Compress the data that are written
     #[arg(short = 'c', long)]
     compress: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
     /// The image
@@ -153,7 +153,7 @@ fn new_backing(arguments: &Arguments) -> Option<NewBacking> {
     Some(NewBacking::new(name).format(arguments.backing_format.clone()))
 }
 
-/// Formats that only QEMU knows may be named too.
+/// Formats that only QEMU supports may be named, too.
 fn check_format_name(name: Option<&str>) -> Result<(), Failure> {
     match name {
         Some(name) if !is_format(name) => {

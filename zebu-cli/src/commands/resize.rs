@@ -21,25 +21,25 @@ const NO_NUMBER: &str = "Parameter 'size' expects a non-negative number below 2^
 /// Resize an image
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image; found out by its content if not given
+    /// Format of the image (default: detected)
     #[arg(short = 'f', long, value_name = "FMT")]
     format: Option<String>,
-    /// The name is a list of options (driver=qcow2,file.filename=PATH)
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     image_opts: bool,
-    /// Objects of QEMU, such as keys: refused
+    /// QEMU objects, such as secrets: not supported
     #[arg(long, value_name = "OBJDEF")]
     object: Vec<OsString>,
-    /// What to allocate of the new part: off, metadata, falloc or full
+    /// Preallocation of the new part: off, metadata, falloc or full
     #[arg(long, value_name = "PREALLOC")]
     preallocation: Option<String>,
-    /// Allow the new size to be smaller
+    /// Allow to shrink the image
     #[arg(long)]
     shrink: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
-    /// The image, and its new size or, after + or -, by how much to change it
+    /// The image, and its new size; after + or -, the difference
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
 }

@@ -21,16 +21,16 @@ use crate::{open, output, signals};
 struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
-    /// Quiet; there is nothing that it would keep back
+    /// Quiet mode, without effect
     #[arg(short, long)]
     quiet: bool,
-    /// List the snapshots (the default)
+    /// List the snapshots (default)
     #[arg(short, long, action = ArgAction::Count)]
     list: u8,
-    /// Take a snapshot of this name
+    /// Create a snapshot of this name
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
     create: Vec<OsString>,
-    /// Go back to the snapshot of this id or name
+    /// Apply the snapshot of this id or name
     #[arg(short, long, value_name = "SNAPSHOT", action = ArgAction::Append)]
     apply: Vec<OsString>,
     /// Delete the snapshot of this name
@@ -41,7 +41,7 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// QEMU keeps so many bytes of the name of a new snapshot.
+/// The longest name of a new snapshot in bytes, as in QEMU.
 const MAX_NAME: usize = 255;
 
 /// What is to be done.

@@ -55,7 +55,7 @@ impl FlushSchedule {
         .await;
     }
 
-    /// A write starts, after which there are so many left.
+    /// Notes the start of a write, after which `left` writes remain.
     pub fn begin(&self, left: u64) -> Next {
         self.in_flight.set(self.in_flight.get() + 1);
         if self.interval == 0 || !left.is_multiple_of(self.interval) {

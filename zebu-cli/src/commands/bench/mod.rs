@@ -35,7 +35,7 @@ struct Arguments {
         allow_hyphen_values = true
     )]
     count: Option<String>,
-    /// Number of requests in flight
+    /// Number of requests in flight (queue depth)
     #[arg(
         short = 'd',
         long = "depth",
@@ -49,10 +49,10 @@ struct Arguments {
     /// Linux native AIO, as -i native
     #[arg(short = 'n', long = "native")]
     native: bool,
-    /// How I/O is done: threads, native or io_uring
+    /// AIO mode: threads, native or io_uring
     #[arg(short = 'i', long = "aio", value_name = "AIO")]
     aio: Option<String>,
-    /// Where the first request starts
+    /// Offset of the first request
     #[arg(
         short = 'o',
         long = "offset",
@@ -68,7 +68,7 @@ struct Arguments {
         allow_hyphen_values = true
     )]
     buffer_size: Option<String>,
-    /// From one request's start to the next one's; 0: the buffer size
+    /// Distance between the offsets of requests; 0: the buffer size
     #[arg(
         short = 'S',
         long = "step-size",
@@ -82,19 +82,19 @@ struct Arguments {
     /// Accepted, without effect, as in qemu-img
     #[arg(short = 'q', long = "quiet")]
     quiet: bool,
-    /// Open the image although others may write to it
+    /// Open the image although another process may write to it
     #[arg(short = 'U', long = "force-share")]
     force_share: bool,
-    /// The image is given as options, not by its name
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long = "image-opts")]
     image_opts: bool,
-    /// Write instead of reading: this destroys what the image holds
+    /// Write instead of reading, which destroys the content of the image
     #[arg(short = 'w', long = "write")]
     write: bool,
-    /// Byte to write, 0 by default
+    /// Byte to write (default 0)
     #[arg(long = "pattern", value_name = "BYTE", allow_hyphen_values = true)]
     pattern: Option<String>,
-    /// Flush after so many writes
+    /// Flush after this number of writes
     #[arg(
         long = "flush-interval",
         value_name = "COUNT",
@@ -104,12 +104,11 @@ struct Arguments {
     /// Do not wait for requests in flight before a flush
     #[arg(long = "no-drain")]
     no_drain: bool,
-    /// Requests at random multiples of the buffer size, the same in every run,
-    /// instead of in steps (not in qemu-img)
+    /// Requests at random multiples of the buffer size, the same in every run (not in qemu-img)
     #[arg(long = "random")]
     random: bool,
-    /// Threads that share the requests, each with a queue of its own and its
-    /// part of the depth (not in qemu-img)
+    /// Number of threads, each with a queue and a part of the requests and of the depth (not in
+    /// qemu-img)
     #[arg(long = "threads", value_name = "N", allow_hyphen_values = true)]
     threads: Option<String>,
     /// The image

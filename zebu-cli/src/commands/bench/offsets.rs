@@ -16,7 +16,7 @@ pub struct Offsets {
 }
 
 impl Offsets {
-    /// Those of thread `index`, on a disk of so many bytes.
+    /// The offsets of thread `index`, on a disk of `disk` bytes.
     pub fn new(plan: &Plan, disk: u64, index: u64) -> Offsets {
         let random = plan.random.then(|| {
             let state = SEED ^ (index + 1).wrapping_mul(0xd134_2543_de82_ef95);

@@ -28,7 +28,7 @@ pub struct Plan {
     pub threads: u64,
     /// What is written; None: the requests are reads.
     pub pattern: Option<u8>,
-    /// A flush follows so many requests; 0: none does.
+    /// Requests between two flushes; 0: no flushes.
     pub flush_interval: u64,
     /// Flushes wait until nothing is in flight.
     pub drain: bool,

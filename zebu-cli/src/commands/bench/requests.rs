@@ -1,7 +1,7 @@
-//! The requests: made, as many at once as were asked for, and timed.
+//! The requests are executed and timed.
 //!
-//! Each request in flight is a future with a buffer of its own that is reused
-//! for the next one. Nothing is allocated, locked or printed a request.
+//! Each request in flight is a future with its own buffer, both reused for the next one. Nothing is
+//! allocated, locked or printed for a request.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -40,44 +40,40 @@ struct Arguments {
     snapshot: Option<OsString>,
     #[arg(short = 'O', long = "target-format", value_name = "FMT", help = new_format_help("target"))]
     target_format: Option<String>,
-    /// The target is named by options (driver=qcow2,file.filename=PATH); with -n
+    /// Interpret the target's name as options (driver=qcow2,file.filename=PATH); needs -n
     #[arg(long)]
     target_image_opts: bool,
     /// Options of the target's format; help lists them
     #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Cache mode of the target (the same ones); if not given, none where the file
-    /// system can, else writeback
+    /// Cache mode of the target (default: none if the file system supports it, else writeback)
     #[arg(short = 't', long = "target-cache", value_name = "CACHE_MODE")]
     target_cache: Option<String>,
-    /// Backing file of the target, with the content of the source's: what the
-    /// source has of it is left to it
+    /// Backing file of the target, equal in content to that of the source; its data are not copied
     #[arg(short = 'B', long = "backing", value_name = "FILE")]
     backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
-    /// Compress the target, with the codec that its option compression_type
-    /// names
+    /// Compress the target (see its option compression_type)
     #[arg(short = 'c', long)]
     compress: bool,
-    /// How hard to compress: 1 to 9 for zlib, up to 22 for zstd
+    /// Compression level: 1 to 9 for zlib, 1 to 22 for zstd
     #[arg(long, value_name = "LEVEL", allow_hyphen_values = true)]
     level: Option<i32>,
-    /// Copy bitmaps too: refused
+    /// Copy bitmaps: not supported
     #[arg(long)]
     bitmaps: bool,
-    /// Leave broken bitmaps out
+    /// Skip broken bitmaps
     #[arg(long)]
     skip_broken_bitmaps: bool,
-    /// Use the target that is there
+    /// Use an existing target
     #[arg(short = 'n', long)]
     no_create: bool,
-    /// The target that is there reads as zeroes
+    /// The existing target reads as zeroes
     #[arg(long)]
     target_is_zero: bool,
-    /// Bytes of zeroes in a row that are left out of the target; 0 allocates
-    /// all of it
+    /// Shortest run of zeroes in bytes that is left unallocated; 0: allocate everything
     #[arg(
         short = 'S',
         long = "sparse-size",
@@ -85,7 +81,7 @@ struct Arguments {
         allow_hyphen_values = true
     )]
     sparse: Option<String>,
-    /// Chunks in work at once, 1 to 16; if not given, by the number of cores
+    /// Number of concurrent chunks, 1 to 16 (default: by the number of cores)
     #[arg(
         short = 'm',
         long = "parallel",
@@ -93,23 +89,22 @@ struct Arguments {
         allow_hyphen_values = true
     )]
     workers: Option<String>,
-    /// Place data in the target as they come, not in the order of the source. A
-    /// raw target is always written so
+    /// Write to the target out of order, as is always done with raw targets
     #[arg(short = 'W', long = "oob-writes")]
     unordered: bool,
-    /// Let the kernel copy data from file to file, where it can
+    /// Copy by copy_file_range(2) where possible
     #[arg(short = 'C', long = "copy-range-offloading")]
     copy_range: bool,
-    /// Bytes a second at most
+    /// Rate limit in bytes per second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// Go on after read errors, with zeroes
+    /// Replace what cannot be read by zeroes, and go on
     #[arg(long)]
     salvage: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
     /// The sources, then the target
@@ -215,7 +210,7 @@ fn convert(
     Err(Failure::new(format!("{why}; {state}")))
 }
 
-/// What the options say of the job itself.
+/// The options of the job.
 fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
     let sparse = match &arguments.sparse {
         None => 4096,
@@ -254,7 +249,7 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
         .rate(rate))
 }
 
-/// Refuses what makes no sense together, and what is not there.
+/// Refuses invalid combinations, and what is not supported.
 fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     let refused = [
         (

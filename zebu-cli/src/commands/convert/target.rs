@@ -76,7 +76,7 @@ struct Wanted<'a> {
     /// Every source ends at a block.
     aligned: bool,
     concatenated: bool,
-    /// The cache mode that was asked for.
+    /// The cache mode of the command line.
     cache: Option<CacheMode>,
 }
 
@@ -237,7 +237,7 @@ impl Wanted<'_> {
         let data_file = create
             .value("data_file")
             .and_then(|name| file_of(name).ok());
-        // Locks say the same, but not with -U.
+        // Locks find this too, but not with -U.
         let unread = self.check_not_read([Some(&file), data_file.as_ref()]);
         let backing = match unread
             .and_then(|()| self.look_at_backing(&create, &[Some(&file), data_file.as_ref()]))

@@ -1,4 +1,4 @@
-//! What `info` knows of one image, and its form for programs.
+//! The report of `info` about one image, and its JSON.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -165,7 +165,7 @@ pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
     }
 }
 
-/// A text of any bytes, at least so many bytes long, and a blank.
+/// A text of any bytes, padded to `width`, and a blank.
 fn padded(out: &mut Vec<u8>, text: &[u8], width: usize) {
     out.extend(text);
     out.extend(std::iter::repeat_n(

@@ -23,7 +23,7 @@ struct Named {
     role: &'static str,
     /// The name, as the header has it.
     name: OsString,
-    /// The format that the header says it has; None: guessed from its content.
+    /// The format in the header. `None`: detected by its content.
     format: Option<String>,
     /// The path that zebu would open, or the URI of an NBD server's export;
     /// None of a name that it refuses.
@@ -65,7 +65,7 @@ impl Untrusted {
         }
     }
 
-    /// For programs.
+    /// JSON.
     pub fn to_json(&self) -> Value {
         let would_open: Vec<Value> = self.would_open.iter().map(Named::to_json).collect();
         Map::new()
@@ -74,7 +74,7 @@ impl Untrusted {
             .into()
     }
 
-    /// For people.
+    /// Text.
     pub fn to_text(&self, out: &mut Vec<u8>) {
         // Writing to memory cannot fail.
         let guessed = if self.format_guessed { "yes" } else { "no" };

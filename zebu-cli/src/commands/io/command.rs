@@ -42,8 +42,7 @@ pub enum Failure {
     Err(String),
     /// A line on standard error that begins with the program's name.
     Named(String),
-    /// What getopt says of an option, after the command's name as it was
-    /// typed; the command's usage follows.
+    /// A message of getopt, printed after the command's name as it was typed and before its usage.
     Option(String),
     /// The command's usage is shown.
     Usage,

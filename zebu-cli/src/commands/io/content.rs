@@ -16,7 +16,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// What is written unless something else is asked for.
+    /// The default pattern of writes.
     pub const DEFAULT: u8 = 0xcd;
 
     /// What a file holds: its start, if it is longer than a request can be.

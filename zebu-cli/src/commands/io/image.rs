@@ -140,8 +140,7 @@ impl OpenImage {
         }
     }
 
-    /// Takes a request of so many bytes, which goes on beside everything else
-    /// whenever the session waits for something: nothing of it is printed
+    /// Starts a request of `bytes`, which proceeds whenever the session waits. It prints nothing
     /// before the next prompt, as in qemu-io.
     pub fn start(&mut self, bytes: usize, request: impl Future<Output = ()> + 'static) {
         if self.in_flight.len() >= MAX_IN_FLIGHT

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread;
 
-/// Bytes asked of the system at once.
+/// Bytes of one read.
 const CHUNK: usize = 64 << 10;
 /// A line longer than this is cut: it is no command, and must not fill the
 /// memory.

@@ -1,4 +1,4 @@
-//! The commands that look at the image without reading its data.
+//! The commands that report metadata.
 
 use zebu::block::{Device, Layer};
 use zebu::storage::Queue;
@@ -162,7 +162,7 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// What `info` says of an image.
+/// The output of `info`.
 fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<Vec<u8>> {
     let cluster_size = layer.cluster_size().unwrap_or(0);
     let (vm_state, specific) = match layer.as_qcow2() {

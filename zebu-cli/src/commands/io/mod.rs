@@ -58,22 +58,22 @@ const LONG: &[Long] = &[
 ];
 
 const HELP: &str = "\
-  -c, --cmd COMMAND    run this command; may be given again. Without any,
-                       commands come from standard input
-  -f, --format FMT     the image's format; found out by its content if not given
-  --image-opts         the file is given as options, not by its name
-  -r, --read-only      open it for reading only
-  -s, --snapshot       writes do not reach the image
-  -n, --nocache        without the page cache, as -t none
+  -c, --cmd COMMAND    run this command; may be repeated. Without it,
+                       commands are read from standard input
+  -f, --format FMT     format of the image (default: detected)
+  --image-opts         interpret the name as options
+  -r, --read-only      open the image read-only
+  -s, --snapshot       write to a temporary overlay
+  -n, --nocache        same as -t none
   -t, --cache MODE     none, writeback, writethrough, directsync or unsafe
-  -i, --aio MODE       how I/O is done: threads, native or io_uring
-  -k, --native-aio     as -i native
-  -d, --discard MODE   what becomes of discards: ignore or unmap
+  -i, --aio MODE       AIO mode: threads, native or io_uring
+  -k, --native-aio     same as -i native
+  -d, --discard MODE   discard mode: ignore or unmap
   -C, --copy-on-read   copy on read
-  -m, --misalign       accepted: requests need no alignment
-  -U, --force-share    open it although others may write to it
+  -m, --misalign       without effect: requests need no alignment
+  -U, --force-share    open the image although another process may write to it
       --untrusted[=LIMIT=VALUE,...]
-                       open nothing that images name, and hold them to limits
+                       open nothing that images name, and enforce limits
   -h, --help           this help
   -V, --version        the version
 

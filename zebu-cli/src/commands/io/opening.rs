@@ -26,8 +26,7 @@ pub struct Opening {
     pub copy_on_read: bool,
     /// Although others write to it (`-U`).
     pub force_share: bool,
-    /// Discards are ignored (`-d ignore`), unless the image's own options say
-    /// otherwise.
+    /// Ignore discards (`-d ignore`), unless the options of the image enable them.
     pub ignore_discards: bool,
     /// The cache mode (`-t`, `-n`).
     pub cache: CacheMode,
@@ -65,7 +64,7 @@ impl Opening {
         Some(Ok(()))
     }
 
-    /// The line that says why it cannot be opened.
+    /// The message that it cannot be opened.
     pub fn cannot(&self, why: impl std::fmt::Display) -> String {
         match &self.name {
             Some(name) => format!("can't open device {}: {why}", name.display()),

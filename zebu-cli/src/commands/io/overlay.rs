@@ -15,12 +15,11 @@ use super::opening::Opening;
 use crate::file_name::as_value;
 use crate::untrusted;
 
-/// Where temporary images are made unless `TMPDIR` says otherwise: they may be
-/// large, and `/tmp` is often memory.
+/// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
+/// memory.
 const DIRECTORY: &str = "/var/tmp";
 
-/// An image without a name: it is gone when this is dropped, or when the
-/// process ends in whatever way.
+/// An image in an unlinked file: the kernel frees it when the process ends in any way.
 #[derive(Debug)]
 pub struct Overlay {
     file: File,

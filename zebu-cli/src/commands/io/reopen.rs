@@ -84,7 +84,7 @@ impl Flags {
         self.options.iter().any(|(k, _)| k == key)
     }
 
-    /// Refuses what is said twice.
+    /// Refuses options that were given in two ways.
     fn check(&self) -> Result<(), String> {
         if self.read_only.is_some() && self.has("read-only") {
             return Err("Cannot set both -r/-w and 'read-only'".into());
@@ -136,7 +136,7 @@ fn options_of(text: &OsStr) -> Vec<(String, OsString)> {
     split_list(text).into_iter().map(option).collect()
 }
 
-/// Whether an option is what the image was opened with, whatever option it is.
+/// Whether the image was opened with this value of an option. Then any option is accepted.
 fn is_unchanged(image: &OpenImage, key: &str, value: &OsStr) -> Result<bool, String> {
     if ["file", "backing"].contains(&key) {
         return Err(format!(

@@ -33,7 +33,7 @@ pub enum Job {
 /// A request that changes the image.
 #[derive(Debug)]
 pub struct Request {
-    /// The command's name, for the line that says that it failed.
+    /// The verb of the message that it failed.
     pub verb: &'static str,
     /// Where it starts, in bytes.
     pub offset: u64,

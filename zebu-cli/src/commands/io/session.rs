@@ -10,7 +10,7 @@ use super::input::Input;
 use super::opening::Opening;
 use super::output::Output;
 
-/// The prompt, QEMU's whatever the program is called.
+/// The prompt of qemu-io, under any name of the program.
 const PROMPT: &str = "qemu-io> ";
 
 /// A command of a session.
@@ -19,13 +19,13 @@ pub type Command = command::Command<Session>;
 /// A session.
 pub struct Session {
     tables: &'static [&'static [Command]],
-    /// The program's name in messages.
+    /// The program's name, for messages.
     pub program: String,
     /// Where everything is printed.
     pub out: Output,
     /// The image that is open.
     pub image: Option<OpenImage>,
-    /// Whether to end.
+    /// The session is to end.
     pub quit: bool,
     failed: bool,
 }

@@ -1,4 +1,4 @@
-//! What commands say of their arguments and of requests that failed.
+//! Parsing of arguments, and messages about failed requests.
 
 use zebu::Error;
 
@@ -31,7 +31,7 @@ pub fn segments(args: &[&str]) -> Result<(u64, usize), Failure> {
     Ok((offset, total as usize))
 }
 
-/// A size, or what is said of a text that is none.
+/// Parses a size.
 pub fn size(text: &str) -> Result<u64, Failure> {
     size::parse(text).map_err(|error| {
         let what = match error {
@@ -42,7 +42,7 @@ pub fn size(text: &str) -> Result<u64, Failure> {
     })
 }
 
-/// A byte, or what is said of a text that is none.
+/// Parses a pattern byte.
 pub fn pattern(text: &str) -> Result<u8, Failure> {
     parse_pattern(text).ok_or_else(|| Failure::Out(format!("{text} is not a valid pattern byte")))
 }

@@ -11,91 +11,87 @@ use crate::failure::Failure;
 #[derive(Debug, Parser)]
 #[command(about = "Serves images over NBD, as qemu-nbd does")]
 pub struct Arguments {
-    /// TCP port to listen at, 10809 by default
+    /// TCP port to listen on (default 10809)
     #[arg(short = 'p', long, value_name = "PORT")]
     pub port: Option<String>,
-    /// Address to listen at, 0.0.0.0 by default
+    /// Address to listen on (default 0.0.0.0)
     #[arg(short = 'b', long, value_name = "ADDRESS")]
     pub bind: Option<String>,
-    /// Path of a unix socket to listen at
+    /// Path of a unix socket to listen on
     #[arg(short = 'k', long, value_name = "PATH")]
     pub socket: Option<OsString>,
-    /// Clients at a time; 0: up to 1024
+    /// Maximum number of clients at a time; 0: 1024
     #[arg(short = 'e', long, value_name = "NUM")]
     pub shared: Option<String>,
-    /// Go on when the last client has gone
+    /// Keep running after the last client has disconnected
     #[arg(short = 't', long)]
     pub persistent: bool,
-    /// Say who connects and why connections end
+    /// Print connections and the reason of their end
     #[arg(short = 'v', long)]
     pub verbose: bool,
-    /// Name of the export, empty by default
+    /// Name of the export (default: empty)
     #[arg(short = 'x', long, value_name = "NAME")]
     pub export_name: Option<String>,
     /// Description of the export
     #[arg(short = 'D', long, value_name = "TEXT")]
     pub description: Option<String>,
-    /// Seconds that a client may take to choose an export, 10 by default; 0:
-    /// as long as it likes
+    /// Time limit of the handshake in seconds (default 10); 0: none
     #[arg(long, value_name = "N")]
     pub handshake_limit: Option<String>,
-    /// Serve the disk from this offset on
+    /// Offset of the export in the disk
     #[arg(short = 'o', long, value_name = "OFFSET")]
     pub offset: Option<String>,
     /// Offer the metadata context qemu:allocation-depth
     #[arg(short = 'A', long)]
     pub allocation_depth: bool,
-    /// Offer a persistent bitmap: refused
+    /// Offer a persistent bitmap: not supported
     #[arg(short = 'B', long, value_name = "NAME")]
     pub bitmap: Vec<String>,
     /// List the exports of a server
     #[arg(short = 'L', long)]
     pub list: bool,
-    /// Certificates or pre-shared keys:
-    /// tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...
+    /// TLS credentials: tls-creds-x509,id=ID,endpoint=server,dir=PATH or tls-creds-psk,...
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<OsString>,
-    /// Serve TLS alone, with the certificates or keys of this --object
+    /// Require TLS, with the credentials of this --object
     #[arg(long, value_name = "ID")]
     pub tls_creds: Option<String>,
-    /// Serve TLS alone, with the certificates in this directory (not in
-    /// qemu-nbd)
+    /// Require TLS, with the certificates in this directory (not in qemu-nbd)
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<OsString>,
-    /// Serve TLS alone, with the pre-shared keys in this file (not in
-    /// qemu-nbd)
+    /// Require TLS, with the pre-shared keys in this file (not in qemu-nbd)
     #[arg(long, value_name = "FILE")]
     pub tls_psk: Option<OsString>,
-    /// Refused: clients are known by their certificates or keys
+    /// Authorization object: not supported
     #[arg(long, value_name = "ID")]
     pub tls_authz: Option<String>,
-    /// Refused: for lists over TLS
+    /// Host name for -L over TLS: not supported
     #[arg(long, value_name = "HOSTNAME")]
     pub tls_hostname: Option<String>,
-    /// Refused: QEMU's trace points are not here
+    /// Trace points: not supported
     #[arg(short = 'T', long, value_name = "EVENTS")]
     pub trace: Option<String>,
-    /// Return when the server is ready, and leave it running
+    /// Run in the background, and return when the server is ready
     #[arg(long)]
     pub fork: bool,
-    /// File to write the process's number to
+    /// File to write the process id to
     #[arg(long, value_name = "PATH")]
     pub pid_file: Option<OsString>,
-    /// Refused
+    /// SELinux label: not supported
     #[arg(long, value_name = "LABEL")]
     pub selinux_label: Option<String>,
-    /// Refused: needs the kernel's driver
+    /// Kernel device: not supported
     #[arg(short = 'c', long, value_name = "DEV")]
     pub connect: Option<String>,
-    /// Refused: needs the kernel's driver
+    /// Kernel device: not supported
     #[arg(short = 'd', long)]
     pub disconnect: bool,
     #[command(flatten)]
     pub image: ImageArguments,
-    /// One more export, opened with the same options (not in qemu-nbd)
+    /// Additional export, opened with the same options (not in qemu-nbd)
     #[arg(long, value_name = "NAME=IMAGE")]
     pub export: Vec<OsString>,
-    /// Say at the end, and on SIGUSR1, what was done (not in qemu-nbd)
+    /// Print statistics at the end and on SIGUSR1 (not in qemu-nbd)
     #[arg(long)]
     pub stats: bool,
     /// The image
@@ -104,7 +100,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Says so of what is not there.
+    /// Refuses options that are not supported.
     pub fn refuse(&self) -> Result<(), Failure> {
         let driver = "needs the kernel's nbd driver; use nbd-client(8) with this server's socket";
         let refused = [
@@ -142,7 +138,7 @@ impl Arguments {
         }
     }
 
-    /// The port, if one is given.
+    /// The TCP port; `None` if the option was not given.
     pub fn port(&self) -> Result<Option<u16>, Failure> {
         let number = |text: &String| match text.parse() {
             Ok(port) if port > 0 => Ok(port),
@@ -151,7 +147,7 @@ impl Arguments {
         self.port.as_ref().map(number).transpose()
     }
 
-    /// Clients at a time; 0: no limit was wanted.
+    /// The maximum number of clients. 0 stands for the highest.
     pub fn clients(&self) -> Result<usize, Failure> {
         let Some(text) = &self.shared else {
             return Ok(1);
@@ -160,7 +156,7 @@ impl Arguments {
             .map_err(|_| Failure::new(format!("Invalid shared device number '{text}'")))
     }
 
-    /// Seconds; 0: no limit.
+    /// The time limit of the handshake. 0 stands for none.
     pub fn handshake_limit(&self) -> Result<u64, Failure> {
         let Some(text) = &self.handshake_limit else {
             return Ok(10);

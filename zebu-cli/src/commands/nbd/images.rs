@@ -49,7 +49,7 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
     Ok(all)
 }
 
-/// Opens them all. `program` is named in what is said of repairs.
+/// Opens all images. Messages about repairs name `program`.
 pub fn open(
     queue: &Queue,
     arguments: &Arguments,

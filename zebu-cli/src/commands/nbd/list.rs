@@ -38,7 +38,7 @@ const FLAGS: [(u16, &str); 12] = [
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// Connects, asks and prints.
+/// Connects to a server and prints its exports.
 pub fn run(arguments: &Arguments) -> Outcome {
     if !arguments.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name").with_hint());

@@ -43,7 +43,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         false => None,
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
-    // qemu-nbd has nothing to say of clients with -v either.
+    // qemu-nbd prints nothing about clients, also with -v.
     serve::log_to_stderr(arguments.verbose && invocation.name != "qemu-nbd");
     serve(invocation, &arguments, passed, parent, signals)
 }

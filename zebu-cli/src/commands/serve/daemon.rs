@@ -1,5 +1,4 @@
-//! `--fork`: the server goes on in a child, and the program returns when it is
-//! ready.
+//! `--fork`: the server runs in a child process, and the parent ends when it is ready.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,8 +11,8 @@ use crate::failure::Failure;
 /// The process that waits for the child to be ready.
 pub struct Parent(UnixStream);
 
-/// Goes on in a child. The parent ends here: with the child's first word, or
-/// with status 1 if it ends before, having said why on standard error.
+/// Forks. Returns in the child. The parent ends when the child is ready, or with status 1 if the
+/// child ends before, which has printed the reason.
 pub fn fork() -> Result<Parent, Failure> {
     let failed = |e: io::Error| Failure::new(format!("Failed to fork: {}", zebu::strerror(&e)));
     let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;

@@ -25,42 +25,41 @@ pub struct ImageArguments {
     /// Format of the image
     #[arg(short = 'f', long, value_name = "FORMAT")]
     pub format: Option<String>,
-    /// For reading only
+    /// Open read-only
     #[arg(short = 'r', long)]
     pub read_only: bool,
-    /// Writes go to a temporary image
+    /// Write to a temporary overlay
     #[arg(short = 's', long)]
     pub snapshot: bool,
-    /// Serve an internal snapshot, for reading only
+    /// Serve an internal snapshot, read-only
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     pub load_snapshot: Option<OsString>,
-    /// As --cache=none
+    /// Same as --cache=none
     #[arg(short = 'n', long)]
     pub nocache: bool,
-    /// Cache mode: none, writeback (the default), writethrough, directsync or
-    /// unsafe
+    /// Cache mode: none, writeback (default), writethrough, directsync or unsafe
     #[arg(long, value_name = "MODE")]
     pub cache: Option<String>,
-    /// How I/O is done: threads, native or io_uring
+    /// AIO mode: threads, native or io_uring
     #[arg(long, value_name = "MODE")]
     pub aio: Option<String>,
-    /// Nanoseconds that a thread looks for more to do before it sleeps, at
-    /// most: 40000 by default, 0 for not at all (not in qemu-nbd)
+    /// Maximum time in nanoseconds that a thread polls before it sleeps (default 40000); 0: no
+    /// polling (not in qemu-nbd)
     #[arg(long, value_name = "N")]
     pub poll_max_ns: Option<String>,
-    /// What is done with discards: ignore (the default) or unmap
+    /// Discard mode: ignore (default) or unmap
     #[arg(long, value_name = "MODE")]
     pub discard: Option<String>,
-    /// What is done with writes of zeroes: off, on or unmap
+    /// Detection of zeroes: off, on or unmap
     #[arg(long, value_name = "MODE")]
     pub detect_zeroes: Option<String>,
-    /// The image is given as options, not by its name
+    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     pub image_opts: bool,
 }
 
 impl ImageArguments {
-    /// The queue of each client.
+    /// Options of each connection's queue.
     pub fn queue_options(&self) -> Result<QueueOptions, Failure> {
         let engine = match &self.aio {
             None => EngineKind::best(),
@@ -97,7 +96,7 @@ impl ImageArguments {
         }
     }
 
-    /// How images are opened.
+    /// Options by which images are opened.
     pub fn open_options(&self) -> Result<OpenOptions, Failure> {
         if self.image_opts && self.format.is_some() {
             let text = "--image-opts and -f are mutually exclusive";
@@ -121,7 +120,7 @@ impl ImageArguments {
         let snapshot = self.load_snapshot.as_deref().map(OsStr::as_bytes);
         let mut defaults = untrusted::defaults();
         if let Policy::Untrusted(limits) = &mut defaults.policy {
-            // What clients ask for is the work.
+            // Requests of clients are not bounded by the limit of work.
             limits.work = u64::MAX;
         }
         Ok(defaults
@@ -132,7 +131,7 @@ impl ImageArguments {
             .snapshot(snapshot.map(SnapshotName::from)))
     }
 
-    /// Opens an image. `program` is named in what is said of repairs.
+    /// Opens an image. Messages about repairs name `program`.
     pub fn open(
         &self,
         queue: &Queue,

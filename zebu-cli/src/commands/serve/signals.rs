@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 
 use zebu::storage::Queue;
 
-/// What a signal asks for.
+/// The action of a signal.
 pub enum Event {
-    /// To say what was done.
+    /// Print the statistics.
     Statistics,
     /// To look whether images have grown.
     LookAgain,

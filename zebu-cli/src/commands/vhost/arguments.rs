@@ -15,39 +15,39 @@ use crate::size;
 #[derive(Debug, Parser)]
 #[command(about = "Serves images to virtual machines over vhost-user, as qemu-storage-daemon does")]
 pub struct Arguments {
-    /// Path of the unix socket to listen at
+    /// Path of the unix socket to listen on
     #[arg(long, value_name = "PATH", visible_alias = "socket")]
     pub socket_path: Option<OsString>,
-    /// Virtqueues that a front end may use, each with a thread, 1 by default
+    /// Number of virtqueues, each with a thread (default 1)
     #[arg(long, value_name = "N")]
     pub num_queues: Option<String>,
-    /// Bytes that a guest addresses, 512 (the default) to 32768
+    /// Logical block size in bytes, 512 (default) to 32768
     #[arg(long, value_name = "BYTES")]
     pub logical_block_size: Option<String>,
-    /// Name of the export, which is the disk's serial number, zebu by default
+    /// Name of the export and serial number of the disk (default zebu)
     #[arg(short = 'x', long, value_name = "NAME")]
     pub export_name: Option<String>,
-    /// Say who connects and why connections end
+    /// Print connections and the reason of their end
     #[arg(short = 'v', long)]
     pub verbose: bool,
-    /// Return when the server is ready, and leave it running
+    /// Run in the background, and return when the server is ready
     #[arg(long)]
     pub fork: bool,
-    /// File to write the process's number to
+    /// File to write the process id to
     #[arg(long, value_name = "PATH")]
     pub pid_file: Option<OsString>,
     #[command(flatten)]
     pub image: ImageArguments,
-    /// One more export, opened with the same options
+    /// Additional export, opened with the same options
     #[arg(
         long,
         value_name = "NAME=IMAGE,socket=PATH[,writable=on|off][,num-queues=N][,logical-block-size=N]"
     )]
     pub export: Vec<OsString>,
-    /// Say at the end, and on SIGUSR1, what was done
+    /// Print statistics at the end and on SIGUSR1
     #[arg(long)]
     pub stats: bool,
-    /// Print what the program can do, as vhost-user back ends do, and end
+    /// Print the capabilities of the program as JSON, and exit
     #[arg(long)]
     pub print_capabilities: bool,
     /// The image
@@ -70,7 +70,7 @@ pub struct Wanted {
 }
 
 impl Arguments {
-    /// All that is to be served.
+    /// All exports of the command line.
     pub fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let files: Vec<&OsString> = self.blk_file.iter().chain(&self.files).collect();
         let mut all = Vec::new();

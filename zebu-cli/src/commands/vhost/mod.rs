@@ -16,8 +16,8 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
 use arguments::{Arguments, Wanted};
 
-/// What a program that manages back ends asks for: the options `--read-only`
-/// and `--blk-file` are there.
+/// The capabilities that vhost-user back ends report: the options `--read-only` and `--blk-file`
+/// exist.
 const CAPABILITIES: &str = "{\"type\": \"block\", \"features\": [\"read-only\", \"blk-file\"]}\n";
 
 /// Runs the command.
