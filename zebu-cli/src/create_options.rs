@@ -40,7 +40,9 @@ impl CreateOptions {
                     _ => (&*word, OsStr::new("on")),
                 },
             };
-            let option = find(key).ok_or_else(|| format!("Invalid parameter '{key}'"))?;
+            // QEMU ends a name at a comma, also at a doubled one.
+            let name = key.split(',').next().unwrap_or(key);
+            let option = find(key).ok_or_else(|| format!("Invalid parameter '{name}'"))?;
             check_value(option, value)?;
             options.set(key, value);
         }
