@@ -251,14 +251,22 @@ impl NewFiles {
             } => self.make_raw(queue, *size, *preallocation),
             NewImage::Qcow2(image) => {
                 let data = self.data.as_ref().map(|data| &*data.storage);
-                jobs::create_qcow2(queue, &*self.file.storage, data, image).map_err(|e| {
-                    // What they held is lost already.
-                    self.file.remove();
-                    if let Some(data) = &self.data {
-                        data.remove();
-                    }
-                    e.to_string()
-                })
+                queue
+                    .block_on(jobs::create_qcow2(
+                        queue,
+                        &*self.file.storage,
+                        data,
+                        image,
+                        |_| {},
+                    ))
+                    .map_err(|e| {
+                        // What they held is lost already.
+                        self.file.remove();
+                        if let Some(data) = &self.data {
+                            data.remove();
+                        }
+                        e.to_string()
+                    })
             }
         }
     }
@@ -270,14 +278,22 @@ impl NewFiles {
         preallocation: Preallocation,
     ) -> Result<(), String> {
         let file = &self.file;
-        jobs::create_raw(queue, &*file.storage, size, preallocation).map_err(|e| {
-            file.remove_if_new();
-            match e.errno() {
-                libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
-                _ if file.storage.is_device() => e.to_string(),
-                _ => format!("Could not resize file: {e}"),
-            }
-        })
+        queue
+            .block_on(jobs::create_raw(
+                queue,
+                &*file.storage,
+                size,
+                preallocation,
+                |_| {},
+            ))
+            .map_err(|e| {
+                file.remove_if_new();
+                match e.errno() {
+                    libc::EFBIG => "The image size is too large for file format 'raw'".to_string(),
+                    _ if file.storage.is_device() => e.to_string(),
+                    _ => format!("Could not resize file: {e}"),
+                }
+            })
     }
 
     /// Removes those that were not there before.

@@ -14,7 +14,7 @@
 //! #     let queue = Queue::new(QueueOptions::default())?;
 //! #     let file = open_file(&path, OpenFile::default().write(true).create(true))?;
 //! #     let options = CreateQcow2::default().size(1 << 20);
-//! #     create_qcow2(&queue, &*file, None, &options)?;
+//! #     queue.block_on(create_qcow2(&queue, &*file, None, &options, |_| {}))?;
 //! # }
 //!
 //! let queue = Queue::new(QueueOptions::default())?;

@@ -92,8 +92,8 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
     let mut last = 0;
     let raw = Target::Raw(target.clone());
     convert(sources.collect(), raw, options, |event| {
-        if let ConvertEvent::Progress(done) = event {
-            last = done;
+        if let ConvertEvent::Progress(now) = event {
+            last = now.done;
         }
     })
     .unwrap();

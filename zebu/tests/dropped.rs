@@ -371,7 +371,9 @@ impl Place for Nested {
         let name = format!("{name}{}", self.1.get());
         let file = self.0.storage(&name, &[], rng);
         let options = CreateQcow2::default().size(ROOM).cluster_bits(12);
-        create_qcow2(&queue, &*file, None, &options).unwrap();
+        queue
+            .block_on(create_qcow2(&queue, &*file, None, &options, |_| {}))
+            .unwrap();
         let write = OpenOptions::default().write(true);
         let device = Device::from_storage(&queue, file, &write).unwrap();
         device.write_blocking(&queue, 0, bytes).unwrap();
@@ -519,7 +521,9 @@ impl Origin {
         match format.name() {
             "raw" => memory.set_len((sectors * SECTOR) as u64).unwrap(),
             _ => {
-                create_qcow2(&queue, &*memory, None, &create).unwrap();
+                queue
+                    .block_on(create_qcow2(&queue, &*memory, None, &create, |_| {}))
+                    .unwrap();
             }
         }
         let has_backing = format == Format::QCOW2 && rng.one_in(2);
@@ -959,10 +963,14 @@ fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: bool)
         unreachable!("opened as qcow2");
     };
     let mut found = Vec::new();
-    let report = jobs::check(queue, image, &mut |message| {
-        found.push(format!("{message:?}"))
-    })
-    .unwrap();
+    let report = queue
+        .block_on(jobs::check(
+            queue,
+            image,
+            &mut |message| found.push(format!("{message:?}")),
+            |_| {},
+        ))
+        .unwrap();
     assert!(
         report.corruptions == 0 && report.check_errors == 0 && (leaks || report.leaks == 0),
         "{report:?} {found:?}"

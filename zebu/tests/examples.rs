@@ -26,7 +26,9 @@ fn image(directory: &Path) -> (PathBuf, Vec<u8>) {
     let how = OpenFile::default().write(true).create(true);
     let file = open_file(&path, how).unwrap();
     let create = CreateQcow2::default().size(SIZE);
-    create_qcow2(&queue, &*file, None, &create).unwrap();
+    queue
+        .block_on(create_qcow2(&queue, &*file, None, &create, |_| {}))
+        .unwrap();
     drop(file);
     let device = open(&queue, &path, true);
     let mut content = vec![0; SIZE as usize];

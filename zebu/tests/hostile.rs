@@ -147,7 +147,7 @@ fn check(storage: Arc<dyn Storage>) -> Result<CheckReport> {
     let queue = queue();
     let device = Device::from_storage(&queue, storage, &options)?;
     match device.top().as_qcow2() {
-        Some(image) => jobs::check(&queue, image, &mut |_| {}),
+        Some(image) => queue.block_on(jobs::check(&queue, image, &mut |_| {}, |_| {})),
         None => panic!("a raw image"),
     }
 }
@@ -683,7 +683,14 @@ fn a_repair_of_a_snapshot_table_that_is_data() {
     bytes[REFCOUNT_BLOCK as usize + 11] = 2;
     let storage = Arc::new(Memory::new(bytes.clone()));
     let report = case("repair", || {
-        jobs::repair(&queue(), storage.clone(), RepairMode::All, &mut |_| {})
+        let queue = queue();
+        queue.block_on(jobs::repair(
+            &queue,
+            storage.clone(),
+            RepairMode::All,
+            &mut |_| {},
+            |_| {},
+        ))
     });
     let report = report.expect("a repair");
     assert_eq!((report.check_errors, report.corruptions_fixed), (1, 0));

@@ -458,9 +458,16 @@ fn refcounts_that_wrap() {
     }
     all("64 references, one bit", &bytes);
     let storage = memory(&bytes);
-    let result = jobs::repair(&queue(), storage.clone(), RepairMode::All, &mut |_| {});
+    let queue = queue();
+    let result = queue.block_on(jobs::repair(
+        &queue,
+        storage.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     if let Ok(report) = result {
-        let again = hostile_changes::check(&queue(), &storage.to_vec()).expect("a check");
+        let again = hostile_changes::check(&queue, &storage.to_vec()).expect("a check");
         assert_eq!(again.corruptions > 0, report.corruptions > 0);
     }
 }
@@ -493,5 +500,9 @@ fn work_ends_in_the_library() {
     let Some(image) = device.top().as_qcow2() else {
         panic!("a raw image");
     };
-    assert!(jobs::check(&queue, image, &mut |_| {}).is_err());
+    assert!(
+        queue
+            .block_on(jobs::check(&queue, image, &mut |_| {}, |_| {}))
+            .is_err()
+    );
 }

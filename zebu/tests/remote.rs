@@ -13,7 +13,15 @@ const PART: u64 = 1 << 20;
 
 fn make(queue: &Queue, size: u64) -> Arc<Memory> {
     let storage = Arc::new(Memory::new(Vec::new()));
-    create_qcow2(queue, &*storage, None, &CreateQcow2::default().size(size)).unwrap();
+    queue
+        .block_on(create_qcow2(
+            queue,
+            &*storage,
+            None,
+            &CreateQcow2::default().size(size),
+            |_| {},
+        ))
+        .unwrap();
     storage
 }
 

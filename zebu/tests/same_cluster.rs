@@ -96,7 +96,9 @@ fn race(folder: &Path, options: &str, backing: bool, engine: EngineKind, cache: 
     let Some(image) = device.top().as_qcow2() else {
         panic!("it is qcow2");
     };
-    let report = jobs::check(&owner, image, &mut |_| {}).unwrap();
+    let report = owner
+        .block_on(jobs::check(&owner, image, &mut |_| {}, |_| {}))
+        .unwrap();
     assert_eq!(report.allocated_clusters, CLUSTERS as u64, "{what}");
     // Header, refcount table and block, L1 and L2 table, and the data.
     let most = (CLUSTERS + 6) * CLUSTER;

@@ -28,7 +28,9 @@ fn queue() -> Queue {
 fn make(queue: &Queue) -> Arc<Memory> {
     let storage = Arc::new(Memory::new(Vec::new()));
     let options = CreateQcow2::default().size(SIZE);
-    create_qcow2(queue, &*storage, None, &options).unwrap();
+    queue
+        .block_on(create_qcow2(queue, &*storage, None, &options, |_| {}))
+        .unwrap();
     storage
 }
 
@@ -117,7 +119,14 @@ fn changes_of_the_whole_device_beside_many_threads() {
     let options = OpenOptions::default().check(true);
     let device = Device::from_storage(&main, storage, &options).unwrap();
     let image = device.top().as_qcow2().unwrap();
-    let report = check(&main, image, &mut |message| panic!("{message:?}")).unwrap();
+    let report = main
+        .block_on(check(
+            &main,
+            image,
+            &mut |message| panic!("{message:?}"),
+            |_| {},
+        ))
+        .unwrap();
     assert_eq!((report.corruptions, report.leaks), (0, 0));
 }
 

@@ -179,7 +179,9 @@ impl Trial {
             .extended_l2(extended_l2)
             .refcount_order(rng.below(7) as u32)
             .lazy_refcounts(rng.one_in(4));
-        create_qcow2(&queue, &*memory, None, &options).unwrap();
+        queue
+            .block_on(create_qcow2(&queue, &*memory, None, &options, |_| {}))
+            .unwrap();
         let faulty = Faulty::new(memory.clone(), seed);
         let options = writable()
             // Small, so that metadata are written in between.

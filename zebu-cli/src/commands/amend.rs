@@ -156,8 +156,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
 fn amend(queue: &Queue, arguments: &Arguments, device: Device, changes: &AmendOptions) -> Outcome {
     let total = device.size();
     let mut progress = Progress::only_shown(arguments.progress && !arguments.quiet, total);
-    let result = jobs::amend_with_progress(queue, device, changes, |done, steps| {
-        let _ = progress.set(total / steps * done);
+    let result = jobs::amend(queue, device, changes, |now| {
+        let _ = progress.set(total / now.total * now.done);
     });
     progress.finish(result.is_ok());
     result.map_err(|e| Failure::new(e.to_string()))?;

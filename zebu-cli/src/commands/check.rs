@@ -141,8 +141,8 @@ fn check_qcow2(
         };
     };
     let result = match mode {
-        None => jobs::check(queue, image, &mut say),
-        Some(mode) => jobs::repair_image(queue, image, mode, &mut say),
+        None => queue.block_on(jobs::check(queue, image, &mut say, |_| {})),
+        Some(mode) => queue.block_on(jobs::repair_image(queue, image, mode, &mut say, |_| {})),
     };
     let _ = stderr.flush();
     result.map_err(|e| Failure::new(format!("Check failed: {e}")))

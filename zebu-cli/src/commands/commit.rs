@@ -101,7 +101,7 @@ fn commit(
     let options = CommitOptions::default()
         .empty(!arguments.drop && arguments.base.is_none())
         .rate(rate);
-    let result = jobs::commit(queue, top, base, &options, |done| progress.set(done));
+    let result = jobs::commit(queue, top, base, &options, |now| progress.set(now.done));
     progress.finish(result.is_ok());
     result.map_err(|e| match e {
         CommitError::Transfer(e) => {

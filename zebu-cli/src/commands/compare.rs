@@ -101,7 +101,7 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
         return Ok(DIFFERENT);
     }
     let options = CompareOptions::default().strict(arguments.strict);
-    let result = jobs::compare(devices, &options, |done| progress.set(done));
+    let result = jobs::compare(devices, &options, |now| progress.set(now.done));
     let same = matches!(result, Ok(Comparison::Identical));
     if same {
         // qemu-img ends the line only after the verdict.

@@ -69,7 +69,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let image = target.top().as_qcow2();
     let file = image.map(|image| image.file().clone());
     let mut progress = Progress::new(false, length);
-    let result = jobs::copy(&queue, source, target, &options, |done| progress.set(done));
+    let result = jobs::copy(&queue, source, target, &options, |now| {
+        progress.set(now.done)
+    });
     result.map_err(|e| {
         let state = incomplete(&queue, &operands.output, file.as_deref());
         let side = match &e {

@@ -116,7 +116,9 @@ fn measure_image(
         .map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;
-    jobs::measure(&queue, &device, &target).map_err(|e| Failure::new(e.to_string()))
+    queue
+        .block_on(jobs::measure(&queue, &device, &target, |_| {}))
+        .map_err(|e| Failure::new(e.to_string()))
 }
 
 fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarget, Failure> {

@@ -129,7 +129,7 @@ fn rebase(
     } else {
         progress.job(overlay.size());
         let options = RebaseOptions::default().compress(arguments.compress);
-        let tell = |done| progress.set(done);
+        let tell = |now: jobs::Progress| progress.set(now.done);
         jobs::rebase(queue, overlay, new, backing.as_ref(), &options, tell)
     };
     let name = backing.map_or_else(OsString::new, |b| b.name);

@@ -138,7 +138,9 @@ impl Served {
         let opening = Queue::new(queue.clone()).expect("a queue");
         let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
         let create = CreateQcow2::default().size(1 << 20).cluster_bits(12);
-        create_qcow2(&opening, &*storage, None, &create).expect("a new image");
+        opening
+            .block_on(create_qcow2(&opening, &*storage, None, &create, |_| {}))
+            .expect("a new image");
         let options = OpenOptions::default().write(true).discard(Some(true));
         let device = Device::from_storage(&opening, storage, &options).expect("it opens");
         let options = ExportOptions {

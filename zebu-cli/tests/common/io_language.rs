@@ -32,7 +32,9 @@ fn is_inside(line: &str) -> bool {
 pub fn exercise(queue: &Queue, text: &str) {
     let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
     let create = CreateQcow2::default().size(1 << 20).cluster_bits(12);
-    create_qcow2(queue, &*storage, None, &create).expect("a new image");
+    queue
+        .block_on(create_qcow2(queue, &*storage, None, &create, |_| {}))
+        .expect("a new image");
     let options = OpenOptions::default().write(true);
     let device = Device::from_storage(queue, storage, &options).expect("a new image opens");
     let lines: Vec<&str> = text.lines().filter(|l| is_inside(l)).take(LINES).collect();

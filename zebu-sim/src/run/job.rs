@@ -215,7 +215,7 @@ impl Run<'_> {
                 zeroes.for_each(|cell| cell.explicit = false);
             }
         }
-        jobs::amend(&queue, device, &options).map_err(|e| match is_refusal(&e) {
+        jobs::amend(&queue, device, &options, |_| {}).map_err(|e| match is_refusal(&e) {
             true => format!("refused: {e}"),
             false => e.to_string(),
         })
@@ -224,7 +224,7 @@ impl Run<'_> {
     pub(super) fn repair(&mut self, mode: RepairMode) -> Verdict {
         let queue = sched::queue(4);
         let file = self.disk.open(self.image, CacheMode::WriteBack, 1);
-        let report = jobs::repair(&queue, file, mode, &mut |_| {});
+        let report = queue.block_on(jobs::repair(&queue, file, mode, &mut |_| {}, |_| {}));
         let report = report.map_err(|e| e.to_string())?;
         if self.damaged {
             // The model does not say what is left of damaged clusters: the run ends.
@@ -247,7 +247,9 @@ impl Run<'_> {
             .extended_l2(cluster_bits >= 14 && id & 1 == 1);
         let file = self.disk.add(Vec::new());
         let storage = self.disk.open(file, CacheMode::WriteBack, 1);
-        create_qcow2(&queue, &*storage, None, &create).map_err(said("create the target"))?;
+        queue
+            .block_on(create_qcow2(&queue, &*storage, None, &create, |_| {}))
+            .map_err(said("create the target"))?;
         let options = OpenOptions::default()
             .write(true)
             .format(Some(Format::QCOW2));

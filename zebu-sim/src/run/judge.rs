@@ -214,7 +214,12 @@ impl Run<'_> {
             return Ok(());
         };
         let mut messages = Vec::new();
-        let report = jobs::check(queue, image, &mut |message| messages.push(message));
+        let report = queue.block_on(jobs::check(
+            queue,
+            image,
+            &mut |message| messages.push(message),
+            |_| {},
+        ));
         let report = report.map_err(said("check"))?;
         // A leaked reference to an L2 table has a change of snapshots take it for a shared one.
         let allowed = match self.flags || self.untidy {

@@ -58,7 +58,15 @@ impl<'a> Run<'a> {
         let open = |file| run.disk.open(file, CacheMode::WriteBack, 1);
         let data = run.data.map(open);
         let data = data.as_ref().map(|file| &**file as _);
-        create_qcow2(&queue, &*open(run.image), data, &create).map_err(said("create"))?;
+        queue
+            .block_on(create_qcow2(
+                &queue,
+                &*open(run.image),
+                data,
+                &create,
+                |_| {},
+            ))
+            .map_err(said("create"))?;
         let mut cells = zeroes((create.size / SECTOR) as usize);
         if let Some(base) = run.backing {
             for (cell, below) in cells.iter_mut().zip(&run.bases[base].cells) {
@@ -108,7 +116,9 @@ impl<'a> Run<'a> {
         base.format = Format::QCOW2;
         base.below = below;
         let file = self.disk.open(base.file, CacheMode::WriteBack, 1);
-        create_qcow2(queue, &*file, None, &create).map_err(said("create a base"))?;
+        queue
+            .block_on(create_qcow2(queue, &*file, None, &create, |_| {}))
+            .map_err(said("create a base"))?;
         let device = self
             .open_base(queue, number, true)
             .map_err(said("open a base"))?;

@@ -143,7 +143,9 @@ mod tests {
             size: 64 * CLUSTER,
             ..CreateQcow2::default()
         };
-        create_qcow2(queue, &*storage, None, &create).unwrap();
+        queue
+            .block_on(create_qcow2(queue, &*storage, None, &create, |_| {}))
+            .unwrap();
         let options = OpenOptions {
             write: true,
             ..OpenOptions::default()

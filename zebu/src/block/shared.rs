@@ -24,7 +24,7 @@ use crate::{Error, Result, lock};
 /// # let storage = Arc::new(Memory::new(Vec::new()));
 /// let queue = Queue::new(QueueOptions::default())?;
 /// # let options = CreateQcow2::default().size(1 << 20);
-/// # create_qcow2(&queue, &*storage, None, &options)?;
+/// # queue.block_on(create_qcow2(&queue, &*storage, None, &options, |_| {}))?;
 /// let options = OpenOptions::default().write(true);
 /// let device = SharedDevice::new(Device::from_storage(&queue, storage, &options)?);
 /// queue.block_on(async {

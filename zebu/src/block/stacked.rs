@@ -214,7 +214,8 @@ mod tests {
                 size,
                 ..CreateQcow2::default()
             };
-            create_qcow2(&one, &*file, None, &options).unwrap();
+            one.block_on(create_qcow2(&one, &*file, None, &options, |_| {}))
+                .unwrap();
             let write = OpenOptions {
                 write: true,
                 ..OpenOptions::default()
@@ -228,7 +229,8 @@ mod tests {
                     size: 1 << 20,
                     ..CreateQcow2::default()
                 };
-                create_qcow2(&one, &*stacked, None, &options).unwrap();
+                one.block_on(create_qcow2(&one, &*stacked, None, &options, |_| {}))
+                    .unwrap();
             }
             let above = OpenOptions {
                 format: Some(format),

@@ -6,8 +6,11 @@ use crate::format::{BitmapEntry, check_table};
 use crate::storage::{self, Queue};
 
 /// Reads the bitmap directory. Empty if the image has none, or if what it
-/// says of them is out of date. Blocks.
-pub fn bitmaps(queue: &Queue, image: &Image) -> Result<Vec<BitmapEntry>> {
+/// says of them is out of date.
+///
+/// # Errors
+/// If the directory is not valid, or cannot be read.
+pub async fn bitmaps(queue: &Queue, image: &Image) -> Result<Vec<BitmapEntry>> {
     let header = image.header();
     let Some(extension) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
         return Ok(Vec::new());
@@ -20,12 +23,13 @@ pub fn bitmaps(queue: &Queue, image: &Image) -> Result<Vec<BitmapEntry>> {
         image.geometry().cluster_size(),
         image.file().len()?,
     )?;
-    let bytes = queue.block_on(storage::read_vec(
+    let bytes = storage::read_vec(
         &**image.file(),
         queue,
         extension.directory_offset,
         extension.directory_size as usize,
-    ))?;
+    )
+    .await?;
     let list = BitmapEntry::decode_directory(&bytes, extension.count)?;
     for bitmap in &list {
         bitmap.check(image.geometry())?;

@@ -5,8 +5,8 @@
 
 use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
+use super::progress::{IntoControlFlow, Progress};
 use super::transfer::{Omit, Plan, TransferError, transfer};
-use super::workers::IntoControlFlow;
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
 use crate::storage::{EngineKind, Queue};
@@ -53,7 +53,7 @@ pub fn commit<G: IntoControlFlow>(
     top: Device,
     mut base: Device,
     options: &CommitOptions,
-    on_progress: impl FnMut(u64) -> G,
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), CommitError> {
     if base.size() < top.size() {
         queue

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::progress::{At, Progress};
-use super::workers::{self, Cursor, IntoControlFlow};
+use super::progress::{At, Chunks, IntoControlFlow, Progress};
+use super::workers::{self, Cursor};
 use super::zero::is_zero;
 use crate::Error;
 use crate::block::{Device, Status};
@@ -64,16 +64,16 @@ pub enum CompareError {
 pub fn compare<G: IntoControlFlow>(
     devices: [Device; 2],
     options: &CompareOptions,
-    mut on_progress: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<Comparison, CompareError> {
     let total = devices[0].size().max(devices[1].size());
     let job = Arc::new(Job {
         devices,
         strict: options.strict,
-        progress: Progress::new(total),
+        progress: Chunks::new(total),
     });
     workers::run(&job, options.engine, None, || {
-        on_progress(job.progress.cursor().done()).into_control_flow()
+        on_progress(job.progress.cursor().progress()).into_control_flow()
     })?;
     match job.progress.result() {
         Ok(()) => Ok(Comparison::Identical),
@@ -87,7 +87,7 @@ type Found = At<Result<Comparison, CompareError>>;
 struct Job {
     devices: [Device; 2],
     strict: bool,
-    progress: Progress<Result<Comparison, CompareError>>,
+    progress: Chunks<Result<Comparison, CompareError>>,
 }
 
 impl workers::Job for Job {

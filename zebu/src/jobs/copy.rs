@@ -1,7 +1,7 @@
 //! Copy: a part of one device to the start of another, as dd does.
 
+use super::progress::{IntoControlFlow, Progress};
 use super::transfer::{Omit, Plan, TransferError, transfer};
-use super::workers::IntoControlFlow;
 use crate::block::Device;
 use crate::storage::{EngineKind, Queue};
 
@@ -45,7 +45,7 @@ pub fn copy<G: IntoControlFlow>(
     source: Device,
     target: Device,
     options: &CopyOptions,
-    on_progress: impl FnMut(u64) -> G,
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), TransferError> {
     let plan = Plan {
         start: options.start,

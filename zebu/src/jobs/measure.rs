@@ -2,6 +2,7 @@
 
 use super::bitmaps;
 use super::create::{CreateQcow2, Preallocation};
+use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::block::Device;
 use crate::drivers::qcow2::Image;
 use crate::format::MAX_L1_BYTES;
@@ -81,6 +82,9 @@ pub struct Measure {
 }
 
 /// The file that a new disk of `size` bytes needs.
+///
+/// # Errors
+/// If the new image would be too large.
 pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
     match target {
         MeasureTarget::Raw => Ok(measure_raw(size)),
@@ -95,22 +99,44 @@ pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
     }
 }
 
-/// The file that a copy of `device` needs. Blocks.
-pub fn measure(queue: &Queue, device: &Device, target: &MeasureTarget) -> Result<Measure> {
-    let MeasureTarget::Qcow2(target) = target else {
-        return Ok(measure_raw(device.size()));
+/// The file that a copy of `device` needs. `on_progress` is called with the bytes looked at;
+/// see [`jobs`](super).
+///
+/// # Errors
+/// If the new image would be too large, if metadata cannot be read, or if the job is cancelled.
+pub async fn measure<G: IntoControlFlow>(
+    queue: &Queue,
+    device: &Device,
+    target: &MeasureTarget,
+    on_progress: impl FnMut(Progress) -> G,
+) -> Result<Measure> {
+    let reporter = Reporter::new(on_progress);
+    reporter.plan(device.size());
+    let measured = match target {
+        MeasureTarget::Raw => measure_raw(device.size()),
+        MeasureTarget::Qcow2(target) => measure_copy(queue, device, target, &reporter).await?,
     };
-    let data = if target.backing {
-        0
-    } else {
-        queue.block_on(data_bytes(queue, device, target))?
+    reporter.finish();
+    Ok(measured)
+}
+
+/// The qcow2 image that a copy of `device` needs.
+async fn measure_copy(
+    queue: &Queue,
+    device: &Device,
+    target: &Qcow2Target,
+    reporter: &dyn Report,
+) -> Result<Measure> {
+    let data = match target.backing {
+        true => 0,
+        false => data_bytes(queue, device, target, reporter).await?,
     };
     let mut measured = measure_qcow2(device.size(), target, data)?;
     if let Some(image) = device.top().as_qcow2()
         && target.version >= 3
         && image.geometry().version() >= 3
     {
-        measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target)?);
+        measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target).await?);
     }
     Ok(measured)
 }
@@ -176,7 +202,12 @@ fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
 }
 
 /// Bytes of the clusters of the new image that would hold data.
-async fn data_bytes(queue: &Queue, device: &Device, target: &Qcow2Target) -> Result<u64> {
+async fn data_bytes(
+    queue: &Queue,
+    device: &Device,
+    target: &Qcow2Target,
+    reporter: &dyn Report,
+) -> Result<u64> {
     let cluster_size = 1u64 << target.cluster_bits;
     let size = device.size();
     let (mut offset, mut bytes) = (0, 0);
@@ -190,15 +221,21 @@ async fn data_bytes(queue: &Queue, device: &Device, target: &Qcow2Target) -> Res
                 .ok_or_else(too_large)?;
             bytes += end - (offset & !(cluster_size - 1));
         }
+        reporter.add(end.min(size) - offset)?;
         offset = end;
     }
     Ok(bytes)
 }
 
 /// What the bitmaps of `image` take in the new image.
-fn bitmap_bytes(queue: &Queue, image: &Image, size: u64, target: &Qcow2Target) -> Result<u64> {
+async fn bitmap_bytes(
+    queue: &Queue,
+    image: &Image,
+    size: u64,
+    target: &Qcow2Target,
+) -> Result<u64> {
     let cluster_size = 1u64 << target.cluster_bits;
-    let list = bitmaps(queue, image)?;
+    let list = bitmaps(queue, image).await?;
     let (mut bytes, mut directory) = (0u64, 0u64);
     for bitmap in &list {
         let bits = size.div_ceil(1 << bitmap.granularity_bits.min(62));

@@ -1,5 +1,28 @@
 //! What is done with whole images: convert, compare, check and repair, create,
 //! commit, rebase, copy, amend, measure.
+//!
+//! # Progress and cancellation
+//!
+//! A job calls `on_progress` on the caller's thread with its [`Progress`]. The callback returns
+//! `()`, or a [`ControlFlow`](std::ops::ControlFlow): if it breaks before all is done, the job
+//! ends with the error `ECANCELED`.
+//!
+//! Jobs that use all cores block: [`convert`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
+//! does [`amend`]. The others are futures of a queue: [`check`], [`repair`], [`create_qcow2`],
+//! [`create_raw`], [`measure`]. Dropping such a future cancels the job, too.
+//!
+//! What a cancelled job leaves:
+//!
+//! | job | image |
+//! |---|---|
+//! | check, measure, compare | unchanged |
+//! | repair | no worse than before; another repair goes on |
+//! | create of qcow2 | no image: the header is written last |
+//! | create of raw | an image of its size, not all of it allocated |
+//! | convert, copy | a target with unspecified content |
+//! | commit | the base may have some of the content; the top has lost nothing |
+//! | rebase | the old backing file and the same content |
+//! | amend | consistent, with some of the changes |
 
 mod amend;
 mod bitmaps;
@@ -21,11 +44,9 @@ mod transfer;
 mod workers;
 mod zero;
 
-pub use amend::{AmendOptions, amend, amend_with_progress};
+pub use amend::{AmendOptions, amend};
 pub use bitmaps::bitmaps;
-pub use check::{
-    CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_file, repair_image,
-};
+pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
@@ -34,6 +55,6 @@ pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qco
 pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
+pub use progress::{IntoControlFlow, Progress};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
 pub use transfer::TransferError;
-pub use workers::IntoControlFlow;

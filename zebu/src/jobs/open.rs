@@ -48,7 +48,8 @@ fn repaired(
     })?;
     if let Some(image) = damaged.top().as_qcow2() {
         let file = image.file().clone();
-        let report = repair(queue, file, RepairMode::All, emit)?;
+        let repair = repair(queue, file, RepairMode::All, emit, |_| {});
+        let report = queue.block_on(repair)?;
         if report.corruptions > 0 || report.check_errors > 0 {
             return Err(Error::Refused(
                 "Image is dirty, and its errors could not be repaired".into(),

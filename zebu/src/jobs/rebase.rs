@@ -14,9 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::create::NewBacking;
-use super::progress::{At, Progress};
+use super::progress::{At, Chunks, IntoControlFlow, Progress};
 use super::transfer::cluster_size;
-use super::workers::{self, IntoControlFlow};
+use super::workers;
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Status, Zeroing};
 use crate::names::Source;
@@ -69,13 +69,13 @@ pub fn rebase<G: IntoControlFlow>(
     new: Option<Device>,
     backing: Option<&NewBacking>,
     options: &RebaseOptions,
-    mut on_progress: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), RebaseError> {
     let unit = overlay.top().image.zero_unit();
     let cluster = cluster_size(&overlay);
     let job = Arc::new(Job {
         common: common_layer(&overlay, new.as_ref()),
-        progress: Progress::new(overlay.size()),
+        progress: Chunks::new(overlay.size()),
         zero_flag: overlay
             .top()
             .as_qcow2()
@@ -88,7 +88,7 @@ pub fn rebase<G: IntoControlFlow>(
         compress: options.compress,
     });
     let ran = workers::run(&job, options.engine, None, || {
-        on_progress(job.progress.cursor().done()).into_control_flow()
+        on_progress(job.progress.cursor().progress()).into_control_flow()
     });
     let result = ran.map_err(RebaseError::Engine);
     let result = result.and_then(|()| job.progress.result());
@@ -237,7 +237,7 @@ struct Job {
     /// The format can mark a cluster as zero.
     zero_flag: bool,
     compress: bool,
-    progress: Progress<RebaseError>,
+    progress: Chunks<RebaseError>,
 }
 
 impl workers::Job for Job {

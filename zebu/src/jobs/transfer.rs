@@ -7,9 +7,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::progress::{At, Progress};
+use super::progress::{At, Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
-use super::workers::{self, IntoControlFlow};
+use super::workers;
 use crate::Error;
 use crate::block::{Device, Status, Zeroing};
 use crate::storage::{Buffer, EngineKind, Queue};
@@ -86,7 +86,7 @@ pub(super) fn transfer<G: IntoControlFlow>(
     source: Device,
     target: Device,
     plan: Plan,
-    mut on_progress: impl FnMut(u64) -> G,
+    mut on_progress: impl FnMut(Progress) -> G,
 ) -> (Device, Device, Result<(), TransferError>) {
     let chunk = CHUNK.max(cluster_size(&target));
     let job = Arc::new(Job {
@@ -95,10 +95,10 @@ pub(super) fn transfer<G: IntoControlFlow>(
         plan,
         chunk,
         rate_limiter: RateLimiter::new(plan.rate),
-        progress: Progress::new(plan.length),
+        progress: Chunks::new(plan.length),
     });
     let ran = workers::run(&job, plan.engine, None, || {
-        on_progress(job.progress.cursor().done()).into_control_flow()
+        on_progress(job.progress.cursor().progress()).into_control_flow()
     });
     let result = ran.map_err(TransferError::Engine);
     let result = result.and_then(|()| job.progress.result());
@@ -119,7 +119,7 @@ struct Job {
     /// same cluster.
     chunk: u64,
     rate_limiter: RateLimiter,
-    progress: Progress<TransferError>,
+    progress: Chunks<TransferError>,
 }
 
 /// What is done with a part of a chunk.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
+use super::progress::{Progress, cancelled_error};
 use crate::storage::{EngineKind, Queue, QueueOptions, is_simulated, yield_once};
 
 /// How often progress is reported.
@@ -42,9 +43,12 @@ impl Cursor {
         self.total
     }
 
-    /// Bytes done.
-    pub(super) fn done(&self) -> u64 {
-        self.done.load(Ordering::Relaxed).min(self.total)
+    /// Bytes done, of all.
+    pub(super) fn progress(&self) -> Progress {
+        Progress {
+            done: self.done.load(Ordering::Relaxed).min(self.total),
+            total: self.total,
+        }
     }
 
     /// The next chunk that is not taken; `end_of` returns the end of the chunk that starts at a
@@ -92,24 +96,6 @@ impl Cursor {
     /// Makes workers take no more chunks.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The result of a progress callback: whether the job continues. `()` continues.
-pub trait IntoControlFlow {
-    /// Breaks to stop the job.
-    fn into_control_flow(self) -> ControlFlow<()>;
-}
-
-impl IntoControlFlow for () {
-    fn into_control_flow(self) -> ControlFlow<()> {
-        ControlFlow::Continue(())
-    }
-}
-
-impl IntoControlFlow for ControlFlow<()> {
-    fn into_control_flow(self) -> ControlFlow<()> {
-        self
     }
 }
 
@@ -203,8 +189,8 @@ pub(super) fn run<J: Job>(
 
 /// The result of a job after its threads have ended.
 fn ended<J: Job>(job: &Arc<J>, cancelled: bool) -> io::Result<()> {
-    match cancelled && job.cursor().done() < job.cursor().total() {
-        true => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+    match cancelled && !job.cursor().progress().is_complete() {
+        true => Err(cancelled_error()),
         false => Ok(()),
     }
 }
@@ -268,7 +254,7 @@ mod tests {
             let job = Arc::new(Nothing(Cursor::new(5)));
             let mut reported = 0;
             run(&job, EngineKind::Threads, None, || {
-                reported = job.cursor().done();
+                reported = job.cursor().progress().done;
                 ControlFlow::Continue(())
             })
             .unwrap();
@@ -306,6 +292,6 @@ mod tests {
         for chunk in [0..2, 5..7, 7..10] {
             cursor.add(chunk.start, chunk.end);
         }
-        assert_eq!(cursor.done(), 10);
+        assert_eq!(cursor.progress().done, 10);
     }
 }

@@ -115,7 +115,7 @@ pub fn check(queue: &Queue, bytes: &[u8]) -> Result<CheckReport> {
     let storage = Arc::new(Memory::new(bytes.to_vec()));
     let device = Device::from_storage(queue, storage, &options)?;
     match device.top().as_qcow2() {
-        Some(image) => jobs::check(queue, image, &mut |_| {}),
+        Some(image) => queue.block_on(jobs::check(queue, image, &mut |_| {}, |_| {})),
         None => Err(Error::Refused("a raw image".into())),
     }
 }
@@ -319,10 +319,16 @@ pub fn repair(queue: &Queue, bytes: &[u8]) {
     };
     let storage = Small::new(bytes);
     let mut told = 0;
-    let result = jobs::repair(queue, storage.clone(), mode, &mut |message| {
-        told += 1;
-        assert!(told > 50 || !message.to_string().is_empty());
-    });
+    let result = queue.block_on(jobs::repair(
+        queue,
+        storage.clone(),
+        mode,
+        &mut |message| {
+            told += 1;
+            assert!(told > 50 || !message.to_string().is_empty());
+        },
+        |_| {},
+    ));
     let after = storage.to_vec();
     let Ok(report) = result else {
         return;
@@ -418,7 +424,9 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
         .size(size.next_multiple_of(512))
         .cluster_bits(12);
     let storage = Small::new(&[]);
-    jobs::create_qcow2(queue, &*storage, None, &create).expect("a new image");
+    queue
+        .block_on(jobs::create_qcow2(queue, &*storage, None, &create, |_| {}))
+        .expect("a new image");
     let target = open(queue, storage.clone()).expect("a new image opens");
     let compress = random_of(bytes).one_in(2);
     let options = options.compress(compress.then(CompressOptions::default));

@@ -629,7 +629,7 @@ fn disk_of(queue: &Queue, device: &Device) {
     reads(queue, device);
     if device.size() < 8 << 20 {
         let target = MeasureTarget::Qcow2(Qcow2Target::default());
-        let _ = jobs::measure(queue, device, &target);
+        let _ = queue.block_on(jobs::measure(queue, device, &target, |_| {}));
     }
     let state = device.read_vm_state(queue, 0, Buffer::new(700), 700);
     let _ = queue.block_on(state);
@@ -724,13 +724,18 @@ fn jobs_of(queue: &Queue, device: &Device) {
         return;
     };
     let mut told = 0;
-    let _ = jobs::check(queue, image, &mut |message| {
-        told += 1;
-        if told < 50 {
-            assert!(!message.to_string().is_empty());
-        }
-    });
-    let _ = jobs::bitmaps(queue, image);
+    let _ = queue.block_on(jobs::check(
+        queue,
+        image,
+        &mut |message| {
+            told += 1;
+            if told < 50 {
+                assert!(!message.to_string().is_empty());
+            }
+        },
+        |_| {},
+    ));
+    let _ = queue.block_on(jobs::bitmaps(queue, image));
     let _ = queue.block_on(image.luks_header(queue));
 }
 

@@ -197,7 +197,9 @@ fn use_on(seed: u64) -> Option<u64> {
         .cluster_bits(cluster_bits);
     let made = Memory::default();
     let queue = queue();
-    create_qcow2(&queue, &made, None, &options).unwrap();
+    queue
+        .block_on(create_qcow2(&queue, &made, None, &options, |_| {}))
+        .unwrap();
     let mut used = Damaged {
         rng,
         queue,

@@ -468,7 +468,13 @@ impl Judge<'_> {
 
     /// Repairs a damaged image; its content stays.
     fn repair(&self, state: &[Arc<Left>], found: &Found) -> Verdict {
-        let repaired = jobs::repair(self.queue, state[0].clone(), RepairMode::All, &mut |_| {});
+        let repaired = self.queue.block_on(jobs::repair(
+            self.queue,
+            state[0].clone(),
+            RepairMode::All,
+            &mut |_| {},
+            |_| {},
+        ));
         repaired.map_err(said("repair again"))?;
         let sound = Judge {
             layout: &Layout {
@@ -524,7 +530,12 @@ fn is_qcow2(bytes: &[u8]) -> bool {
 /// `changing`.
 fn check(queue: &Queue, image: &zebu::qcow2::Image, changing: bool) -> Result<usize, String> {
     let mut messages = Vec::new();
-    let report = jobs::check(queue, image, &mut |message| messages.push(message));
+    let report = queue.block_on(jobs::check(
+        queue,
+        image,
+        &mut |message| messages.push(message),
+        |_| {},
+    ));
     let report = report.map_err(said("check"))?;
     let flags = match changing {
         true => allowed_flags(&messages, image.geometry().cluster_size()),

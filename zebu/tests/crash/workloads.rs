@@ -142,7 +142,9 @@ impl History {
 fn made(queue: &Queue, options: &CreateQcow2) -> Vec<u8> {
     let (memory, data) = (Memory::default(), Memory::default());
     let data: Option<&dyn Storage> = options.data_file.is_some().then_some(&data);
-    create_qcow2(queue, &memory, data, options).unwrap();
+    queue
+        .block_on(create_qcow2(queue, &memory, data, options, |_| {}))
+        .unwrap();
     memory.to_vec()
 }
 

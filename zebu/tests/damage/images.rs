@@ -134,12 +134,17 @@ pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckRepor
     match device.top().as_qcow2() {
         Some(image) => {
             let mut told = 0;
-            jobs::check(queue, image, &mut |message| {
-                told += 1;
-                if told < 10 {
-                    eprintln!("check: {message}");
-                }
-            })
+            queue.block_on(jobs::check(
+                queue,
+                image,
+                &mut |message| {
+                    told += 1;
+                    if told < 10 {
+                        eprintln!("check: {message}");
+                    }
+                },
+                |_| {},
+            ))
         }
         None => unreachable!("opened as qcow2"),
     }
@@ -216,7 +221,15 @@ pub fn try_by_zebu(queue: &Queue, rng: &mut Rng, bits: u32) -> Option<Sound> {
         base: base.as_deref().map(Sparse::new),
     };
     let data = files.data.as_deref().map(|data| data as &dyn Storage);
-    jobs::create_qcow2(queue, &*files.file, data, &options).ok()?;
+    queue
+        .block_on(jobs::create_qcow2(
+            queue,
+            &*files.file,
+            data,
+            &options,
+            |_| {},
+        ))
+        .ok()?;
     let mut device = files.open(queue, true, true).ok()?;
     let snapshots = match files.data.is_none() && rng.one_in(2) {
         true => 1 + rng.below(2).min((1 << options.refcount_order) - 1),

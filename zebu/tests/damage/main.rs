@@ -162,7 +162,13 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
             work::session(queue, &mut rng, sound, &files, &suspects);
             let after = files.file.to_vec();
             // Whatever is left is repaired without a panic.
-            let _ = zebu::jobs::repair(queue, files.file, zebu::jobs::RepairMode::All, &mut |_| {});
+            let _ = queue.block_on(zebu::jobs::repair(
+                queue,
+                files.file,
+                zebu::jobs::RepairMode::All,
+                &mut |_| {},
+                |_| {},
+            ));
             drop(after);
         }
         4 => work::jobs(queue, sound, &files),

@@ -23,7 +23,15 @@ fn written(queue: &Queue, options: &CreateQcow2, ranges: &[(u64, usize)]) -> Sou
         data: None,
         base: base.then(|| Sparse::new(&stamp(&mut rng, 0, options.size as usize))),
     };
-    jobs::create_qcow2(queue, &*files.file, None, options).unwrap();
+    queue
+        .block_on(jobs::create_qcow2(
+            queue,
+            &*files.file,
+            None,
+            options,
+            |_| {},
+        ))
+        .unwrap();
     let device = files.open(queue, true, true).unwrap();
     for (at, length) in ranges {
         let bytes = stamp(&mut rng, *at, *length);
@@ -155,7 +163,13 @@ fn an_unaligned_refcount_block_marks_the_image_corrupt() {
     assert_eq!(bits & INCOMPATIBLE_CORRUPT, INCOMPATIBLE_CORRUPT);
     assert!(files.open(&queue, true, true).is_err());
     // It is repaired, and then written.
-    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    let report = queue.block_on(jobs::repair(
+        &queue,
+        files.file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     assert_eq!(report.unwrap().corruptions, 0);
     let device = files.open(&queue, true, true).unwrap();
     device.write_blocking(&queue, 1 << 20, &[1; 512]).unwrap();
@@ -174,9 +188,15 @@ fn a_repair_stops_where_tables_lie_on_something_else() {
     for mode in [RepairMode::Leaks, RepairMode::All] {
         let files = Files::new(&sound, &file);
         let mut last = String::new();
-        let report = jobs::repair(&queue, files.file.clone(), mode, &mut |message| {
-            last = message.to_string();
-        });
+        let report = queue.block_on(jobs::repair(
+            &queue,
+            files.file.clone(),
+            mode,
+            &mut |message| {
+                last = message.to_string();
+            },
+            |_| {},
+        ));
         assert!(report.unwrap().check_errors > 0);
         assert!(last.contains("nothing is repaired"), "{last}");
         assert!(files.file.to_vec() == file);
@@ -193,7 +213,13 @@ fn an_l2_table_that_is_named_twice_is_copied() {
     let mut file = sound.file.clone();
     file.copy_within(l1..l1 + 8, l1 + 8);
     let files = Files::new(&sound, &file);
-    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    let report = queue.block_on(jobs::repair(
+        &queue,
+        files.file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     assert_eq!(report.unwrap().corruptions, 0);
     let device = files.open(&queue, true, true).unwrap();
     for at in [0, 32 << 10, 512, 33 << 10] {
@@ -205,7 +231,13 @@ fn an_l2_table_that_is_named_twice_is_copied() {
     }
     queue.block_on(device.close(&queue)).unwrap();
     // Flags that are missing cost a copy, no more.
-    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    let report = queue.block_on(jobs::repair(
+        &queue,
+        files.file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     assert_eq!(report.unwrap().corruptions, 0);
     let report = crate::images::check(&queue, &files.file).unwrap();
     assert_eq!((report.corruptions, report.leaks), (0, 0));
@@ -241,7 +273,13 @@ fn a_repaired_image_with_a_shared_l2_table_is_resized() {
     assert!(!resized(&mut device, 7) && !resized(&mut device, 4));
     queue.block_on(device.close(&queue)).unwrap();
 
-    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    let report = queue.block_on(jobs::repair(
+        &queue,
+        files.file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     assert_eq!(report.unwrap().corruptions, 0);
     let mut device = files.open(&queue, true, true).unwrap();
     assert!(!resized(&mut device, 4), "a shared table is dropped");
@@ -252,7 +290,13 @@ fn a_repaired_image_with_a_shared_l2_table_is_resized() {
     assert!(resized(&mut device, 4));
     queue.block_on(device.close(&queue)).unwrap();
     // Copied flags are missing where one of two references has gone, as after writes.
-    let report = jobs::repair(&queue, files.file.clone(), RepairMode::All, &mut |_| {});
+    let report = queue.block_on(jobs::repair(
+        &queue,
+        files.file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ));
     assert_eq!(report.unwrap().corruptions, 0);
     let device = files.open(&queue, false, true).unwrap();
     let mut bytes = vec![0; 4 << 20];
@@ -272,7 +316,15 @@ fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
         base: None,
     };
     let data = files.data.clone().unwrap();
-    jobs::create_qcow2(&queue, &*files.file, Some(&*data), &options).unwrap();
+    queue
+        .block_on(jobs::create_qcow2(
+            &queue,
+            &*files.file,
+            Some(&*data),
+            &options,
+            |_| {},
+        ))
+        .unwrap();
     let device = files.open(&queue, true, true).unwrap();
     device.write_blocking(&queue, 0, &[1; 256 << 10]).unwrap();
     queue.block_on(device.close(&queue)).unwrap();
@@ -318,7 +370,7 @@ fn amend_and_commit_refuse_a_refcount_block_past_the_end() {
     let files = Files::new(&sound, &file);
     let device = files.open(&queue, true, true).unwrap();
     let width = AmendOptions::default().refcount_order(Some(5));
-    let error = jobs::amend(&queue, device, &width).unwrap_err();
+    let error = jobs::amend(&queue, device, &width, |_| {}).unwrap_err();
     assert!(
         error.to_string().contains("past the end of the file"),
         "{error}"

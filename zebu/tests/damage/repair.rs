@@ -64,11 +64,17 @@ pub fn repair(
         false => RepairMode::All,
     };
     let mut told = Vec::new();
-    let result = jobs::repair(queue, files.file.clone(), mode, &mut |message| {
-        if told.len() < 20 {
-            told.push(message.to_string());
-        }
-    });
+    let result = queue.block_on(jobs::repair(
+        queue,
+        files.file.clone(),
+        mode,
+        &mut |message| {
+            if told.len() < 20 {
+                told.push(message.to_string());
+            }
+        },
+        |_| {},
+    ));
     let mut after = right(queue, sound, &files);
     let clean = result
         .as_ref()

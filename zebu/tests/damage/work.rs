@@ -122,7 +122,9 @@ pub fn check_of_data_file(queue: &Queue, files: &Files, suspects: &Suspects) {
     let Some(image) = device.top().as_qcow2() else {
         unreachable!("opened as qcow2");
     };
-    let report = jobs::check(queue, image, &mut |_| {}).expect("the image is sound");
+    let report = queue
+        .block_on(jobs::check(queue, image, &mut |_| {}, |_| {}))
+        .expect("the image is sound");
     // (With subclusters a part of a cluster may be data.)
     let found = report.corruptions as usize;
     let possible = suspects.read[0].iter().filter(|suspect| **suspect).count();

@@ -242,7 +242,14 @@ impl Run {
         let Some(image) = device.top().as_qcow2() else {
             panic!("it is qcow2");
         };
-        let report = jobs::check(queue, image, &mut |message| println!("{message}")).unwrap();
+        let report = queue
+            .block_on(jobs::check(
+                queue,
+                image,
+                &mut |message| println!("{message}"),
+                |_| {},
+            ))
+            .unwrap();
         let wrong = report.corruptions + report.leaks + report.check_errors;
         assert_eq!(wrong, 0, "{report:?}");
         assert!(self.settle(queue, &device) == now, "read again");
@@ -269,7 +276,9 @@ fn create(folder: &Path, name: &str, options: &CreateQcow2) {
         .cache(CacheMode::Unsafe);
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let file = open_file(folder.join(name), how).unwrap();
-    create_qcow2(&queue, &*file, None, options).unwrap();
+    queue
+        .block_on(create_qcow2(&queue, &*file, None, options, |_| {}))
+        .unwrap();
 }
 
 /// One of those who use the image together.

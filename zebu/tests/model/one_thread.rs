@@ -483,7 +483,12 @@ fn check(setup: &Setup, folder: &Path) {
         panic!("the image is qcow2");
     };
     let mut messages = Vec::new();
-    let report = jobs::check(&queue, image, &mut |message| messages.push(message));
+    let report = queue.block_on(jobs::check(
+        &queue,
+        image,
+        &mut |message| messages.push(message),
+        |_| {},
+    ));
     let report = report.unwrap_or_else(|e| panic!("check: {e}"));
     assert!(
         report.corruptions + report.leaks + report.check_errors == 0,

@@ -164,7 +164,15 @@ impl Setup {
         };
         let file = create(self.image(folder));
         if self.format == Format::RAW {
-            create_raw(&queue, &*file, self.size(), Preallocation::Off).unwrap();
+            queue
+                .block_on(create_raw(
+                    &queue,
+                    &*file,
+                    self.size(),
+                    Preallocation::Off,
+                    |_| {},
+                ))
+                .unwrap();
             return;
         }
         let mut options = self.options.clone();
@@ -175,7 +183,9 @@ impl Setup {
             create(path)
         });
         let data = data.as_deref();
-        create_qcow2(&queue, &*file, data, &options).unwrap();
+        queue
+            .block_on(create_qcow2(&queue, &*file, data, &options, |_| {}))
+            .unwrap();
     }
 
     /// QEMU's commands that make the image used, and the ranges with the byte

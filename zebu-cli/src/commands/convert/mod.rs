@@ -176,7 +176,7 @@ fn convert(
         false => target.qcow2_file(),
     };
     let result = jobs::convert(sources, target, options, |event| match event {
-        ConvertEvent::Progress(done) => progress.set(done),
+        ConvertEvent::Progress(now) => progress.set(now.done),
         ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
             let error = std::io::Error::from_raw_os_error(errno);
             let error = zebu::strerror(&error);

@@ -229,7 +229,7 @@ impl Qcow2Report {
 
 /// The "format specific" part, in qemu-img's order.
 pub fn specific(queue: &Queue, image: &Image) -> Result<Value> {
-    let bitmaps = jobs::bitmaps(queue, image)?;
+    let bitmaps = queue.block_on(jobs::bitmaps(queue, image))?;
     let luks = queue.block_on(image.luks_header(queue))?;
     let header = image.header();
     let mut map = Map::new();

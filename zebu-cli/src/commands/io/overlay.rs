@@ -63,7 +63,9 @@ impl Overlay {
                     NewBacking::new(name).format(Some(base.top().format().name().to_owned()))
                 }));
         let storage = storage::open_file(overlay.path(), how).map_err(|e| e.to_string())?;
-        create_qcow2(&queue, &*storage, None, &options).map_err(|e| e.to_string())?;
+        queue
+            .block_on(create_qcow2(&queue, &*storage, None, &options, |_| {}))
+            .map_err(|e| e.to_string())?;
         Ok(overlay)
     }
 

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use header::{read_header, write_header};
 
+use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::block::{Device, Preallocation};
 use crate::drivers::qcow2::Image;
 use crate::format::{
@@ -45,19 +46,21 @@ fn refuse<T>(why: impl Into<String>) -> Result<T> {
 }
 
 /// Changes `device`, open for writing, and closes it. Blocks.
-pub fn amend(queue: &Queue, device: Device, options: &AmendOptions) -> Result<()> {
-    amend_with_progress(queue, device, options, |_, _| {})
-}
-
-/// As [`amend`]; `on_progress` is called with the number of steps done and of all steps.
-pub fn amend_with_progress(
+///
+/// `on_progress` is called between the steps; see [`jobs`](super).
+///
+/// # Errors
+/// If the image cannot have these options, if I/O fails, or if the job is cancelled. What was
+/// changed before stays so, and the image is consistent.
+pub fn amend<G: IntoControlFlow>(
     queue: &Queue,
     mut device: Device,
     options: &AmendOptions,
-    mut on_progress: impl FnMut(u64, u64),
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<()> {
-    const STEPS: u64 = 4;
-    on_progress(0, STEPS);
+    let steps = Reporter::new(on_progress);
+    steps.plan(4);
+    steps.add(0)?;
     let Some(image) = device.top().as_qcow2() else {
         return refuse(format!(
             "Format driver '{}' does not support option amendment",
@@ -75,19 +78,20 @@ pub fn amend_with_progress(
     queue.block_on(async {
         let header = read_header(queue, &*file).await?;
         refcounts::check_width(queue, &*file, &header, order).await?;
-        on_progress(1, STEPS);
+        steps.add(1)?;
         let result = options.change_device(queue, &mut device, downgrade).await;
         let closed = device.close(queue).await;
         result.and(closed)?;
-        on_progress(2, STEPS);
+        steps.add(1)?;
         let mut header = read_header(queue, &*file).await?;
         refcounts::change_width(queue, &*file, &mut header, order).await?;
-        on_progress(3, STEPS);
+        steps.add(1)?;
         if downgrade {
             let old = header.clone();
             header.set_version(version);
             write_header(queue, &*file, &old, &mut header).await?;
         }
+        steps.finish();
         Ok(())
     })
 }

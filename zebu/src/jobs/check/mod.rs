@@ -34,6 +34,7 @@ mod writer;
 
 use std::sync::Arc;
 
+use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::drivers::qcow2::{Image, OpenImage};
 use crate::format::{Geometry, Header, MAX_L1_BYTES, Snapshot};
 use crate::storage::{Queue, Storage};
@@ -44,7 +45,7 @@ pub use message::CheckMessage;
 use read::Reader;
 use refcounts::{Fix, StoredRefcounts};
 use repair::Writable;
-pub use repair::{RepairMode, repair, repair_file, repair_image};
+pub use repair::{RepairMode, repair, repair_image};
 use snapshots::SnapshotTable;
 use tables::{L1Table, Visits};
 pub use uses::Use;
@@ -77,21 +78,27 @@ pub struct CheckReport {
     pub compressed_clusters: u64,
 }
 
-/// Checks an image, and changes nothing. Blocks.
+/// Checks an image, and changes nothing. The header is read anew: it may have been repaired since
+/// the image was opened.
 ///
-/// `report` is called for everything found, in the order of QEMU's check. An
-/// error means that the check could not be done. The header is read anew: it
-/// may have been repaired since the image was opened.
-pub fn check(
+/// `report` is called for everything found, in the order of QEMU's check. `on_progress` is called
+/// with the L1 entries looked at; see [`jobs`](super).
+///
+/// # Errors
+/// If the check could not be done: the header or a table cannot be read, or the job is cancelled.
+pub async fn check<G: IntoControlFlow>(
     queue: &Queue,
     image: &Image,
     report: &mut dyn FnMut(CheckMessage),
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    queue.block_on(async {
-        let mut metadata = Metadata::load(queue, image.file(), None, report).await?;
-        metadata.data_len = data_len(image)?;
-        check_metadata(queue, &metadata, report).await
-    })
+    let reporter = Reporter::new(on_progress);
+    let mut metadata = Metadata::load(queue, image.file(), None, report).await?;
+    metadata.data_len = data_len(image)?;
+    reporter.plan(metadata.l1_entries());
+    let found = check_metadata(queue, &metadata, report, &reporter).await?;
+    reporter.finish();
+    Ok(found)
 }
 
 /// What of an image a check looks at.
@@ -132,14 +139,22 @@ impl Metadata {
             data_len: None,
         })
     }
+
+    /// Entries of all L1 tables: the work of one pass.
+    fn l1_entries(&self) -> u64 {
+        let snapshots = self.snapshots.snapshots.iter().map(|s| s.l1_size);
+        let tables = std::iter::once(self.header.l1_size).chain(snapshots);
+        tables.map(u64::from).sum()
+    }
 }
 
 async fn check_metadata(
     queue: &Queue,
     metadata: &Metadata,
     report: &mut dyn FnMut(CheckMessage),
+    reporter: &dyn Report,
 ) -> Result<CheckReport> {
-    let mut check = Check::new(queue, metadata, report)?;
+    let mut check = Check::new(queue, metadata, report, reporter)?;
     let stored = check.count_all().await?;
     check.compare(&stored, Fix::NOTHING).await?;
     check.check_copied(&stored, false).await?;
@@ -155,6 +170,7 @@ struct Check<'a> {
     counts: Counts,
     report: CheckReport,
     emit: &'a mut dyn FnMut(CheckMessage),
+    reporter: &'a dyn Report,
     /// Whether a copied flag of the active disk may be wrong.
     suspicious: bool,
     /// Bytes of the L1 tables looked at so far.
@@ -179,6 +195,7 @@ impl<'a> Check<'a> {
         queue: &Queue,
         metadata: &'a Metadata,
         emit: &'a mut dyn FnMut(CheckMessage),
+        reporter: &'a dyn Report,
     ) -> Result<Self> {
         let file_len = metadata.file.len()?;
         let geometry = &metadata.geometry;
@@ -195,6 +212,7 @@ impl<'a> Check<'a> {
                 ..CheckReport::default()
             },
             emit,
+            reporter,
             suspicious: false,
             counted_l1: 0,
             skipped_snapshots: false,

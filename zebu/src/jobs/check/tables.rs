@@ -162,7 +162,9 @@ impl Check<'_> {
                 return Ok(());
             }
             // With QEMU, an entry that is not 0 means a table, be it at 0.
+            let all = entries.len();
             entries.retain(|entry| *entry != 0);
+            self.reporter.add((all - entries.len()) as u64)?;
             let seen: Vec<_> = entries.iter().map(|e| visits.take(*e, table)).collect();
             let offsets: Vec<u64> = entries
                 .iter()
@@ -173,6 +175,7 @@ impl Check<'_> {
                 .reader
                 .ahead(offsets.into_iter(), cluster_size as usize);
             for (entry, visit) in entries.into_iter().zip(seen) {
+                self.reporter.add(1)?;
                 self.count_l1_entry(entry, visits);
                 self.suspicious |= table.active && !stored.agrees(entry);
                 if visit.is_none() {

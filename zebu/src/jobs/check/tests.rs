@@ -94,7 +94,8 @@ impl TestImage {
         };
         let mut messages = Vec::new();
         let mut emit = |m: CheckMessage| messages.push(m.to_string());
-        let report = queue.block_on(check_metadata(&queue, &metadata, &mut emit));
+        let reporter = Reporter::new(|_| {});
+        let report = queue.block_on(check_metadata(&queue, &metadata, &mut emit, &reporter));
         (report.unwrap(), messages)
     }
 }

@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex};
 pub use target::Target;
 use work::Job;
 
-use super::progress::Progress;
+use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::sequencer::Sequencer;
-use super::workers::{self, IntoControlFlow};
+use super::workers;
 use crate::block::Device;
 use crate::storage::EngineKind;
 use crate::{Error, Result, lock};
@@ -96,8 +96,8 @@ impl Default for ConvertOptions {
 /// Events of a conversion, reported on the thread that called it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConvertEvent {
-    /// So many bytes of the source are done.
-    Progress(u64),
+    /// So much of the source is done.
+    Progress(Progress),
     /// Salvage: this sector could not be read, and is zero in the target.
     Unreadable {
         /// Offset in the concatenated sources, in bytes.
@@ -175,7 +175,7 @@ pub fn convert<G: IntoControlFlow>(
         sources,
         target,
         options: options.clone(),
-        progress: Progress::new(total),
+        progress: Chunks::new(total),
         rate_limiter: RateLimiter::new(options.rate),
         sequencer: Sequencer::default(),
         has_written: AtomicBool::new(false),
@@ -186,7 +186,7 @@ pub fn convert<G: IntoControlFlow>(
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
             on_progress(ConvertEvent::Unreadable { offset, errno }).into_control_flow()?;
         }
-        on_progress(ConvertEvent::Progress(job.progress.cursor().done())).into_control_flow()
+        on_progress(ConvertEvent::Progress(job.progress.cursor().progress())).into_control_flow()
     });
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));

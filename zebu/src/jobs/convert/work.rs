@@ -8,7 +8,7 @@ use super::content::{Content, Part, Piece};
 use super::{ConvertError, ConvertOptions, Target, lock};
 use crate::block::Device;
 use crate::jobs::join_set::JoinSet;
-use crate::jobs::progress::Progress;
+use crate::jobs::progress::Chunks;
 use crate::jobs::rate_limiter::RateLimiter;
 use crate::jobs::sequencer::{Sequencer, Ticket};
 use crate::jobs::workers::{self, Cursor};
@@ -20,7 +20,7 @@ pub(super) struct Job {
     pub(super) sources: Vec<Device>,
     pub(super) target: Target,
     pub(super) options: ConvertOptions,
-    pub(super) progress: Progress<ConvertError>,
+    pub(super) progress: Chunks<ConvertError>,
     /// Of data; what is known to be zero is not counted.
     pub(super) rate_limiter: RateLimiter,
     /// Bytes of a chunk: whole clusters of the target.

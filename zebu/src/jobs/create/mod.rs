@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use layout::{Layout, data_of_tables};
 
+use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::broken::{Rule, is_broken};
 use crate::format::{
     AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression, FormatError, Geometry, Header,
@@ -23,6 +24,8 @@ use crate::{Error, Result};
 
 /// Bytes written at once.
 const CHUNK: usize = 1 << 20;
+/// Bytes of zeroes that are written between two reports of progress.
+const ZEROES: u64 = 64 << 20;
 
 /// The largest disk of any format, in bytes: a limit of QEMU.
 const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
@@ -271,36 +274,53 @@ struct Plan {
     layout: Layout,
 }
 
-/// Makes `file` a new image, whatever it held; `data` is the data file, if the
-/// options have one. Blocks.
+/// Makes `file` a new image, whatever it held; `data` is the data file, if the options have one.
+/// Both are open for writing, and the caller has locked them.
 ///
-/// Both are open for writing, and the caller has locked them. After a failure
-/// `file` is no image.
-pub fn create_qcow2(
+/// `on_progress` is called with the bytes written or allocated; see [`jobs`](super).
+///
+/// # Errors
+/// If the options do not go together, which is found before anything is written; if I/O fails or
+/// the job is cancelled: then `file` is no image.
+pub async fn create_qcow2<G: IntoControlFlow>(
     queue: &Queue,
     file: &dyn Storage,
     data: Option<&dyn Storage>,
     options: &CreateQcow2,
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<()> {
     let plan = options.plan()?;
     if data.is_some() != options.data_file.is_some() {
         return refuse("An external data file and its name belong together");
     }
-    queue.block_on(async {
-        if let Some(data) = data {
-            plan.write_data_file(queue, data, options.preallocation)
-                .await?;
-        }
-        plan.write(queue, file, options.preallocation).await
-    })
+    let reporter = Reporter::new(on_progress);
+    let new = NewFile {
+        queue,
+        reporter: &reporter,
+        preallocation: options.preallocation,
+    };
+    new.reporter.plan(plan.work(options.preallocation));
+    if let Some(data) = data {
+        plan.write_data_file(&new, data).await?;
+    }
+    plan.write(&new, file).await?;
+    reporter.finish();
+    Ok(())
 }
 
-/// Makes `file` a new raw image, whatever it held. Blocks.
-pub fn create_raw(
+/// Makes `file` a new raw image, whatever it held.
+///
+/// `on_progress` is called with the bytes allocated; see [`jobs`](super).
+///
+/// # Errors
+/// If the preallocation is not one of raw images, if I/O fails, or if the job is cancelled: then
+/// not all of the image may be allocated.
+pub async fn create_raw<G: IntoControlFlow>(
     queue: &Queue,
     file: &dyn Storage,
     size: u64,
     preallocation: Preallocation,
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<()> {
     if preallocation == Preallocation::Metadata {
         return refuse("Unsupported preallocation mode: metadata");
@@ -309,24 +329,44 @@ pub fn create_raw(
         file.set_len(0)?;
     }
     file.set_len(size)?;
-    queue.block_on(allocate(queue, file, 0, size, preallocation))?;
+    let reporter = Reporter::new(on_progress);
+    let new = NewFile {
+        queue,
+        reporter: &reporter,
+        preallocation,
+    };
+    new.reporter.plan(size);
+    new.allocate(file, 0, size).await?;
+    reporter.finish();
     Ok(())
 }
 
-/// Takes the space of a range that reads as zeroes.
-async fn allocate(
-    queue: &Queue,
-    file: &dyn Storage,
-    offset: u64,
-    length: u64,
+/// How a new file is written.
+#[derive(Clone, Copy)]
+struct NewFile<'a> {
+    queue: &'a Queue,
+    reporter: &'a dyn Report,
     preallocation: Preallocation,
-) -> std::io::Result<()> {
-    match preallocation {
-        _ if length == 0 => Ok(()),
-        Preallocation::Off | Preallocation::Metadata => Ok(()),
-        Preallocation::Falloc if file.is_device() => Ok(()),
-        Preallocation::Falloc => storage::allocate(file, queue, offset, length).await,
-        Preallocation::Full => storage::write_zeroes(file, queue, offset, length).await,
+}
+
+impl NewFile<'_> {
+    /// Takes the space of a range that reads as zeroes.
+    async fn allocate(&self, file: &dyn Storage, offset: u64, length: u64) -> Result<()> {
+        let (queue, end) = (self.queue, offset + length);
+        match self.preallocation {
+            _ if length == 0 => {}
+            Preallocation::Off | Preallocation::Metadata => {}
+            Preallocation::Falloc if file.is_device() => {}
+            Preallocation::Falloc => storage::allocate(file, queue, offset, length).await?,
+            Preallocation::Full => {
+                for at in (offset..end).step_by(ZEROES as usize) {
+                    let length = ZEROES.min(end - at);
+                    storage::write_zeroes(file, queue, at, length).await?;
+                    self.reporter.add(length)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -344,18 +384,26 @@ impl Plan {
         (self.geometry.virtual_size()).next_multiple_of(self.geometry.subcluster_size())
     }
 
-    async fn write_data_file(
-        &self,
-        queue: &Queue,
-        data: &dyn Storage,
-        preallocation: Preallocation,
-    ) -> Result<()> {
+    /// Bytes that are written or allocated.
+    fn work(&self, preallocation: Preallocation) -> u64 {
+        let layout = &self.layout;
+        let blocks = layout.blocks.iter().filter(|block| **block != 0).count();
+        let tables = (layout.l2.len() + blocks) as u64 + layout.table_clusters;
+        let data = match preallocation {
+            Preallocation::Full => self.geometry.virtual_size(),
+            _ => 0,
+        };
+        self.at(tables) + u64::from(self.header.l1_size) * 8 + data
+    }
+
+    async fn write_data_file(&self, new: &NewFile<'_>, data: &dyn Storage) -> Result<()> {
+        let queue = new.queue;
         let size = self.geometry.virtual_size();
         if !data.is_device() {
             data.set_len(0)?;
         }
         data.set_len(size)?;
-        allocate(queue, data, 0, size, preallocation).await?;
+        new.allocate(data, 0, size).await?;
         if self.is_preallocated() && !data.is_device() {
             let rest = self.size_in_subclusters() - size;
             storage::write_zeroes(data, queue, size, rest).await?;
@@ -364,12 +412,8 @@ impl Plan {
         Ok(())
     }
 
-    async fn write(
-        &self,
-        queue: &Queue,
-        file: &dyn Storage,
-        preallocation: Preallocation,
-    ) -> Result<()> {
+    async fn write(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
+        let queue = new.queue;
         if file.is_device() {
             // What was there must not be taken for an image meanwhile.
             let cluster_size = self.geometry.cluster_size();
@@ -378,10 +422,10 @@ impl Plan {
         } else {
             file.set_len(0)?;
         }
-        self.write_data(queue, file, preallocation).await?;
-        self.write_l2(queue, file).await?;
-        self.write_refcounts(queue, file).await?;
-        self.write_tables(queue, file).await?;
+        self.write_data(new, file).await?;
+        self.write_l2(new, file).await?;
+        self.write_refcounts(new, file).await?;
+        self.write_tables(new, file).await?;
         if !is_broken(Rule::TablesBeforeNewHeader) {
             storage::flush(file, queue).await?;
         }
@@ -392,12 +436,7 @@ impl Plan {
     }
 
     /// The length of the file and its data.
-    async fn write_data(
-        &self,
-        queue: &Queue,
-        file: &dyn Storage,
-        preallocation: Preallocation,
-    ) -> Result<()> {
+    async fn write_data(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let Some(last) = self.layout.data.last() else {
             return Ok(());
         };
@@ -405,20 +444,19 @@ impl Plan {
         if let Some(area) = self.layout.area {
             let (start, end) = (self.at(area), self.at(self.layout.end()));
             file.set_len(end)?;
-            allocate(queue, file, start, end - start, preallocation).await?;
-            return Ok(());
+            return new.allocate(file, start, end - start).await;
         }
         // The rest of the last cluster is there, as zeroes.
         let first_of_last = (self.layout.data.len() as u64 - 1) << self.geometry.l2_coverage_bits();
         let at = self.at(*last) + (size - first_of_last);
         file.set_len(at + (rounded - size))?;
-        storage::write_zeroes(file, queue, at, rounded - size).await?;
+        storage::write_zeroes(file, new.queue, at, rounded - size).await?;
         Ok(())
     }
 
-    async fn write_l2(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+    async fn write_l2(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
-        let mut out = Writer::new(queue, file);
+        let mut out = Writer::new(*new, file);
         for (index, (l2, clusters)) in
             (self.layout.l2.iter().zip(data_of_tables(geometry))).enumerate()
         {
@@ -444,14 +482,14 @@ impl Plan {
         out.finish().await
     }
 
-    async fn write_refcounts(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+    async fn write_refcounts(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let per_block = geometry.refcount_block_entries() as u64;
         let cluster_size = geometry.cluster_size() as usize;
         let full = RefcountBlock::new(vec![0; cluster_size], geometry);
         let full = fill(full, 0, per_block)?.into_inner();
         // The ranges in use, cut at the ends of blocks, go up like the blocks.
-        let mut out = Writer::new(queue, file);
+        let mut out = Writer::new(*new, file);
         for (index, block) in self.layout.blocks.iter().enumerate() {
             if *block == 0 {
                 continue;
@@ -480,7 +518,7 @@ impl Plan {
     }
 
     /// Refcount table and L1 table.
-    async fn write_tables(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
+    async fn write_tables(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let bytes = self.at(self.layout.table_clusters) as usize; // At most 8 MiB.
         let mut table = vec![0; bytes];
@@ -490,14 +528,15 @@ impl Plan {
                 entry.copy_from_slice(&value.to_be_bytes());
             }
         }
-        storage::write_slice(file, queue, self.at(self.layout.table), &table).await?;
+        storage::write_slice(file, new.queue, self.at(self.layout.table), &table).await?;
+        new.reporter.add(table.len() as u64)?;
         let mut l1 = vec![0; self.header.l1_size as usize * 8]; // At most 32 MiB.
         for (entry, l2) in l1.chunks_exact_mut(8).zip(&self.layout.l2) {
             let value = L1Entry::new(HostOffset(self.at(*l2)), true, geometry)?;
             entry.copy_from_slice(&value.to_be_bytes());
         }
         if !l1.is_empty() {
-            storage::write_slice(file, queue, self.at(self.layout.l1), &l1).await?;
+            storage::write_slice(file, new.queue, self.at(self.layout.l1), &l1).await?;
         }
         Ok(())
     }
@@ -517,16 +556,16 @@ fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
 
 /// Gathers pieces that lie one after the other into large writes.
 struct Writer<'a> {
-    queue: &'a Queue,
+    new: NewFile<'a>,
     file: &'a dyn Storage,
     start: u64,
     bytes: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(queue: &'a Queue, file: &'a dyn Storage) -> Self {
+    fn new(new: NewFile<'a>, file: &'a dyn Storage) -> Self {
         Writer {
-            queue,
+            new,
             file,
             start: 0,
             bytes: Vec::new(),
@@ -547,7 +586,8 @@ impl<'a> Writer<'a> {
 
     async fn write(&mut self) -> Result<()> {
         if !self.bytes.is_empty() {
-            storage::write_slice(self.file, self.queue, self.start, &self.bytes).await?;
+            storage::write_slice(self.file, self.new.queue, self.start, &self.bytes).await?;
+            self.new.reporter.add(self.bytes.len() as u64)?;
             self.bytes.clear();
         }
         Ok(())

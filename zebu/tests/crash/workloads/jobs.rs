@@ -432,7 +432,7 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
             .size(rng.one_in(3).then_some(sectors * 512));
         let began = history.disk.now();
         let failed_before = history.disk.failed();
-        let mut result = jobs::amend(queue, device, &options);
+        let mut result = jobs::amend(queue, device, &options, |_| {});
         let (old, new) = (model.active.len(), (sectors * 512) as usize);
         let failed = history.disk.failed() && !failed_before;
         if failed && result.is_err() {
@@ -440,7 +440,7 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
             let device = history.open(queue, &writable(rng));
             let size = device.size() as usize;
             assert!(size == old || options.size.is_some() && size == new);
-            result = jobs::amend(queue, device, &options);
+            result = jobs::amend(queue, device, &options, |_| {});
             let refused = matches!(result, Err(zebu::Error::Refused(_)));
             assert!(result.is_ok() || refused, "done once more: {result:?}");
         }
@@ -473,9 +473,23 @@ pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
     };
     let history = History::new(rng, layout, vec![image], before);
     let file = history.files[0].clone();
-    if let Err(e) = jobs::repair(queue, file.clone(), RepairMode::All, &mut |_| {}) {
+    if let Err(e) = queue.block_on(jobs::repair(
+        queue,
+        file.clone(),
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    )) {
         history.allow(&e);
-        jobs::repair(queue, file, RepairMode::All, &mut |_| {}).unwrap();
+        queue
+            .block_on(jobs::repair(
+                queue,
+                file,
+                RepairMode::All,
+                &mut |_| {},
+                |_| {},
+            ))
+            .unwrap();
     }
     history
 }
@@ -523,7 +537,13 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
         snapshots: Vec::new(),
     };
     let mut history = History::new(rng, Layout::default(), vec![Vec::new()], before);
-    if let Err(e) = create_qcow2(queue, &*history.files[0], None, &options) {
+    if let Err(e) = queue.block_on(create_qcow2(
+        queue,
+        &*history.files[0],
+        None,
+        &options,
+        |_| {},
+    )) {
         history.allow(&e);
         history.layout.made = u64::MAX;
         return history;

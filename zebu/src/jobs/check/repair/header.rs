@@ -13,7 +13,7 @@ const SNAPSHOTS_AT: u64 = 60;
 const INCOMPATIBLE_AT: u64 = 72;
 const AUTOCLEAR_AT: u64 = 88;
 
-impl Repair {
+impl Repair<'_> {
     /// Clears the unknown autoclear bits, as is required of a program that
     /// writes to the image.
     pub(super) async fn clear_unknown_autoclear(&mut self) -> Result<()> {

@@ -42,6 +42,7 @@ use super::refcounts::{Fix, StoredRefcounts};
 use super::uses::{Conflict, Uses};
 use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
 use crate::drivers::qcow2::Image;
+use crate::jobs::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
@@ -60,53 +61,51 @@ pub enum RepairMode {
     All,
 }
 
-/// Repairs the image in `file`, which nobody else may use meanwhile. Blocks.
+/// Repairs the image in `file`, which nothing else may use meanwhile.
 ///
-/// `emit` is called for everything found and repaired, in the order and the
-/// words of QEMU. The report says what was repaired and what was not. If
-/// nothing is left but leaks, the image is no longer marked as dirty or
-/// corrupt.
+/// `emit` is called for everything found and repaired, in the order and the words of QEMU. The
+/// report says what was repaired and what was not. If nothing is left but leaks, the image is no
+/// longer marked as dirty or corrupt. `on_progress` is called with the L1 entries looked at, which
+/// takes several passes; see [`jobs`](crate::jobs).
 ///
-/// An error means that the repair could not be done; the image is no worse
-/// than it was. So it is whenever the repair is interrupted.
-pub fn repair(
+/// # Errors
+/// If the repair could not be done, or was cancelled. The image is no worse than it was, and can
+/// be repaired again; so it is whenever the repair is interrupted.
+pub async fn repair<G: IntoControlFlow>(
     queue: &Queue,
     file: Arc<dyn Storage>,
     mode: RepairMode,
     emit: &mut dyn FnMut(CheckMessage),
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    queue.block_on(repair_file(queue, file, mode, emit))
+    repair_with(queue, file, None, mode, emit, on_progress).await
 }
 
 /// [`repair`] of an open image: what an external data file lacks is reported, too.
-pub fn repair_image(
+///
+/// # Errors
+/// As [`repair`].
+pub async fn repair_image<G: IntoControlFlow>(
     queue: &Queue,
     image: &Image,
     mode: RepairMode,
     emit: &mut dyn FnMut(CheckMessage),
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
-    let length = data_len(image)?;
-    queue.block_on(repair_with(queue, image.file().clone(), length, mode, emit))
-}
-
-/// What [`repair`] does, within a future of the queue.
-pub async fn repair_file(
-    queue: &Queue,
-    file: Arc<dyn Storage>,
-    mode: RepairMode,
-    emit: &mut dyn FnMut(CheckMessage),
-) -> Result<CheckReport> {
-    repair_with(queue, file, None, mode, emit).await
+    let (file, length) = (image.file().clone(), data_len(image)?);
+    repair_with(queue, file, length, mode, emit, on_progress).await
 }
 
 /// Repairs an image whose external data file has `data_len` bytes, if it is known.
-async fn repair_with(
+async fn repair_with<G: IntoControlFlow>(
     queue: &Queue,
     file: Arc<dyn Storage>,
     data_len: Option<u64>,
     mode: RepairMode,
     emit: &mut dyn FnMut(CheckMessage),
+    on_progress: impl FnMut(Progress) -> G,
 ) -> Result<CheckReport> {
+    let reporter = Reporter::new(on_progress);
     let mut metadata = Metadata::load(queue, &file, Some(mode), emit).await?;
     metadata.data_len = data_len;
     let repair = Repair {
@@ -114,17 +113,21 @@ async fn repair_with(
         writer: Writer::new(queue, &file),
         metadata,
         mode,
+        reporter: &reporter,
     };
-    repair.run(emit).await
+    let report = repair.run(emit).await?;
+    reporter.finish();
+    Ok(report)
 }
 
 /// A repair under way.
-struct Repair {
+struct Repair<'a> {
     queue: Queue,
     writer: Writer,
     /// What the image says now.
     metadata: Metadata,
     mode: RepairMode,
+    reporter: &'a dyn Report,
 }
 
 /// What was found out about the clusters of the file.
@@ -140,11 +143,14 @@ struct Counted {
     suspicious: bool,
 }
 
-impl Repair {
+impl Repair<'_> {
     async fn run(mut self, emit: &mut dyn FnMut(CheckMessage)) -> Result<CheckReport> {
+        // Uses of clusters, references, and uses again before copied flags are written.
+        self.reporter.plan(3 * self.metadata.l1_entries());
         let uses = self.look().await?;
         if let Some(Conflict { offset, uses }) = uses.conflict() {
-            let mut report = check_metadata(&self.queue, &self.metadata, emit).await?;
+            let mut report =
+                check_metadata(&self.queue, &self.metadata, emit, self.reporter).await?;
             emit(CheckMessage::Conflict { offset, uses });
             report.check_errors += 1;
             return Ok(report);
@@ -187,7 +193,7 @@ impl Repair {
     /// Reads all tables and notes the use of each cluster.
     async fn look(&self) -> Result<Uses> {
         let mut emit = |_| {};
-        let mut check = Check::new(&self.queue, &self.metadata, &mut emit)?;
+        let mut check = Check::new(&self.queue, &self.metadata, &mut emit, self.reporter)?;
         check.uses = Some(Uses::new(&self.metadata.geometry, check.file_len));
         check.count_all().await?;
         Ok(check.uses.take().expect("set above"))
@@ -215,6 +221,7 @@ impl Repair {
                 break;
             }
             emit(CheckMessage::Rebuilding);
+            self.reporter.plan(2 * self.metadata.l1_entries());
             self.rebuild(&mut counted.counts).await?;
             counted = self.free_leaks(emit).await?;
         }
@@ -235,7 +242,7 @@ impl Repair {
         uses: Uses,
         emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Counted> {
-        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
+        let mut check = Check::new(&self.queue, &self.metadata, emit, self.reporter)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
         let zero = self.mode == RepairMode::All;
         check.writable = Some(self.writable(uses, zero));
@@ -267,7 +274,7 @@ impl Repair {
     /// Counts again, and lowers the refcounts of clusters that are no longer
     /// referred to since the header has changed.
     async fn free_leaks(&self, emit: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
-        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
+        let mut check = Check::new(&self.queue, &self.metadata, emit, self.reporter)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
         check.writable = Some(self.writable(self.look().await?, false));
         check.count_references(&stored).await?;
@@ -287,7 +294,7 @@ impl Repair {
         let clean = counted.report.corruptions == 0
             && counted.report.leaks == 0
             && counted.report.check_errors == 0;
-        let mut check = Check::new(&self.queue, &self.metadata, emit)?;
+        let mut check = Check::new(&self.queue, &self.metadata, emit, self.reporter)?;
         check.writable = Some(self.writable(self.look().await?, false));
         check.report = counted.report;
         check.counts = counted.counts;

@@ -19,7 +19,7 @@ struct Plan {
     table_clusters: u64,
 }
 
-impl Repair {
+impl Repair<'_> {
     /// Writes what was counted, together with what is written for that, and
     /// makes it the image's refcounts.
     pub(super) async fn rebuild(&mut self, counts: &mut Counts) -> Result<()> {

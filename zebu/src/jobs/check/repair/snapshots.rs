@@ -7,7 +7,7 @@ use crate::Result;
 use crate::format::{RefcountBlock, Snapshot};
 use crate::storage;
 
-impl Repair {
+impl Repair<'_> {
     /// Writes a table of the snapshots that are left, each complete, and frees
     /// the old one. How many copied flags were wrong without it.
     pub(super) async fn rewrite_snapshots(

@@ -44,7 +44,8 @@ fn check(bytes: &[u8]) -> Result<State> {
             messages.push(message.to_string());
         };
         let metadata = Metadata::load(&queue, &file, None, &mut emit).await?;
-        super::super::check_metadata(&queue, &metadata, &mut emit).await
+        let reporter = Reporter::new(|_| {});
+        super::super::check_metadata(&queue, &metadata, &mut emit, &reporter).await
     })?;
     Ok(State {
         report,
@@ -68,6 +69,7 @@ fn repair_logged(bytes: &[u8], mode: RepairMode) -> (Result<CheckReport>, Vec<u8
             writer,
             metadata,
             mode,
+            reporter: &Reporter::new(|_| {}),
         };
         repair.run(&mut |_| {}).await
     });
