@@ -1,6 +1,5 @@
-//! An array of small numbers for the clusters of a file, as long as the file
-//! has clusters, its memory taken as it is written to: a sparse file of many
-//! clusters costs no more than it has data.
+//! An array of small numbers, one for each cluster of a file. Memory is allocated at the first
+//! write to a chunk, so a sparse file needs memory for its data only.
 
 /// Bytes of one piece of the array.
 const CHUNK: usize = 1 << 16;
@@ -79,8 +78,8 @@ impl Cells {
 
 /// Numbers of 8 bits, in bulk.
 impl Cells {
-    /// Number `index` and those after it, as far as they lie together; none
-    /// if they were never set, or if numbers are not 8 bits wide.
+    /// The numbers from `index` to the end of its chunk. Empty if the chunk was never written, or
+    /// if numbers are not 8 bits wide.
     pub(super) fn bytes(&self, index: u64) -> &[u8] {
         let (chunk, byte, _) = self.place(index);
         match self.chunks.get(chunk) {
@@ -89,7 +88,7 @@ impl Cells {
         }
     }
 
-    /// The same to be changed; memory is taken. None past the end.
+    /// The same, mutable; allocates the chunk. Empty past the end.
     pub(super) fn bytes_mut(&mut self, index: u64) -> &mut [u8] {
         let (chunk, byte, _) = self.place(index);
         match self.chunks.get_mut(chunk) {

@@ -1,23 +1,22 @@
-//! The references to each cluster of the file, as they are counted.
+//! The number of references to each cluster of the file.
 
 use std::collections::HashMap;
 
 use super::cells::Cells;
 use crate::format::Geometry;
 
-/// Reference counts for every cluster of the file: as many bits as the image
-/// has for one, at most eight, and the few counts above that in a map.
+/// Reference counts for all clusters of the file. A counter is as wide as a refcount of the image,
+/// but at most eight bits; higher counts are in a map.
 pub(super) struct Counts {
     cells: Cells,
-    /// Counts that the cells cannot hold, which are at their largest then.
+    /// Counts that do not fit into a cell. The cell has its highest value then.
     large: HashMap<u64, u64>,
-    /// What the image can store for a cluster.
+    /// The highest refcount that the image can store.
     max: u64,
     file_len: u64,
     cluster_size: u64,
-    /// Clusters that are not for the taking, though nothing refers to them or
-    /// they are after the end of the file: first and end of each run, in
-    /// order, apart from one another.
+    /// Clusters that must not be allocated although they have no references: first and end of
+    /// each run, in order, without overlaps.
     avoid: Vec<(u64, u64)>,
 }
 
@@ -35,8 +34,8 @@ impl Counts {
         }
     }
 
-    /// Whether a region ends a cluster or more after the end of the file:
-    /// less is a last cluster that was not written to its end.
+    /// Whether a region ends a cluster or more after the end of the file. The last cluster need
+    /// not be complete.
     pub(super) fn is_outside(&self, offset: u64, length: u64) -> bool {
         offset
             .checked_add(length)
@@ -54,8 +53,8 @@ impl Counts {
         u64::from(small)
     }
 
-    /// Adds references to neighbouring clusters, up to the first one that
-    /// [`Counts::add`] must look at; says how many it added to.
+    /// Adds references to neighbouring clusters, up to the first whose count may not fit into its
+    /// cell ([`Counts::add`] does that). Returns the number of clusters.
     pub(super) fn add_run(&mut self, first: u64, count: u64, times: u64) -> u64 {
         let limit = u64::from(u8::MAX).saturating_sub(times) as u8;
         let Ok(times) = u8::try_from(times) else {
@@ -73,9 +72,8 @@ impl Counts {
         added
     }
 
-    /// How many clusters in a row from `first` on have been counted as the
-    /// stored refcounts (of 16 bits) say, as far as is known without reading; and
-    /// where among them the last one in use ends.
+    /// The number of clusters from `first` on whose count equals the stored 16-bit refcount, and
+    /// how many of them there are up to the last one in use. Large counts end the run.
     pub(super) fn same_run(&self, first: u64, stored: &[[u8; 2]]) -> (usize, usize) {
         let (mut same, mut used) = (0, 0);
         for (cell, stored) in self.cells.bytes(first).iter().zip(stored) {
@@ -91,8 +89,7 @@ impl Counts {
         (same, used)
     }
 
-    /// Adds references to a cluster; says how many of them the image has no
-    /// way to store.
+    /// Adds references to a cluster. Returns how many of them the image cannot store.
     pub(super) fn add(&mut self, cluster: u64, times: u64) -> u64 {
         let small = self.cells.get(cluster);
         let sum = u64::from(small).saturating_add(times);
@@ -111,15 +108,15 @@ impl Counts {
     }
 }
 
-/// Finding free clusters, for what a repair writes anew.
+/// Free clusters for the new structures of a repair.
 impl Counts {
-    /// Clusters that are looked at: those of the file and one more, or as many
-    /// as were taken.
+    /// The number of counters: the clusters of the file and one more, or up to the last cluster
+    /// taken.
     pub(super) fn end(&self) -> u64 {
         self.cells.len()
     }
 
-    /// Keeps runs of clusters from being found free.
+    /// Excludes runs of clusters from [`Counts::find_free`].
     pub(super) fn avoid(&mut self, mut runs: Vec<(u64, u64)>) {
         runs.append(&mut self.avoid);
         runs.sort_unstable();
@@ -131,8 +128,8 @@ impl Counts {
         }
     }
 
-    /// The first of `clusters` clusters in a row, at `from` or later, that
-    /// nothing refers to: in the file or after its end.
+    /// The first run of `clusters` clusters without references at `from` or later, in the file or
+    /// after its end.
     pub(super) fn find_free(&self, from: u64, clusters: u64) -> u64 {
         let mut from = from;
         loop {
@@ -157,7 +154,7 @@ impl Counts {
         first
     }
 
-    /// Counts one reference to each of some free clusters.
+    /// Sets the count of some free clusters to one.
     pub(super) fn take(&mut self, first: u64, clusters: u64) {
         self.cells.grow(first + clusters);
         for cluster in first..first + clusters {
@@ -165,7 +162,7 @@ impl Counts {
         }
     }
 
-    /// Releases that reference.
+    /// Sets it back to zero.
     pub(super) fn release(&mut self, first: u64, clusters: u64) {
         for cluster in first..first + clusters {
             self.cells.set(cluster, 0);

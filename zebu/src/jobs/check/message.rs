@@ -1,4 +1,4 @@
-//! What a check finds, in QEMU's words, because scripts look for them.
+//! The messages of a check, in QEMU's words, since scripts parse them.
 
 use std::fmt;
 
@@ -6,29 +6,28 @@ use super::uses::Use;
 use crate::error::c_hex;
 use crate::format::MAX_SNAPSHOT_EXTRA;
 
-/// One thing that a check found.
+/// A message of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum CheckMessage {
     /// A structure lies a cluster or more after the end of the file.
     OutsideFile { offset: u64, length: u64 },
-    /// Data that the external data file is too short for.
+    /// Data past the end of the external data file.
     OutsideDataFile { offset: u64 },
-    /// More references to a cluster than a refcount can count.
+    /// More references to a cluster than a refcount can store.
     Overflow { offset: u64 },
     /// Reserved bits in an L1 entry.
     L1Reserved { entry: u64 },
     /// An L2 table that does not start at a cluster.
     L2Unaligned { offset: u64 },
-    /// So many of those that the rest were not looked at.
+    /// Too many unaligned L2 tables: the rest were not read.
     L2UnalignedSkipped,
     /// Reserved bits in an L2 entry.
     L2Reserved { entry: u64 },
-    /// A compressed cluster with the flag that only others have.
+    /// A compressed cluster with the copied flag.
     CompressedCopied { offset: u64 },
-    /// A compressed cluster where there cannot be one: the data are in an
-    /// external data file.
+    /// A compressed cluster in an image with an external data file.
     CompressedInDataFile { index: usize, entry: u64 },
     /// A compressed cluster with subclusters.
     CompressedSubclusters { index: usize, entry: u64 },
@@ -58,17 +57,16 @@ pub enum CheckMessage {
         name: String,
         entries: u32,
     },
-    /// A cluster has two uses that exclude each other. To repair one could destroy
-    /// the other, so nothing is repaired.
+    /// A cluster has two uses that exclude each other. Repairing one could destroy the other, so
+    /// nothing is repaired.
     Conflict { offset: u64, uses: [Use; 2] },
-    /// The L1 tables of the snapshots overlap so much that they were not
-    /// followed.
+    /// The L1 tables of the snapshots overlap and were not read.
     SnapshotL1Overlap,
     /// A bitmap that QEMU would refuse.
     Bitmap { name: String },
-    /// A bitmap table entry that cannot be right.
+    /// An invalid bitmap table entry.
     BitmapTableEntry { name: String, entry: u64 },
-    /// Tables of bitmaps that overlap so much that they were not followed.
+    /// The tables of bitmaps overlap and were not read.
     BitmapTablesOverlap,
     /// Reserved bits in an entry of the refcount table.
     RefcountTableReserved { index: usize },
@@ -76,25 +74,25 @@ pub enum CheckMessage {
     RefcountBlockUnaligned { index: usize },
     /// A refcount block after the end of the file.
     RefcountBlockOutside { index: usize },
-    /// A refcount block that something else uses too.
+    /// A refcount block that has another use, too.
     RefcountBlockShared { index: usize, references: u64 },
-    /// The refcount block of a cluster cannot be where the table says.
+    /// The refcount table has an invalid offset for a block.
     RefblockCorrupt { offset: u64, index: u64 },
-    /// The refcount of a cluster cannot be known.
+    /// The refcount of a cluster cannot be read.
     NoRefcount { cluster: u64 },
-    /// A cluster with more references than its refcount says.
+    /// A cluster with more references than its refcount.
     TooLow {
         cluster: u64,
         refcount: u64,
         references: u64,
     },
-    /// A cluster with fewer references than its refcount says.
+    /// A cluster with fewer references than its refcount.
     Leaked {
         cluster: u64,
         refcount: u64,
         references: u64,
     },
-    /// An L1 entry whose copied flag is not what the refcount says.
+    /// An L1 entry whose copied flag does not agree with the refcount.
     CopiedL2 {
         index: u64,
         entry: u64,
@@ -102,33 +100,32 @@ pub enum CheckMessage {
     },
     /// The same for an L2 entry.
     CopiedData { entry: u64, refcount: u64 },
-    /// A snapshot that lacks what version 3 demands.
+    /// A snapshot without the extra data that version 3 requires.
     SnapshotIncomplete { index: usize },
-    /// A snapshot table that cannot be where the header says.
+    /// The header has an invalid offset for the snapshot table.
     SnapshotTableOffset,
-    /// This many snapshots more than there may be.
+    /// This many snapshots above the limit.
     SnapshotTableTooLarge { more: u32 },
-    /// A snapshot with more extra data than there may be.
+    /// A snapshot with extra data above the limit.
     SnapshotExtraTooLarge { index: u32 },
-    /// A repair leaves out the snapshots after the last that there may be.
+    /// A repair drops the snapshots above the limit.
     SnapshotsDiscarded { count: u32 },
-    /// The same where the table has more bytes than it may have.
+    /// A repair drops snapshots since the table is too long.
     SnapshotsTooBigDiscarded { count: u32 },
     /// A repair cuts extra data of this many bytes.
     SnapshotExtraDiscarded { index: u32, extra: u32 },
-    /// The refcounts can only be repaired by making all anew, which repairing
-    /// leaks does not do.
+    /// Refcounts need a rebuild, which a repair of leaks does not do.
     NeedRebuild,
-    /// All refcounts are being made anew.
+    /// Refcounts are rebuilt.
     Rebuilding,
-    /// They do not agree with the references after that.
+    /// Refcounts do not agree with the references after a rebuild.
     StillBroken,
-    /// What is wrong is being repaired.
+    /// This error is repaired.
     Repairing(Box<CheckMessage>),
 }
 
 impl CheckMessage {
-    /// Whether QEMU says the program's name before it.
+    /// Whether QEMU prints the program's name in front of it.
     pub fn names_program(&self) -> bool {
         use CheckMessage as M;
         matches!(

@@ -1,22 +1,20 @@
-//! Check of a qcow2 image: count every reference to every cluster of the
-//! file, and compare with the refcounts that the image stores. And repair:
-//! the same, and then the image is made to say what was counted.
+//! Check and repair of qcow2 images. A check counts all references to each cluster of the file and
+//! compares them with the stored refcounts. A repair also corrects the image.
 //!
-//! The work and the memory are bounded by the length of the file, whatever
-//! the numbers in it say. Every L2 table is read once, however many snapshots
-//! share it: its references count as often as L1 entries point to it.
+//! Work and memory are bounded by the length of the file. An L2 table is read once, however many
+//! snapshots share it: its references count once for each L1 entry that names it.
 //!
-//! - `cells`: small counters for the clusters of the file;
-//! - `counts`: the references counted, and what a region outside the file is;
-//! - `read`: tables read ahead, several in flight;
-//! - `tables`: from the L1 tables to the guest's clusters;
-//! - `bitmaps`: the stored bitmaps;
-//! - `refcounts`: what the image stores, and the comparison;
-//! - `snapshots`: the snapshot table, even if opening would refuse it;
-//! - `uses`: what each cluster is read as;
-//! - `message`: what is found, in QEMU's words;
-//! - `repair`: what is written, and in which order;
-//! - `writer`: how.
+//! - `cells`: small counters, one for each cluster of the file;
+//! - `counts`: counted references, and the search for free clusters;
+//! - `read`: readahead of tables;
+//! - `tables`: L1 tables, L2 tables and data clusters;
+//! - `bitmaps`: stored bitmaps;
+//! - `refcounts`: stored refcounts, and the comparison;
+//! - `snapshots`: the snapshot table, also one that is refused when an image is opened;
+//! - `uses`: the uses of each cluster, for repairs;
+//! - `message`: the messages, in QEMU's words;
+//! - `repair`: the order of a repair's writes;
+//! - `writer`: the writes.
 
 mod bitmaps;
 mod cells;
@@ -58,9 +56,9 @@ use writer::Writer;
 pub struct CheckReport {
     /// Errors: what may lead to wrong data.
     pub corruptions: u64,
-    /// Clusters with a refcount above the references to them.
+    /// Clusters whose refcount is higher than the number of references.
     pub leaks: u64,
-    /// What could not be checked.
+    /// Structures that could not be checked.
     pub check_errors: u64,
     /// Errors that were repaired; these are not in `corruptions`.
     pub corruptions_fixed: u64,
@@ -101,7 +99,7 @@ pub async fn check<G: IntoControlFlow>(
     Ok(found)
 }
 
-/// What of an image a check looks at.
+/// The metadata that a check begins with.
 struct Metadata {
     file: Arc<dyn Storage>,
     header: Header,
@@ -120,8 +118,7 @@ fn data_len(image: &Image) -> Result<Option<u64>> {
 }
 
 impl Metadata {
-    /// Reads header and snapshot table, the latter for a repair if `mode` is
-    /// given.
+    /// Reads the header and the snapshot table; for a repair if `mode` is given.
     async fn load(
         queue: &Queue,
         file: &Arc<dyn Storage>,
@@ -162,7 +159,7 @@ async fn check_metadata(
     Ok(check.report)
 }
 
-/// A check under way.
+/// A check that is running.
 struct Check<'a> {
     reader: Reader,
     metadata: &'a Metadata,
@@ -173,18 +170,17 @@ struct Check<'a> {
     reporter: &'a dyn Report,
     /// Whether a copied flag of the active disk may be wrong.
     suspicious: bool,
-    /// Bytes of the L1 tables looked at so far.
+    /// Bytes of the L1 tables examined so far.
     counted_l1: u64,
     /// Whether it was reported that snapshots were not examined.
     skipped_snapshots: bool,
     /// The same for unaligned L2 tables.
     skipped_unaligned: bool,
-    /// Whether there may be references that were not counted: nothing may be
-    /// freed then.
+    /// Whether some references may not be counted. No cluster may be freed then.
     incomplete: bool,
-    /// Whether the refcounts can only be repaired by making all anew.
+    /// Whether refcounts can only be repaired by a rebuild.
     rebuild: bool,
-    /// What a repair may change while it looks at the tables.
+    /// Tables that a repair may change during the check.
     writable: Option<Writable>,
     /// The uses of the clusters, for a repair.
     uses: Option<Uses>,
@@ -226,7 +222,7 @@ impl<'a> Check<'a> {
 }
 
 impl Check<'_> {
-    /// Counts all references; the answer is what the image stores.
+    /// Counts all references, and returns the stored refcounts.
     async fn count_all(&mut self) -> Result<StoredRefcounts> {
         let stored = StoredRefcounts::load(&self.reader, self.metadata).await?;
         self.count_references(&stored).await?;
@@ -256,7 +252,7 @@ impl Check<'_> {
         }
     }
 
-    /// The L1 tables of the snapshots, in order; `Err` for one that cannot be.
+    /// The L1 tables of the snapshots, in order; `Err` for an invalid one.
     fn snapshot_tables(&self) -> Vec<Result<L1Table, CheckMessage>> {
         let entry = |snapshot: &Snapshot| {
             let cluster_bits = self.metadata.geometry.cluster_bits();
@@ -291,8 +287,7 @@ impl Check<'_> {
         snapshots.iter().map(entry).collect()
     }
 
-    /// Entries that the L1 table of a snapshot has at least: as many as its disk
-    /// needs, if it says how large that was.
+    /// The least number of L1 entries of a snapshot: those for its disk size, if that is stored.
     fn l1_entries_of(&self, snapshot: &Snapshot) -> u64 {
         let size = snapshot.disk_size().unwrap_or(0);
         self.metadata.geometry.l1_entries_for(size)
@@ -308,7 +303,7 @@ impl Check<'_> {
             match table {
                 Ok(table) => self.count_l1(table, visits, stored).await?,
                 Err(message) => {
-                    // The clusters that it refers to are in use but not known.
+                    // Its references are not counted.
                     self.incomplete = true;
                     self.corrupt(message.clone(), 1);
                 }
@@ -331,8 +326,7 @@ impl Check<'_> {
         }
     }
 
-    /// Counts `times` references to the clusters of a region of the file, with
-    /// the use `what`.
+    /// Counts `times` references to the clusters of a region of the file that has the use `what`.
     fn count(&mut self, what: Use, offset: u64, length: u64, times: u64) {
         if length == 0 {
             return;

@@ -1,4 +1,4 @@
-//! Tables of the file, read ahead.
+//! Readahead of tables.
 
 use std::sync::Arc;
 
@@ -30,20 +30,19 @@ impl Reader {
         length.min(self.file_len.saturating_sub(offset))
     }
 
-    /// The part of a region that lies in the file. The caller has bounded it.
+    /// Reads the part of a region that lies in the file. The caller bounds its length.
     pub(super) async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         let length = self.inside(offset, length) as usize;
         Ok(storage::read_vec(&*self.file, &self.queue, offset, length).await?)
     }
 
-    /// Tables of `size` bytes each, at the offsets given, one after another.
-    /// What lies after the end of the file is zero.
+    /// Reads tables of `size` bytes at these offsets, in order. Bytes after the end of the file
+    /// are zero.
     pub(super) fn ahead<I: Iterator<Item = u64>>(&self, tables: I, size: usize) -> Ahead<I> {
         Ahead::new(&self.queue, &self.file, tables, size)
     }
 
-    /// The numbers of an array of `entries` numbers, in pieces; those after
-    /// the end of the file are 0 and left out.
+    /// Reads an array of `entries` numbers in pieces, up to the end of the file.
     pub(super) fn numbers(
         &self,
         offset: u64,

@@ -55,8 +55,7 @@ enum Block {
 }
 
 impl StoredRefcounts {
-    /// Reads table and blocks, and keeps what the tables' copied flags are
-    /// compared with.
+    /// Reads the table and the blocks, and keeps what copied flags are compared with.
     pub(super) async fn load(reader: &Reader, metadata: &Metadata) -> Result<Self> {
         let geometry = metadata.geometry;
         let header = &metadata.header;
@@ -112,7 +111,7 @@ impl StoredRefcounts {
         Ok(())
     }
 
-    /// Where the refcount blocks are, as far as they can be there.
+    /// The offsets of the refcount blocks, without invalid ones.
     pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
         let places = (0..self.table.len() as u64).map(|index| self.block(index));
         places.filter_map(|block| match block {
@@ -141,8 +140,7 @@ impl StoredRefcounts {
         }
     }
 
-    /// Whether the copied flag of an L1 entry is what the refcount of the L2
-    /// table says, as far as is known without reading.
+    /// Whether the copied flag of an L1 entry agrees with the refcount of the L2 table; no I/O.
     pub(super) fn agrees(&self, entry: u64) -> bool {
         let offset = entry & OFFSET_MASK;
         let one = self.ones.get(offset >> self.geometry.cluster_bits()) != 0;
@@ -258,12 +256,9 @@ impl Check<'_> {
         }
     }
 
-    /// Compares the stored refcounts with the references counted, and writes
-    /// the references where that is to be.
+    /// Compares the stored refcounts with the counted references, and corrects them as `fix` says.
     ///
-    /// For a repair all references that are no more must be gone durably
-    /// before, because refcounts are lowered here. One that is raised names
-    /// references that were there all the time.
+    /// A repair lowers refcounts here: the caller has made the removal of references durable.
     pub(super) async fn compare(&mut self, stored: &StoredRefcounts, fix: Fix) -> Result<()> {
         let geometry = self.metadata.geometry;
         let mut end = geometry.clusters_for(self.file_len);
@@ -312,8 +307,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Compares `count` clusters from `first` on, whose refcounts a block has.
-    /// The answer is the block as it must be written, if it must.
+    /// Compares `count` clusters from `first` on with their refcount block. Returns the block if it
+    /// is to be written.
     fn compare_block(
         &mut self,
         block: &[u8],
@@ -356,7 +351,7 @@ impl Check<'_> {
         repaired.bytes
     }
 
-    /// Compares one cluster; the answer is what its refcount must become.
+    /// Compares one cluster. Returns its new refcount if it is to be changed.
     #[inline]
     fn compare_one(
         &mut self,
@@ -377,8 +372,7 @@ impl Check<'_> {
     }
 
     fn differs(&mut self, cluster: u64, refcount: u64, references: u64, fix: Fix) -> Option<u64> {
-        // Blocks say 0 where one was lost; and the cluster may have been
-        // taken for free, which is not seen here.
+        // A lost block reads as 0, and a cluster in use may have been allocated again.
         self.rebuild |= refcount == 0;
         let is_low = refcount < references;
         let message = match is_low {
@@ -408,7 +402,7 @@ impl Check<'_> {
         None
     }
 
-    /// `count` clusters whose refcount block is at an impossible place.
+    /// Reports `count` clusters whose refcount block has an invalid offset.
     fn unknown(&mut self, index: u64, offset: u64, first: u64, count: u64) {
         if self.report.check_errors == 0 {
             (self.emit)(CheckMessage::RefblockCorrupt { offset, index });

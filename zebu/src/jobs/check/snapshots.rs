@@ -1,5 +1,5 @@
-//! The snapshot table as a check reads it: entries that opening an image
-//! refuses are reported, and reduced to what can be kept.
+//! The snapshot table as a check reads it: entries for which an image is not opened are reported,
+//! and a repair reduces them to what can be kept.
 
 use super::{CheckMessage, RepairMode};
 use crate::format::{
@@ -19,13 +19,13 @@ pub(super) struct SnapshotTable {
     pub(super) snapshots: Vec<Snapshot>,
     /// Bytes that the table takes up in the file.
     pub(super) bytes: u64,
-    /// Errors found, each of which a new table would not have.
+    /// Errors found, which a new table would not have.
     pub(super) errors: u64,
 }
 
 impl SnapshotTable {
-    /// Reads the table. Only if everything is to be repaired what cannot stay
-    /// is left out; else it is an error that is reported in full.
+    /// Reads the table. What cannot be kept is an error, unless everything is to be repaired: then
+    /// it is left out.
     pub(super) async fn load(
         queue: &Queue,
         file: &dyn Storage,
@@ -83,7 +83,7 @@ impl SnapshotTable {
         Ok(table)
     }
 
-    /// Finds the snapshots that lack what version 3 demands.
+    /// Reports snapshots without the extra data that version 3 requires.
     fn find_incomplete(
         &mut self,
         header: &Header,
@@ -116,8 +116,7 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// The next entry with as much of its extra data as may be, and how many
-    /// bytes of these it claims to have.
+    /// The next entry with its extra data up to the limit, and the stored length of that data.
     async fn next(&mut self) -> Result<(Snapshot, u32)> {
         let fixed = SNAPSHOT_HEADER_BYTES;
         let start = self.at.next_multiple_of(8);

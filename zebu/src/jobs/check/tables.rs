@@ -1,4 +1,4 @@
-//! From the L1 tables through the L2 tables to the clusters of the guest.
+//! Counts the references of L1 tables, L2 tables and data clusters.
 
 use std::collections::HashMap;
 
@@ -10,48 +10,46 @@ use crate::format::{ALL_ALLOCATED, COMPRESSED, COPIED, Geometry, OFFSET_MASK, ZE
 
 /// Bits of an L1 entry that a check reports.
 const L1_RESERVED: u64 = !(OFFSET_MASK | COPIED);
-/// Bits of an L2 entry of a cluster that is not compressed that a check
-/// reports; with subclusters, QEMU passes over bit 0.
+/// The same of an L2 entry that is not compressed. With subclusters, QEMU ignores bit 0.
 const L2_RESERVED: u64 = !(OFFSET_MASK | COPIED | COMPRESSED | ZERO);
-/// Unaligned L2 tables that are looked into. They may overlap, so without a
-/// limit a small file could keep a check busy for hours.
+/// Unaligned L2 tables that are read at most. They may overlap, so the length of the file does not
+/// bound their number.
 const UNALIGNED: u32 = 64;
 
-/// Where an L1 table is.
+/// The place of an L1 table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct L1Table {
     pub(super) offset: u64,
     pub(super) entries: u64,
-    /// Whether it is that of the disk, not of a snapshot.
+    /// Whether it is the L1 table of the disk, not of a snapshot.
     pub(super) active: bool,
 }
 
 /// Which L2 tables are to be read, and for how many L1 entries each counts.
 pub(super) struct Visits {
     geometry: Geometry,
-    /// Clusters of L2 tables that were not looked at yet.
+    /// Clusters of L2 tables that were not read yet.
     waiting: Cells,
-    /// L1 entries that point to a table after the first that does.
+    /// L1 entries that name a table, without the first.
     again: HashMap<u64, u64>,
-    /// The same within the active L1 table.
+    /// Those of them that are in the active L1 table.
     again_active: HashMap<u64, u64>,
     unaligned_left: u32,
-    /// Whether the snapshots' L1 tables are looked at: they are not if they
-    /// overlap.
+    /// Whether the snapshots' L1 tables are read: not if they overlap.
     snapshots: bool,
 }
 
-/// One look at an L2 table.
+/// One L2 table to read.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
-    /// L1 entries that point to it.
+    /// L1 entries that name it.
     times: u64,
     /// How many of them are in the active L1 table.
     active: u64,
 }
 
 impl Visits {
-    /// Goes through the L1 tables, not yet into the L2 tables.
+    /// Reads the L1 tables, but no L2 table.
     pub(super) async fn plan(
         reader: &Reader,
         metadata: &Metadata,
@@ -104,8 +102,7 @@ impl Visits {
         }
     }
 
-    /// The cluster of the L2 table of an L1 entry, if it is a cluster of the
-    /// file.
+    /// The cluster of the L2 table that an L1 entry names, if it is in the file.
     fn table_cluster(&self, entry: u64) -> Option<u64> {
         let offset = entry & OFFSET_MASK;
         let cluster = offset >> self.geometry.cluster_bits();
@@ -113,7 +110,7 @@ impl Visits {
             .then_some(cluster)
     }
 
-    /// Whether to look into the L2 table of an L1 entry now.
+    /// The L2 table of an L1 entry, if it is to be read now.
     fn take(&mut self, entry: u64, table: &L1Table) -> Option<Visit> {
         let active = u64::from(table.active);
         if self.geometry.offset_in_cluster(entry & OFFSET_MASK) != 0 {
@@ -135,15 +132,14 @@ impl Visits {
 }
 
 impl Check<'_> {
-    /// Counts the references of an L1 table and of the L2 tables that were
-    /// not looked at before.
+    /// Counts the references of an L1 table, and of its L2 tables that were not read before.
     pub(super) async fn count_l1(
         &mut self,
         table: &L1Table,
         visits: &mut Visits,
         stored: &StoredRefcounts,
     ) -> Result<()> {
-        // Tables that overlap may be many and each as long as the file.
+        // Many tables may overlap, each as long as the file.
         self.counted_l1 += self.reader.inside(table.offset, table.entries * 8);
         if table.active || self.counted_l1 <= 2 * self.file_len {
             self.count(Use::L1Table, table.offset, table.entries * 8, 1);
@@ -161,7 +157,7 @@ impl Check<'_> {
             if entries.is_empty() {
                 return Ok(());
             }
-            // With QEMU, an entry that is not 0 means a table, be it at 0.
+            // As in QEMU, an entry that is not 0 names a table, also one at offset 0.
             let all = entries.len();
             entries.retain(|entry| *entry != 0);
             self.reporter.add((all - entries.len()) as u64)?;
@@ -239,9 +235,8 @@ impl Check<'_> {
         }
     }
 
-    /// Counts as many entries as are plain data clusters that lie one after
-    /// another in the file, with nothing to report but maybe a copied flag:
-    /// most entries of most images. Says how many, 0 if the first is not one.
+    /// Counts a run of entries of plain data clusters that are contiguous in the file: most entries
+    /// of most images. Returns their number, 0 if the first needs [`Check::count_entry`].
     fn count_run(
         &mut self,
         l2: &mut L2,
@@ -336,7 +331,7 @@ impl Check<'_> {
         }
     }
 
-    /// Counts a cluster that has a host cluster of its own.
+    /// Counts an uncompressed cluster.
     #[inline]
     fn count_host(&mut self, l2: &mut L2, host: u64) {
         let cluster_size = self.metadata.geometry.cluster_size();
@@ -350,7 +345,7 @@ impl Check<'_> {
         }
     }
 
-    /// Reports data that the external data file does not have.
+    /// Reports data past the end of the external data file.
     fn check_data_file(&mut self, host: u64, is_data: bool, times: u64) {
         let length = self.metadata.data_len;
         if is_data && length.is_some_and(|length| host >= length) {
@@ -383,8 +378,7 @@ impl Check<'_> {
         self.report.fragmented_clusters += visit.active;
     }
 
-    /// Makes an entry without data read as zeroes and name no cluster, if that
-    /// is to be repaired: nothing is lost then.
+    /// Repairs an entry without data: it reads as zeroes and names no cluster.
     fn zero_entry(&mut self, l2: &L2, index: usize, message: &CheckMessage) -> bool {
         let geometry = &self.metadata.geometry;
         let is_empty = matches!(message, CheckMessage::PreallocatedUnaligned { .. });

@@ -1,5 +1,5 @@
-//! Guards against a check that finds too much or too little, and against
-//! images that would keep it busy or make it fall over.
+//! Guards against a check that finds too much or too little, and against images that make it run
+//! for ever or panic.
 
 use std::sync::Arc;
 
@@ -173,8 +173,7 @@ fn a_table_that_many_snapshots_share_counts_for_each() {
 #[test]
 fn a_table_that_every_entry_names_is_read_once() {
     let mut image = TestImage::new(4);
-    // 32 MiB of entries, each for the same table of 64: hours of work if it
-    // were read each time.
+    // 32 MiB of entries that name the same table, which must be read once.
     let l1 = image.bytes.len() / CLUSTER;
     let entries = 4 << 20;
     let entry = image.get(L1, 0).to_be_bytes();

@@ -1,5 +1,5 @@
-//! The use of each cluster of the file. A repair writes only to tables without a
-//! second use, and stops where it cannot know which of two uses is right.
+//! The uses of each cluster of the file. A repair writes only to tables with a single use, and
+//! stops where it cannot be decided which of two uses is right.
 
 use super::cells::Cells;
 use crate::format::Geometry;
@@ -22,7 +22,7 @@ pub enum Use {
     RefcountTable,
     /// A refcount block.
     RefcountBlock,
-    /// The header of an encryption.
+    /// The encryption header.
     Encryption,
     /// Bitmaps, their tables or their directory.
     Bitmaps,
@@ -61,13 +61,12 @@ impl Use {
         matches!(self, Use::L2Table | Use::Data | Use::Bitmaps)
     }
 
-    /// Whether all other metadata depend on it, and the file has no second copy of
-    /// what it says.
+    /// Whether all other metadata depend on it, and nothing in the file is a copy of it.
     fn is_root(self) -> bool {
         matches!(self, Use::Header | Use::L1Table | Use::SnapshotTable)
     }
 
-    /// Whether an image is written only if the file has all of it.
+    /// Whether an image in which it is cut off is not written.
     fn must_be_whole(self) -> bool {
         matches!(self, Use::L2Table | Use::RefcountBlock)
     }
@@ -77,7 +76,7 @@ impl Use {
         matches!(self, Use::RefcountTable | Use::RefcountBlock)
     }
 
-    /// What is redundant gives way to everything else, and a root to nothing.
+    /// Its rank: redundant structures have the lowest, roots the highest.
     fn importance(self) -> u8 {
         match () {
             () if self.is_root() => 2,
@@ -141,7 +140,7 @@ impl Uses {
         }
     }
 
-    /// A cluster whose most important use so far is `other` is `what`, too.
+    /// Adds the use `what` to a cluster whose highest use so far is `other`.
     fn clash(&mut self, cluster: u64, what: Use, other: Use) {
         let redundant = what.is_redundant() || other.is_redundant();
         if !redundant && (what.is_root() || other.is_root()) {

@@ -11,7 +11,7 @@ use crate::storage::{self, Queue, Storage};
 pub(super) struct Writer {
     queue: Queue,
     file: Arc<dyn Storage>,
-    /// What was done, for tests that interrupt it.
+    /// The events, for tests that interrupt a repair.
     #[cfg(test)]
     pub(super) log: std::rc::Rc<std::cell::RefCell<Vec<Event>>>,
 }
@@ -41,8 +41,7 @@ impl Writer {
         Ok(storage::write_slice(&*self.file, &self.queue, offset, bytes).await?)
     }
 
-    /// Makes everything written so far durable: what is written afterwards may
-    /// rely on it.
+    /// Makes all writes so far durable, before any later write.
     pub(super) async fn barrier(&self) -> Result<()> {
         #[cfg(test)]
         self.log.borrow_mut().push(Event::Barrier);

@@ -1,18 +1,18 @@
-//! Where everything goes in a new image, decided before a byte is written.
+//! The places of all structures of a new image.
 //!
-//! Clusters are handed out as QEMU hands them out when it creates an image, so
-//! that new images are the same byte for byte: found by running it. What that
-//! comes to: one cluster after the other; a refcount block is allocated when a
-//! cluster needs it, right behind that cluster's run, and describes itself if
-//! it can; a refcount table that is full is replaced, with half as many
-//! entries to spare, in an area of its own that begins at the first cluster of
-//! a block. Only a preallocation of the data itself takes all it needs at once.
+//! Clusters are allocated in QEMU's order, so new images are equal byte for byte:
+//!
+//! - one cluster after the other;
+//! - a refcount block directly behind the run that needs it, counting itself if it can;
+//! - a full refcount table is replaced by one with half as many entries to spare, in an area of its
+//!   own that begins at the first cluster of a block;
+//! - preallocated data are allocated in one area.
 
 use std::collections::BTreeMap;
 
 use crate::format::{FormatError, Geometry, MAX_REFCOUNT_TABLE_BYTES};
 
-/// Clusters by number; `used` has refcount 1, all others 0.
+/// The layout, in numbers of clusters. Clusters in `used` have refcount 1, all others 0.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// First cluster of the L1 table; 0 if there is none.
@@ -26,9 +26,9 @@ pub(super) struct Layout {
     pub table_clusters: u64,
     /// The refcount blocks by index; 0 where there is none.
     pub blocks: Vec<u64>,
-    /// What is in use: start and end of ranges that do not touch.
+    /// Clusters in use: start and end of ranges that do not touch.
     pub used: BTreeMap<u64, u64>,
-    /// Where the area starts that was allocated at once for the data.
+    /// The start of the area of preallocated data.
     pub area: Option<u64>,
     /// Where the search for free clusters starts.
     next: u64,
@@ -36,7 +36,7 @@ pub(super) struct Layout {
     per_table_cluster: u64,
 }
 
-/// A refcount block was added on the way: the search starts again.
+/// A refcount block was added during the search, which starts again.
 struct Again;
 
 impl Layout {
@@ -62,7 +62,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// An L2 table and its data for each part of the disk, in turn.
+    /// Adds an L2 table and its data for each part of the disk, in order.
     pub fn add_metadata(&mut self, geometry: &Geometry) -> Result<(), FormatError> {
         for clusters in data_of_tables(geometry) {
             let l2 = self.allocate(1)?;
@@ -75,8 +75,7 @@ impl Layout {
         Ok(())
     }
 
-    /// All data in one area, with the refcounts that they and their L2 tables
-    /// need before them, then the tables.
+    /// Adds refcount blocks for data and L2 tables, then all data in one area, then the tables.
     pub fn add_area(&mut self, geometry: &Geometry) -> Result<(), FormatError> {
         let clusters = geometry.guest_clusters();
         let start = self.end();
@@ -101,7 +100,7 @@ impl Layout {
         self.used.last_key_value().map_or(0, |(_, end)| *end)
     }
 
-    /// `count` clusters in a row.
+    /// Allocates `count` contiguous clusters.
     fn allocate(&mut self, count: u64) -> Result<u64, FormatError> {
         loop {
             let start = self.find(count);
@@ -113,7 +112,7 @@ impl Layout {
         }
     }
 
-    /// The first `count` free clusters in a row.
+    /// The first `count` free contiguous clusters.
     fn find(&self, count: u64) -> u64 {
         let mut at = self.next;
         if let Some((_, end)) = self.used.range(..=at).next_back() {
@@ -153,7 +152,7 @@ impl Layout {
         self.blocks[index] = cluster;
     }
 
-    /// A refcount block for `cluster`, or for the cluster that it would be in.
+    /// Adds a refcount block for `cluster`, or for the cluster that the block would be in.
     fn add_block(&mut self, index: u64, cluster: u64) -> Result<(), FormatError> {
         let block = self.find(1);
         self.next = block + 1;
@@ -176,14 +175,14 @@ impl Layout {
         Ok(())
     }
 
-    /// A new refcount table at `start`, behind the blocks for it and for
-    /// `more` clusters after it. Says where these begin.
+    /// Adds a new refcount table at `start`, behind the blocks for itself and for `more` clusters
+    /// after it. Returns where these begin.
     fn add_refcounts(&mut self, start: u64, more: u64, spare: bool) -> Result<u64, FormatError> {
         let table_of = |blocks: u64| {
             let entries = if spare { blocks + blocks / 2 } else { blocks };
             entries.div_ceil(self.per_table_cluster)
         };
-        // Each round adds a small fraction of what the last one did.
+        // Converges: each round adds a small fraction of the round before.
         let mut blocks = 0;
         loop {
             let all = start + more + blocks + table_of(blocks);

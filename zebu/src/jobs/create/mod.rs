@@ -1,8 +1,7 @@
-//! New images.
+//! Creation of images.
 //!
-//! Everything that is pointed to is written first and the header last, each
-//! made durable before the next: a crash leaves a file that is no image, never
-//! one that opens wrongly.
+//! The header of a qcow2 image is written last, after everything else is durable. A crash leaves a
+//! file that is no image.
 
 mod layout;
 
@@ -33,7 +32,7 @@ const MAX_SIZE: u64 = (1 << 63) - (1 << 30);
 pub use crate::block::Preallocation;
 
 options! {
-    /// The backing file of a new image, as its header shall name it.
+    /// The name of a backing file in the header of a new image.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct NewBacking {
         /// Its name; a relative one is relative to the new image.
@@ -54,12 +53,12 @@ impl NewBacking {
 }
 
 options! {
-    /// The external data file of a new image, as its header shall name it.
+    /// The name of an external data file in the header of a new image.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct NewDataFile {
         /// Its name; a relative one is relative to the new image.
         pub name: OsString,
-        /// It shall always be the raw image of the disk.
+        /// It is always the raw image of the disk.
         pub raw: bool,
     }
 }
@@ -75,7 +74,7 @@ impl NewDataFile {
 }
 
 options! {
-    /// A new qcow2 image. The default is QEMU's, of no size.
+    /// The options of a new qcow2 image. The defaults are QEMU's; the size is 0.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct CreateQcow2 {
         /// Size of the disk in bytes, rounded up to a sector.
@@ -92,9 +91,9 @@ options! {
         pub lazy_refcounts: bool,
         /// The compression of compressed clusters.
         pub compression: Compression,
-        /// What is allocated at once.
+        /// What is allocated when the image is created.
         pub preallocation: Preallocation,
-        /// The backing file. It is not looked at.
+        /// The backing file. It is not opened.
         pub backing: Option<NewBacking>,
         /// The external data file.
         pub data_file: Option<NewDataFile>,
@@ -123,7 +122,10 @@ fn refuse<T>(why: impl Into<String>) -> Result<T> {
 }
 
 impl CreateQcow2 {
-    /// Refuses what no image can be, in QEMU's words. Touches nothing.
+    /// Checks that the options go together. Does no I/O.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with QEMU's message.
     pub fn check(&self) -> Result<()> {
         self.plan().map(drop)
     }
@@ -415,7 +417,7 @@ impl Plan {
     async fn write(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let queue = new.queue;
         if file.is_device() {
-            // What was there must not be taken for an image meanwhile.
+            // Until the new header is written, the old content must not open as an image.
             let cluster_size = self.geometry.cluster_size();
             storage::write_zeroes(file, queue, 0, cluster_size).await?;
             storage::flush(file, queue).await?;
@@ -435,7 +437,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The length of the file and its data.
+    /// Sets the length of the file, and allocates the data.
     async fn write_data(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let Some(last) = self.layout.data.last() else {
             return Ok(());
@@ -446,7 +448,7 @@ impl Plan {
             file.set_len(end)?;
             return new.allocate(file, start, end - start).await;
         }
-        // The rest of the last cluster is there, as zeroes.
+        // The last cluster is complete, with zeroes.
         let first_of_last = (self.layout.data.len() as u64 - 1) << self.geometry.l2_coverage_bits();
         let at = self.at(*last) + (size - first_of_last);
         file.set_len(at + (rounded - size))?;
@@ -465,14 +467,14 @@ impl Plan {
                 .await?;
             let first = match self.layout.data.get(index) {
                 Some(first) => self.at(*first),
-                // In a data file everything is where the guest has it.
+                // In a data file, host offsets are guest offsets.
                 None => (index as u64) << geometry.l2_coverage_bits(),
             };
             for i in 0..clusters {
                 let host = HostOffset(first + self.at(i));
                 let mut entry = L2Entry::data(host, true, geometry)?;
                 if geometry.has_extended_l2() {
-                    // It has its place, but no subcluster has data yet.
+                    // Allocated, without data in any subcluster.
                     entry.bitmap = 0;
                 }
                 let inside = entry.write(table, i as usize, geometry);
@@ -488,7 +490,7 @@ impl Plan {
         let cluster_size = geometry.cluster_size() as usize;
         let full = RefcountBlock::new(vec![0; cluster_size], geometry);
         let full = fill(full, 0, per_block)?.into_inner();
-        // The ranges in use, cut at the ends of blocks, go up like the blocks.
+        // Each block gets its part of the ranges in use.
         let mut out = Writer::new(*new, file);
         for (index, block) in self.layout.blocks.iter().enumerate() {
             if *block == 0 {
@@ -517,7 +519,7 @@ impl Plan {
         out.finish().await
     }
 
-    /// Refcount table and L1 table.
+    /// Writes the refcount table and the L1 table.
     async fn write_tables(&self, new: &NewFile<'_>, file: &dyn Storage) -> Result<()> {
         let geometry = &self.geometry;
         let bytes = self.at(self.layout.table_clusters) as usize; // At most 8 MiB.
@@ -542,7 +544,7 @@ impl Plan {
     }
 }
 
-/// Counts the clusters of entries `from` to `to` once.
+/// Sets the refcounts of entries `from` to `to` to 1.
 fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
     mut block: RefcountBlock<B>,
     from: u64,
@@ -554,7 +556,7 @@ fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
     Ok(block)
 }
 
-/// Gathers pieces that lie one after the other into large writes.
+/// Merges contiguous pieces into large writes.
 struct Writer<'a> {
     new: NewFile<'a>,
     file: &'a dyn Storage,

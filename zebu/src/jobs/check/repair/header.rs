@@ -1,7 +1,5 @@
-//! The fields of the header that a repair changes. Each write is within the
-//! first 512 bytes, which a disk writes as a whole: the header is as before or
-//! as after. The rest of the header is never written, so that nothing in it is
-//! lost that is not known here.
+//! The fields of the header that a repair changes. Each write is within the first 512 bytes, which
+//! a disk writes atomically. The rest of the header is not written, so unknown fields are kept.
 
 use super::Repair;
 use crate::Result;
@@ -29,7 +27,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Names a refcount table, which is durable already.
+    /// Names a refcount table. The caller has made it durable.
     pub(super) async fn switch_refcount_table(&mut self, offset: u64, clusters: u32) -> Result<()> {
         self.metadata.header.refcount_table_offset = offset;
         self.metadata.header.refcount_table_clusters = clusters;
@@ -39,7 +37,7 @@ impl Repair<'_> {
         self.writer.barrier().await
     }
 
-    /// Names a snapshot table, which is durable already.
+    /// Names a snapshot table. The caller has made it durable.
     pub(super) async fn switch_snapshot_table(&mut self, offset: u64, count: u32) -> Result<()> {
         self.metadata.header.snapshots_offset = offset;
         self.metadata.header.nb_snapshots = count;

@@ -1,31 +1,27 @@
-//! Repair: a check that makes the image say what was counted.
+//! Repair: a check that corrects the image.
 //!
-//! Before anything is written all tables are read, and the use of each cluster
-//! of the file is noted (`super::uses`). Where the header, an L1 table or the snapshot
-//! table overlaps another structure or data, one of the two references is wrong, and to
-//! repair what follows from the wrong one may destroy the other: the repair stops,
-//! and nothing has changed. (Refcount structures may overlap anything: they are
-//! rebuilt in free space.) No other table with a second use is changed either.
+//! Before anything is written, all tables are read and the uses of each cluster are recorded
+//! (`super::uses`). If the header, an L1 table or the snapshot table overlaps something else, the
+//! repair stops without a change, since it could destroy the right one of the two. Refcount
+//! structures are an exception: they are rebuilt in free space. Other tables with a second use are
+//! not changed.
 //!
-//! The order of the writes is what makes it safe to be interrupted. Between
-//! any two of the steps below stands a barrier: what is before it is durable.
+//! The order of the writes makes a repair safe to interrupt. Between two steps there is a barrier:
+//! everything before it is durable.
 //!
-//! 1. Entries that cannot be right stop naming clusters.
-//! 2. Refcounts are written. One that is lowered belongs to references that
-//!    are gone; one that is raised, to references that were there all along,
-//!    so that the image only becomes less dangerous to write to. If refcounts
-//!    are made anew, they are complete before the header names them, and
-//!    until then the old ones are as they were.
-//! 3. Copied flags follow the refcounts that they speak of.
-//! 4. A new snapshot table is written to clusters that are counted, then the
-//!    header names it, then the clusters of the old one are freed, and flags
-//!    follow once more: it may have lain on something else.
-//! 5. A table at the end of the file that lacks its end gets it.
-//! 6. Only now the image is called sound.
+//! 1. Invalid entries are cleared, so that they name no cluster.
+//! 2. Refcounts are written. A lower one belongs to references that are gone, a higher one to
+//!    references that exist. Rebuilt refcounts are complete before the header names them; until
+//!    then the old ones do not change.
+//! 3. Copied flags are set to agree with the refcounts.
+//! 4. A new snapshot table is written to clusters that are counted. Then the header names it, the
+//!    clusters of the old one are freed, and copied flags are corrected again.
+//! 5. A table that the end of the file cuts off is completed.
+//! 6. The image is marked as sound.
 //!
-//! - `writable`: which tables may be written to;
-//! - `rebuild`: all refcounts anew;
-//! - `snapshots`: the snapshot table anew;
+//! - `writable`: the tables that may be written;
+//! - `rebuild`: new refcounts;
+//! - `snapshots`: a new snapshot table;
 //! - `header`: the fields of the header that change.
 
 mod header;
@@ -48,7 +44,7 @@ use crate::{Error, Result};
 
 pub(super) use writable::Writable;
 
-/// How often refcounts are made anew at most.
+/// How often refcounts are rebuilt at most.
 const REBUILDS: usize = 3;
 
 /// What is to be repaired.
@@ -57,7 +53,7 @@ const REBUILDS: usize = 3;
 pub enum RepairMode {
     /// Leaked clusters; and copied flags, if nothing else is wrong.
     Leaks,
-    /// Everything that can be.
+    /// Everything that can be repaired.
     All,
 }
 
@@ -120,24 +116,24 @@ async fn repair_with<G: IntoControlFlow>(
     Ok(report)
 }
 
-/// A repair under way.
+/// A repair that is running.
 struct Repair<'a> {
     queue: Queue,
     writer: Writer,
-    /// What the image says now.
+    /// The metadata of the image as they are now.
     metadata: Metadata,
     mode: RepairMode,
     reporter: &'a dyn Report,
 }
 
-/// What was found out about the clusters of the file.
+/// The result of counting.
 struct Counted {
     report: CheckReport,
     counts: Counts,
     stored: StoredRefcounts,
     /// Whether there may be references that were not counted.
     incomplete: bool,
-    /// Whether the refcounts must be made anew.
+    /// Whether refcounts need a rebuild.
     rebuild: bool,
     /// Whether a copied flag may be wrong.
     suspicious: bool,
@@ -177,9 +173,8 @@ impl Repair<'_> {
         Ok(report)
     }
 
-    /// Makes the file reach the end of its last cluster if that is an L2 table or a
-    /// refcount block, without which the image is not written. What is missing was
-    /// read as zeroes.
+    /// Extends the file to the end of its last cluster if that is an L2 table or a refcount block:
+    /// an image in which one is cut off is not written. The missing part reads as zeroes.
     async fn complete_last_table(&self) -> Result<()> {
         let length = self.metadata.file.len()?;
         let end = length.next_multiple_of(self.metadata.geometry.cluster_size());
@@ -190,7 +185,7 @@ impl Repair<'_> {
         self.writer.write(length, &zeroes).await
     }
 
-    /// Reads all tables and notes the use of each cluster.
+    /// Reads all tables and records the uses of each cluster.
     async fn look(&self) -> Result<Uses> {
         let mut emit = |_| {};
         let mut check = Check::new(&self.queue, &self.metadata, &mut emit, self.reporter)?;
@@ -214,8 +209,8 @@ impl Repair<'_> {
             return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
         }
         let before = counted.report;
-        // Where the file has grown, there may be clusters now that tables
-        // named before there were any. Then it takes another time.
+        // A rebuild may grow the file over clusters that tables name already. These need another
+        // rebuild.
         for _ in 0..REBUILDS {
             if !counted.rebuild {
                 break;
@@ -231,7 +226,7 @@ impl Repair<'_> {
         let report = &mut counted.report;
         report.corruptions_fixed +=
             before.corruptions_fixed + before.corruptions.saturating_sub(report.corruptions);
-        // Leaks that only the rebuild made are no news.
+        // Leaks that the rebuild made are not reported.
         report.leaks_fixed = before.leaks.saturating_sub(report.leaks);
         self.repair_copied(counted, emit).await
     }
@@ -254,7 +249,7 @@ impl Repair<'_> {
             return Ok(Counted::of(check, stored));
         }
         if found.leaks != 0 || found.corruptions != 0 {
-            // What was zeroed above named clusters that are freed here.
+            // The entries cleared above named clusters that are freed here.
             self.writer.barrier().await?;
             check.report = counted;
             let fix = match self.mode {
@@ -271,8 +266,7 @@ impl Repair<'_> {
         Writable::new(&self.metadata.geometry, uses, &self.writer, zero)
     }
 
-    /// Counts again, and lowers the refcounts of clusters that are no longer
-    /// referred to since the header has changed.
+    /// Counts again, and frees clusters that lost their references when the header changed.
     async fn free_leaks(&self, emit: &mut dyn FnMut(CheckMessage)) -> Result<Counted> {
         let mut check = Check::new(&self.queue, &self.metadata, emit, self.reporter)?;
         let stored = StoredRefcounts::load(&check.reader, &self.metadata).await?;
@@ -288,7 +282,7 @@ impl Repair<'_> {
         counted: Counted,
         emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<Counted> {
-        // The flags speak of these refcounts.
+        // The flags depend on these refcounts.
         self.writer.barrier().await?;
         let fixed = counted.report.corruptions_fixed + counted.report.leaks_fixed;
         let clean = counted.report.corruptions == 0

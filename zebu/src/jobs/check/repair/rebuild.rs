@@ -1,6 +1,5 @@
-//! All refcounts anew: blocks and a table in clusters that nothing refers to,
-//! which count themselves. What the header names until then is not touched,
-//! unless nothing refers to it, and is free afterwards.
+//! Rebuild of all refcounts: new blocks and a new table in free clusters, which are counted, too.
+//! The old structures do not change until the header names the new ones, and are free afterwards.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ use super::Repair;
 use crate::format::{Geometry, MAX_REFCOUNT_TABLE_BYTES, RefcountBlock};
 use crate::{Error, Result};
 
-/// Where the new structures go.
+/// The places of the new structures.
 struct Plan {
     /// Clusters of the blocks, by their index in the table.
     blocks: BTreeMap<u64, u64>,
@@ -20,8 +19,7 @@ struct Plan {
 }
 
 impl Repair<'_> {
-    /// Writes what was counted, together with what is written for that, and
-    /// makes it the image's refcounts.
+    /// Writes the counts, with those of the new structures, as the refcounts of the image.
     pub(super) async fn rebuild(&mut self, counts: &mut Counts) -> Result<()> {
         let plan = Plan::new(&self.metadata.geometry, counts)?;
         self.write_blocks(&plan, counts).await?;

@@ -1,4 +1,4 @@
-//! The snapshot table anew, from what could be read of the old one.
+//! A new snapshot table with what could be read of the old one.
 
 use super::super::counts::Counts;
 use super::super::refcounts::StoredRefcounts;
@@ -8,8 +8,8 @@ use crate::format::{RefcountBlock, Snapshot};
 use crate::storage;
 
 impl Repair<'_> {
-    /// Writes a table of the snapshots that are left, each complete, and frees
-    /// the old one. How many copied flags were wrong without it.
+    /// Writes a table of the remaining snapshots and frees the old one. Returns the number of
+    /// copied flags that were wrong after that.
     pub(super) async fn rewrite_snapshots(
         &mut self,
         mut counts: Counts,

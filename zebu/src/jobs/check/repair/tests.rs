@@ -1,5 +1,4 @@
-//! Guards against a repair that leaves an image worse than it was: because it
-//! is wrong, or because it was interrupted.
+//! Guards against a repair, complete or interrupted, that makes an image worse.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +54,7 @@ fn check(bytes: &[u8]) -> Result<State> {
     })
 }
 
-/// Repairs, and says what was written meanwhile.
+/// Repairs, and returns the writes.
 fn repair_logged(bytes: &[u8], mode: RepairMode) -> (Result<CheckReport>, Vec<u8>, Vec<Event>) {
     let queue = queue();
     let memory = Arc::new(Memory::new(bytes.to_vec()));
@@ -90,8 +89,8 @@ fn numbers(bytes: &[u8]) -> BTreeSet<u64> {
     words.iter().map(|word| u64::from_be_bytes(*word)).collect()
 }
 
-/// Interrupts a repair everywhere: what is before the last barrier is there,
-/// and of what follows any part (as the bits of `lost` say).
+/// Interrupts a repair everywhere. Events before the last barrier are durable; those after it are
+/// lost as the bits of `lost` say.
 fn interrupt_everywhere(before: &[u8], events: &[Event], lost: u64) {
     let first = check(before).unwrap();
     let known = numbers(before);

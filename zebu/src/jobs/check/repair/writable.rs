@@ -1,6 +1,5 @@
-//! Which tables a repair may write to. An image may name the same cluster as
-//! an L2 table and as its header, or as data: changing the one would break the
-//! other.
+//! The tables that a repair may write. A damaged image may name one cluster as an L2 table and as
+//! data: a change of the table would destroy the data.
 
 use super::super::Writer;
 use super::super::refcounts::StoredRefcounts;
@@ -8,7 +7,7 @@ use super::super::uses::{Use, Uses};
 use crate::Result;
 use crate::format::Geometry;
 
-/// The tables that may be changed, and the means.
+/// The tables that may be changed, and the writer.
 pub(in super::super) struct Writable {
     pub(in super::super) writer: Writer,
     /// Entries of the L2 table that was looked at last that are to be zeroed:
@@ -36,8 +35,8 @@ impl Writable {
         }
     }
 
-    /// Notes a region that ends after the end of the file: should the file
-    /// grow, what is written there must not be what the image refers to.
+    /// Records a region past the end of the file. If the file grows, it must not be allocated: the
+    /// image has references to it.
     pub(in super::super) fn add_outside(&mut self, offset: u64, length: u64) {
         let bits = self.geometry.cluster_bits();
         let first = offset >> bits;
@@ -54,8 +53,7 @@ impl Writable {
         self.outside.is_empty()
     }
 
-    /// What is not free, though nothing in the file is known to refer to it:
-    /// all that a repair must not overwrite.
+    /// Clusters that a repair must not allocate although they have no counted references.
     pub(super) fn reserved(self, stored: &StoredRefcounts) -> Vec<(u64, u64)> {
         let bits = self.geometry.cluster_bits();
         let mut reserved = self.outside;
@@ -65,7 +63,7 @@ impl Writable {
         reserved
     }
 
-    /// Whether the L2 table at `offset` is nothing else, too.
+    /// Whether the L2 table at `offset` has no other use.
     pub(in super::super) fn may_change_l2(&self, offset: u64) -> bool {
         self.geometry.offset_in_cluster(offset) == 0 && self.uses.is_only(Use::L2Table, offset)
     }
@@ -75,7 +73,7 @@ impl Writable {
         self.zero && self.may_change_l2(offset)
     }
 
-    /// Whether the entry of the active L1 table at `offset` is nothing else.
+    /// Whether the entry of the active L1 table at `offset` has no other use.
     pub(in super::super) fn may_flag_l1(&self, offset: u64) -> bool {
         self.uses.is_only(Use::L1Table, offset)
     }
