@@ -1,8 +1,9 @@
 //! The numbers that follow from a header: how large things are and which
 //! entry of which table belongs to an offset.
 
+use super::bounds::{self, MAX_REFCOUNT_ORDER};
 use super::error::FormatError;
-use super::header::{self, Header};
+use super::header::Header;
 use super::offset::{GuestOffset, HostOffset};
 
 /// Bits of a host offset that L1, standard L2 and bitmap table entries can
@@ -28,15 +29,26 @@ pub struct Geometry {
     size: u64,
 }
 
+impl Header {
+    /// The sizes that follow from this header.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Geometry::new`].
+    pub fn geometry(&self) -> Result<Geometry, FormatError> {
+        Geometry::new(self)
+    }
+}
+
 impl Geometry {
     /// The geometry of a header. Refuses a version, cluster size, subcluster
     /// size or refcount width that is out of range, so that a geometry that
     /// exists is a sane one.
     pub fn new(header: &Header) -> Result<Self, FormatError> {
-        header::check_version(header.version)?;
-        header::check_cluster_bits(header.cluster_bits)?;
-        header::check_subclusters(header.cluster_bits, header.has_extended_l2())?;
-        if header.refcount_order > header::MAX_REFCOUNT_ORDER {
+        bounds::check_version(header.version)?;
+        bounds::check_cluster_bits(header.cluster_bits)?;
+        bounds::check_subclusters(header.cluster_bits, header.has_extended_l2())?;
+        if header.refcount_order > MAX_REFCOUNT_ORDER {
             return Err(FormatError::RefcountWidth);
         }
         Ok(Self {
