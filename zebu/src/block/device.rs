@@ -4,9 +4,8 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::known_data::KnownData;
 use super::spec::{DetectZeroes, ImageSpec};
-use super::stacked::Stacked;
-use super::status::KnownData;
 use crate::drivers::qcow2::Image;
 use crate::drivers::{AnyImage, BackingName, Extent, Format, Mapping, Raw, StorageId};
 use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
@@ -102,7 +101,7 @@ pub struct Device {
     /// If it was opened for writing: how.
     pub(super) write: Option<WriteMode>,
     /// Images whose disks are files of this one, to be closed after it.
-    pub(super) stacked: Vec<Arc<Stacked>>,
+    pub(super) nested: Vec<Arc<Device>>,
 }
 
 /// What a writer asked for when it opened the device.
@@ -143,13 +142,13 @@ impl Device {
             size: size.into(),
             inspect,
             write,
-            stacked: Vec::new(),
+            nested: Vec::new(),
         }
     }
 
     /// The images of the chain, and those whose disks are files of it.
-    pub(super) fn into_parts(self) -> (Vec<Layer>, Vec<Arc<Stacked>>) {
-        (self.layers, self.stacked)
+    pub(super) fn into_parts(self) -> (Vec<Layer>, Vec<Arc<Device>>) {
+        (self.layers, self.nested)
     }
 
     /// The images of the chain, to be changed.
@@ -206,10 +205,7 @@ impl Device {
     /// All images that are read: those of the chain, the top one first, then those of
     /// images whose disks are files of it.
     pub fn all_layers(&self) -> Box<dyn Iterator<Item = &Layer> + '_> {
-        let inner = self
-            .stacked
-            .iter()
-            .flat_map(|image| image.device().all_layers());
+        let inner = self.nested.iter().flat_map(|image| image.all_layers());
         Box::new(self.layers.iter().chain(inner))
     }
 

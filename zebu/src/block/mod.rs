@@ -5,6 +5,7 @@ mod compressed;
 mod device;
 mod extents;
 mod header;
+mod known_data;
 mod open;
 mod opened;
 mod quick_zeroes;

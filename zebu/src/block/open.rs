@@ -15,9 +15,10 @@ use super::spec::{
     Locking, NATIVE_NEEDS_DIRECT,
 };
 use super::stacked::Stacked;
-use crate::drivers::qcow2::{CacheOptions, Qcow2Opening, SnapshotName, WriteOptions};
+use crate::drivers::qcow2::{CacheOptions, SnapshotName, WriteOptions};
 use crate::drivers::{
-    BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Raw, RawPart, probe,
+    BackingName, BoxFuture, Format, Limits, OpenRequest, OtherFiles, Purpose, Qcow2Opening, Raw,
+    RawPart, probe,
 };
 use crate::storage::{
     Action, Blkdebug, CacheMode, EngineKind, LockRequest, OpenFile, Queue, Storage, Window,
@@ -141,7 +142,7 @@ impl Device {
             seen: Vec::new(),
             data: None,
             has_backing: false,
-            stacked: RefCell::default(),
+            nested: RefCell::default(),
         };
         opening.chain(spec).await?;
         Ok(opening.into_device())
@@ -190,20 +191,20 @@ impl Device {
             seen: Vec::new(),
             data,
             has_backing: backing.is_some(),
-            stacked: RefCell::default(),
+            nested: RefCell::default(),
         };
         queue.block_on(async {
             let format = opening.format(&mut spec, &*image, Role::Top).await?;
             opening.image(spec, image, format, Role::Top).await
         })?;
         let write = opening.write_mode();
-        let (mut layers, mut stacked) = (opening.layers, opening.stacked.into_inner());
+        let (mut layers, mut nested) = (opening.layers, opening.nested.into_inner());
         if let Some((behind, files)) = backing.map(Device::into_parts) {
             layers.extend(behind);
-            stacked.extend(files);
+            nested.extend(files);
         }
         let mut device = Device::new(layers, options.inspect, write);
-        device.stacked = stacked;
+        device.nested = nested;
         Ok(device)
     }
 }
@@ -246,7 +247,7 @@ struct Opening<'a> {
     /// Whether the caller has what is behind the top image.
     has_backing: bool,
     /// Images whose disks are files of this one.
-    stacked: RefCell<Vec<Arc<Stacked>>>,
+    nested: RefCell<Vec<Arc<Device>>>,
 }
 
 /// What a file of an image is opened for.
@@ -282,7 +283,7 @@ impl Opening<'_> {
     fn into_device(self) -> Device {
         let write = self.write_mode();
         let mut device = Device::new(self.layers, self.options.inspect, write);
-        device.stacked = self.stacked.into_inner();
+        device.nested = self.nested.into_inner();
         device
     }
 
@@ -595,7 +596,7 @@ impl Opening<'_> {
             seen: self.seen.clone(),
             data: None,
             has_backing: false,
-            stacked: RefCell::default(),
+            nested: RefCell::default(),
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
             // The repair of the image above would not mend this one.
@@ -603,8 +604,9 @@ impl Opening<'_> {
             e => e,
         })?;
         let identity = opening.seen.get(self.seen.len()).cloned();
-        let storage = Arc::new(Stacked::new(opening.into_device()));
-        self.stacked.borrow_mut().push(storage.clone());
+        let device = Arc::new(opening.into_device());
+        let storage = Arc::new(Stacked::new(device.clone()));
+        self.nested.borrow_mut().push(device);
         Ok(OpenedFile::Image(OpenedImage { storage, identity }))
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::spec::{FileDriver, FileSpec};
 #[cfg(feature = "nbd")]
 use super::spec::{NbdSpec, NbdTls};
-use super::stacked::Stacked;
 #[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
@@ -42,7 +41,7 @@ pub enum OpenedFile {
 /// The disk of an image that is another one's file.
 #[derive(Debug)]
 pub struct OpenedImage {
-    pub(super) storage: Arc<Stacked>,
+    pub(super) storage: Arc<dyn Storage>,
     pub(super) identity: Option<Identity>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Stacked {
 }
 
 impl Stacked {
-    pub(super) fn new(device: Device) -> Self {
+    pub(super) fn new(device: Arc<Device>) -> Self {
         Stacked {
             properties: Properties {
                 path: device.top().file().path().to_owned(),
@@ -28,25 +28,7 @@ impl Stacked {
                 is_remote: true,
                 is_stacked: true,
             },
-            device: Arc::new(device),
-        }
-    }
-
-    /// The image.
-    pub(super) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Closes the image, after the image above it. It is only flushed if something else
-    /// still refers to it: a forgotten request, or a file that is kept for its lock.
-    pub(super) async fn close(self: Arc<Self>, queue: &Queue) -> Result<()> {
-        let device = match Arc::try_unwrap(self) {
-            Ok(stacked) => stacked.device,
-            Err(shared) => shared.device.clone(),
-        };
-        match Arc::try_unwrap(device) {
-            Ok(device) => device.close(queue).await,
-            Err(device) => device.flush(queue).await,
+            device,
         }
     }
 }
@@ -221,9 +203,8 @@ mod tests {
                 ..OpenOptions::default()
             };
             let below = Device::from_storage(&one, file, &write).unwrap();
-            let stacked = Stacked::new(below);
-            let below = stacked.device.clone();
-            let stacked: Arc<dyn Storage> = Arc::new(stacked);
+            let below = Arc::new(below);
+            let stacked: Arc<dyn Storage> = Arc::new(Stacked::new(below.clone()));
             if format == Format::QCOW2 {
                 let options = CreateQcow2 {
                     size: 1 << 20,

@@ -1,8 +1,5 @@
 //! What a range of the device is made of.
 
-use std::ops::Range;
-use std::sync::Mutex;
-
 use super::device::Device;
 use crate::drivers::{Holes, Mapping, StorageId};
 use crate::storage::{Queue, StorageExtent};
@@ -64,25 +61,6 @@ impl Status {
             ..*self
         };
         joined == *next
-    }
-}
-
-/// A range of a file that was found to be data. To find that out costs system
-/// calls, and the file system's time over the whole range. That it may become a
-/// hole meanwhile does no harm: what reads as data can always be read.
-#[derive(Debug, Default)]
-pub(super) struct KnownData(Mutex<Option<(StorageId, Range<u64>)>>);
-
-impl KnownData {
-    /// How many bytes from `at` on are known to be data.
-    fn covers(&self, storage: StorageId, at: u64) -> Option<u64> {
-        let known = crate::lock(&self.0);
-        let (_, range) = known.as_ref().filter(|(of, _)| *of == storage)?;
-        range.contains(&at).then(|| range.end - at)
-    }
-
-    fn set(&self, storage: StorageId, at: u64, length: u64) {
-        *crate::lock(&self.0) = Some((storage, at..at.saturating_add(length)));
     }
 }
 

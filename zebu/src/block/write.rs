@@ -7,6 +7,7 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::DetectZeroes;
 use super::device::Device;
@@ -343,10 +344,15 @@ impl Device {
     /// All of it is closed whatever happens; the first error is returned.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
         let mut result = self.close_top(queue).await;
-        let stacked = std::mem::take(&mut self.stacked);
+        let nested = std::mem::take(&mut self.nested);
         drop(self);
-        for image in stacked {
-            result = result.and(Box::pin(image.close(queue)).await);
+        for device in nested {
+            let closed = match Arc::try_unwrap(device) {
+                Ok(device) => Box::pin(device.close(queue)).await,
+                // A forgotten request, or a file that is kept for its lock, still refers to it.
+                Err(device) => device.flush(queue).await,
+            };
+            result = result.and(closed);
         }
         result
     }

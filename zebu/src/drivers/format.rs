@@ -1,14 +1,10 @@
-//! The registered formats.
+//! What an image format is.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use super::{OpenFormat, qcow2, raw, vdi};
-use crate::Error;
+use super::OpenFormat;
 use crate::storage::LockRequest;
-
-/// The formats that zebu knows. Those before others are probed first.
-static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
 
 /// What an image format is.
 #[derive(Debug)]
@@ -119,16 +115,6 @@ impl CreateOption {
 pub struct Format(&'static Driver);
 
 impl Format {
-    /// The bytes of the disk, as they are.
-    pub const RAW: Format = Format(&raw::DRIVER);
-    /// qcow2, versions 2 and 3.
-    pub const QCOW2: Format = Format(&qcow2::DRIVER);
-
-    /// All of them.
-    pub fn all() -> impl Iterator<Item = Format> {
-        DRIVERS.iter().copied().map(Format)
-    }
-
     /// A driver's format.
     pub(crate) const fn of(driver: &'static Driver) -> Format {
         Format(driver)
@@ -188,30 +174,5 @@ impl Hash for Format {
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl std::str::FromStr for Format {
-    type Err = Error;
-    fn from_str(name: &str) -> Result<Self, Error> {
-        Format::all()
-            .find(|format| format.name() == name)
-            .ok_or_else(|| Error::Refused(format!("Unknown driver '{name}'")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_one_driver_takes_the_rest() {
-        for format in Format::all() {
-            assert_eq!(format.name().parse::<Format>().ok(), Some(format));
-            let same = Format::all().filter(|other| *other == format);
-            assert_eq!(same.count(), 1);
-        }
-        let rest = DRIVERS.iter().filter(|driver| driver.probe.is_none());
-        assert_eq!(rest.count(), 1);
     }
 }

@@ -5,7 +5,7 @@
 //! format the next time, with the backing file that the guest wished for. So
 //! what is written to the start of such an image must keep it raw, as in QEMU.
 
-use super::{Format, Gate, Pass, Raw};
+use super::{Format, Pass, Raw};
 use crate::format::{PROBED_BYTES, foreign_format};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
@@ -33,12 +33,6 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
 fn format_of(head: &[u8]) -> Option<Format> {
     Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
 }
-
-/// Of a raw image that is written and whose format was guessed: one request at
-/// a time changes its start, so that two of them cannot make together what
-/// neither makes alone.
-#[derive(Debug, Default)]
-pub(crate) struct Guard(Gate);
 
 /// So much of a write to the start is looked at and written as one, as a write
 /// of that length is anywhere else.
@@ -87,10 +81,11 @@ impl Raw {
         self.pass(queue, at, &zeroes).await.map(Some)
     }
 
-    /// Waits for requests that change the start now, and looks at what `bytes` at
-    /// `at` in the storage make of it.
+    /// Waits for requests that change the start now, and looks at what `bytes` at `at` in the
+    /// storage make of it. One request at a time: two of them must not make together what
+    /// neither makes alone.
     async fn pass(&self, queue: &Queue, at: u64, bytes: &[u8]) -> Result<Pass<'_>> {
-        let Guard(gate) = self.guard.as_ref().expect("only asked of a guarded image");
+        let gate = self.guard.as_ref().expect("only asked of a guarded image");
         let pass = gate.enter().await;
         let mut head = storage::read_vec(&**self.storage(), queue, 0, PROBED_BYTES).await?;
         let changed = &mut head[at as usize..];

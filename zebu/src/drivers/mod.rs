@@ -1,6 +1,6 @@
 //! Image formats: a driver each, and what they have in common.
 //!
-//! A driver is one module and one line of [`DRIVERS`]: how the format is
+//! A driver is one module and one line of `registry.rs`: how the format is
 //! recognized, how an image is opened, and an implementation of
 //! [`FormatImage`] for the images. The layers above ask an image what it can
 //! do and never which format it is, but for what only one format has:
@@ -18,8 +18,10 @@ mod guess;
 mod inflate;
 mod limits;
 mod open;
+mod options;
 pub mod qcow2;
 mod raw;
+mod registry;
 mod sync;
 mod vdi;
 mod wait;
@@ -34,12 +36,13 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
-pub(crate) use guess::{Guard, probe};
+pub(crate) use guess::probe;
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
-pub use raw::{Raw, RawPart};
+pub use options::{Qcow2Opening, RawPart};
+pub use raw::Raw;
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
 
 /// A future on the heap, for methods of trait objects.

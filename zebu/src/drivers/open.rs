@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::qcow2::Qcow2Opening;
-use super::{AnyImage, BoxFuture, Limits, RawPart};
+use super::options::{Qcow2Opening, RawPart};
+use super::{AnyImage, BoxFuture, Limits};
 use crate::Result;
 use crate::storage::{Counted, Queue, Storage, Work};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Guard, Holes,
-    Mapping, OpenRequest, OptionKind, StorageId,
+    AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
+    OpenRequest, OptionKind, StorageId,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Event, LockRequest, Queue, Storage};
@@ -37,19 +37,6 @@ static CREATE_OPTIONS: [CreateOption; 4] = [
     CreateOption::EXTENT_SIZE_HINT,
 ];
 
-/// Options of a raw image that is opened.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RawPart {
-    /// Where in the file it starts, in bytes; None: at the start.
-    pub offset: Option<u64>,
-    /// Its size in bytes; None: to the end of the file.
-    pub size: Option<u64>,
-    /// No format driver was named: see `Raw::is_bare`.
-    pub is_bare: bool,
-    /// The format was guessed: see [`Raw::is_guessed`].
-    pub is_guessed: bool,
-}
-
 fn open(request: OpenRequest<'_>) -> Result<AnyImage> {
     let part = request.raw;
     let mut raw = Raw::part_of(request.file, part.offset, part.size)?;
@@ -58,14 +45,14 @@ fn open(request: OpenRequest<'_>) -> Result<AnyImage> {
         limits.check_size(raw.size())?;
     }
     if part.is_guessed && request.write {
-        raw.guard = Some(Guard::default());
+        raw.guard = Some(Gate::default());
     }
     Ok(AnyImage::new(Box::new(raw)))
 }
 
 impl FormatImage for Raw {
     fn format(&self) -> Format {
-        Format::RAW
+        Format::of(&DRIVER)
     }
 
     fn size(&self) -> u64 {
@@ -120,7 +107,7 @@ pub struct Raw {
     size: AtomicU64,
     /// The disk ends where the storage does.
     to_end: bool,
-    pub(super) guard: Option<Guard>,
+    pub(super) guard: Option<Gate>,
     /// The storage is the disk without a format driver between: no events are reported.
     pub(super) is_bare: bool,
     flushes: Arc<Flushes>,

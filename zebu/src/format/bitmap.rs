@@ -1,9 +1,9 @@
 //! Bitmaps that are stored in the image. Section "Bitmaps".
 
 use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
+use super::bytes::printable;
 use super::bytes::{be16, be32, be64, pad8, slice};
 use super::error::FormatError;
-use super::extensions::printable;
 use super::geometry::{Geometry, OFFSET_MASK};
 use super::offset::HostOffset;
 

@@ -1,7 +1,7 @@
 //! Header extensions: the optional sections between the header and the
 //! backing file name. Section "Header extensions".
 
-use super::bytes::{be32, be64, pad8, slice};
+use super::bytes::{be32, be64, pad8, printable, slice};
 use super::error::FormatError;
 
 /// Type of the marker that ends the extension area.
@@ -511,19 +511,4 @@ pub(super) fn unsupported_features(
         names.push(format!("Unknown incompatible feature: {mask:x}"));
     }
     FormatError::UnsupportedFeatures(names.join(", "))
-}
-
-/// Text from an image for a message on one line: control characters, which
-/// could forge a line or drive a terminal, are shown as escapes.
-pub(super) fn printable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
 }

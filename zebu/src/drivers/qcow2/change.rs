@@ -25,6 +25,7 @@ use super::frees::Freed;
 use super::protect::L2_TABLE;
 use super::table::Slice;
 use super::target::{Fill, Step};
+use super::writer::Announced;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::Held;
 use crate::format::{ClusterKind, GuestOffset, HostOffset, L1Entry, L2Entry};
@@ -33,10 +34,6 @@ use crate::{Error, Result};
 
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
-
-/// A request that may change the image: it was announced.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Announced<'a>(pub(super) &'a Image);
 
 /// The right to change the mapping of a range of guest clusters: no other
 /// request changes it until this is dropped.

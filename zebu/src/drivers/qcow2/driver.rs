@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::create_options::CREATE_OPTIONS;
-use super::{CacheOptions, Image, OpenImage, SharedImage, SnapshotName, WriteOptions};
+use super::{Image, OpenImage, SharedImage};
 use crate::drivers::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, OpenRequest,
     Purpose, StorageId,
@@ -37,17 +37,6 @@ pub static DRIVER: Driver = Driver {
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
     open: |request| Box::pin(open(request)),
 };
-
-/// Options of an image that is opened.
-#[derive(Clone, Debug, Default)]
-pub struct Qcow2Opening {
-    /// How much of the tables is kept in memory.
-    pub caches: CacheOptions,
-    /// How it is written, if it is.
-    pub write: WriteOptions,
-    /// Open it as it was at this snapshot.
-    pub snapshot: Option<SnapshotName>,
-}
 
 /// Whether it is qcow2: also a version yet unknown, which is then refused by
 /// number.
@@ -114,7 +103,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
 
 impl FormatImage for SharedImage {
     fn format(&self) -> Format {
-        Format::QCOW2
+        Format::of(&DRIVER)
     }
 
     fn size(&self) -> u64 {

@@ -43,14 +43,15 @@ use crate::{Error, Result};
 
 pub use crate::drivers::{Extent, Limits, Mapping};
 pub(crate) use allocate::Allocation;
-pub(crate) use change::{Announced, Change, NextWrite};
-pub use driver::{DRIVER, Qcow2Opening};
+pub(crate) use change::{Change, NextWrite};
+pub use driver::DRIVER;
 pub(crate) use epoch::Stay;
 pub use open::OpenImage;
 pub use protect::OverlapChecks;
 pub use shared::SharedImage;
 pub use snapshot::SnapshotName;
 pub(crate) use target::{Fill, Target};
+pub(crate) use writer::Announced;
 pub use writer::WriteOptions;
 
 /// How much of the tables is kept in memory.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Image;
-use super::change::Announced;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
@@ -24,6 +23,10 @@ const DIRTY_BYTES: usize = 8 << 20;
 const DIRTY_SLICES: usize = 64;
 /// Bytes of clusters that wait for a commit, so as to become free, at most.
 const PENDING_BYTES: u64 = 256 << 20;
+
+/// A request that may change the image: it was announced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Announced<'a>(pub(super) &'a Image);
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

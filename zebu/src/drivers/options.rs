@@ -1,0 +1,27 @@
+//! Options that an image of one format is opened with.
+
+use super::qcow2::{CacheOptions, SnapshotName, WriteOptions};
+
+/// Options of a raw image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RawPart {
+    /// Where in the file it starts, in bytes; None: at the start.
+    pub offset: Option<u64>,
+    /// Its size in bytes; None: to the end of the file.
+    pub size: Option<u64>,
+    /// No format driver was named: the file reports no events of a format.
+    pub is_bare: bool,
+    /// The format was guessed: see [`Raw::is_guessed`](super::Raw::is_guessed).
+    pub is_guessed: bool,
+}
+
+/// Options of a qcow2 image.
+#[derive(Clone, Debug, Default)]
+pub struct Qcow2Opening {
+    /// How much of the tables is kept in memory.
+    pub caches: CacheOptions,
+    /// How it is written, if it is.
+    pub write: WriteOptions,
+    /// Open it as it was at this snapshot.
+    pub snapshot: Option<SnapshotName>,
+}

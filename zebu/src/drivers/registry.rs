@@ -1,0 +1,45 @@
+//! The registered formats.
+
+use super::format::{Driver, Format};
+use super::{qcow2, raw, vdi};
+use crate::Error;
+
+/// The formats that zebu knows. Those before others are probed first.
+static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
+
+impl Format {
+    /// The bytes of the disk, as they are.
+    pub const RAW: Format = Format::of(&raw::DRIVER);
+    /// qcow2, versions 2 and 3.
+    pub const QCOW2: Format = Format::of(&qcow2::DRIVER);
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Format> {
+        DRIVERS.iter().copied().map(Format::of)
+    }
+}
+
+impl std::str::FromStr for Format {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Format::all()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| Error::Refused(format!("Unknown driver '{name}'")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_one_driver_takes_the_rest() {
+        for format in Format::all() {
+            assert_eq!(format.name().parse::<Format>().ok(), Some(format));
+            let same = Format::all().filter(|other| *other == format);
+            assert_eq!(same.count(), 1);
+        }
+        let rest = DRIVERS.iter().filter(|driver| driver.probe.is_none());
+        assert_eq!(rest.count(), 1);
+    }
+}
