@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use zebu::{Device, OpenOptions, Queue, QueueOptions, Remote, Result, Source};
+use zebu::{Device, OpenOptions, Queue, QueueOptions, Remote, Result, SharedDevice, Source};
 
 /// Bytes of a request's header at most.
 const MAX_HEADER: u64 = 8 << 10;
@@ -64,7 +64,8 @@ fn parse_range(text: &str, size: u64) -> Option<Range<u64>> {
 
 async fn serve(disk: Arc<Remote>, stream: TcpStream) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
-    let size = disk.device().size();
+    let device = disk.device().enter().await;
+    let size = device.map_err(std::io::Error::other)?.size();
     while let Some(request) = read_request(&mut stream).await? {
         let (status, range) = match (request.method.as_str(), &request.range) {
             ("GET" | "HEAD", None) => ("200 OK", 0..size),
@@ -115,7 +116,11 @@ fn open(path: &str) -> Result<Remote> {
     let queue = Queue::new(QueueOptions::default())?;
     let source = Source::Name(path.into());
     let device = Device::open(&queue, &source, &OpenOptions::default())?;
-    Ok(Remote::new(Arc::new(device), 2, &QueueOptions::default())?)
+    Ok(Remote::new(
+        SharedDevice::new(device),
+        2,
+        &QueueOptions::default(),
+    )?)
 }
 
 fn main() -> std::io::Result<()> {

@@ -1,4 +1,6 @@
 //! What is in a qcow2 image: see [`Layer::as_qcow2`](crate::block::Layer::as_qcow2).
 
 pub use crate::drivers::qcow2::{Image, SnapshotName};
-pub use crate::format::{BitmapEntry, Compression, FormatError, LuksError, Snapshot};
+pub use crate::format::{
+    BitmapEntry, Compression, FormatError, LuksAlgorithm, LuksCipher, LuksError, LuksHash, Snapshot,
+};

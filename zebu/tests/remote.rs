@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use zebu::block::{Device, OpenOptions, Remote, Zeroing};
+use zebu::block::{Device, OpenOptions, Preallocation, Remote, SharedDevice, Zeroing};
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::storage::{Memory, Queue, QueueOptions};
 
@@ -38,7 +38,7 @@ fn assert_send<T: Send + 'static>(value: T) -> T {
 fn requests_of_many_threads_are_executed() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let storage = make(&queue, 16 * PART);
-    let device = Arc::new(open(&storage, &queue));
+    let device = SharedDevice::new(open(&storage, &queue));
     let remote = Remote::new(device, 3, &QueueOptions::default()).unwrap();
     std::thread::scope(|scope| {
         for part in 0..8u64 {
@@ -65,7 +65,7 @@ fn requests_of_many_threads_are_executed() {
         }
     });
     remote.close().unwrap();
-    let device = Arc::new(open(&storage, &queue));
+    let device = SharedDevice::new(open(&storage, &queue));
     let remote = Remote::new(device.clone(), 1, &QueueOptions::default()).unwrap();
     for part in 0..8u64 {
         let at = part * PART;
@@ -87,9 +87,36 @@ fn requests_of_many_threads_are_executed() {
         queue.block_on(late),
         Err(zebu::Error::OutOfRange { .. })
     ));
-    // There is another reference.
-    assert!(matches!(remote.close(), Err(zebu::Error::Refused(_))));
-    let device = Arc::into_inner(device).unwrap();
+    // It is closed for all.
+    remote.close().unwrap();
+    assert!(matches!(
+        queue.block_on(device.enter()),
+        Err(zebu::Error::Refused(_))
+    ));
+}
+
+#[test]
+fn another_user_resizes_the_device_between_requests() {
+    let queue = Queue::new(QueueOptions::default()).unwrap();
+    let storage = make(&queue, PART);
+    let device = SharedDevice::new(open(&storage, &queue));
+    let remote = Remote::new(device.clone(), 2, &QueueOptions::default()).unwrap();
+    queue.block_on(async {
+        for parts in 2..10 {
+            let writes: Vec<_> = (0..16)
+                .map(|n| remote.write((parts - 2) * PART + n * 512, vec![parts as u8; 512]))
+                .collect();
+            let resize = device.resize(&queue, parts * PART, Preallocation::Off);
+            resize.await.unwrap();
+            for write in writes {
+                write.await.unwrap();
+            }
+            assert_eq!(device.enter().await.unwrap().size(), parts * PART);
+        }
+        let bytes = remote.read(5 * PART, 16 * 512).await.unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 7));
+    });
+    drop(remote);
     queue.block_on(device.close(&queue)).unwrap();
 }
 
@@ -98,7 +125,7 @@ fn a_panic_is_the_error_of_its_requests() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let storage = make(&queue, PART);
     let remote = Remote::new(
-        Arc::new(open(&storage, &queue)),
+        SharedDevice::new(open(&storage, &queue)),
         2,
         &QueueOptions::default(),
     )

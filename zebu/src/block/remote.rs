@@ -4,19 +4,18 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use futures_channel::{mpsc, oneshot};
 
-use super::{Device, Status, Zeroing};
+use super::{SharedDevice, Status, Zeroing};
 use crate::storage::{Buffer, Iov, Queue, QueueOptions};
 use crate::{Error, Result};
 
-/// What a thread is asked to do: makes the future that its queue drives.
-type Work = Box<dyn FnOnce(Queue, Arc<Device>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+/// Makes the future of a request, which the queue of a worker drives.
+type Work = Box<dyn FnOnce(Queue, SharedDevice) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
 /// A device that any thread may use, of any runtime.
 ///
@@ -24,16 +23,20 @@ type Work = Box<dyn FnOnce(Queue, Arc<Device>) -> Pin<Box<dyn Future<Output = ()
 /// `Send + 'static` and own their buffers. A future that is dropped does not stop its request.
 /// Requests are not limited in number: the caller bounds the memory that they take.
 ///
+/// Other users of the [`SharedDevice`], with queues of their own, may go on beside it: a VMM that
+/// serves a guest and resizes the disk, say.
+///
 /// ```
 /// # use std::sync::Arc;
-/// use zebu::block::{Device, OpenOptions, Remote};
+/// use zebu::block::{Device, OpenOptions, Remote, SharedDevice};
 /// use zebu::storage::{Memory, Queue, QueueOptions};
 ///
 /// # let storage = Arc::new(Memory::new(vec![7; 1 << 20]));
 /// let queue = Queue::new(QueueOptions::default())?;
 /// let options = OpenOptions::default().format(Some("raw".parse()?));
 /// let device = Device::from_storage(&queue, storage, &options)?;
-/// let remote = Remote::new(Arc::new(device), 2, &QueueOptions::default())?;
+/// let device = SharedDevice::new(device);
+/// let remote = Remote::new(device.clone(), 2, &QueueOptions::default())?;
 /// let read = remote.read(4096, 512); // await it on any runtime
 /// # let buffer = queue.block_on(read)?;
 /// # assert_eq!(buffer.as_ref(), [7; 512]);
@@ -42,7 +45,7 @@ type Work = Box<dyn FnOnce(Queue, Arc<Device>) -> Pin<Box<dyn Future<Output = ()
 /// ```
 #[derive(Debug)]
 pub struct Remote {
-    device: Arc<Device>,
+    device: SharedDevice,
     workers: Vec<Worker>,
     next: AtomicUsize,
 }
@@ -72,9 +75,12 @@ impl<T> Future for RemoteRequest<T> {
 }
 
 impl Remote {
-    /// Starts `threads` threads, at least one, each with a queue of these options. The error is
-    /// that of a thread or a queue that could not be made.
-    pub fn new(device: Arc<Device>, threads: usize, options: &QueueOptions) -> io::Result<Remote> {
+    /// Starts `threads` threads, at least one, each with a queue of these options.
+    ///
+    /// # Errors
+    ///
+    /// If a thread or a queue cannot be made.
+    pub fn new(device: SharedDevice, threads: usize, options: &QueueOptions) -> io::Result<Remote> {
         let mut remote = Remote {
             device,
             workers: Vec::new(),
@@ -102,16 +108,34 @@ impl Remote {
         Ok(remote)
     }
 
-    /// The device, for what needs no I/O.
-    pub fn device(&self) -> &Arc<Device> {
+    /// The device, for what needs no I/O ([`SharedDevice::enter`]) and for other users.
+    pub fn device(&self) -> &SharedDevice {
         &self.device
     }
 
     /// Executes the future that `work` makes on one of the threads: for requests that have no
     /// method here.
+    ///
+    /// ```
+    /// # use zebu::{Device, Format, Memory, OpenOptions, Preallocation, Queue, Remote, SharedDevice};
+    /// # let queue = Queue::new(Default::default())?;
+    /// # let storage = std::sync::Arc::new(Memory::new(vec![0; 1 << 20]));
+    /// # let options = OpenOptions::default().format(Some(Format::RAW)).write(true);
+    /// # let device = SharedDevice::new(Device::from_storage(&queue, storage, &options)?);
+    /// # let remote = Remote::new(device, 1, &Default::default())?;
+    /// let resize = remote.run(|queue, device| async move {
+    ///     device.resize(&queue, 2 << 20, Preallocation::Off).await
+    /// });
+    /// # queue.block_on(resize)?;
+    /// # Ok::<(), zebu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Of the request: that of the future, or [`Error::Io`] if the thread has panicked.
     pub fn run<T, F>(
         &self,
-        work: impl FnOnce(Queue, Arc<Device>) -> F + Send + 'static,
+        work: impl FnOnce(Queue, SharedDevice) -> F + Send + 'static,
     ) -> RemoteRequest<T>
     where
         T: Send + 'static,
@@ -133,8 +157,14 @@ impl Remote {
     }
 
     /// The `length` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// Of the request, as of all that follow: those of the method of [`Device`](super::Device),
+    /// [`Error::Refused`] after [`SharedDevice::close`], and those of [`Remote::run`].
     pub fn read(&self, offset: u64, length: usize) -> RemoteRequest<Buffer> {
         self.run(move |queue, device| async move {
+            let device = device.enter().await?;
             let buffer = Buffer::new(length);
             let (buffer, result) = device.read_buffer(&queue, offset, buffer, length).await;
             result.map(|()| buffer)
@@ -142,11 +172,16 @@ impl Remote {
     }
 
     /// Writes `bytes` from `offset` on, and gives them back.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Remote::read`].
     pub fn write<B>(&self, offset: u64, bytes: B) -> RemoteRequest<B>
     where
         B: AsRef<[u8]> + Send + 'static,
     {
         self.run(move |queue, device| async move {
+            let device = device.enter().await?;
             {
                 let bytes = bytes.as_ref();
                 // SAFETY: the bytes are in this future, which stays where it is, until the write
@@ -159,37 +194,61 @@ impl Remote {
         })
     }
 
-    /// [`Device::write_zeroes`].
+    /// [`Device::write_zeroes`](super::Device::write_zeroes).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Remote::read`].
     pub fn write_zeroes(&self, offset: u64, length: u64, zeroing: Zeroing) -> RemoteRequest<()> {
         self.run(move |queue, device| async move {
+            let device = device.enter().await?;
             device.write_zeroes(&queue, offset, length, zeroing).await
         })
     }
 
-    /// [`Device::discard`].
+    /// [`Device::discard`](super::Device::discard).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Remote::read`].
     pub fn discard(&self, offset: u64, length: u64) -> RemoteRequest<()> {
-        self.run(move |queue, device| async move { device.discard(&queue, offset, length).await })
+        self.run(move |queue, device| async move {
+            let device = device.enter().await?;
+            device.discard(&queue, offset, length).await
+        })
     }
 
-    /// [`Device::flush`]: every write that has ended before this call is durable.
+    /// [`Device::flush`](super::Device::flush): every write that has ended before this call is
+    /// durable.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Remote::read`].
     pub fn flush(&self) -> RemoteRequest<()> {
-        self.run(move |queue, device| async move { device.flush(&queue).await })
+        self.run(move |queue, device| async move { device.enter().await?.flush(&queue).await })
     }
 
-    /// [`Device::status`].
+    /// [`Device::status`](super::Device::status).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Remote::read`].
     pub fn status(&self, offset: u64, length: u64) -> RemoteRequest<Status> {
-        self.run(move |queue, device| async move { device.status(&queue, offset, length).await })
+        self.run(move |queue, device| async move {
+            let device = device.enter().await?;
+            device.status(&queue, offset, length).await
+        })
     }
 
-    /// Waits for the requests in flight, ends the threads and closes the device
-    /// ([`Device::close`]). Blocks. Fails without closing it if there are other references to
-    /// the device.
+    /// Waits for the requests in flight, ends the threads and closes the device for all its users
+    /// ([`SharedDevice::close`]). Blocks. Dropping the `Remote` leaves the device open for others.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedDevice::close`], or of making a queue.
     pub fn close(self) -> Result<()> {
         let device = self.device.clone();
         drop(self);
-        let device = Arc::into_inner(device).ok_or_else(|| {
-            Error::Refused("The device is still in use, and was not closed".into())
-        })?;
         let queue = Queue::new(QueueOptions::default())?;
         queue.block_on(device.close(&queue))
     }
@@ -202,14 +261,14 @@ impl Drop for Remote {
             worker.work.close_channel();
         }
         for worker in self.workers.drain(..) {
-            // Its requests have told of a panic.
+            // A panic is the error of its requests.
             let _ = worker.thread.join();
         }
     }
 }
 
 /// Executes requests until the channel is closed and all have ended.
-fn execute(queue: &Queue, device: &Arc<Device>, mut requests: mpsc::UnboundedReceiver<Work>) {
+fn execute(queue: &Queue, device: &SharedDevice, mut requests: mpsc::UnboundedReceiver<Work>) {
     queue.block_on(async {
         while let Ok(work) = requests.recv().await {
             drop(queue.spawn(work(queue.clone(), device.clone())));
