@@ -474,6 +474,7 @@ impl State {
                 Some(Change::Write(at, State::written(operation, count)))
             }
             OpKind::Allocate => Some(Change::Reach(at + length)),
+            OpKind::SetLength => Some(Change::SetLen(length)),
             _ => Some(Change::Zero(at, length)),
         }
     }
@@ -672,6 +673,26 @@ impl Drop for Flight {
     }
 }
 
+impl File {
+    /// What the bytes from `offset` on, which is inside the file, are.
+    fn extent(&self, offset: u64) -> StorageExtent {
+        let state = self.disk.state();
+        let file = &state.files[self.number];
+        let end = file.bytes.len() as u64;
+        let data = |at: u64| file.data.get((at / BLOCK) as usize) == Some(&true);
+        let kind = data(offset);
+        let mut to = (offset / BLOCK + 1) * BLOCK;
+        while to < end && data(to) == kind {
+            to += BLOCK;
+        }
+        let length = to.min(end).saturating_sub(offset);
+        match kind {
+            true => StorageExtent::data(length),
+            false => StorageExtent::hole(length),
+        }
+    }
+}
+
 // SAFETY: an operation's memory is used until it has ended, which its `Flight` waits for when it
 // is dropped.
 unsafe impl Storage for File {
@@ -683,6 +704,9 @@ unsafe impl Storage for File {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if let (OpKind::Extent, Some(iov)) = (kind, memory) {
+            return Started::done(Ok(self.extent(offset).put(iov)));
+        }
         let align = self.properties.alignment.offset as u64;
         let moves = matches!(kind, OpKind::Read | OpKind::Write | OpKind::WriteDurable);
         assert!(
@@ -747,57 +771,9 @@ unsafe impl Storage for File {
         Ok(self.disk.state().files[self.number].bytes.len() as u64)
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        let mut state = self.disk.state();
-        if let Some(woken) = state.count_down() {
-            drop(state);
-            woken.into_iter().for_each(Waker::wake);
-            return Err(error(libc::EIO));
-        }
-        if state.off {
-            return Err(error(libc::EIO));
-        }
-        if length > MOST {
-            return Err(error(libc::EFBIG));
-        }
-        if let Some(failure) = state.failure(Class::Write) {
-            state.hit(Class::Write);
-            return Err(error(match failure {
-                Failure::Error(errno) => errno,
-                Failure::Short => libc::EIO,
-            }));
-        }
-        let now = state.tick();
-        state.mix(&[self.number as u64, length]);
-        state.files[self.number].change(Change::SetLen(length), now);
-        Ok(())
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         let data = &self.disk.state().files[self.number].data;
         Ok(data.iter().filter(|data| **data).count() as u64 * BLOCK)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let state = self.disk.state();
-        let file = &state.files[self.number];
-        let end = file.bytes.len() as u64;
-        if offset >= end {
-            return Ok(StorageExtent {
-                data: true,
-                length: 0,
-            });
-        }
-        let data = |at: u64| file.data.get((at / BLOCK) as usize) == Some(&true);
-        let kind = data(offset);
-        let mut to = (offset / BLOCK + 1) * BLOCK;
-        while to < end && data(to) == kind {
-            to += BLOCK;
-        }
-        Ok(StorageExtent {
-            data: kind,
-            length: to.min(end) - offset,
-        })
     }
 
     fn blocks(&self) -> Option<&Blocks> {

@@ -22,7 +22,6 @@ pub mod codec {
 /// Engines, which a simulation replaces.
 pub mod engine {
     pub use crate::storage::engine::*;
-    pub use crate::storage::op::Op;
 }
 
 /// Structures on the disk as pure values.

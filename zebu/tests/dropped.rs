@@ -41,7 +41,7 @@ use zebu::qcow2::Compression;
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpKind, OpenFile, Queue, QueueOptions, Started,
-    Storage, open_file,
+    Storage, open_file, set_len,
 };
 
 const SECTOR: usize = 512;
@@ -519,7 +519,11 @@ impl Origin {
         let queue = common::queue(EngineKind::Threads, false);
         let memory = Arc::new(Memory::default());
         match format.name() {
-            "raw" => memory.set_len((sectors * SECTOR) as u64).unwrap(),
+            "raw" => {
+                let length = (sectors * SECTOR) as u64;
+                let longer = set_len(&*memory, &queue, length);
+                queue.block_on(longer).unwrap();
+            }
             _ => {
                 queue
                     .block_on(create_qcow2(&queue, &*memory, None, &create, |_| {}))

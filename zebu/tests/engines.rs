@@ -19,10 +19,22 @@ use std::time::Duration;
 
 use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, each, engines, queue};
 use zebu::block::{Device, Format, OpenOptions, Zeroing};
-use zebu::storage::{self, Buffer, CacheMode, EngineKind, OpenFile, Queue, Storage, open_file};
+use zebu::storage::{
+    self, Buffer, CacheMode, EngineKind, OpenFile, Queue, Storage, StorageExtent, open_file,
+};
 
 /// Bytes around a request's memory that it must leave alone.
 const GUARD: u8 = 0xa5;
+
+fn set_len(storage: &dyn Storage, queue: &Queue, length: u64) {
+    let result = queue.block_on(storage::set_len(storage, queue, length));
+    result.expect("another length");
+}
+
+fn extent(storage: &dyn Storage, queue: &Queue, offset: u64) -> StorageExtent {
+    let extent = queue.block_on(storage::extent(storage, queue, offset));
+    extent.expect("an extent")
+}
 
 async fn read(
     storage: &dyn Storage,
@@ -92,16 +104,17 @@ fn check_extents(setup: &Setup, model: &Model) {
     let end = setup.storage.len().unwrap();
     let mut at = 0;
     while at < end {
-        let extent = setup.storage.extent(at).unwrap();
+        let extent = extent(&*setup.storage, &setup.queue, at);
         assert!(extent.length > 0 && extent.length <= end - at);
-        if !extent.data {
+        if extent.zero {
             let hole = model.read(at, extent.length as usize);
             assert!(hole.iter().all(|byte| *byte == 0), "data in a hole at {at}");
         }
         at += extent.length;
     }
-    assert_eq!(setup.storage.extent(end).unwrap().length, 0);
-    assert_eq!(setup.storage.extent(end + 12345).unwrap().length, 0);
+    for past in [end, end + 12345] {
+        assert_eq!(extent(&*setup.storage, &setup.queue, past).length, 0);
+    }
 }
 
 #[test]
@@ -198,7 +211,8 @@ fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
                         model.lengthen(offset + length);
                     }
                     18 if !fixed => {
-                        storage.set_len(offset).expect(&context);
+                        let result = storage::set_len(storage, queue, offset).await;
+                        result.expect(&context);
                         model.bytes.resize(offset as usize, 0);
                     }
                     _ => storage::flush(storage, queue).await.expect(&context),
@@ -284,7 +298,7 @@ fn a_large_operation_on_scattered_memory() {
         }
         let half = (length / 2).next_multiple_of(PIECE);
         for end in [PIECE, half - 512, half, half + 512, length - 512] {
-            storage.set_len(end as u64).unwrap();
+            set_len(storage, queue, end as u64);
             for _ in 0..3 {
                 let mut back = Pieces::equal(count, PIECE);
                 back.put(&vec![GUARD; length]);
@@ -345,11 +359,11 @@ fn a_hole_is_seen_as_one() {
         });
         let full = storage.allocated().unwrap();
         assert!(full < 1 << 20, "{full} bytes are still allocated");
-        assert!(storage.extent(0).unwrap().data);
-        let hole = storage.extent(300 << 10).unwrap();
-        assert!(!hole.data);
+        assert!(!extent(storage, queue, 0).zero);
+        let hole = extent(storage, queue, 300 << 10);
+        assert!(hole.zero);
         assert_eq!(hole.length, 468 << 10);
-        assert!(storage.extent(768 << 10).unwrap().data);
+        assert!(!extent(storage, queue, 768 << 10).zero);
     });
 }
 
@@ -360,7 +374,7 @@ fn many_requests_in_flight_stay_apart() {
     each(|setup| {
         let queue = &setup.queue;
         let seed = setup.seed;
-        setup.storage.set_len(DEVICE_BYTES).unwrap();
+        set_len(&*setup.storage, queue, DEVICE_BYTES);
         let rounds = if setup.cache.is_write_through() { 2 } else { 4 };
         let handles: Vec<_> = (0..REQUESTS)
             .map(|n| {
@@ -571,10 +585,10 @@ fn the_last_offsets_are_errors_and_no_more() {
             if setup.place != Place::Tmpfs {
                 assert!(write(storage, queue, far, &mut pieces).await.is_err());
                 assert!(storage::allocate(storage, queue, far, 4096).await.is_err());
-                assert!(storage.set_len(far).is_err());
+                assert!(storage::set_len(storage, queue, far).await.is_err());
             }
-            assert!(storage.set_len(u64::MAX).is_err());
-            storage.extent(u64::MAX).unwrap();
+            assert!(storage::set_len(storage, queue, u64::MAX).await.is_err());
+            storage::extent(storage, queue, u64::MAX).await.unwrap();
         });
     });
 }
@@ -628,7 +642,7 @@ fn two_queues_share_a_file() {
     each(|setup| {
         const BLOCKS: u64 = 64;
         let storage = &setup.storage;
-        storage.set_len(BLOCKS * 4096).unwrap();
+        set_len(&**storage, &setup.queue, BLOCKS * 4096);
         let (engine, seed) = (setup.queue.options().engine, setup.seed);
         std::thread::scope(|scope| {
             for thread in 0..2 {
@@ -727,10 +741,10 @@ fn quick_zeroes_are_refused_by_devices() {
             let Some(storage) = places.open(place, cache) else {
                 continue;
             };
-            if place == Place::Disk {
-                storage.set_len(1 << 20).unwrap();
-            }
             let queue = queue(EngineKind::Threads, false);
+            if place == Place::Disk {
+                set_len(&*storage, &queue, 1 << 20);
+            }
             let options = OpenOptions::default().format(Some(Format::RAW)).write(true);
             let device = Device::from_storage(&queue, storage, &options).unwrap();
             let quickly = device.write_zeroes_quickly(&queue, 0, 1 << 16, Zeroing::Keep);

@@ -520,23 +520,20 @@ unsafe impl Storage for Vast {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        // SAFETY: as the caller promised.
-        unsafe { self.bytes.start(queue, kind, offset, length, memory) }
+        match (kind, memory) {
+            (OpKind::SetLength, _) => Started::done(Err(io::ErrorKind::Unsupported.into())),
+            (OpKind::Extent, Some(iov)) => {
+                Started::done(Ok(StorageExtent::hole(self.len - offset).put(iov)))
+            }
+            // SAFETY: as the caller promised.
+            _ => unsafe { self.bytes.start(queue, kind, offset, length, memory) },
+        }
     }
     fn len(&self) -> io::Result<u64> {
         Ok(self.len)
     }
-    fn set_len(&self, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
     fn allocated(&self) -> io::Result<u64> {
         self.bytes.len()
-    }
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: false,
-            length: self.len.saturating_sub(offset),
-        })
     }
 }
 

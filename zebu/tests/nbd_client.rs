@@ -21,7 +21,7 @@ use zebu::internal::nbd::{
     transmission,
 };
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
-use zebu::storage::{self, CacheMode, EngineKind, Queue, QueueOptions, Storage};
+use zebu::storage::{self, CacheMode, EngineKind, Queue, QueueOptions};
 
 const SIZE: usize = 4 << 20;
 /// No test may run longer than this.
@@ -335,10 +335,8 @@ async fn work(nbd: Arc<Nbd>, queue: Queue, start: usize, length: usize, steps: u
             4 => given_up(&nbd, &queue, start + own, length - own, &mut random).await,
             5 => {
                 storage::flush(&*nbd, &queue).await.unwrap();
-                if let Some(asking) = nbd.ask_extent(&queue, at) {
-                    let extent = asking.await.unwrap();
-                    assert!(extent.length >= 1 && !extent.zero && extent.allocated);
-                }
+                let extent = storage::extent(&*nbd, &queue, at).await.unwrap();
+                assert!(extent.length >= 1 && !extent.zero && extent.allocated);
             }
             _ => {
                 let read = storage::read_vec(&*nbd, &queue, at, count).await.unwrap();

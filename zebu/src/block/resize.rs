@@ -129,16 +129,30 @@ impl Device {
         if let Some(file) = host_file(&*file) {
             file.lock_length()?;
         }
-        file.set_len(raw.offset() + size)?;
-        let at = raw.offset() + old;
+        let (end, at) = (raw.offset() + size, raw.offset() + old);
+        if size < old {
+            // Before the file is shorter, so that this holds if the future is dropped meanwhile.
+            self.set_raw_size(size);
+        }
+        if let Err(e) = storage::set_len(&*file, queue, end).await {
+            self.set_raw_size(old);
+            return Err(e.into());
+        }
         if let Err(e) = preallocate(&*file, queue, at, size, old, preallocation).await {
-            file.set_len(at)?;
+            storage::set_len(&*file, queue, at).await?;
             return Err(e);
         }
-        raw.set_size(size);
-        let size = raw.size();
-        self.set_size(size);
+        self.set_raw_size(size);
         Ok(())
+    }
+
+    fn set_raw_size(&mut self, size: u64) {
+        let image = self.layers_mut()[0].image.other_mut();
+        if let Some(raw) = image.and_then(|image| image.as_raw_mut()) {
+            raw.set_size(size);
+            let size = raw.size();
+            self.set_size(size);
+        }
     }
 
     /// The new size is durable first, so that no crash leaves the old size with
@@ -174,7 +188,7 @@ impl Device {
         let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
         if image.header().has_data_file() && !image.data().is_device() {
-            image.shorten_data_file(size)?;
+            image.shorten_data_file(queue, size).await?;
         }
         emptied
     }
@@ -232,7 +246,7 @@ impl Device {
                 storage::zero_range(&*data, queue, old, stale).await?;
             }
             if !data.is_device() && length < size {
-                data.set_len(size)?;
+                storage::set_len(&*data, queue, size).await?;
             }
         }
         if preallocation == Preallocation::Off {
@@ -258,7 +272,9 @@ impl Device {
         // Fails if the header write failed: either size may be on the disk.
         image.unmap_from(queue, kept).await?;
         match data_len {
-            Some(length) if !image.data().is_device() => image.shorten_data_file(length),
+            Some(length) if !image.data().is_device() => {
+                image.shorten_data_file(queue, length).await
+            }
             _ => Ok(()),
         }
     }

@@ -4,10 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Device, Zeroing};
-use crate::storage::{
-    Alignment, Asking, Iov, OpKind, Properties, Queue, RemoteExtent, Started, Storage,
-    StorageExtent,
-};
+use crate::storage::{Alignment, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 use crate::{Error, Result};
 
 /// The disk of an image. Of fixed size, and asked what it is made of, as an export.
@@ -47,6 +44,16 @@ async fn perform(
             let iov = iov.slice(0, inside as usize);
             device.read(queue, offset.min(device.size()), &iov).await?;
             return Ok(iov.len());
+        }
+        (OpKind::Extent, Some(iov)) => {
+            let length = device.size().saturating_sub(offset);
+            let status = device.status(queue, offset, length).await?;
+            let extent = StorageExtent {
+                zero: status.zero,
+                allocated: status.data,
+                length: status.length,
+            };
+            return Ok(extent.put(&iov));
         }
         (_, Some(_)) if inside < length => {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
@@ -99,6 +106,10 @@ unsafe impl Storage for Stacked {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if kind == OpKind::SetLength {
+            let error = "Cannot grow the disk of an image that another one is in";
+            return Started::fixed_length(self.device.size(), length, error);
+        }
         let (device, queue, iov) = (self.device.clone(), queue.for_itself(), memory.cloned());
         Started::later(async move {
             perform(&device, &queue, kind, offset, length, iov)
@@ -115,46 +126,8 @@ unsafe impl Storage for Stacked {
         Ok(self.device.size())
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length <= self.device.size() {
-            true => Ok(()),
-            false => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "Cannot grow the disk of an image that another one is in",
-            )),
-        }
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         self.device.top().file().allocated()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: true,
-            length: self.device.size().saturating_sub(offset),
-        })
-    }
-
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        let (device, queue) = (self.device.clone(), queue.for_itself());
-        Some(Box::pin(async move {
-            let length = device.size().saturating_sub(offset);
-            if length == 0 {
-                return Ok(RemoteExtent {
-                    zero: true,
-                    allocated: false,
-                    length,
-                });
-            }
-            let status = device.status(&queue, offset, length).await;
-            let status = status.map_err(io_error)?;
-            Ok(RemoteExtent {
-                zero: status.zero,
-                allocated: status.data,
-                length: status.length,
-            })
-        }))
     }
 
     fn below(&self) -> Option<&dyn Storage> {

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use crate::drivers::{Holes, Mapping, StorageId};
-use crate::storage::{Queue, StorageExtent};
+use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 /// A range whose bytes are alike, as `map` and convert see it.
@@ -130,25 +130,13 @@ impl Device {
             length => status.length = length,
         }
         let storage = layer.storage(status.storage);
-        let mut known_allocated = false;
         if let Some(length) = layer.known_data.covers(status.storage, host) {
             status.length = status.length.min(length);
             return Ok(());
         }
-        let found = match storage.ask_extent(queue, host) {
-            None => storage.extent(host)?,
-            Some(asking) => {
-                let said = asking.await?;
-                // A range that takes up space may be zero all the same.
-                known_allocated = said.zero && said.allocated;
-                StorageExtent {
-                    // What is neither data nor zeroes must be read.
-                    data: !said.zero,
-                    length: said.length,
-                }
-            }
-        };
-        if found.data {
+        let found = storage::extent(storage, queue, host).await?;
+        // What is neither data nor zeroes must be read.
+        if !found.zero {
             layer.known_data.set(status.storage, host, found.length);
         }
         if found.length == 0 {
@@ -156,10 +144,11 @@ impl Device {
             status.zero = true;
         } else {
             status.length = status.length.min(found.length);
-            status.zero = !found.data;
+            status.zero = found.zero;
         }
         // QEMU: a hole in a raw image is no data; a preallocated cluster is
         // data that happens to be zero.
+        let known_allocated = found.zero && found.allocated;
         status.data = !(holes == Holes::Unallocated && status.zero) || known_allocated;
         Ok(())
     }

@@ -118,7 +118,7 @@ impl Device {
         if let Target::InPlace { host, length } = first
             && length == total
         {
-            image.check_data_write(host, length)?;
+            image.prepare_data_write(queue, host, length).await?;
             storage::event(&**image.file(), storage::Event::WriteAio);
             return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
         }
@@ -144,7 +144,7 @@ impl Device {
             let guest = offset + at as u64;
             let length = match image.target(queue, guest, total - at as u64).await? {
                 Target::InPlace { host, length } => {
-                    image.check_data_write(host, length)?;
+                    image.prepare_data_write(queue, host, length).await?;
                     parts.push((host.0, at, length as usize));
                     length
                 }
@@ -191,7 +191,7 @@ impl Device {
             let (from, left) = (guest + at as u64, iov.len() - at);
             let done = match change.next_write(queue, from, left as u64).await? {
                 NextWrite::InPlace { host, length } => {
-                    image.check_data_write(host, length)?;
+                    image.prepare_data_write(queue, host, length).await?;
                     let part = iov.slice(at, length as usize);
                     storage::event(&**image.file(), storage::Event::WriteAio);
                     storage::write(&**image.data(), queue, host.0, &part).await?;
@@ -224,7 +224,10 @@ impl Device {
         let end = fill.guest + fill.length;
         let at = |guest: u64| host.0 + (guest - fill.cluster);
         if fill.host.is_some() {
-            image.check_data_write(HostOffset(at(fill.head)), fill.tail - fill.head)?;
+            let length = fill.tail - fill.head;
+            image
+                .prepare_data_write(queue, HostOffset(at(fill.head)), length)
+                .await?;
         }
         let data = &**image.data();
         let fresh = new.is_some_and(|allocation| allocation.fresh);

@@ -239,7 +239,7 @@ impl Raw {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Memory;
+    use crate::storage::{Memory, QueueOptions};
 
     #[test]
     fn it_grows_with_its_storage_and_never_shrinks() {
@@ -248,7 +248,10 @@ mod tests {
         let (whole, rest) = (part(None, None), part(Some(1024), None));
         let fixed = part(None, Some(2048));
         let sizes = |length| {
-            storage.set_len(length).unwrap();
+            let queue = Queue::new(QueueOptions::default()).unwrap();
+            queue
+                .block_on(storage::set_len(&*storage, &queue, length))
+                .unwrap();
             [&whole, &rest, &fixed].map(|raw| raw.refresh_size().unwrap())
         };
         assert_eq!(sizes(4096), [4096, 3072, 2048]);

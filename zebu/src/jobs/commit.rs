@@ -9,7 +9,7 @@ use super::progress::{IntoControlFlow, Progress};
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
-use crate::storage::{EngineKind, Queue};
+use crate::storage::{self, EngineKind, Queue};
 use crate::{Error, Result};
 
 options! {
@@ -96,7 +96,7 @@ async fn empty(queue: &Queue, mut top: Device) -> Result<()> {
     let header = read_header(queue, &*file).await?;
     let end = used_end(queue, &*file, &header).await?;
     if end < file.len()? {
-        file.set_len(end)?;
+        storage::set_len(&*file, queue, end).await?;
     }
     Ok(())
 }

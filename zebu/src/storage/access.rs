@@ -7,9 +7,8 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::sync::Mutex;
 
-use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage, Written};
+use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage, StorageExtent, Written};
 
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
@@ -412,8 +411,9 @@ async fn write_bounced(
     let end = offset + iov.len() as u64;
     let padded = end.next_multiple_of(alignment as u64);
     let wanted = end.max(end_before);
-    if padded > wanted && !storage.is_device() {
-        trim(storage, padded, wanted)?;
+    // Unless the storage has been made longer meanwhile.
+    if padded > wanted && !storage.is_device() && storage.len()? == padded {
+        set_len(storage, queue, wanted).await?;
     }
     Ok(())
 }
@@ -441,15 +441,56 @@ async fn begin_careful(
     Ok(Some(blocks.careful(start..u64::MAX).await))
 }
 
-/// Cuts the padding off, unless the storage has been made longer meanwhile.
-fn trim(storage: &dyn Storage, padded: u64, wanted: u64) -> io::Result<()> {
-    /// Looking and cutting are one step, as far as others do it too.
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = crate::lock(&ONE);
-    match storage.len()? == padded {
-        true => storage.set_len(wanted),
-        false => Ok(()),
+/// Makes the storage `length` bytes long; new bytes read as zeroes.
+///
+/// Dropped, it waits for the end, as all operations do: the storage is as long as before or as
+/// requested.
+///
+/// # Errors
+/// `EINVAL` if the storage is of fixed size, and shorter; `EFBIG` or `ENOSPC` if it cannot be so
+/// long.
+pub async fn set_len(storage: &dyn Storage, queue: &Queue, length: u64) -> io::Result<()> {
+    if length > i64::MAX as u64 {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
+    perform(storage, queue, OpKind::SetLength, 0, length).await
+}
+
+/// What the bytes from `offset` on are, as far as the storage knows: at least one byte, or none
+/// at the end of the storage.
+///
+/// # Errors
+/// Those of the storage.
+pub async fn extent(
+    storage: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+) -> io::Result<StorageExtent> {
+    let left = storage.len()?.saturating_sub(offset);
+    if left == 0 {
+        return Ok(StorageExtent::hole(0));
+    }
+    let mut buffer = queue.buffer(StorageExtent::SIZE);
+    // SAFETY: the buffer lives until the operation, awaited here, has ended.
+    let iov = unsafe { buffer.iov() }.slice(0, StorageExtent::SIZE);
+    let found = loop {
+        // SAFETY: `storage` is borrowed while this is awaited.
+        let started = unsafe {
+            let size = iov.len() as u64;
+            storage.start(queue, OpKind::Extent, offset, size, Some(&iov))
+        };
+        match started.wait().await {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => break result?,
+        }
+    };
+    let mut extent = match buffer.first_chunk() {
+        Some(answer) if found == StorageExtent::SIZE => StorageExtent::decode(*answer),
+        _ => StorageExtent::data(left),
+    };
+    // A window ends before its storage does.
+    extent.length = extent.length.clamp(1, left);
+    Ok(extent)
 }
 
 /// Makes every completed write durable, unless the cache mode ignores that.
@@ -615,6 +656,17 @@ async fn range(
         Some(blocks) => Some(blocks.plain(offset..offset + length).await),
         None => None,
     };
+    perform(storage, queue, kind, offset, length).await
+}
+
+/// Waits for an operation without memory.
+async fn perform(
+    storage: &dyn Storage,
+    queue: &Queue,
+    kind: OpKind,
+    offset: u64,
+    length: u64,
+) -> io::Result<()> {
     loop {
         // SAFETY: `storage` is borrowed while this is awaited.
         let started = unsafe { storage.start(queue, kind, offset, length, None) };

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use super::{
-    Alignment, Asking, Blocks, Event, Iov, OpKind, Properties, Queue, Started, Storage,
-    StorageExtent, write_zeroes, yield_once,
+    Alignment, Blocks, Event, Iov, OpKind, Properties, Queue, Started, Storage, extent,
+    write_zeroes, yield_once,
 };
 
 /// What an event leads to.
@@ -571,6 +571,12 @@ impl Shared {
         length: u64,
         iov: Option<Iov>,
     ) -> io::Result<usize> {
+        if let (OpKind::Extent, Some(iov)) = (op, &iov) {
+            let found = extent(&*self.storage, queue, offset).await?;
+            self.check(IoKinds::BLOCK_STATUS, offset, found.length)
+                .await?;
+            return Ok(found.put(iov));
+        }
         for suspension in self.suspensions() {
             suspension.suspended.wait().await;
         }
@@ -626,6 +632,10 @@ unsafe impl Storage for Blkdebug {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if kind == OpKind::SetLength {
+            // SAFETY: passed on; there is no memory.
+            return unsafe { self.shared.storage.start(queue, kind, offset, length, None) };
+        }
         let (shared, queue, iov) = (self.shared.clone(), queue.for_itself(), memory.cloned());
         Started::later(async move { shared.perform(&queue, kind, offset, length, iov).await })
     }
@@ -637,29 +647,6 @@ unsafe impl Storage for Blkdebug {
     fn allocated(&self) -> io::Result<u64> {
         // As QEMU, which does not ask the image below.
         Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let found = self.shared.storage.extent(offset)?;
-        match self
-            .shared
-            .injected(IoKinds::BLOCK_STATUS, offset, found.length)
-        {
-            None => Ok(found),
-            Some((error, _)) => Err(error),
-        }
-    }
-
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        let asking = self.shared.storage.ask_extent(queue, offset)?;
-        let shared = self.shared.clone();
-        Some(Box::pin(async move {
-            let found = asking.await?;
-            shared
-                .check(IoKinds::BLOCK_STATUS, offset, found.length)
-                .await?;
-            Ok(found)
-        }))
     }
 
     fn blocks(&self) -> Option<&Blocks> {

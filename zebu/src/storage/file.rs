@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::engine::{Op, OpKind};
+use super::extent;
 use super::lock::{self, LockRequest};
-use super::op::{Op, OpKind};
-use super::{Alignment, Blocks, Iov, Properties, Queue, Started, Storage, StorageExtent};
+use super::{Alignment, Blocks, Iov, Properties, Queue, Started, Storage};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -256,20 +257,6 @@ impl HostFile {
         // SAFETY: the descriptor is open, and is not closed by this.
         ManuallyDrop::new(unsafe { fs::File::from_raw_fd(self.fd.as_raw_fd()) })
     }
-
-    fn seek(&self, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
-        // SAFETY: a system call without pointers. The file position that it
-        // moves is used by nothing.
-        let at = unsafe { libc::lseek(self.fd.as_raw_fd(), offset as libc::off_t, whence) };
-        if at >= 0 {
-            return Ok(Some(at as u64));
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ENXIO) => Ok(None),
-            _ => Err(error),
-        }
-    }
 }
 
 // SAFETY: the engine uses the memory until the operation has ended, and that is
@@ -283,7 +270,11 @@ unsafe impl Storage for HostFile {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
-        let buffered = !self.properties.cache.is_direct();
+        if kind == OpKind::Extent && self.properties.is_device {
+            return Started::done(Ok(0));
+        }
+        // To look for holes is no direct I/O either.
+        let buffered = kind == OpKind::Extent || !self.properties.cache.is_direct();
         if let Some(iov) = memory {
             // SAFETY: passed on; the `Started` waits for the end.
             let (io, segments) = unsafe { queue.submit_iov(kind, &self.fd, offset, iov, buffered) };
@@ -292,6 +283,12 @@ unsafe impl Storage for HostFile {
         if kind == OpKind::ZeroQuickly && self.properties.is_device {
             return Started::done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
         }
+        if kind == OpKind::SetLength && self.properties.is_device {
+            return match self.len() {
+                Ok(size) => Started::fixed_length(size, length, "Cannot grow device files"),
+                Err(error) => Started::done(Err(error)),
+            };
+        }
         let op = Op::without_memory(kind, self.fd.as_raw_fd(), offset, length);
         // SAFETY: there is no memory.
         Started::in_flight(unsafe { queue.submit(op, &self.fd) }, None)
@@ -299,49 +296,9 @@ unsafe impl Storage for HostFile {
 
     fn len(&self) -> io::Result<u64> {
         match self.properties.is_device {
-            true => Ok(self.seek(0, libc::SEEK_END)?.unwrap_or(0)),
+            true => Ok(extent::seek(self.fd.as_raw_fd(), 0, libc::SEEK_END)?.unwrap_or(0)),
             false => Ok(self.std().metadata()?.len()),
         }
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match self.properties.is_device {
-            false => self.std().set_len(length),
-            true if self.len()? >= length => Ok(()),
-            true => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "Cannot grow device files",
-            )),
-        }
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let end = self.len()?;
-        let all = StorageExtent {
-            data: true,
-            length: end.saturating_sub(offset),
-        };
-        if all.length == 0 || self.properties.is_device {
-            return Ok(all);
-        }
-        let data = match self.seek(offset, libc::SEEK_DATA) {
-            // No data from here to the end.
-            Ok(None) => end,
-            Ok(Some(at)) => at.min(end),
-            // A file system without holes.
-            Err(_) => return Ok(all),
-        };
-        if data > offset {
-            return Ok(StorageExtent {
-                data: false,
-                length: data - offset,
-            });
-        }
-        let hole = self.seek(offset, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
-        Ok(StorageExtent {
-            data: true,
-            length: hole.saturating_sub(offset).max(1).min(all.length),
-        })
     }
 
     fn allocated(&self) -> io::Result<u64> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::RwLock;
 
-use super::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use super::{Iov, OpKind, Queue, Started, Storage};
 
 /// A growable vector of bytes. Each operation is done as it is started.
 #[derive(Debug, Default)]
@@ -63,6 +63,14 @@ impl Memory {
         lengthen(&mut bytes, end)?;
         Ok(0)
     }
+
+    fn set_len(&self, length: u64) -> io::Result<usize> {
+        let length = end_of(length, 0)?;
+        let mut bytes = self.change();
+        lengthen(&mut bytes, length)?;
+        bytes.truncate(length);
+        Ok(0)
+    }
 }
 
 /// `offset + length` where that is a length that memory can have.
@@ -101,6 +109,7 @@ unsafe impl Storage for Memory {
                 self.zero(offset, length)
             }
             (OpKind::Allocate, _) => self.allocate(offset, length),
+            (OpKind::SetLength, _) => self.set_len(length),
             _ => Ok(0),
         })
     }
@@ -109,22 +118,7 @@ unsafe impl Storage for Memory {
         Ok(self.read().len() as u64)
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        let length = end_of(length, 0)?;
-        let mut bytes = self.change();
-        lengthen(&mut bytes, length)?;
-        bytes.truncate(length);
-        Ok(())
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         self.len()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: true,
-            length: self.len()?.saturating_sub(offset),
-        })
     }
 }

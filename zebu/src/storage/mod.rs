@@ -12,23 +12,19 @@ mod buffer;
 mod counted;
 pub(crate) mod engine;
 pub(crate) mod event;
+mod extent;
 mod file;
 mod join;
 mod lock;
 mod memory;
-mod native;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
-pub(crate) mod op;
 pub(crate) mod polling;
 mod queue;
 mod ready;
 pub(crate) mod request_pool;
 mod slab;
-mod threads;
-mod uring;
-mod watch;
 mod window;
 mod writings;
 mod zero;
@@ -41,8 +37,8 @@ use std::pin::Pin;
 
 pub(crate) use access::{Reading, begin_read, deallocate, read_pooled, zero_quickly};
 pub use access::{
-    allocate, discard, flush, punch_hole, read, read_vec, write, write_slice, write_zeroes,
-    zero_range,
+    allocate, discard, extent, flush, punch_hole, read, read_vec, set_len, write, write_slice,
+    write_zeroes, zero_range,
 };
 pub(crate) use ahead::Ahead;
 pub(crate) use blkdebug::{Action, Blkdebug, BlkdebugLimits, Injection, IoKinds, Rule};
@@ -50,15 +46,15 @@ pub use blocks::Blocks;
 pub(crate) use blocks::Written;
 pub use buffer::{BUFFER_ALIGN, Buffer, Iov, OwnedBuffer};
 pub(crate) use counted::{Counted, Work};
-pub use engine::EngineKind;
 pub(crate) use engine::is_simulated;
+pub use engine::{EngineKind, OpKind};
 pub(crate) use event::Event;
+pub use extent::StorageExtent;
 pub use file::{CacheMode, HostFile, OpenFile, file_from_fd, open_file};
 pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub(crate) use null::Null;
-pub use op::OpKind;
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
@@ -117,29 +113,6 @@ impl Properties {
     };
 }
 
-/// What a file says of the bytes from an offset on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StorageExtent {
-    /// False: a hole, which reads as zeroes.
-    pub data: bool,
-    /// How many bytes are alike.
-    pub length: u64,
-}
-
-/// The answer of another storage about the bytes from an offset on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteExtent {
-    /// They read as zeroes.
-    pub zero: bool,
-    /// They take up space.
-    pub allocated: bool,
-    /// How many bytes are alike.
-    pub length: u64,
-}
-
-/// An answer that is waited for.
-pub type Asking = Pin<Box<dyn Future<Output = io::Result<RemoteExtent>>>>;
-
 /// Something that stores bytes. Driven from any number of threads.
 ///
 /// # Safety
@@ -167,7 +140,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
 
     /// The storage that this one, a filter, is over: what a filter does not do itself is passed
     /// on by the methods below, but for [`Storage::host_file`]. All others have their own
-    /// `len`, `set_len`, `allocated` and `extent`.
+    /// `len` and `allocated`.
     fn inner(&self) -> Option<&dyn Storage> {
         None
     }
@@ -182,11 +155,6 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         Ok(self.len()? == 0)
     }
 
-    /// Makes it `length` bytes long; new bytes read as zeroes. May block.
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        inner_of(self.inner())?.set_len(length)
-    }
-
     /// What is known of it and does not change.
     fn properties(&self) -> &Properties {
         static PLAIN: Properties = Properties::PLAIN;
@@ -196,17 +164,6 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     /// Bytes that the storage takes up on its device; an error if that is not known.
     fn allocated(&self) -> io::Result<u64> {
         inner_of(self.inner())?.allocated()
-    }
-
-    /// Whether there is data at `offset`, and how far. At or past the end the
-    /// length is 0. May block.
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        inner_of(self.inner())?.extent(offset)
-    }
-
-    /// As [`Storage::extent`], of a remote storage, which is asked.
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        self.inner()?.ask_extent(queue, offset)
     }
 
     /// The file of this machine that it is, if it is one.
@@ -301,6 +258,15 @@ impl Started {
     /// it off: the memory is not used afterwards.
     pub fn later(future: impl Future<Output = io::Result<usize>> + 'static) -> Self {
         Started(StartedKind::Later(Box::pin(future)))
+    }
+
+    /// A change of the length of a storage of `size` bytes that cannot grow: nothing happens to
+    /// it if it is to be no longer, else this is the error.
+    pub(crate) fn fixed_length(size: u64, length: u64, error: &'static str) -> Self {
+        Self::done(match length <= size {
+            true => Ok(0),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+        })
     }
 
     pub(crate) fn in_flight(io: Io, segments: Option<Box<[libc::iovec]>>) -> Self {

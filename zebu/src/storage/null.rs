@@ -40,10 +40,21 @@ unsafe impl Storage for Null {
         queue: &Queue,
         kind: OpKind,
         offset: u64,
-        _length: u64,
+        length: u64,
         memory: Option<&Iov>,
     ) -> Started {
         let count = match (kind, memory) {
+            (OpKind::SetLength, _) => {
+                return Started::fixed_length(self.size, length, "Cannot grow null nodes");
+            }
+            (OpKind::Extent, Some(iov)) => {
+                let length = self.size.saturating_sub(offset);
+                let extent = match self.known_zero {
+                    true => StorageExtent::hole(length),
+                    false => StorageExtent::data(length),
+                };
+                return Started::done(Ok(extent.put(iov)));
+            }
             // Zeroes, whatever is asked: the memory may hold data of another request.
             (OpKind::Read, Some(iov)) => {
                 let inside = self.size.saturating_sub(offset).min(iov.len() as u64) as usize;
@@ -71,24 +82,7 @@ unsafe impl Storage for Null {
         Ok(self.size)
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length <= self.size {
-            true => Ok(()),
-            false => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "Cannot grow null nodes",
-            )),
-        }
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         Ok(0)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: !self.known_zero,
-            length: self.size.saturating_sub(offset),
-        })
     }
 }

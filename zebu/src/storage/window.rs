@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::{
-    Alignment, Asking, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
-    discard, punch_hole, read, write, zero_range,
+    Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, discard, punch_hole, read,
+    write, zero_range,
 };
 
 /// The bytes of a storage from an offset on.
@@ -64,6 +64,25 @@ unsafe impl Storage for Window {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if kind == OpKind::SetLength {
+            return match self.size {
+                Some(size) => {
+                    Started::fixed_length(size, length, "Cannot resize fixed-size raw disks")
+                }
+                None => match self.offset.checked_add(length) {
+                    // SAFETY: there is no memory.
+                    Some(end) => unsafe { self.storage.start(queue, kind, 0, end, None) },
+                    None => Started::done(Err(io::Error::from_raw_os_error(libc::EFBIG))),
+                },
+            };
+        }
+        if kind == OpKind::Extent {
+            // SAFETY: passed on; `self` keeps the storage.
+            return unsafe {
+                self.storage
+                    .start(queue, kind, self.offset + offset, length, memory)
+            };
+        }
         let inside = self.inside(offset, length);
         let (mut length, mut iov) = (length, memory.cloned());
         if inside < length {
@@ -120,42 +139,6 @@ unsafe impl Storage for Window {
         }
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match self.size {
-            Some(size) if length <= size => Ok(()),
-            Some(_) => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "Cannot resize fixed-size raw disks",
-            )),
-            None => match self.offset.checked_add(length) {
-                Some(end) => self.storage.set_len(end),
-                None => Err(io::Error::from_raw_os_error(libc::EFBIG)),
-            },
-        }
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let length = self.len()?.saturating_sub(offset);
-        if length == 0 {
-            return Ok(StorageExtent { data: true, length });
-        }
-        let found = self.storage.extent(self.offset + offset)?;
-        Ok(StorageExtent {
-            data: found.data,
-            length: found.length.min(length),
-        })
-    }
-
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        let asking = self.storage.ask_extent(queue, self.offset + offset)?;
-        let length = self.len().map(|end| end.saturating_sub(offset));
-        Some(Box::pin(async move {
-            let mut found = asking.await?;
-            found.length = found.length.min(length?);
-            Ok(found)
-        }))
-    }
-
     fn blocks(&self) -> Option<&Blocks> {
         match self.is_aligned {
             true => self.storage.blocks(),
@@ -176,7 +159,7 @@ unsafe impl Storage for Window {
 mod tests {
     //! Guards against bytes outside of the window that are read or written.
     use super::*;
-    use crate::storage::{Memory, QueueOptions, read_vec, write_slice};
+    use crate::storage::{Memory, QueueOptions, read_vec, set_len, write_slice};
 
     #[test]
     fn nothing_outside_is_touched() {
@@ -197,9 +180,9 @@ mod tests {
         expected[1000..1500].fill(1);
         expected[1500..1512].fill(0);
         assert!(memory.to_vec() == expected);
-        assert!(window.set_len(513).is_err());
+        assert!(queue.block_on(set_len(&window, &queue, 513)).is_err());
         let open = Window::new(memory.clone(), 1000, None);
-        open.set_len(10).unwrap();
+        queue.block_on(set_len(&open, &queue, 10)).unwrap();
         assert_eq!(memory.to_vec().len(), 1010);
     }
 }

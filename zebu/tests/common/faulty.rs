@@ -134,7 +134,8 @@ unsafe impl Storage for Faulty {
                 let fails = self.is_time(self.flushes.load(Ordering::SeqCst));
                 fails.then_some(libc_eio())
             }
-            OpKind::PunchHole | OpKind::Discard | OpKind::Read => None,
+            OpKind::SetLength => self.is_beyond(length).then_some(libc_enospc()),
+            OpKind::PunchHole | OpKind::Discard | OpKind::Read | OpKind::Extent => None,
         };
         if let Some(errno) = error {
             self.failures.fetch_add(1, Ordering::SeqCst);
@@ -142,13 +143,6 @@ unsafe impl Storage for Faulty {
         }
         // SAFETY: passed on.
         unsafe { self.inner.start(queue, kind, offset, length, memory) }
-    }
-
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match self.is_beyond(length) {
-            true => Err(io::Error::from_raw_os_error(libc_enospc())),
-            false => self.inner.set_len(length),
-        }
     }
 
     fn inner(&self) -> Option<&dyn Storage> {

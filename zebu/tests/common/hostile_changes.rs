@@ -77,12 +77,6 @@ unsafe impl Storage for Small {
         // SAFETY: passed on.
         unsafe { self.0.start(queue, kind, offset, length, memory) }
     }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length > MOST {
-            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            false => self.0.set_len(length),
-        }
-    }
 
     fn inner(&self) -> Option<&dyn Storage> {
         Some(&self.0)

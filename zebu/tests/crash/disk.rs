@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 
-use zebu::storage::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 
 use crate::common::Rng;
 use crate::common::faulty::libc_eio;
@@ -311,6 +311,9 @@ unsafe impl Storage for File {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if kind == OpKind::Extent {
+            return Started::done(Ok(0));
+        }
         let failure = self.disk.failure(kind, offset, self.number);
         if let Some(Failure::Error(errno)) = failure {
             return Started::done(Err(io::Error::from_raw_os_error(errno)));
@@ -330,6 +333,7 @@ unsafe impl Storage for File {
                 Operation::Change(What::Zero(offset, length))
             }
             (OpKind::Allocate, _) => Operation::Change(What::Reach(offset + length)),
+            (OpKind::SetLength, _) => Operation::Change(What::SetLen(length)),
             (OpKind::Flush, _) => Operation::Change(What::Flush),
             (kind, _) => panic!("{kind:?}: the cache mode is not a write-through one"),
         };
@@ -359,27 +363,7 @@ unsafe impl Storage for File {
         Ok(self.bytes.lock().unwrap().len() as u64)
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        if let Some(Failure::Error(errno)) =
-            self.disk.failure(OpKind::Allocate, length, self.number)
-        {
-            return Err(io::Error::from_raw_os_error(errno));
-        }
-        let what = What::SetLen(length);
-        let entry = self.disk.begin(self.number, what.clone());
-        what.apply(&mut self.bytes.lock().unwrap());
-        self.disk.end(entry);
-        Ok(())
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         self.len()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: true,
-            length: self.len()?.saturating_sub(offset),
-        })
     }
 }

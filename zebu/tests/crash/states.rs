@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use zebu::storage::{Iov, OpKind, Queue, Started, Storage, StorageExtent};
+use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 
 use crate::common::Rng;
 use crate::disk::{Entry, File, Time, What};
@@ -334,6 +334,10 @@ unsafe impl Storage for Left {
                 self.apply(&What::Reach(offset + length), || true);
                 0
             }
+            (OpKind::SetLength, _) => {
+                self.resize(length as usize);
+                0
+            }
             _ => 0,
         }))
     }
@@ -342,19 +346,7 @@ unsafe impl Storage for Left {
         Ok(self.own().length as u64)
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.resize(length as usize);
-        Ok(())
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         self.len()
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: true,
-            length: self.len()?.saturating_sub(offset),
-        })
     }
 }

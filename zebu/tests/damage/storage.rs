@@ -26,6 +26,24 @@ impl Sparse {
     }
 }
 
+impl Sparse {
+    /// What the bytes from `offset` on, which is inside the file, are.
+    fn extent(&self, offset: u64) -> StorageExtent {
+        let bytes = self.to_vec();
+        let first = (offset / PAGE * PAGE) as usize;
+        let mut pages = bytes[first..]
+            .chunks(PAGE as usize)
+            .map(|page| !is_zero(page));
+        let data = pages.next().unwrap_or(false);
+        let alike = 1 + pages.take_while(|other| *other == data).count() as u64;
+        let length = (first as u64 + alike * PAGE).min(bytes.len() as u64) - offset;
+        match data {
+            true => StorageExtent::data(length),
+            false => StorageExtent::hole(length),
+        }
+    }
+}
+
 fn is_zero(page: &[u8]) -> bool {
     page.iter().all(|byte| *byte == 0)
 }
@@ -41,6 +59,9 @@ unsafe impl Storage for Sparse {
         length: u64,
         memory: Option<&Iov>,
     ) -> Started {
+        if let (OpKind::Extent, Some(iov)) = (kind, memory) {
+            return Started::done(Ok(self.extent(offset).put(iov)));
+        }
         if kind != OpKind::Read && offset.saturating_add(length) > MOST {
             return Started::done(Err(io::Error::from_raw_os_error(libc::ENOSPC)));
         }
@@ -48,39 +69,10 @@ unsafe impl Storage for Sparse {
         unsafe { self.0.start(queue, kind, offset, length, memory) }
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length > MOST {
-            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            false => self.0.set_len(length),
-        }
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         let bytes = self.to_vec();
         let pages = bytes.chunks(PAGE as usize).filter(|page| !is_zero(page));
         Ok(pages.count() as u64 * PAGE)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        let bytes = self.to_vec();
-        let length = (bytes.len() as u64).saturating_sub(offset);
-        if length == 0 {
-            return Ok(StorageExtent {
-                data: false,
-                length: 0,
-            });
-        }
-        let first = (offset / PAGE * PAGE) as usize;
-        let mut pages = bytes[first..]
-            .chunks(PAGE as usize)
-            .map(|page| !is_zero(page));
-        let data = pages.next().unwrap_or(false);
-        let alike = 1 + pages.take_while(|other| *other == data).count() as u64;
-        let end = first as u64 + alike * PAGE;
-        Ok(StorageExtent {
-            data,
-            length: (end - offset).min(length),
-        })
     }
 
     fn inner(&self) -> Option<&dyn Storage> {

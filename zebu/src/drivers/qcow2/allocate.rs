@@ -71,7 +71,7 @@ impl Image {
     /// `commit` sees to.
     pub(crate) async fn allocate(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
         let allocation = self.allocate_place(queue, want).await?;
-        self.lengthen(allocation.writer, allocation.end())?;
+        self.lengthen(queue, allocation.end()).await?;
         Ok(allocation)
     }
 
@@ -151,7 +151,7 @@ impl Image {
             match writer.refcounts.take_area(count, &writer.protected)? {
                 Ok(first) => {
                     let size = self.geometry.cluster_size();
-                    self.lengthen(writer, (first + count) * size)?;
+                    self.lengthen(queue, (first + count) * size).await?;
                     return Ok(HostOffset(first * size));
                 }
                 Err(missing) => self.load_missing(queue, missing).await?,
@@ -236,11 +236,19 @@ impl Image {
     }
 
     /// Makes the file reach to `end` at least.
-    pub(super) fn lengthen(&self, writer: &Writer, end: u64) -> Result<()> {
+    pub(super) async fn lengthen(&self, queue: &Queue, end: u64) -> Result<()> {
         if end <= self.file_len() {
             return Ok(());
         }
-        let _one = crate::lock(&writer.length);
+        self.as_task(queue, async move |image, queue| {
+            image.lengthen_to(queue, end).await
+        })
+        .await
+    }
+
+    async fn lengthen_to(&self, queue: &Queue, end: u64) -> Result<()> {
+        let writer = self.writer()?;
+        let _pass = writer.length.enter().await;
         if end <= self.file_len() {
             return Ok(());
         }
@@ -255,14 +263,15 @@ impl Image {
             true if writer.changing.load(Ordering::Relaxed) == 1 => 0,
             _ => end.clamp(LEAST_AHEAD, MOST_AHEAD).max(cluster_size),
         };
-        // Never shorter than it is: others may have written behind its end.
+        // Never shorter than it is. What is written behind this length meanwhile was announced
+        // here before, or ends before `end` (`make_way`).
         let now = self.file.len()?;
         let wanted = (end + ahead).next_multiple_of(unit).max(now);
         let mut length = wanted;
-        if self.file.set_len(wanted).is_err() {
+        if storage::set_len(&*self.file, queue, wanted).await.is_err() {
             // Perhaps there is a limit just behind what is needed.
             length = end.next_multiple_of(unit).max(now);
-            self.file.set_len(length)?;
+            storage::set_len(&*self.file, queue, length).await?;
         }
         self.reaches(length);
         Ok(())
@@ -301,7 +310,7 @@ impl Image {
             // what is written here.
             return Ok(());
         }
-        self.lengthen(writer, end)?;
+        self.lengthen(queue, end).await?;
         let before = match most {
             true => writer.taken.fetch_max(self.file_len(), Ordering::Relaxed),
             false => return Ok(()),

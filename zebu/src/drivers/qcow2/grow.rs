@@ -44,7 +44,7 @@ impl Image {
         let end = area.start + area.blocks + area.table;
         let (from, to) = (area.start * size, end * size);
         writer.protected.check(from, to - from)?;
-        self.lengthen(writer, to)?;
+        self.lengthen(queue, to).await?;
 
         let mut bytes = vec![0; (to - from) as usize];
         let (blocks, table) = bytes.split_at_mut((area.blocks * size) as usize);

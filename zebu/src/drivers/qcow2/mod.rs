@@ -231,9 +231,10 @@ impl Image {
     }
 
     /// Cuts an external data file off.
-    pub(crate) fn shorten_data_file(&mut self, length: u64) -> Result<()> {
+    pub(crate) async fn shorten_data_file(&mut self, queue: &Queue, length: u64) -> Result<()> {
+        // Before the file is shorter, so that this holds if the future is dropped meanwhile.
         *self.data_len.get_mut() = 0;
-        Ok(self.data.set_len(length)?)
+        Ok(crate::storage::set_len(&*self.data, queue, length).await?)
     }
 
     /// Notes that the file is so long now. It only grows while it is open.

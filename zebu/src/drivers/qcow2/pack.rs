@@ -103,7 +103,8 @@ impl Image {
         }
         let end = places.iter().map(|(offset, length)| offset + length).max();
         let size = self.geometry.cluster_size();
-        self.lengthen(writer, end.unwrap_or(0).next_multiple_of(size))
+        self.lengthen(queue, end.unwrap_or(0).next_multiple_of(size))
+            .await
     }
 }
 

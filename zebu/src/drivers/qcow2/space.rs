@@ -95,7 +95,7 @@ impl Image {
         let writer = self.writer()?;
         let size = self.geometry.cluster_size();
         let range = blocks.first * size..(blocks.first + blocks.count) * size;
-        self.lengthen(writer, range.end)?;
+        self.lengthen(queue, range.end).await?;
         take(&*self.file, queue, &range).await?;
         for piece in writer.refcounts.empty_pieces(blocks, self.table_piece()) {
             take(&*self.file, queue, &piece).await?;

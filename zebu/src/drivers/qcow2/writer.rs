@@ -51,7 +51,7 @@ pub(crate) struct Writer {
     /// By L1 index: held by a request that gives it a table of its own. Taken when
     /// clusters are held, never the other way round.
     pub(crate) tables: Ranges,
-    /// Held while metadata are written to the disk. Taken last.
+    /// Held while metadata are written to the disk. Taken after all of these.
     pub(crate) gate: Gate,
     pub(crate) refcounts: Refcounts,
     pub(crate) protected: Protected,
@@ -61,8 +61,8 @@ pub(crate) struct Writer {
     /// Flushes asked for, and how many of these a commit has served.
     pub(crate) asked: AtomicU64,
     pub(crate) committed: AtomicU64,
-    /// Held while the file is made longer.
-    pub(crate) length: Mutex<()>,
+    /// Held while the file is made longer; taken after `gate`.
+    pub(crate) length: Gate,
     /// How long the file was when it was opened, in bytes.
     opened_len: u64,
     /// How far its space is taken ahead (`make_way`), in bytes.
@@ -202,7 +202,7 @@ impl Image {
             dirty: Dirty::default(),
             asked: AtomicU64::new(0),
             committed: AtomicU64::new(0),
-            length: Mutex::default(),
+            length: Gate::default(),
             opened_len,
             taken: AtomicU64::new(opened_len),
             ahead: Ahead::default(),
@@ -385,7 +385,7 @@ impl Image {
             return Ok(());
         }
         self.refuse_damage(queue).await?;
-        self.round_length()?;
+        self.round_length(queue).await?;
         if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
             self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
                 .await?;
@@ -396,10 +396,10 @@ impl Image {
 
     /// Makes the file as long as it must be to be written. No write to its last
     /// page is in flight.
-    pub(super) fn round_length(&self) -> Result<()> {
+    pub(super) async fn round_length(&self, queue: &Queue) -> Result<()> {
         let wanted = self.file_len().next_multiple_of(self.length_unit());
         if wanted > self.file_len() {
-            self.file.set_len(wanted)?;
+            storage::set_len(&*self.file, queue, wanted).await?;
             self.reaches(wanted);
         }
         Ok(())
@@ -475,7 +475,10 @@ impl Image {
             && let Ok(end) = self.end_in_use(queue, end).await
             && end < self.file_len()
         {
-            self.file.set_len(end)?;
+            // Before the file is shorter, so that this holds if the future is dropped meanwhile.
+            self.writer = None;
+            *self.file_len.get_mut() = end;
+            storage::set_len(&*self.file, queue, end).await?;
         }
         self.writer = None;
         Ok(())

@@ -35,7 +35,7 @@ pub(super) async fn change_width(
     };
     let start = geometry.clusters_for(length).max(used.end);
     let place = Place::new(&geometry, used.blocks, start)?;
-    place.place(file)?;
+    place.place(queue, file).await?;
     place.write(queue, file, old).await?;
     if !is_broken(Rule::WidthBeforeHeader) {
         storage::flush(file, queue).await?;
@@ -258,13 +258,13 @@ impl<'a> Place<'a> {
         self.table() + self.table_clusters
     }
 
-    fn place(&self, file: &dyn Storage) -> Result<()> {
+    async fn place(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         let end = self.at(self.end());
         if file.is_device() && end > file.len()? {
             return Err(std::io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
         if !file.is_device() {
-            file.set_len(end)?;
+            storage::set_len(file, queue, end).await?;
         }
         Ok(())
     }

@@ -328,9 +328,9 @@ pub async fn create_raw<G: IntoControlFlow>(
         return refuse("Unsupported preallocation mode: metadata");
     }
     if !file.is_device() {
-        file.set_len(0)?;
+        storage::set_len(file, queue, 0).await?;
     }
-    file.set_len(size)?;
+    storage::set_len(file, queue, size).await?;
     let reporter = Reporter::new(on_progress);
     let new = NewFile {
         queue,
@@ -402,9 +402,9 @@ impl Plan {
         let queue = new.queue;
         let size = self.geometry.virtual_size();
         if !data.is_device() {
-            data.set_len(0)?;
+            storage::set_len(data, queue, 0).await?;
         }
-        data.set_len(size)?;
+        storage::set_len(data, queue, size).await?;
         new.allocate(data, 0, size).await?;
         if self.is_preallocated() && !data.is_device() {
             let rest = self.size_in_subclusters() - size;
@@ -422,7 +422,7 @@ impl Plan {
             storage::write_zeroes(file, queue, 0, cluster_size).await?;
             storage::flush(file, queue).await?;
         } else {
-            file.set_len(0)?;
+            storage::set_len(file, queue, 0).await?;
         }
         self.write_data(new, file).await?;
         self.write_l2(new, file).await?;
@@ -445,13 +445,13 @@ impl Plan {
         let (size, rounded) = (self.geometry.virtual_size(), self.size_in_subclusters());
         if let Some(area) = self.layout.area {
             let (start, end) = (self.at(area), self.at(self.layout.end()));
-            file.set_len(end)?;
+            storage::set_len(file, new.queue, end).await?;
             return new.allocate(file, start, end - start).await;
         }
         // The last cluster is complete, with zeroes.
         let first_of_last = (self.layout.data.len() as u64 - 1) << self.geometry.l2_coverage_bits();
         let at = self.at(*last) + (size - first_of_last);
-        file.set_len(at + (rounded - size))?;
+        storage::set_len(file, new.queue, at + (rounded - size)).await?;
         storage::write_zeroes(file, new.queue, at, rounded - size).await?;
         Ok(())
     }

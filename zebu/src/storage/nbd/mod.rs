@@ -32,9 +32,7 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
-use super::{
-    Alignment, Asking, Blocks, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent,
-};
+use super::{Alignment, Blocks, Iov, OpKind, Properties, Queue, Started, Storage};
 use client::Client;
 pub use failure::NbdError;
 pub(crate) use options::uri;
@@ -102,16 +100,6 @@ unsafe impl Storage for Nbd {
         Ok(self.client.size())
     }
 
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        match length <= self.client.size() {
-            true => Ok(()),
-            false => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "Cannot grow NBD nodes",
-            )),
-        }
-    }
-
     fn allocated(&self) -> io::Result<u64> {
         // Nor does the protocol.
         Err(io::ErrorKind::Unsupported.into())
@@ -119,16 +107,5 @@ unsafe impl Storage for Nbd {
 
     fn blocks(&self) -> Option<&Blocks> {
         (self.client.minimum() > 1).then_some(&self.blocks)
-    }
-
-    fn extent(&self, offset: u64) -> io::Result<StorageExtent> {
-        Ok(StorageExtent {
-            data: true,
-            length: self.client.size().saturating_sub(offset),
-        })
-    }
-
-    fn ask_extent(&self, queue: &Queue, offset: u64) -> Option<Asking> {
-        operation::ask_extent(&self.client, queue, offset)
     }
 }

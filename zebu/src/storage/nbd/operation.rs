@@ -12,7 +12,7 @@ use super::link::{Link, Step};
 use super::slots::{Memory, Outcome, SlotId};
 use super::wire::Socket;
 use crate::nbd::{Command, Request, STATE_HOLE, STATE_ZERO, command, transmission};
-use crate::storage::{Asking, Iov, OpKind, Queue, RemoteExtent, Started};
+use crate::storage::{Iov, OpKind, Queue, Started, StorageExtent};
 
 /// Bytes of one request that has no payload at most: a multiple of any block
 /// size, and far below what 32 bits hold.
@@ -180,6 +180,13 @@ pub(super) unsafe fn start(
             unsafe { write(client, queue, durable, offset, iov) }
         }
         (OpKind::Flush, _) => flush(client, queue),
+        (OpKind::SetLength, _) => Ok(Started::fixed_length(
+            client.size(),
+            length,
+            "Cannot grow NBD nodes",
+        )),
+        // SAFETY: as above.
+        (OpKind::Extent, Some(iov)) => unsafe { extent(client, queue, offset, iov) },
         (OpKind::Allocate, _) => allocate(client, offset, length),
         _ => range(client, queue, kind, offset, length),
     };
@@ -330,14 +337,22 @@ fn range(
     }))
 }
 
-/// See [`Storage::ask_extent`](crate::storage::Storage::ask_extent).
-pub(super) fn ask_extent(client: &Arc<Client>, queue: &Queue, offset: u64) -> Option<Asking> {
-    let (client, queue) = (client.clone(), queue.for_itself());
-    let link = client.link(queue.number());
-    if offset >= client.size() || !link.has_context() {
-        return None;
+/// What the server says of the bytes from `offset` on, which is inside the export; 0 bytes if it
+/// cannot say it.
+///
+/// # Safety
+/// As [`start`].
+unsafe fn extent(
+    client: &Arc<Client>,
+    queue: &Queue,
+    offset: u64,
+    iov: &Iov,
+) -> io::Result<Started> {
+    if !client.link(queue.number()).has_context() {
+        return Ok(Started::done(Ok(0)));
     }
-    Some(Box::pin(async move {
+    let (client, queue, iov) = (client.clone(), queue.for_itself(), iov.clone());
+    Ok(Started::later(async move {
         let block = client.minimum() - 1;
         let start = offset & !block;
         let length = (client.size() - start).min(MOST);
@@ -345,10 +360,11 @@ pub(super) fn ask_extent(client: &Arc<Client>, queue: &Queue, offset: u64) -> Op
         let extent = submit(&client, &queue, request, None)?.outcome().await?;
         let (flags, said) = extent.map_or((0, length), |extent| (extent.flags, extent.length));
         let said = said.min(length).saturating_sub(offset - start);
-        Ok(RemoteExtent {
+        let extent = StorageExtent {
             zero: flags & STATE_ZERO != 0,
             allocated: flags & STATE_HOLE == 0,
             length: said.max(1),
-        })
+        };
+        Ok(extent.put(&iov))
     }))
 }

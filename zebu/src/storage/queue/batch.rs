@@ -6,7 +6,7 @@
 
 use std::os::fd::RawFd;
 
-use super::super::op::{Op, OpKind};
+use super::super::engine::{Op, OpKind};
 
 /// Operations that continue each other count as one up to so many bytes.
 const MERGED: u64 = 64 << 10;

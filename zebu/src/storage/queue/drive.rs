@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::super::engine::{Completion, Engine, EngineKind, Token, is_simulated};
-use super::super::op::{Op, OpKind};
+use super::super::engine::{Op, OpKind};
 use super::batch::Batch;
 use super::execution::{Execution, Round};
 use super::io::Slot;

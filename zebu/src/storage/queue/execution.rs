@@ -1,15 +1,16 @@
 //! Which thread executes an operation.
 #![allow(unsafe_code)]
 
-use super::super::op::{Op, OpKind};
+use super::super::engine::{Op, OpKind};
 
 /// Which thread executes an operation, for all engines alike.
 ///
-/// The queue's thread executes a read or write inline if it is the only operation in flight and
-/// the thread would sleep until its end. While it waits for descriptors too, or has other work, it
+/// The queue's thread executes a read, a write, a change of length or a search for holes inline if
+/// it is the only operation in flight and the thread would sleep until its end. While it waits for descriptors too, or has other work, it
 /// does so only with operations that cannot take long: a write to the page cache, and a read of what
-/// lies there. All others are the engine's, but those through the page cache on queues that say
-/// otherwise ([`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered)).
+/// lies there. All others are the engine's, but those through the page cache, and searches for
+/// holes, on queues that say otherwise
+/// ([`QueueOptions::inline_buffered`](super::QueueOptions::inline_buffered)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Execution {
     /// By the queue's thread.
@@ -36,7 +37,12 @@ impl Execution {
     pub fn of(op: &Op, round: Round) -> Self {
         let is_buffered = op.buffered && (round.alone || round.inline_buffered);
         match op.kind {
-            OpKind::Read | OpKind::Write if round.alone && round.sleeps => Self::Inline,
+            OpKind::Read | OpKind::Write | OpKind::SetLength | OpKind::Extent
+                if round.alone && round.sleeps =>
+            {
+                Self::Inline
+            }
+            OpKind::Extent if round.inline_buffered => Self::Inline,
             OpKind::Read if is_buffered => Self::InlineIfCached,
             OpKind::Write if is_buffered => Self::Inline,
             _ => Self::Engine,
@@ -78,8 +84,17 @@ mod tests {
             };
             Execution::of(&op, round)
         };
-        for kind in [OpKind::Read, OpKind::Write] {
+        let kinds = [
+            OpKind::Read,
+            OpKind::Write,
+            OpKind::SetLength,
+            OpKind::Extent,
+        ];
+        for kind in kinds {
             assert_eq!(execution(kind, false, true, true, false), Execution::Inline);
+            if kind == OpKind::Extent {
+                continue;
+            }
             for (alone, sleeps) in [(true, false), (false, true), (false, false)] {
                 let engine = execution(kind, false, alone, sleeps, true);
                 assert_eq!(engine, Execution::Engine);
@@ -93,6 +108,11 @@ mod tests {
                 (Execution::InlineIfCached, Execution::Inline)
             );
         }
+        let extent = |inline| execution(OpKind::Extent, true, true, false, inline);
+        assert_eq!(
+            (extent(false), extent(true)),
+            (Execution::Engine, Execution::Inline)
+        );
         for kind in [OpKind::WriteDurable, OpKind::Flush, OpKind::PunchHole] {
             assert_eq!(execution(kind, true, true, true, true), Execution::Engine);
         }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::super::buffer::Iov;
 use super::super::engine::{Interest, Token};
-use super::super::op::{Op, OpKind};
+use super::super::engine::{Op, OpKind};
 use super::Queue;
 
 /// Operations in flight.

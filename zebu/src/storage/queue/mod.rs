@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
 use super::buffer::BufferPool;
+use super::engine::Op;
 use super::engine::{Completion, Engine, Token};
-use super::op::Op;
 use batch::Batch;
 pub(crate) use handle::Begun;
 pub use handle::Handle;

@@ -4,8 +4,8 @@
 //! queue, and tasks that are never polled again after another has panicked.
 #![allow(unsafe_code)]
 
+use super::super::engine::OpKind;
 use super::super::engine::{EngineKind, Interest, Notify};
-use super::super::op::OpKind;
 use super::super::{CacheMode, OpenFile, Storage, flush, open_file};
 use super::*;
 use std::io;

@@ -45,7 +45,7 @@ impl Image {
             return Err(errno(libc::ENOTSUP));
         }
         self.finish_writing(queue).await?;
-        self.round_length()?;
+        self.round_length(queue).await?;
         // Bitmaps stay true: no content changes. (See `apply` for when it does.)
         if self.header.autoclear & !AUTOCLEAR_KNOWN != 0 {
             self.rewrite_header(queue, |header| header.autoclear &= AUTOCLEAR_KNOWN)

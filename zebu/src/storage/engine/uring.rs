@@ -2,15 +2,16 @@
 #![allow(unsafe_code)]
 
 use std::cell::OnceCell;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-use super::engine::{Completion, Engine, Interest, Notify, Token};
+use super::eventfd::EventFd;
 use super::op::{Op, OpKind};
+use super::workers::Workers;
+use super::{Completion, Engine, Interest, Notify, Token};
 
 /// Submission entries; a batch larger than that takes several system calls.
 const ENTRIES: u32 = 128;
@@ -55,44 +56,10 @@ pub struct Uring {
     has_threads: bool,
     /// Reaped to make space for a submission.
     ended_early: Vec<Completion>,
-}
-
-/// An `eventfd(2)`.
-pub(super) struct EventFd(File);
-
-impl EventFd {
-    pub(super) fn new() -> io::Result<Self> {
-        // SAFETY: a system call without pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: fd is new and ours.
-        Ok(EventFd(unsafe { File::from_raw_fd(fd) }))
-    }
-
-    /// Forgets the notifications so far.
-    pub(super) fn clear(&self) {
-        // EAGAIN means that there were none.
-        let _ = (&self.0).read(&mut [0; 8]);
-    }
-
-    pub(super) fn fd(&self) -> i32 {
-        self.0.as_raw_fd()
-    }
-}
-
-impl AsFd for EventFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Notify for EventFd {
-    fn notify(&self) {
-        // EAGAIN means that the counter is full: it is readable already.
-        let _ = (&self.0).write(&1u64.to_ne_bytes());
-    }
+    /// Whether the kernel changes the length of files in the ring (Linux 6.9), once it is known.
+    has_ftruncate: OnceCell<bool>,
+    /// For what the kernel does not do in the ring.
+    workers: Option<Workers>,
 }
 
 impl Uring {
@@ -130,7 +97,22 @@ impl Uring {
             put_off: 0,
             has_threads: true,
             ended_early: Vec::new(),
+            has_ftruncate: OnceCell::new(),
+            workers: None,
         })
+    }
+
+    /// Whether the kernel has an operation for this one.
+    fn is_for_ring(&self, kind: OpKind) -> bool {
+        match kind {
+            OpKind::Extent => false,
+            OpKind::SetLength => *self.has_ftruncate.get_or_init(|| {
+                let mut probe = Probe::new();
+                let known = self.ring.submitter().register_probe(&mut probe);
+                known.is_ok() && probe.is_supported(opcode::Ftruncate::CODE)
+            }),
+            _ => true,
+        }
     }
 
     fn push(&mut self, entry: squeue::Entry) {
@@ -229,6 +211,12 @@ impl Uring {
                 }
             }
         }
+        // After the event was cleared, which they signal when there is something to take.
+        if let Some(workers) = &self.workers {
+            let before = done.len();
+            workers.take_ended(done);
+            self.in_flight -= done.len() - before;
+        }
     }
 }
 
@@ -259,6 +247,7 @@ fn entry_for(op: &Op) -> squeue::Entry {
         (OpKind::Flush, _) => opcode::Fsync::new(fd)
             .flags(types::FsyncFlags::DATASYNC)
             .build(),
+        (OpKind::SetLength, _) => opcode::Ftruncate::new(fd, op.length).build(),
         (kind, _) => opcode::Fallocate::new(fd, op.length)
             .offset(op.offset)
             .mode(kind.fallocate_mode())
@@ -269,6 +258,11 @@ fn entry_for(op: &Op) -> squeue::Entry {
 impl Engine for Uring {
     unsafe fn submit(&mut self, token: Token, op: Op) {
         self.in_flight += 1;
+        if !self.is_for_ring(op.kind) {
+            let workers = Workers::of(&mut self.workers, &self.event);
+            // SAFETY: passed on.
+            return unsafe { workers.submit([(token, op)]) };
+        }
         self.has_queued = true;
         let entry = entry_for(&op);
         self.push(match op.force_async && self.has_threads {
@@ -361,7 +355,7 @@ impl Engine for Uring {
 mod tests {
     //! Guards against completions that are lost when there are more of them
     //! than either queue of the ring holds.
-    use super::super::engine::tests::reads_in_flight;
+    use super::super::tests::reads_in_flight;
     use super::*;
 
     #[test]

@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use super::super::extent::{self, StorageExtent};
+
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
@@ -32,10 +34,16 @@ pub enum OpKind {
     /// Allocates `length` bytes without changing what they read as
     /// (`fallocate(2)`, mode 0).
     Allocate,
+    /// Makes the storage `length` bytes long; new bytes read as zeroes (`ftruncate(2)`).
+    SetLength,
+    /// Finds out whether there is data at `offset`, which is inside the storage, and how far. The
+    /// answer is written to the memory ([`StorageExtent::put`]). A storage that knows no holes
+    /// ends with 0 bytes.
+    Extent,
 }
 
 /// One operation. The memory it names is valid until the operation completes;
-/// see [`Engine::submit`](super::engine::Engine::submit).
+/// see [`Engine::submit`](super::Engine::submit).
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// What to do.
@@ -54,7 +62,7 @@ pub struct Op {
     /// Whether it goes through the page cache.
     pub buffered: bool,
     /// Whether io_uring is to have a thread of the kernel execute it
-    /// ([`QueueOptions::force_async`](super::QueueOptions::force_async)).
+    /// ([`QueueOptions::force_async`](crate::storage::QueueOptions::force_async)).
     pub force_async: bool,
 }
 
@@ -64,7 +72,12 @@ unsafe impl Send for Op {}
 
 impl Op {
     /// One that moves no bytes, or has no memory yet.
-    pub(super) fn without_memory(kind: OpKind, fd: RawFd, offset: u64, length: u64) -> Op {
+    pub(in super::super) fn without_memory(
+        kind: OpKind,
+        fd: RawFd,
+        offset: u64,
+        length: u64,
+    ) -> Op {
         Op {
             kind,
             fd,
@@ -80,8 +93,22 @@ impl Op {
     /// Does the operation on this thread and returns the bytes moved.
     ///
     /// # Safety
-    /// The promise of [`Engine::submit`](super::engine::Engine::submit) holds.
+    /// The promise of [`Engine::submit`](super::Engine::submit) holds.
     pub unsafe fn perform(&self) -> io::Result<usize> {
+        if self.kind == OpKind::Extent {
+            let answer = extent::of_file(self.fd, self.offset)?.encode();
+            debug_assert_eq!(
+                (self.segments, self.length),
+                (1, StorageExtent::SIZE as u64)
+            );
+            // SAFETY: the memory has this length, as the caller promises.
+            unsafe {
+                self.memory
+                    .cast::<[u8; StorageExtent::SIZE]>()
+                    .write_unaligned(answer)
+            };
+            return Ok(answer.len());
+        }
         loop {
             // SAFETY: passed on to the caller.
             let result = unsafe { self.call() };
@@ -100,7 +127,7 @@ impl Op {
     ///
     /// # Safety
     /// As [`Op::perform`].
-    pub(super) unsafe fn complete(&self) -> i32 {
+    pub(in super::super) unsafe fn complete(&self) -> i32 {
         // SAFETY: passed on to the caller.
         match unsafe { self.perform() } {
             Ok(n) => i32::try_from(n).unwrap_or(i32::MAX),
@@ -115,7 +142,7 @@ impl Op {
     ///
     /// # Safety
     /// As [`Op::perform`].
-    pub(super) unsafe fn complete_cached(&self) -> Option<i32> {
+    pub(in super::super) unsafe fn complete_cached(&self) -> Option<i32> {
         let one = libc::iovec {
             iov_base: self.memory,
             iov_len: self.length as usize,
@@ -158,6 +185,7 @@ impl Op {
                     libc::pwritev2(self.fd, iov, count, offset, libc::RWF_DSYNC)
                 }
                 (OpKind::Flush, _) => libc::fdatasync(self.fd) as libc::ssize_t,
+                (OpKind::SetLength, _) => libc::ftruncate(self.fd, length) as libc::ssize_t,
                 (kind, _) => {
                     libc::fallocate(self.fd, kind.fallocate_mode(), offset, length) as libc::ssize_t
                 }

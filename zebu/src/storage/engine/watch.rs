@@ -8,8 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::epoll;
 
-use super::engine::{Completion, Interest, Notify, Token};
-use super::uring::EventFd;
+use super::eventfd::EventFd;
+use super::{Completion, Interest, Notify, Token};
 
 /// How many entries of the engine without waiting may pass before descriptors
 /// are looked at. Each look is a system call, and a busy caller asks often.

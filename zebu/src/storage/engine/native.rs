@@ -1,9 +1,8 @@
 //! The `native` engine: Linux AIO (`io_submit(2)`, `io_getevents(2)`).
 //!
 //! Completions are read from the ring that the kernel maps into the process,
-//! as fio and QEMU do, so that a system call is made only to wait. Range
-//! operations (`fallocate(2)`) do not exist in this interface and are done
-//! when they are taken.
+//! as fio and QEMU do, so that a system call is made only to wait. Operations that this
+//! interface does not have (`fallocate(2)`, `ftruncate(2)`, `lseek(2)`) are done by workers.
 #![allow(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -12,9 +11,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::engine::{Completion, Engine, Interest, Notify, Token};
+use super::eventfd::EventFd;
 use super::op::{Op, OpKind};
-use super::uring::EventFd;
+use super::workers::Workers;
+use super::{Completion, Engine, Interest, Notify, Token};
 
 /// Operations in the kernel at once; the rest wait here.
 const DEPTH: usize = 256;
@@ -107,8 +107,10 @@ pub struct Native {
     /// Taken and not yet in the kernel.
     backlog: VecDeque<Iocb>,
     in_kernel: usize,
-    /// Done when taken, or refused by the kernel.
+    /// Refused by the kernel, or cancelled.
     ended_early: Vec<Completion>,
+    /// For the operations that the kernel's interface does not have.
+    workers: Option<Workers>,
     /// Waits for descriptors. `io_cancel(2)` names one by its address, so each
     /// has one of its own until it ends.
     watches: HashMap<Token, Box<Iocb>>,
@@ -137,6 +139,7 @@ impl Native {
             backlog: VecDeque::new(),
             in_kernel: 0,
             ended_early: Vec::new(),
+            workers: None,
             watches: HashMap::new(),
         })
     }
@@ -322,8 +325,11 @@ impl Engine for Native {
                 }
                 self.backlog.push_back(iocb);
             }
-            // SAFETY: `submit` was promised that the memory stays valid.
-            None => self.ended_early.push((token, unsafe { op.complete() })),
+            None => {
+                let workers = Workers::of(&mut self.workers, &self.event);
+                // SAFETY: passed on.
+                unsafe { workers.submit([(token, op)]) };
+            }
         }
     }
 
@@ -381,6 +387,10 @@ impl Engine for Native {
             if !self.reap_mapped(done) && self.in_kernel > 0 {
                 self.get_events(0, done)?;
             }
+            // After the event was cleared, which they signal when there is something to take.
+            if let Some(workers) = &self.workers {
+                workers.take_ended(done);
+            }
             let woken = wait && !self.wake_armed;
             if !wait || woken || done.len() > before {
                 return Ok(());
@@ -437,7 +447,7 @@ impl Drop for Native {
 #[cfg(test)]
 mod tests {
     //! Guards against operations that are lost while they wait for space.
-    use super::super::engine::tests::reads_in_flight;
+    use super::super::tests::reads_in_flight;
     use super::*;
 
     #[test]

@@ -2,6 +2,14 @@
 //! implement, and the choice between them.
 #![allow(unsafe_code)]
 
+mod eventfd;
+mod native;
+mod op;
+mod threads;
+mod uring;
+mod watch;
+mod workers;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
@@ -10,10 +18,10 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::native::Native;
-use super::op::Op;
-use super::threads::Threads;
-use super::uring::Uring;
+use native::Native;
+pub use op::{Op, OpKind};
+use threads::Threads;
+use uring::Uring;
 
 /// Names an operation between submission and completion.
 pub type Token = u32;
@@ -187,11 +195,10 @@ impl FromStr for EngineKind {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     //! Guards against an operation that is lost or reported twice when there
     //! are more than an engine takes at once, and against a wait that another
     //! thread cannot end.
-    use super::super::op::OpKind;
     use super::*;
     use std::io::Write;
     use std::os::fd::AsRawFd;
@@ -200,7 +207,7 @@ pub(super) mod tests {
 
     /// Reads `count` blocks of a file that says in each which one it is, all
     /// in flight together, and checks that each ends once with its bytes.
-    pub(in super::super) fn reads_in_flight(engine: &mut dyn Engine, count: u32) {
+    pub(super) fn reads_in_flight(engine: &mut dyn Engine, count: u32) {
         const BLOCK: usize = 64;
         let mut file = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..count)
@@ -227,6 +234,16 @@ pub(super) mod tests {
         let expected: Vec<_> = (0..count).map(|token| (token, BLOCK as i32)).collect();
         assert_eq!(done, expected);
         assert!(memory == content);
+    }
+
+    /// The next operation that ends.
+    pub(super) fn waits_for(engine: &mut dyn Engine) -> Completion {
+        let mut done = Vec::new();
+        while done.is_empty() {
+            engine.poll(true, &mut done).unwrap();
+        }
+        assert_eq!(done.len(), 1);
+        done[0]
     }
 
     #[test]
