@@ -460,7 +460,11 @@ impl World {
             self.touched.fill(true);
             if self.kind.version == 2 && rng.one_in(2) {
                 shell.note("# the extra data of the snapshots is taken away".into());
-                return make_snapshots_old(&self.path(shell));
+                make_snapshots_old(&self.path(shell))?;
+                // Version 3 needs what is missing now.
+                if rng.one_in(2) {
+                    return self.amend(shell, rng);
+                }
             }
             return Ok(());
         }
@@ -584,7 +588,8 @@ impl World {
     fn amend(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let mut options = Vec::new();
         let mut version = self.kind.version;
-        if rng.one_in(2) {
+        let has_old_snapshots = version == 2 && !self.snaps.is_empty();
+        if has_old_snapshots || rng.one_in(2) {
             version = 2 + rng.below(2) as u32;
             options.push(format!("compat={}", ["0.10", "1.1"][version as usize - 2]));
         }
