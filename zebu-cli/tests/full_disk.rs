@@ -88,6 +88,74 @@ fn writes_to_a_full_file_system() {
     }
 }
 
+/// Each change of the whole image where nothing can be allocated: one that needs no space
+/// succeeds, and one that fails has changed nothing.
+#[test]
+fn changes_on_a_full_file_system() {
+    let mut cases = 0;
+    for (block, options) in [
+        ("1024", "cluster_size=512"),
+        ("1024", "cluster_size=4k,preallocation=metadata"),
+        ("1024", "cluster_size=8k"),
+        ("1024", "cluster_size=64k,extended_l2=on"),
+        ("4096", "cluster_size=1k,preallocation=metadata"),
+        ("4096", "cluster_size=16k,refcount_bits=1"),
+    ] {
+        for (change, must_succeed) in [
+            ("resize -q --shrink small/disk 16777728", true),
+            ("resize -q --shrink small/disk 1049088", true),
+            ("resize -q small/disk +16M", false),
+            ("snapshot -q -c s small/disk", false),
+            ("amend -q -o compat=1.1,lazy_refcounts=on small/disk", false),
+            (
+                "io -t none -c 'truncate 9437696' -c 'write -P 7 0 4k' small/disk",
+                true,
+            ),
+        ] {
+            let what = format!("blocks of {block}, {options}: {change}");
+            let lab = Lab::new();
+            std::fs::create_dir(lab.path("small")).expect("folder");
+            let file = std::fs::File::create(lab.path("fs")).expect("file");
+            file.set_len(24 << 20).expect("length");
+            let mke2fs = ["-q", "-F", "-t", "ext4", "-b", block, "-m", "0", "fs"];
+            let made = lab.run("/sbin/mke2fs".as_ref(), &mke2fs, b"", &Limits::default());
+            made.ok("mke2fs");
+            lab.qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, "disk", "32M"])
+                .ok(&what);
+            lab.qemu_io(&["-f", "qcow2", "-c", "write -P 5 0 1M", "disk"])
+                .ok(&what);
+            let rest = format!(
+                "cp --sparse=always disk small/disk && sync && {{ cat /dev/zero >small/fill; \
+                 dd if=/dev/zero of=small/fill2 bs=1k; sync; \"$0\" {change}; \
+                 echo status $?; rm small/fill; }}"
+            );
+            let Some(answer) = in_small(&lab, &rest, &[]) else {
+                println!("skipped: no loop devices or mount namespaces here");
+                return;
+            };
+            let succeeded = answer.out.contains("status 0\n");
+            assert!(succeeded || !must_succeed, "{what}: {answer:#?}");
+            in_small(&lab, "cp small/disk copy", &[]).expect("mounted before");
+            let check = lab.qemu_img(&["check", "-q", "-f", "qcow2", "copy"]);
+            assert!(
+                matches!(check.status, 0 | 3) && !(succeeded && check.status == 3),
+                "{what}: {check:#?}"
+            );
+            let info = lab.qemu_img(&["info", "copy"]).ok(&what);
+            let unchanged = info.out.contains("32 MiB (33554432 bytes)");
+            assert!(succeeded || unchanged, "{what}: {info:#?}");
+            let read = ["-f", "qcow2", "-c", "read -P 5 4k 1020k", "copy"];
+            let read = lab.qemu_io(&read).ok(&what);
+            assert!(
+                !read.out.contains("verification failed"),
+                "{what}: {read:#?}"
+            );
+            cases += 1;
+        }
+    }
+    println!("cases: {cases} changes on full file systems");
+}
+
 /// Runs the program where no file may be longer than some KiB.
 fn limited(lab: &Lab, kib: u64, args: &[&str]) -> common::Answer {
     // POSIX counts in blocks of 512 bytes, bash in KiB.

@@ -56,7 +56,7 @@ fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
 impl Device {
     /// Gives the disk another size in bytes, a multiple of 512. What is behind
     /// a smaller one is lost; what a larger one adds reads as zeroes, and is
-    /// preallocated as asked. Durable on return.
+    /// preallocated as asked. Durable on return; of a raw image with the next flush.
     ///
     /// After an error the disk has its old size, and the space of a larger one is
     /// freed. (After an error that makes every further write fail, the header may
@@ -91,10 +91,7 @@ impl Device {
             ));
         }
         match self.top_for_writing(0, 0)? {
-            Top::Raw(_) => {
-                self.resize_raw(queue, size, preallocation).await?;
-                self.flush(queue).await
-            }
+            Top::Raw(_) => self.resize_raw(queue, size, preallocation).await,
             Top::Qcow2(_) if size < old => self.shrink(queue, size).await,
             Top::Qcow2(_) => self.grow(queue, size, preallocation).await,
         }

@@ -19,13 +19,13 @@
 //! One commit runs at a time. A flush that finds one running waits for it, and
 //! then one commit serves all that wait.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Image;
 use super::frees::Freed;
 use super::refcounts::Writing as RefcountWriting;
-use super::space::PIECE;
 use super::table::Slice;
 use super::writer::{FailOnDrop, Writer};
 use crate::broken::{Rule, is_broken};
@@ -181,11 +181,10 @@ impl Image {
         let geometry = &self.geometry;
         let slice_bytes = self.slice_entries * geometry.l2_entry_size();
         let table = self.l1_offset();
-        // A piece is inside the table's clusters.
-        let piece = PIECE.min(geometry.cluster_size());
-        let mut l1: Vec<u64> = frozen.l1.iter().map(|i| i / (piece / 8)).collect();
+        let mut l1: Vec<Range<u64>> = frozen.l1.iter().map(|i| self.l1_piece(*i)).collect();
         l1.dedup();
-        let length = frozen.slices.len() * slice_bytes + l1.len() * piece as usize;
+        let l1_bytes: u64 = l1.iter().map(|piece| piece.end - piece.start).sum();
+        let length = frozen.slices.len() * slice_bytes + l1_bytes as usize;
         let mut batch = Batch {
             buffer: Buffer::new(length),
             pieces: Vec::new(),
@@ -199,12 +198,12 @@ impl Image {
                 .push((self.slice_host(*number), at, slice_bytes));
             at += slice_bytes;
         }
-        for index in l1 {
-            let bytes = &mut batch.buffer[at..at + piece as usize];
-            self.l1.encode(index * (piece / 8), bytes);
-            let place = (table + index * piece, at, piece as usize);
-            batch.pieces.push(place);
-            at += piece as usize;
+        for piece in l1 {
+            let length = (piece.end - piece.start) as usize;
+            self.l1
+                .encode(piece.start / 8, &mut batch.buffer[at..at + length]);
+            batch.pieces.push((table + piece.start, at, length));
+            at += length;
         }
         batch
     }
@@ -239,7 +238,7 @@ impl Image {
         if !is_broken(Rule::BlockBeforeTable) {
             self.flush_file(queue, &*self.file).await?;
         }
-        let piece = PIECE.min(self.geometry.cluster_size());
+        let piece = self.table_piece();
         new.sort_unstable();
         new.dedup_by_key(|index| *index / (piece / 8));
         for index in new {

@@ -21,7 +21,10 @@ const LARGE: u64 = 16 << 10;
 /// the first of them this many bytes are taken.
 const AHEAD: u64 = 1 << 20;
 /// Bytes of a piece of an L1 or refcount table that are written together.
-pub(super) const PIECE: u64 = 4096;
+const PIECE: u64 = 4096;
+
+/// Bytes that a disk writes as a whole.
+const SECTOR: u64 = 512;
 
 /// The range of the file that was taken for small tables last.
 #[derive(Debug, Default)]
@@ -107,20 +110,33 @@ impl Image {
     /// Takes the space of the piece of the L1 table with entry `index`, unless
     /// there is something in it: then it was written.
     pub(super) async fn reserve_l1_entries(&self, queue: &Queue, index: u64) -> Result<()> {
-        let piece = self.table_piece();
-        let first = index / (piece / 8) * (piece / 8);
-        let last = (first + piece / 8).min(self.l1.len() as u64);
-        if (first..last).any(|entry| self.l1.get(entry).raw_offset().0 != 0) {
+        let piece = self.l1_piece(index);
+        let entries = piece.start / 8..(piece.end / 8).min(self.l1.len() as u64);
+        if (entries.into_iter()).any(|entry| self.l1.get(entry).raw_offset().0 != 0) {
             return Ok(());
         }
-        let start = self.l1_offset() + first * 8;
-        take(&*self.file, queue, &(start..start + piece)).await?;
+        let table = self.l1_offset();
+        take(
+            &*self.file,
+            queue,
+            &(table + piece.start..table + piece.end),
+        )
+        .await?;
         Ok(())
+    }
+
+    /// The bytes of the L1 table that are written together with entry `index`. They end with the
+    /// sector in which the table ends: what follows may be a hole of the file, without space.
+    pub(super) fn l1_piece(&self, index: u64) -> Range<u64> {
+        let piece = self.table_piece();
+        let start = index * 8 / piece * piece;
+        let end = (self.l1.len() as u64 * 8).next_multiple_of(SECTOR);
+        start..(start + piece).min(end)
     }
 
     /// Bytes of a piece of an L1 or refcount table: inside the table's
     /// clusters.
-    fn table_piece(&self) -> u64 {
+    pub(super) fn table_piece(&self) -> u64 {
         PIECE.min(self.geometry.cluster_size())
     }
 }
