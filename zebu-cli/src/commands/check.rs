@@ -101,8 +101,8 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
     }
 }
 
-/// Checks the image, or repairs it, and prints on standard error what is found.
-/// None: that cannot be done with its format.
+/// Checks or repairs the image, and prints errors on standard error. `None`: the format has no
+/// check.
 fn check(
     invocation: &Invocation,
     queue: &Queue,
@@ -210,7 +210,7 @@ fn to_text(report: &CheckReport) -> String {
     text
 }
 
-/// The keys in the order of qemu-img; counts of 0 are left out but for one.
+/// The keys in qemu-img's order. Counts of 0 are omitted, except for one.
 fn to_json(report: &CheckReport, name: &OsStr, format: &str) -> Value {
     let mut map = Map::new();
     let mut count = |key, value: u64| {

@@ -116,8 +116,7 @@ fn commit(
     Ok(0)
 }
 
-/// Which image of the chain `base` names; if it is not given, the one behind
-/// the top.
+/// The depth of the image that `base` names. Without it, the first backing file.
 fn base_depth(device: &Device, base: Option<&OsStr>) -> Option<usize> {
     let layers = device.layers();
     let Some(base) = base else {
@@ -126,8 +125,8 @@ fn base_depth(device: &Device, base: Option<&OsStr>) -> Option<usize> {
     (1..layers.len()).find(|depth| is_named(device, *depth, base))
 }
 
-/// Whether `name` is that of an image of the chain: as the one above it stores
-/// it, or as a path, seen from there.
+/// Whether `name` is the name of an image of the chain, as the image above stores it or as a path
+/// relative to that.
 fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
     let above = &device.layers()[depth - 1];
     if let Some(image) = above.as_qcow2()
@@ -141,7 +140,7 @@ fn is_named(device: &Device, depth: usize, name: &OsStr) -> bool {
     found.is_some() && found == same(device.layers()[depth].spec.file.path.clone())
 }
 
-/// The images above `depth`, and those from there on.
+/// The images above `depth`, and the others.
 fn cut(device: &Device, depth: usize) -> (ImageSpec, ImageSpec) {
     let chain = |layers: &[zebu::block::Layer]| {
         let mut specs = layers.iter().rev().map(|layer| layer.spec.clone());

@@ -121,13 +121,12 @@ fn create(
         output::say(&formatting(format, name, &options));
     }
     let image = NewImage::new(format, size, &options)?;
-    // Until here no file is changed, and the signals end the program by themselves.
+    // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
 }
 
-/// Opens the backing file unless disabled, and takes the size from it if
-/// none is given.
+/// Opens the backing file unless disabled. Without a given size, its size is used.
 fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,

@@ -37,8 +37,7 @@ struct Arguments {
     operands: Vec<OsString>,
 }
 
-/// The operands. `count` counts from the start of the input, also with `skip`:
-/// so does qemu-img.
+/// The operands. `count` is relative to the start of the input, also with `skip`, as in qemu-img.
 struct Operands {
     input: OsString,
     output: OsString,

@@ -39,14 +39,14 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// What is specific to qcow2, as lines for people; `io` shows them too.
+/// The part that is specific to qcow2, as text, also for `io`.
 pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<Vec<u8>> {
     let mut out = b"Format specific information:\n".to_vec();
     text::dump(&mut out, &report::specific(queue, image)?, 1);
     Ok(out)
 }
 
-/// The list of snapshots; `snapshot` shows it too.
+/// The list of snapshots, also for `snapshot`.
 pub fn snapshot_list(snapshots: &[Snapshot]) -> Vec<u8> {
     let mut out = Vec::new();
     text::snapshots(&mut out, snapshots);
@@ -84,7 +84,7 @@ fn collect(
     let mut name = name.to_owned();
     let mut seen = HashSet::new();
     let mut reports = Vec::new();
-    // Options that name a format are checked against it when they are read.
+    // Options are checked against the format that they name when they are parsed.
     let guessed = options.format.is_none()
         && source
             .resolve(None, None)

@@ -15,8 +15,8 @@ pub enum Next {
     Flush,
 }
 
-/// When the writes of one thread are flushed: each time that the number of
-/// those left is a multiple of the interval, as qemu-img does it.
+/// The flushes of one thread: one each time that the number of remaining writes is a multiple of
+/// the interval, as in qemu-img.
 pub struct FlushSchedule {
     interval: u64,
     drain: bool,
@@ -27,8 +27,8 @@ pub struct FlushSchedule {
 }
 
 impl FlushSchedule {
-    /// A flush after `interval` writes (0: none), which, with `drain`, waits
-    /// until none is in flight. `depth` writes at most are.
+    /// A flush after `interval` writes (0: none). With `drain` it waits until no write is in
+    /// flight. `depth` is the number of writes in flight.
     pub fn new(interval: u64, drain: bool, depth: u64) -> FlushSchedule {
         let places = match interval {
             0 => 0,
@@ -89,8 +89,7 @@ impl FlushSchedule {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a flush too few or too early: a run would measure
-    //! something else than it says.
+    //! Guards against missing or early flushes, which would falsify the measurement.
     use super::*;
 
     #[test]

@@ -1,8 +1,7 @@
-//! `bench`: how fast an image answers, as `qemu-img bench` measures it.
+//! `bench`: the speed of requests, measured as by `qemu-img bench`.
 //!
-//! The data path is the library's alone: each request in flight is a future
-//! with a buffer of its own that is reused for the next one. Nothing is
-//! allocated, locked or printed a request.
+//! Each request in flight is a future with its own buffer, both reused for the next one. Nothing is
+//! allocated, locked or printed for a request.
 
 mod flush_schedule;
 mod offsets;

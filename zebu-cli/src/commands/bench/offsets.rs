@@ -31,8 +31,8 @@ impl Offsets {
         }
     }
 
-    /// Where the next request starts. Steps wrap around at the end of the
-    /// disk, as qemu-img's do; a request may then reach past it, and fails.
+    /// The offset of the next request. Steps wrap around at the end of the disk, as in qemu-img,
+    /// where a request may reach past it and fail.
     pub fn next(&mut self) -> u64 {
         if let Some((state, blocks)) = &mut self.random {
             // xorshift64*.
@@ -56,8 +56,7 @@ impl Offsets {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against requests at other places than qemu-img's: the offsets
-    //! expected are those that qemu-img 10 was seen to read.
+    //! Guards against other offsets than those of qemu-img 10.
     use super::super::plan::tests::plan;
     use super::*;
 

@@ -83,7 +83,7 @@ impl Plan {
         Err(Failure::new(text))
     }
 
-    /// What thread `index` does: its share of the requests and of the depth.
+    /// The share of thread `index` in the requests and the depth.
     pub fn share(&self, index: u64) -> Plan {
         let part = |n: u64| n / self.threads + u64::from(index < n % self.threads);
         let before = (0..index).map(|i| self.share_of_count(i)).sum::<u64>();
@@ -149,8 +149,8 @@ fn integer(text: &str) -> Result<u64, SizeError> {
 
 #[cfg(test)]
 pub mod tests {
-    //! Guards against numbers that are taken otherwise than by qemu-img, and
-    //! against threads that do more or less than all together.
+    //! Guards against numbers that are parsed differently from qemu-img, and shares of threads that
+    //! do not add up.
     use clap::Parser;
 
     use super::*;

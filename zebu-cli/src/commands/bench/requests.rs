@@ -47,7 +47,7 @@ impl Share {
         Some(self.offsets.borrow_mut().next())
     }
 
-    /// Makes one read after another, as long as there are any.
+    /// Executes reads until there are none left.
     async fn read(self: Rc<Self>, mut buffer: Buffer) {
         while let Some(offset) = self.next() {
             let reading = self
@@ -59,7 +59,7 @@ impl Share {
         }
     }
 
-    /// Makes one write after another, as long as there are any, and flushes.
+    /// Executes writes and flushes until there are none left.
     async fn write(self: Rc<Self>, mut buffer: Buffer) {
         loop {
             self.schedule.wait().await;
@@ -159,7 +159,7 @@ fn touched(size: usize, byte: u8) -> Buffer {
     buffer
 }
 
-/// Makes all requests on this thread and returns how long that took.
+/// Executes all requests on this thread. Returns the time.
 pub fn measure(device: Arc<Device>, queue: Queue, plan: &Plan) -> Result<Duration, Failure> {
     let run = Run::new(device, queue, plan, 0);
     let start = Instant::now();

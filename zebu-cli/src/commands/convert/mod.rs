@@ -189,7 +189,7 @@ fn convert(
     });
     let error = match result {
         Ok(()) => return Ok(0),
-        // Refused before anything was written.
+        // Nothing was written yet.
         Err(e @ (ConvertError::TooLarge | ConvertError::NotCompressible)) => {
             return Err(Failure::new(e.to_string()));
         }

@@ -19,8 +19,8 @@ use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
 use crate::{objects, open, same_file, untrusted};
 
-/// Opens the target, and makes it before unless it is to be there. Says in
-/// `options` what is known of its content.
+/// Creates the target unless it must exist, and opens it. Sets what is known of its content in
+/// `options`.
 pub fn open(
     queue: &Queue,
     arguments: &Arguments,
@@ -34,7 +34,7 @@ pub fn open(
         name,
         sources,
         total: total(arguments, name, sources)?,
-        // Writes are aligned where all of the sources are.
+        // Writes are aligned if all sources are.
         aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
         concatenated: sources.len() > 1,
         cache: match &arguments.target_cache {
@@ -81,11 +81,11 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The cache modes to try. Without `-t` it is direct I/O where the file system has it
-    /// and the writes are whole blocks, else the page cache.
+    /// The cache modes to try. Without `-t`, direct I/O if the file system supports it and writes
+    /// are whole blocks, else the page cache.
     fn caches(&self, whole_blocks: bool) -> Vec<CacheMode> {
-        // Compressed clusters lie at any byte, and what the kernel copies (-C) passes through
-        // the page cache, or not at all.
+        // Compressed clusters are not aligned, and the kernel copies (-C) through the page cache or
+        // by sharing blocks.
         let is_direct = whole_blocks && !self.arguments.compress && !self.arguments.copy_range;
         match self.cache {
             Some(cache) => vec![cache],
@@ -94,7 +94,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Refuses files that a source is read from.
+    /// Refuses files that a source reads.
     fn check_not_read(&self, files: [Option<&FileSpec>; 2]) -> Result<(), Failure> {
         let mut files = files.into_iter().flatten();
         match files.any(|file| same_file::reads(self.sources, file)) {
@@ -148,7 +148,7 @@ impl Wanted<'_> {
         let device = self.open_device(&source, &self.caches(false), options)?;
         self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;
         self.check_size(device.size())?;
-        // What it holds past the end of its backing file may be anything.
+        // Its content past the end of the backing file is unknown.
         options.above_backing = self.arguments.backing.is_some();
         Ok(Target::Image(device))
     }
@@ -174,8 +174,8 @@ impl Wanted<'_> {
         self.arguments.backing_format.as_deref()
     }
 
-    /// The target, which lies on `backing`. In strict mode that is opened since
-    /// the user names it, not since the target does.
+    /// The target with `backing`. In strict mode the backing file is opened because the user named
+    /// it, not because the target does.
     fn source(&self, backing: Option<&OsStr>, format: Option<&str>) -> Source {
         let Some(backing) = backing.filter(|_| untrusted::is_on()) else {
             return Source::Name(self.name.to_owned());
@@ -252,7 +252,7 @@ impl Wanted<'_> {
         options.above_backing = backing.is_some();
         options.zero_from = match backing {
             Some(size) => Some(size),
-            // Without clusters it has nothing of what the device held.
+            // Without clusters, no former content of the device is visible.
             None => (files.are_zero() || !image.is_mapped()).then_some(0),
         };
         if format == Format::RAW {
@@ -265,7 +265,7 @@ impl Wanted<'_> {
         Ok(Target::Image(device))
     }
 
-    /// The options of the image, with those of the command among them.
+    /// The options of the image, including those of the command line.
     fn create_options(&self, format: Format) -> Result<CreateOptions, Failure> {
         let arguments = self.arguments;
         let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
@@ -294,7 +294,7 @@ impl Wanted<'_> {
         Err(Failure::new(why))
     }
 
-    /// Whether whole blocks are written, save for metadata.
+    /// Whether whole blocks are written, except for metadata.
     fn writes_are_aligned(&self, image: &NewImage) -> bool {
         let whole = match image {
             NewImage::Raw { .. } => true,
@@ -303,8 +303,7 @@ impl Wanted<'_> {
         self.aligned && whole
     }
 
-    /// Opens the backing file, if there is to be one, before anything that is
-    /// there is lost; its size.
+    /// Opens the backing file, if there is one, before existing data are lost. Returns its size.
     fn look_at_backing(
         &self,
         create: &CreateOptions,
@@ -332,7 +331,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Refuses a level that the codec does not have.
+    /// Refuses a compression level that the codec does not have.
     fn check_level(&self, kind: format::Compression) -> Result<(), Failure> {
         let Some(level) = self.arguments.level else {
             return Ok(());

@@ -207,7 +207,7 @@ impl Backing {
                 .ok(),
         };
         Some(Backing {
-            // A name that means nothing here is shown as it is.
+            // A name that cannot be resolved is printed as it is.
             full_name: resolved.map_or_else(|| name.clone(), |spec| spec.file.name().to_owned()),
             name,
             format: format.filter(|format| !format.is_empty()),

@@ -10,7 +10,8 @@ use super::report::{FileReport, Report};
 use crate::json::Value;
 use crate::{localtime, size};
 
-/// All reports, an empty line between them. Names are shown as they are, of any bytes.
+/// All reports, separated by empty lines. Names are printed as they are, also if they are not
+/// UTF-8.
 pub fn reports(reports: &[Report]) -> Vec<u8> {
     let texts: Vec<Vec<u8>> = reports.iter().map(report).collect();
     texts.join(&b'\n')
@@ -66,7 +67,7 @@ fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
     out.extend(name.as_bytes());
 }
 
-/// The file of an image, and those below.
+/// The file of an image, and the files below it.
 fn child(out: &mut Vec<u8>, file: &FileReport, above: &str, indent: &str) {
     let path = format!("{above}/{}", file.role);
     // A node with a file below is printed as an image.
@@ -136,7 +137,7 @@ pub fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
     }
 }
 
-/// The list of snapshots with its heads; nothing if there is none.
+/// The list of snapshots with its headings; empty without snapshots.
 pub fn snapshots(out: &mut Vec<u8>, list: &[Snapshot]) {
     if list.is_empty() {
         return;
@@ -174,7 +175,7 @@ fn padded(out: &mut Vec<u8>, text: &[u8], width: usize) {
     ));
 }
 
-/// A time that a guest ran: hours, minutes, seconds and milliseconds.
+/// The running time of a guest: hours, minutes, seconds and milliseconds.
 fn clock(nanoseconds: u64) -> String {
     let seconds = nanoseconds / 1_000_000_000;
     format!(

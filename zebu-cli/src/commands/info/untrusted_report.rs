@@ -1,5 +1,4 @@
-//! What `info --untrusted` adds: what the image would have made a program that
-//! trusts it open.
+//! The addition of `info --untrusted`: the files that the image refers to.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -25,8 +24,7 @@ struct Named {
     name: OsString,
     /// The format in the header. `None`: detected by its content.
     format: Option<String>,
-    /// The path that zebu would open, or the URI of an NBD server's export;
-    /// None of a name that it refuses.
+    /// The path that zebu would open, or the URI of an export. `None`: the name is refused.
     path: Option<OsString>,
 }
 

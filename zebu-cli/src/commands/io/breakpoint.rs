@@ -1,5 +1,4 @@
-//! Commands for breakpoints in requests, which images over the blkdebug driver
-//! have.
+//! Commands for breakpoints of the blkdebug driver.
 
 use std::time::Duration;
 
@@ -60,7 +59,7 @@ pub const COMMANDS: &[Command] = &[
 /// How often is looked whether a request is suspended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What fails on purpose below the image.
+/// The blkdebug driver below the image.
 fn blkdebug(session: &mut Session) -> Result<Option<&Blkdebug>, Failure> {
     Ok(session.image()?.device.top().file().blkdebug())
 }

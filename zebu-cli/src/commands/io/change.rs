@@ -1,5 +1,4 @@
-//! The commands that change the image otherwise than by writing data:
-//! discard, flush, truncate.
+//! The commands discard, flush and truncate.
 
 use zebu::block::Preallocation;
 
@@ -99,7 +98,7 @@ fn flush(session: &mut Session, _args: &[&str]) -> Outcome {
     image
         .queue
         .block_on(image.device.flush(&image.queue))
-        // qemu-io has no words for it on standard output.
+        // qemu-io prints nothing on standard output.
         .map_err(|error| Failure::Named(explain(&out, "flush", &error)))
 }
 

@@ -19,8 +19,7 @@ impl Content {
     /// The default pattern of writes.
     pub const DEFAULT: u8 = 0xcd;
 
-    /// What a file holds: its start, if it is longer than a request can be.
-    /// The error is a line.
+    /// The content of a file, up to the largest request. The error is a message.
     pub fn of_file(name: &OsStr) -> Result<Content, String> {
         let mut bytes = Vec::new();
         let read = File::open(name).and_then(|file| file.take(MAX_REQUEST).read_to_end(&mut bytes));

@@ -201,8 +201,7 @@ fn sigraise(session: &mut Session, args: &[&str]) -> Outcome {
         )));
     }
     session.out.flush();
-    // SAFETY: takes a number alone; this program handles no signals, so that
-    // no code of it runs but what follows.
+    // SAFETY: `raise` takes a number, and handlers of signals are async-signal-safe.
     #[allow(unsafe_code)]
     unsafe {
         libc::raise(signal as i32);

@@ -8,10 +8,9 @@ use super::report::is_filled_with;
 /// Bytes copied at once.
 const PIECE: u64 = 1 << 20;
 
-/// Copies what the image itself does not have of a range, in whole clusters
-/// (subclusters, where it has these).
+/// Copies the parts of a range that the image itself lacks, in whole clusters or subclusters.
 ///
-/// Nothing else may write to the device meanwhile.
+/// There must be no other write to the device meanwhile.
 pub async fn copy_up(device: &Device, queue: &Queue, offset: u64, length: u64) -> zebu::Result<()> {
     let Some(image) = device.top().as_qcow2() else {
         return Ok(());

@@ -19,8 +19,8 @@ pub enum Takes {
     ValueOrNothing,
 }
 
-/// Goes through the arguments of one program or command. They are `str`, or `OsStr` where
-/// there may be file names among them.
+/// An iterator over the options of one program or command. Arguments with file names are `OsStr`,
+/// others `str`.
 pub struct Getopt<'a, T: Word + ?Sized = str> {
     args: &'a [&'a T],
     /// Letters, one that takes a value followed by `:`.
@@ -66,7 +66,7 @@ impl<'a, T: Word + ?Sized> Getopt<'a, T> {
         }
     }
 
-    /// The arguments that are no options, once all options were taken.
+    /// The arguments that are not options. Must be called after the iteration.
     pub fn into_rest(self) -> Vec<&'a T> {
         self.rest
     }
@@ -79,7 +79,7 @@ impl<'a, T: Word + ?Sized> Getopt<'a, T> {
     }
 
     fn short_option(&mut self, word: &'a T) -> Result<Given<'a, T>, String> {
-        // What is no UTF-8 is no option either, and ends the word.
+        // What is not UTF-8 is not an option and ends the word.
         let letters = word.as_ref().to_string_lossy();
         let letter = letters.chars().next().unwrap_or_default();
         let length = letter.len_utf8();

@@ -15,20 +15,20 @@ use crate::{open, untrusted};
 
 /// Requests in flight at most; a further one waits for all of them.
 const MAX_IN_FLIGHT: usize = 1024;
-/// Bytes of requests in flight at most, unless one alone has more.
+/// Bytes of requests in flight at most, unless a single one has more.
 const MAX_BYTES_IN_FLIGHT: usize = 256 << 20;
 /// The largest buffer kept for the next request.
 const MAX_SPARE: usize = 1 << 20;
 
-/// The image that is open.
+/// The open image.
 pub struct OpenImage {
-    /// What drives its requests.
+    /// The queue of its requests.
     pub queue: Queue,
     /// The image.
     pub device: Rc<Device>,
-    /// How it was opened.
+    /// The options that it was opened with.
     pub opening: Opening,
-    /// Where writes go instead, with `-s`.
+    /// The overlay that writes go to, with `-s`.
     pub overlay: Option<Rc<Overlay>>,
     in_flight: Vec<Handle<()>>,
     bytes_in_flight: usize,
@@ -183,7 +183,7 @@ impl OpenImage {
         }));
     }
 
-    /// Before a range is read: copies it into the image, with `-C`.
+    /// With `-C`, copies a range into the image before it is read.
     pub fn copy_up(&mut self, offset: u64, length: u64) -> zebu::Result<()> {
         if !self.opening.copy_on_read {
             return Ok(());
@@ -194,7 +194,7 @@ impl OpenImage {
         self.queue.block_on(copying)
     }
 
-    /// Gives the disk another size, once what is in flight has ended.
+    /// Resizes the disk after requests in flight have ended.
     pub fn resize(&mut self, size: u64, preallocation: Preallocation) -> zebu::Result<()> {
         if self.device.top().format() == Format::QCOW2 && !size.is_multiple_of(512) {
             let text = "The new size must be a multiple of 512";
@@ -204,7 +204,7 @@ impl OpenImage {
         queue.block_on(device.resize(queue, size, preallocation))
     }
 
-    /// Writes to the VM state, once what is in flight has ended.
+    /// Writes to the VM state after requests in flight have ended.
     pub fn write_vm_state(
         &mut self,
         position: u64,
@@ -219,7 +219,7 @@ impl OpenImage {
         }
     }
 
-    /// The device for a change that nothing else may go on beside.
+    /// The device for a change that needs exclusive access.
     fn own_device(&mut self) -> zebu::Result<(&mut Device, &Queue)> {
         self.finish_all();
         match Rc::get_mut(&mut self.device) {
@@ -228,9 +228,9 @@ impl OpenImage {
         }
     }
 
-    /// Ends the use of the image: everything is durable afterwards.
+    /// Closes the image. Everything is durable afterwards.
     pub fn close(mut self) -> zebu::Result<()> {
-        // What is suspended would wait for ever.
+        // Suspended requests would wait for ever.
         if let Some(debug) = self.device.top().file().blkdebug() {
             debug.resume_all();
         }

@@ -1,5 +1,5 @@
-//! Standard input, read by a thread of its own, so that requests in flight go
-//! on while the session waits for the next command.
+//! Standard input, read by a thread, so that requests in flight proceed while the session waits for
+//! a command.
 
 use std::ffi::{OsStr, OsString};
 use std::future::poll_fn;
@@ -12,8 +12,7 @@ use std::thread;
 
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
-/// A line longer than this is cut: it is no command, and must not fill the
-/// memory.
+/// Longer lines are cut, to bound the memory. They are not commands.
 const MAX_LINE: usize = 256 << 10;
 
 /// The waker for when something has arrived.
@@ -55,8 +54,8 @@ impl Input {
         self.ended || rest.contains(&b'\n') || rest.len() > MAX_LINE
     }
 
-    /// The next line, without its end; None at the end of the input. Lines
-    /// that have not come yet are not waited for: see [`Input::is_ready`].
+    /// The next line, without its end; `None` at the end of the input. Does not wait: see
+    /// [`Input::is_ready`].
     pub fn take_line(&mut self) -> Option<OsString> {
         let rest = &self.buffer[self.start..];
         let (length, skip) = match rest.iter().position(|b| *b == b'\n') {
@@ -79,8 +78,7 @@ impl Input {
         }
     }
 
-    /// Waits until the next line is there while the queue that drives this
-    /// future drives other requests too.
+    /// Waits for the next line while the queue that drives this future drives other requests, too.
     pub async fn wait_beside(&mut self) {
         while !self.is_ready() {
             let (chunks, waiting) = (&self.chunks, &self.waiting);
@@ -107,7 +105,7 @@ impl Input {
     }
 }
 
-/// Forwards what arrives, until the end or until the receiver is gone.
+/// Forwards the input until its end, or until the receiver was dropped.
 fn feed(sender: SyncSender<Vec<u8>>, waiting: &Waiting) {
     let mut stdin = io::stdin().lock();
     loop {
@@ -119,7 +117,7 @@ fn feed(sender: SyncSender<Vec<u8>>, waiting: &Waiting) {
     }
 }
 
-/// What comes next; empty at the end and after an error, which ends it too.
+/// The next bytes; empty at the end and after an error.
 fn read_chunk(stdin: &mut impl Read) -> Vec<u8> {
     let mut chunk = vec![0; CHUNK];
     loop {

@@ -121,9 +121,8 @@ fn open_first(session: &mut Session, opening: &Opening) -> command::Outcome {
     }
 }
 
-/// Runs lines of the language on a device that the caller has opened for
-/// writing with `queue`, and prints nothing. Whether all succeeded. Lines may do
-/// what they say: open files, wait, end the process.
+/// Runs lines of the language on a device that was opened for writing with `queue`, and prints
+/// nothing. Returns whether all succeeded. Lines may open files, wait, and end the process.
 pub fn run_on(queue: Queue, device: Device, lines: &str) -> bool {
     let mut session = Session::silent(&table::COMMANDS);
     let opening = Opening::default();

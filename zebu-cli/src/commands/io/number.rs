@@ -1,5 +1,4 @@
-//! Numbers as qemu-io reads them, and sizes as it shows them. Sizes are read
-//! as everywhere in the program: [`crate::size`].
+//! Numbers as qemu-io parses them, and sizes as it prints them. [`crate::size`] parses sizes.
 
 /// The largest number of bytes of one request: QEMU's limit, a multiple of 512
 /// below 2^31.
@@ -49,8 +48,7 @@ pub fn human_size(bytes: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against numbers that mean something else than in qemu-io; the
-    //! expectations are what qemu-io 10 was seen to do.
+    //! Guards against numbers with another meaning than in qemu-io 10.
     use super::*;
     use crate::size::{SizeError, parse as parse_size};
 

@@ -1,4 +1,4 @@
-//! What to open, and how.
+//! The image to open, and the options of opening.
 
 use std::ffi::{OsStr, OsString};
 
@@ -7,7 +7,7 @@ use zebu::storage::{CacheMode, EngineKind};
 
 use crate::file_name::as_value;
 
-/// What to open, and how.
+/// The image to open, and the options of opening.
 #[derive(Clone, Debug, Default)]
 pub struct Opening {
     /// The file name.
@@ -35,8 +35,8 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Takes one of the options that the program and `open` have in common;
-    /// others give None. The error is a line to follow the program's name.
+    /// Sets one of the options that the program and `open` share; `None` for others. The error is a
+    /// message.
     pub fn set(&mut self, letter: char, value: Option<&OsStr>) -> Option<Result<(), String>> {
         let value = value.unwrap_or_default().to_string_lossy();
         match letter {
@@ -104,8 +104,7 @@ pub fn changed(source: Source, changes: &[(String, OsString)]) -> Source {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a reopened image that is another one, or has lost the
-    //! options that it was opened with.
+    //! Guards against reopening another image, or losing the options that it was opened with.
     use super::*;
 
     #[test]

@@ -1,5 +1,4 @@
-//! Standard output, written in large pieces: a script of many commands must
-//! not cost a system call a line.
+//! Standard output, written in large pieces to save system calls.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::{Arguments, Display};
@@ -39,8 +38,8 @@ impl Output {
         }))
     }
 
-    /// Writes text. As with qemu-io, commands go on where standard output is closed or
-    /// full, and the exit status is theirs.
+    /// Writes text. As in qemu-io, a closed or full standard output affects neither commands nor
+    /// the exit status.
     pub fn print(&self, text: Arguments<'_>) {
         self.write(|out| out.write_fmt(text));
     }
@@ -57,8 +56,7 @@ impl Output {
         }
     }
 
-    /// Says that the session waits for input with nothing else to do: what is
-    /// printed meanwhile is shown at once.
+    /// Marks that the session waits for input. Text that is printed meanwhile is written at once.
     pub fn set_waiting(&self, waiting: bool) {
         self.0.waiting.set(waiting);
         if waiting {

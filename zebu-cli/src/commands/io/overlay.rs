@@ -28,14 +28,16 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// An empty one over the image that `opening` names. The error is what
-    /// fits after `can't open device NAME: `.
+    /// Creates an empty overlay over the image that `opening` names.
+    ///
+    /// # Errors
+    ///
+    /// The text that follows `can't open device NAME: `.
     pub fn new(opening: &Opening) -> Result<Overlay, String> {
         let queue = Queue::new(QueueOptions::default()).map_err(|e| e.to_string())?;
         let base = look_at(&queue, opening)?;
         let (name, backing) = match opening.source() {
-            // In strict mode nothing is opened that an image names, be it this
-            // one.
+            // In strict mode no name in an image is followed, not even in this one.
             Source::Name(name) if untrusted::is_on() => (None, {
                 let format = base.top().format().name();
                 let mut options = OsString::from(format!("driver={format},file.filename="));
@@ -74,8 +76,7 @@ impl Overlay {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// How to open it. Nothing in it outlives the process, so that nothing
-    /// need be flushed.
+    /// The name by which it is opened. Flushes are ignored, since it does not outlive the process.
     pub fn source(&self) -> Source {
         let path = self.path();
         let own = format!("driver=qcow2,file.filename={path},cache.direct=off,cache.no-flush=on");
@@ -85,7 +86,7 @@ impl Overlay {
     }
 }
 
-/// The metadata of the image behind.
+/// Opens the backing image for its metadata.
 fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
     let format = match &opening.format {
         Some(name) => Some(name.parse().map_err(|e: zebu::Error| e.to_string())?),
@@ -117,8 +118,7 @@ fn absolute(name: &OsStr) -> OsString {
     }
 }
 
-/// The options of an image as those of the image behind another one, each
-/// after a comma.
+/// The options of an image as those of a backing file, each after a comma.
 fn under_backing(text: &OsStr) -> OsString {
     let mut all = OsString::new();
     let mut rest = text.as_bytes();

@@ -132,7 +132,7 @@ impl Flags {
         Ok((flags, options.into_rest()))
     }
 
-    /// What to do with the `count` bytes that are read.
+    /// What to do with the `count` bytes of a read.
     fn report(&self, offset: u64, count: usize) -> Result<Report, Failure> {
         let skip = self.skip.unwrap_or(0);
         let length = self

@@ -96,7 +96,7 @@ impl Flags {
         }
     }
 
-    /// What the image is opened by from now on.
+    /// The options by which the image is opened from now on.
     fn apply(self, image: &OpenImage) -> Result<Opening, String> {
         let mut opening = image.opening.clone();
         if let Some(read_only) = self.read_only {
@@ -200,7 +200,7 @@ fn reopen(session: &mut Session, args: &[&OsStr]) -> Outcome {
     exchange(session, &opening).map_err(Failure::Named)
 }
 
-/// Closes the image and opens it as `opening` says, or else as before.
+/// Closes the image and opens it by `opening`. If that fails, opens it as before.
 fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     let Some(image) = session.image.take() else {
         return Ok(());
@@ -223,8 +223,8 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against options that are read otherwise than when the image is
-    //! opened, and against a reopen that turns the image into another one.
+    //! Guards against options that are parsed differently from `open`, and against reopening
+    //! another image.
     use super::*;
 
     #[test]

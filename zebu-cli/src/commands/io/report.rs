@@ -22,7 +22,7 @@ pub struct Statistics {
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A clock too coarse to see the request must not divide by zero.
+        // The clock may be too coarse for the request.
         let seconds = self.time.as_secs_f64().max(1e-9);
         let (rate, requests) = (self.bytes as f64 / seconds, 1.0 / seconds);
         let bytes = self.bytes;
@@ -63,7 +63,7 @@ fn long_time(time: Duration) -> String {
     )
 }
 
-/// The line that a pattern that is not there gives.
+/// The message about a pattern that was not found.
 pub fn pattern_failure(offset: u64, length: usize) -> String {
     format!("Pattern verification failed at offset {offset}, {length} bytes")
 }
@@ -102,8 +102,7 @@ impl fmt::Display for Dump<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against lines that scripts written for qemu-io do not find; the
-    //! expectations have the form of what qemu-io 10 was seen to print.
+    //! Guards against lines in another form than those of qemu-io 10.
     use super::*;
 
     fn statistics(bytes: u64, millis: u64, machine: bool) -> String {

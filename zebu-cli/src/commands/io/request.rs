@@ -78,8 +78,7 @@ impl Request {
         Ok(())
     }
 
-    /// Makes the request, which is reported when it has ended. The command
-    /// itself succeeds.
+    /// Starts the request, which is reported when it has ended. The command itself succeeds.
     pub fn start(self, session: &mut Session) -> Outcome {
         let out = session.out.clone();
         let image = session.image()?;

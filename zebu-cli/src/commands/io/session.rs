@@ -1,5 +1,4 @@
-//! A session: the image that is open, the requests in flight on it, and the
-//! commands one after another.
+//! A session: the open image, its requests in flight, and the execution of commands.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -23,7 +22,7 @@ pub struct Session {
     pub program: String,
     /// Where everything is printed.
     pub out: Output,
-    /// The image that is open.
+    /// The open image.
     pub image: Option<OpenImage>,
     /// The session is to end.
     pub quit: bool,
@@ -75,8 +74,7 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the image, once what is in flight has ended and everything is
-    /// durable.
+    /// Closes the image after requests in flight have ended. Everything is durable afterwards.
     pub fn close(&mut self) -> Outcome {
         match self.image.take() {
             Some(image) => image
@@ -86,12 +84,12 @@ impl Session {
         }
     }
 
-    /// The image that is open.
+    /// The open image.
     pub fn image(&mut self) -> Result<&mut OpenImage, Failure> {
         self.image.as_mut().ok_or_else(no_file)
     }
 
-    /// The image that is open, if it may be changed.
+    /// The open image, if it is writable.
     pub fn image_to_write(&mut self) -> Result<&mut OpenImage, Failure> {
         match self.image()? {
             image if image.opening.read_only => {
@@ -101,8 +99,8 @@ impl Session {
         }
     }
 
-    /// Prints what a failure is to print, and remembers that there was one.
-    /// `name` and `usage` are those of the command.
+    /// Prints a failure, and notes it for the exit status. `name` and `usage` are those of the
+    /// command.
     pub fn fail(&mut self, failure: Failure, name: &str, usage: &str) {
         self.failed = true;
         match failure {
@@ -189,7 +187,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for a line, with everything printed and requests going on.
+    /// Waits for a line. Output is flushed, and requests in flight proceed.
     fn wait_for_line(&mut self, input: &mut Input) {
         if let Some(image) = &self.image {
             image.advance();

@@ -69,7 +69,7 @@ pub fn failed(verb: &str, errno: i32) -> String {
     format!("{verb} failed: {}", strerror(errno))
 }
 
-/// The line that QEMU prints; what an image has wrong goes to standard error.
+/// The message of QEMU. Errors of the image are printed on standard error.
 pub fn explain(out: &Output, verb: &str, error: &Error) -> String {
     if !matches!(error, Error::Io(_)) {
         out.error(error);

@@ -1,5 +1,4 @@
-//! Commands for zoned devices: known, so that a script gets the answer that
-//! it gets from any image that has no zones.
+//! Commands for zoned devices. They fail as with any image without zones.
 
 use super::command::{Failure, Handler, Outcome};
 use super::session::{Command, Session};

@@ -19,7 +19,7 @@ use crate::{open, untrusted};
 /// A thread that waits for longer has nothing to do, and sleeps.
 const MAX_POLL: Duration = Duration::from_secs(1);
 
-/// What to open, and how.
+/// The image to open, and the options of opening.
 #[derive(Debug, Args)]
 pub struct ImageArguments {
     /// Format of the image

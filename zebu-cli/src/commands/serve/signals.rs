@@ -17,11 +17,10 @@ pub enum Event {
     End,
 }
 
-/// Takes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 from now on.
+/// Handles SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 from now on.
 ///
-/// A thread waits for them and passes them on through a socket: a signalfd
-/// wakes no thread that waits for it by the kernel's asynchronous I/O, which looks
-/// at the signals of a thread of its own.
+/// A thread waits for them and forwards them through a socket. A signalfd does not wake a thread
+/// that waits by the kernel's asynchronous I/O, which polls the signals of another thread.
 pub struct Signals(UnixStream);
 
 impl Signals {
