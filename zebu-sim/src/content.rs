@@ -1,5 +1,5 @@
-//! What sectors contain: each says which write it is of and where on the disk it belongs, so that
-//! what is read shows what happened to it.
+//! Contents of sectors. Each names the write that it is of and its place on the disk, so that a
+//! read shows lost and misplaced writes.
 
 use crate::disk::SECTOR;
 use crate::rng::Rng;
@@ -89,7 +89,7 @@ pub fn is_mixture(bytes: &[u8], sector: u64, tags: &[Tag]) -> bool {
     tags.len() > 1 && bytes.iter().copied().enumerate().all(is_of_one)
 }
 
-/// Describes bytes that were found, for messages.
+/// Describes bytes for messages.
 pub fn describe(bytes: &[u8], sector: u64) -> String {
     match identify(bytes, sector) {
         ZERO => "zeroes".into(),

@@ -1,13 +1,12 @@
 //! A disk in virtual time: files whose operations take a while, overtake each other, fail, and are
 //! torn or lost when the power goes.
 //!
-//! Nothing happens by itself. When nothing else can run, [`Disk::advance`] is called, which ends
-//! the operation that is due next. Operations take effect when they end, with the memory as it is
-//! then. How long each takes is drawn from a generator that the simulation seeds again at each
-//! step, so that the same steps always meet the same disk.
+//! When nothing else can run, the scheduler calls [`Disk::advance`], which ends the operation that
+//! is due next. An operation takes effect when it ends, with the memory as it is then. Delays are
+//! drawn from a generator that is seeded at each step, so that they are reproducible.
 //!
-//! What has ended is in `bytes`, which reads see. What a flush covered (all that had ended before
-//! it began) is in `durable`; the rest is `pending`, and a power cut keeps any part of it.
+//! Ended writes are in `bytes`, which reads see. A flush makes those durable that had ended before
+//! it began; the rest is `pending`, and a power cut keeps any part of it.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,11 +22,11 @@ use zebu::storage::{
 
 use crate::rng::Rng;
 
-/// What a disk writes as a whole or not at all, in bytes.
+/// The atomic unit of writes, in bytes.
 pub const SECTOR: u64 = 512;
 /// The unit of holes in files, in bytes.
 const BLOCK: u64 = 4096;
-/// Bytes that a file may have. Nothing that the simulator does comes near, but damaged images do.
+/// The largest length of a file, in bytes. Only damaged images need more.
 const MOST: u64 = 256 << 20;
 
 /// Operations that can be made to fail.
@@ -48,7 +47,7 @@ pub enum Class {
 pub enum Failure {
     /// With this error. A write may have been done in part.
     Error(i32),
-    /// It moves a part of what it was asked; what moves nothing fails with `EIO`.
+    /// It transfers a part of its bytes. Operations without data fail with `EIO`.
     Short,
 }
 
@@ -65,12 +64,12 @@ pub struct Fault {
     pub how: Failure,
 }
 
-/// How everything stops.
+/// How a session stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The process is killed: what has ended is there, also if no flush covered it.
+    /// The process is killed: ended writes are kept, also without a flush.
     Kill,
-    /// The power goes: of what is not durable any sector may be missing.
+    /// A power cut: any sector that is not durable may be lost.
     Power,
 }
 
@@ -324,41 +323,41 @@ impl Disk {
         self.state().faults.push(fault);
     }
 
-    /// No operation fails any more, and none has: for a new session.
-    pub fn calm(&self) {
+    /// Removes all faults and forgets past failures, for a new session.
+    pub fn clear_faults(&self) {
         let mut state = self.state();
         state.faults.clear();
         state.hits = Hits::default();
         state.cut = None;
     }
 
-    /// What failed since [`Disk::calm`].
+    /// What failed since [`Disk::clear_faults`].
     pub fn hits(&self) -> Hits {
         self.state().hits
     }
 
-    /// Everything stops after so many more operations have begun.
+    /// Stops the disk after so many more operations have begun.
     pub fn cut_after(&self, operations: u32, cut: Cut) {
         self.state().cut = Some((operations, cut));
     }
 
-    /// It does not stop by itself any more.
+    /// Cancels that.
     pub fn cut_off(&self) {
         self.state().cut = None;
     }
 
-    /// Whether it has stopped.
+    /// Whether the disk has stopped.
     pub fn is_off(&self) -> bool {
         self.state().off
     }
 
-    /// Everything stops now.
+    /// Stops the disk now.
     pub fn cut(&self, cut: Cut) {
         let wakers = self.state().cut_now(cut);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// It goes on. Nothing of before is in flight.
+    /// Restarts the disk, without operations in flight.
     pub fn power_on(&self) {
         let mut state = self.state();
         state.off = false;
@@ -366,7 +365,7 @@ impl Disk {
         state.due.clear();
     }
 
-    /// A number that depends on everything that was done.
+    /// A hash of all operations.
     pub fn trace(&self) -> u64 {
         self.state().trace
     }
@@ -464,7 +463,7 @@ impl State {
         bytes
     }
 
-    /// What an operation changes, if it does.
+    /// The change of an operation, if it makes one.
     fn change_of(operation: &Operation) -> Option<Change> {
         let (at, length) = (operation.offset, operation.length);
         match operation.kind {
@@ -479,7 +478,7 @@ impl State {
         }
     }
 
-    /// Does an operation; the bytes moved.
+    /// Executes an operation; returns the bytes transferred.
     fn perform(&mut self, operation: &Operation) -> Result<usize, i32> {
         let now = self.tick();
         let file = operation.file;

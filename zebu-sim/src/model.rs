@@ -1,9 +1,9 @@
-//! What may be read: for each sector the contents that it may have.
+//! The contents that each sector may have.
 //!
 //! Every change of a sector is a version: when it began and ended, and whether it succeeded. A
-//! change that succeeded replaces those that had ended before it began. One that failed, or was
-//! dropped, may or may not have been done, and replaces nothing. What was replaced since the last
-//! flush may still come back by a crash.
+//! successful change replaces those that had ended before it began. One that failed or was dropped
+//! may or may not have taken effect, and replaces nothing. A crash may bring back what was replaced
+//! since the last flush.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ struct Version {
     began: Time,
     /// `Time::MAX` while it is in flight.
     ended: Time,
-    /// It was done for sure.
+    /// It succeeded.
     done: bool,
     /// Replaced: only a crash brings it back.
     gone: bool,
@@ -30,7 +30,7 @@ pub struct Cell {
     versions: Vec<Version>,
     /// Damage has made it anything.
     pub wild: bool,
-    /// It was written, so that the image itself says what it is.
+    /// It was written, so that the image itself has its content, not the base.
     pub explicit: bool,
     /// The file was cut in front of it.
     pub cut: bool,
@@ -119,14 +119,14 @@ impl Cell {
         }
     }
 
-    /// Only what it may be now counts from here on.
-    pub fn settle(&mut self) {
+    /// Drops replaced versions: no crash brings them back.
+    pub fn drop_replaced(&mut self) {
         self.versions.retain(|v| !v.gone);
     }
 
     /// Whatever was in flight or not durable may be there or not.
     fn crash(&mut self) {
-        // Whether the image says what it is may be lost, too.
+        // Whether the image itself has the content may be lost, too.
         self.explicit &= self.versions.len() == 1;
         for version in &mut self.versions {
             version.gone = false;
@@ -204,7 +204,7 @@ impl Model {
     }
 
     /// Everything is durable, and nothing is in flight.
-    pub fn settled(&mut self) {
+    pub fn all_durable(&mut self) {
         self.flushed(Time::MAX);
     }
 

@@ -63,7 +63,7 @@ pub fn queue(parts: usize) -> Queue {
     Queue::new(options).expect("nothing is asked of the system")
 }
 
-/// What a request came to.
+/// The result of a request.
 pub type Outcome = zebu::Result<Vec<u8>>;
 
 /// A future of a request.
@@ -108,12 +108,12 @@ impl Driven {
         slot.future.is_none()
     }
 
-    /// What it came to; None: it was dropped.
+    /// Its result; None: it was dropped.
     pub fn take_outcome(&self) -> Option<Outcome> {
         self.0.borrow_mut().outcome.take()
     }
 
-    /// Whether it is left alone.
+    /// Whether it is not polled for now.
     pub fn is_stalled(&self) -> bool {
         self.0.borrow().stalled
     }

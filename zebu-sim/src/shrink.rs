@@ -129,7 +129,7 @@ const ORIGINS: &[fn(&mut Scenario)] = &[
 const STEPS: &[fn(&mut What)] = &[
     |what| match what {
         What::Request(request) => request.fate = Fate::Run,
-        What::Whole(_, stop) | What::Close(stop) | What::Job(_, stop) => *stop = Stop::No,
+        What::Change(_, stop) | What::Close(stop) | What::Job(_, stop) => *stop = Stop::No,
         _ => {}
     },
     |what| {

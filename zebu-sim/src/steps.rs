@@ -1,5 +1,5 @@
-//! What a simulation does, as data: an image and a list of steps. Drawn from a seed, and shrunk
-//! when they fail; any part of the list is a simulation, too.
+//! A scenario as data: an image and a list of steps, drawn from a seed. Any part of the list is a
+//! scenario, too, so that failing ones can be shrunk.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use zebu::storage::CacheMode;
 use crate::disk::{Class, Cut, Failure, Fault};
 use crate::rng::Rng;
 
-/// Everything that a simulation does.
+/// A simulation.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The image that it begins with.
     pub origin: Origin,
-    /// What then happens.
+    /// The steps.
     pub steps: Vec<Step>,
 }
 
@@ -58,7 +58,7 @@ pub struct Step {
     pub what: What,
 }
 
-/// What a step does.
+/// The kind of a step.
 #[derive(Clone, Debug)]
 pub enum What {
     /// Opens the image for writing, if it is not open.
@@ -68,7 +68,7 @@ pub enum What {
     /// Waits until all requests have ended.
     Wait,
     /// Changes the whole image while nothing else is in flight.
-    Whole(Whole, Stop),
+    Change(ImageChange, Stop),
     /// Operations of the disk fail from now on.
     Fault(Fault),
     /// Closes the image.
@@ -85,13 +85,13 @@ pub enum What {
     Damage(Damage),
 }
 
-/// How a longer operation is interrupted.
+/// How a step is interrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
     /// Not at all.
     #[default]
     No,
-    /// Everything stops after so many operations of the disk.
+    /// The disk stops after so many operations.
     Cut(u32, Cut),
     /// Its future is dropped after so many polls.
     Drop(u32),
@@ -165,7 +165,7 @@ pub enum Fate {
 
 /// A change of the whole image.
 #[derive(Clone, Copy, Debug)]
-pub enum Whole {
+pub enum ImageChange {
     /// Another size, in sectors: so many more or less.
     Resize(i64, Preallocation),
     /// A snapshot is taken.
@@ -230,7 +230,7 @@ impl Scenario {
             damage: rng.one_in(3) && with("damage"),
             cuts: rng.one_in(2) && with("cuts"),
             jobs: rng.one_in(2) && with("jobs"),
-            wholes: rng.one_in(2) && with("wholes"),
+            changes: rng.one_in(2) && with("wholes"),
             bases: origin.bases.len() as u64,
             rng,
         };
@@ -343,7 +343,7 @@ struct Draw {
     damage: bool,
     cuts: bool,
     jobs: bool,
-    wholes: bool,
+    changes: bool,
     bases: u64,
 }
 
@@ -353,7 +353,7 @@ impl Draw {
         let what = match self.rng.below(100) {
             0..80 => What::Request(self.request()),
             80..83 => What::Wait,
-            83..88 if self.wholes => What::Whole(self.whole(), self.stop()),
+            83..88 if self.changes => What::Change(self.change_image(), self.stop()),
             88..90 if self.faults => What::Fault(self.fault()),
             90 if self.cuts => What::Cut(self.cut()),
             91 if self.cuts => What::Abandon,
@@ -450,21 +450,21 @@ impl Draw {
         }
     }
 
-    fn whole(&mut self) -> Whole {
+    fn change_image(&mut self) -> ImageChange {
         let rng = &mut self.rng;
         match rng.below(8) {
-            0 => Whole::Resize(
+            0 => ImageChange::Resize(
                 -(1 + rng.below(self.sectors as u64) as i64),
                 Preallocation::Off,
             ),
-            1 => Whole::Resize(-(1 + rng.below(16) as i64), Preallocation::Off),
+            1 => ImageChange::Resize(-(1 + rng.below(16) as i64), Preallocation::Off),
             2 | 3 => {
                 let more = 1 + rng.below(20 * self.cluster as u64) as i64;
-                Whole::Resize(more, draw_preallocation(rng))
+                ImageChange::Resize(more, draw_preallocation(rng))
             }
-            4 | 5 => Whole::Take,
-            6 => Whole::Apply(rng.below(8) as usize),
-            _ => Whole::Delete(rng.below(8) as usize),
+            4 | 5 => ImageChange::Take,
+            6 => ImageChange::Apply(rng.below(8) as usize),
+            _ => ImageChange::Delete(rng.below(8) as usize),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Where a qcow2 image has what: as little of the format as damage needs to know which sectors of
-//! the disk it touches. Written apart from zebu's own reading of the format.
+//! The places of an image's structures: as much of qcow2 as is needed to find the sectors that
+//! damage affects. Independent of zebu's own decoder.
 
 /// Cluster offsets in table entries.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -24,7 +24,7 @@ pub struct Mapped {
     pub host: Option<(u64, u64)>,
 }
 
-/// What is found in an image.
+/// The structures of an image.
 #[derive(Clone, Debug, Default)]
 pub struct Walk {
     /// Bytes of a cluster.

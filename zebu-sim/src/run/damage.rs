@@ -1,4 +1,4 @@
-//! What happens to the file of the closed image: its end is cut off, or it is damaged.
+//! Damage to the file of the closed image, and cuts of its end.
 
 use super::Run;
 use crate::content::ZERO;

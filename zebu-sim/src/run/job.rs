@@ -7,7 +7,7 @@ use zebu::jobs::{
 };
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
-use super::{Run, Verdict, is_refusal, said};
+use super::{Run, Verdict, context, is_refusal};
 use crate::content::ZERO;
 use crate::model::Cell;
 use crate::sched;
@@ -55,7 +55,7 @@ impl Run<'_> {
             .no_backing(no_backing);
         let device = self
             .open(queue, &Run::plain(), options)
-            .map_err(said("open"))?;
+            .map_err(context("open"))?;
         if self.damaged {
             self.regrow();
         }
@@ -70,7 +70,7 @@ impl Run<'_> {
         let top = self.open_for_job(&queue, true)?;
         let base = self
             .open_base(&queue, number, true)
-            .map_err(said("open the base"))?;
+            .map_err(context("open the base"))?;
         let options = CommitOptions::default()
             .empty(empty)
             .engine(EngineKind::Threads);
@@ -142,7 +142,7 @@ impl Run<'_> {
         let result = match safe {
             Some(compress) => {
                 let new = number.map(|number| self.open_base(&queue, number, false));
-                let new = new.transpose().map_err(said("open the new base"))?;
+                let new = new.transpose().map_err(context("open the new base"))?;
                 let options = RebaseOptions::default()
                     .compress(compress)
                     .engine(EngineKind::Threads);
@@ -240,7 +240,7 @@ impl Run<'_> {
     pub(super) fn convert(&mut self, id: u32, cluster_bits: u32, compress: bool) -> Verdict {
         let queue = sched::queue(4);
         let source = self.open(&queue, &Run::plain(), OpenOptions::default());
-        let source = source.map_err(said("open the source"))?;
+        let source = source.map_err(context("open the source"))?;
         let create = CreateQcow2::default()
             .size(source.size())
             .cluster_bits(cluster_bits)
@@ -249,12 +249,12 @@ impl Run<'_> {
         let storage = self.disk.open(file, CacheMode::WriteBack, 1);
         queue
             .block_on(create_qcow2(&queue, &*storage, None, &create, |_| {}))
-            .map_err(said("create the target"))?;
+            .map_err(context("create the target"))?;
         let options = OpenOptions::default()
             .write(true)
             .format(Some(Format::QCOW2));
         let target = Device::from_storage(&queue, storage, &options);
-        let target = target.map_err(said("open the target"))?;
+        let target = target.map_err(context("open the target"))?;
         let options = ConvertOptions::default()
             .zero_from(Some(0))
             .compress(compress.then(CompressOptions::default))

@@ -1,11 +1,11 @@
-//! What is left after a session: it is read, compared with the model, and checked.
+//! Reads the image after a session, compares it with the model, and checks it.
 
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{self, CheckMessage};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
-use super::{Contents, Run, Verdict, said};
+use super::{Contents, Run, Verdict, context};
 use crate::content::{self, Tag, ZERO};
 use crate::disk::{Cut, SECTOR};
 use crate::model::{Model, UNREADABLE, check_cells};
@@ -48,8 +48,8 @@ impl Run<'_> {
             self.models().for_each(Model::crashed);
             self.restarted = true;
         }
-        self.disk.calm();
-        self.doubt = false;
+        self.disk.clear_faults();
+        self.change_dropped = false;
         let queue = sched::queue(4);
         self.find_backing(&queue)?;
         let read_only = OpenOptions::default();
@@ -220,7 +220,7 @@ impl Run<'_> {
             &mut |message| messages.push(message),
             |_| {},
         ));
-        let report = report.map_err(said("check"))?;
+        let report = report.map_err(context("check"))?;
         // A leaked reference to an L2 table has a change of snapshots take it for a shared one.
         let allowed = match self.flags || self.untidy {
             true => allowed_flags(&messages, image.geometry().cluster_size()),
@@ -241,12 +241,12 @@ impl Run<'_> {
     pub(super) fn judge_base(&mut self, queue: &Queue, number: usize) -> Verdict {
         let device = self
             .open_base(queue, number, false)
-            .map_err(said("open a base"))?;
+            .map_err(context("open a base"))?;
         let sectors = device.size().div_ceil(SECTOR) as usize;
         let mut bytes = vec![0; sectors * SECTOR as usize];
         let length = device.size() as usize;
         let read = device.read_blocking(queue, 0, &mut bytes[..length]);
-        read.map_err(said("read a base"))?;
+        read.map_err(context("read a base"))?;
         let found: Vec<_> = identify_all(&bytes, 0).collect();
         check_cells(&self.bases[number].cells, &found)
             .map_err(|e| format!("content: base {number}: {e}"))

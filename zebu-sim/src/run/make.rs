@@ -6,7 +6,7 @@ use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Storages};
 use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{CacheMode, Queue};
 
-use super::{Base, Run, Verdict, said};
+use super::{Base, Run, Verdict, context};
 use crate::content::{self, LEAST_PART, ZERO};
 use crate::disk::{Disk, SECTOR};
 use crate::model::{Cell, Model, zeroes};
@@ -37,7 +37,7 @@ impl<'a> Run<'a> {
             untidy: false,
             flags: false,
             restarted: false,
-            doubt: false,
+            change_dropped: false,
             disk,
         };
         for _ in &origin.bases {
@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
                 &create,
                 |_| {},
             ))
-            .map_err(said("create"))?;
+            .map_err(context("create"))?;
         let mut cells = zeroes((create.size / SECTOR) as usize);
         if let Some(base) = run.backing {
             for (cell, below) in cells.iter_mut().zip(&run.bases[base].cells) {
@@ -118,22 +118,22 @@ impl<'a> Run<'a> {
         let file = self.disk.open(base.file, CacheMode::WriteBack, 1);
         queue
             .block_on(create_qcow2(queue, &*file, None, &create, |_| {}))
-            .map_err(said("create a base"))?;
+            .map_err(context("create a base"))?;
         let device = self
             .open_base(queue, number, true)
-            .map_err(said("open a base"))?;
+            .map_err(context("open a base"))?;
         let mut at = 0;
         for piece in tags.chunk_by(|a, b| a == b) {
             if piece[0] != ZERO {
                 let bytes = content::bytes_of(piece.iter().copied(), at as u64);
                 let write = device.write_blocking(queue, at as u64 * SECTOR, &bytes);
-                write.map_err(said("write to a base"))?;
+                write.map_err(context("write to a base"))?;
             }
             at += piece.len();
         }
         queue
             .block_on(device.close(queue))
-            .map_err(said("close a base"))?;
+            .map_err(context("close a base"))?;
         let under = |sector: usize| {
             let cell = below.and_then(|below| self.bases[below].cells.get(sector));
             cell.cloned().unwrap_or_else(|| Cell::new(ZERO))

@@ -1,4 +1,4 @@
-//! Carries out the steps of a scenario, and judges what comes of them.
+//! Executes the steps of a scenario, and compares the results with the model.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use crate::rng::Rng;
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{Kind, Scenario, Step, Stop, What};
 
+mod change;
 mod damage;
 mod job;
 mod judge;
 mod make;
 mod session;
-mod whole;
 
 /// Requests in flight at most.
 const MOST_IN_FLIGHT: usize = 24;
@@ -29,16 +29,16 @@ const TURNS: usize = 200_000;
 /// Turns of all queues in which nothing happens, until nothing will.
 const IDLE_ROUNDS: usize = 16;
 
-/// What is wrong: a word for the kind, and the rest.
+/// A failure: its kind in one word, and a message.
 pub type Verdict<T = ()> = Result<T, String>;
 
 /// Snapshots as they were found: name and content.
 type Contents = Vec<(String, Vec<Tag>)>;
 
-/// What a simulation came to.
+/// The result of a simulation.
 #[derive(Debug)]
 pub struct Report {
-    /// Depends on everything that was done.
+    /// A hash of everything that was done.
     pub trace: u64,
     /// Operations of the disk.
     pub operations: u64,
@@ -129,7 +129,7 @@ struct Run<'a> {
     /// Everything has stopped since the image was looked at: what is there is durable.
     restarted: bool,
     /// A change of the whole image was dropped: there are no more writes until it is opened again.
-    doubt: bool,
+    change_dropped: bool,
 }
 
 fn is_refusal(error: &zebu::Error) -> bool {
@@ -160,7 +160,7 @@ impl Run<'_> {
             What::Open(opening) => self.open_session(opening),
             What::Request(request) => self.request(step.id, request),
             What::Wait => self.wait(),
-            What::Whole(whole, stop) => self.whole(step.id, *whole, *stop),
+            What::Change(change, stop) => self.change_image(step.id, *change, *stop),
             What::Fault(fault) => {
                 self.disk.arm(*fault);
                 Ok(())
@@ -196,10 +196,10 @@ impl Run<'_> {
 
     /// Whether an error is a right answer now.
     fn may_fail(&self) -> bool {
-        self.damaged || self.doubt || self.disk.is_off() || !self.disk.hits().is_none()
+        self.damaged || self.change_dropped || self.disk.is_off() || !self.disk.hits().is_none()
     }
 }
 
-fn said(what: &str) -> impl FnOnce(zebu::Error) -> String {
+fn context(what: &str) -> impl FnOnce(zebu::Error) -> String {
     move |e| format!("{what}: {e}")
 }

@@ -43,7 +43,7 @@ impl Run<'_> {
                     return Ok(None);
                 }
                 // What was to fail has failed.
-                Err(_) => self.disk.calm(),
+                Err(_) => self.disk.clear_faults(),
             }
         }
         Err("error: open fails again and again".into())
@@ -273,7 +273,10 @@ impl Run<'_> {
                     Kind::Compressed => true,
                     // What only reads have failed with can still be made durable.
                     Kind::Flush => {
-                        self.damaged || self.doubt || stopped || hits.writes + hits.flushes > 0
+                        self.damaged
+                            || self.change_dropped
+                            || stopped
+                            || hits.writes + hits.flushes > 0
                     }
                     _ => self.may_fail(),
                 };
@@ -288,7 +291,7 @@ impl Run<'_> {
         match kind {
             Kind::Read => {
                 // After a change of the whole image was dropped it may be the old one or the new one.
-                if let (Some(Ok(bytes)), Some(seen), false) = (outcome, seen, self.doubt) {
+                if let (Some(Ok(bytes)), Some(seen), false) = (outcome, seen, self.change_dropped) {
                     check_read(&self.model, &range, &seen, &bytes)
                         .map_err(|e| format!("{e}, {what}"))?;
                 }
@@ -353,10 +356,10 @@ impl Run<'_> {
             return self.after_cut();
         }
         match result {
-            Some(Ok(())) => self.models().for_each(Model::settled),
+            Some(Ok(())) => self.models().for_each(Model::all_durable),
             Some(Err(e)) => {
                 let hits = self.disk.hits();
-                if !self.damaged && !self.doubt && hits.writes + hits.flushes == 0 {
+                if !self.damaged && !self.change_dropped && hits.writes + hits.flushes == 0 {
                     return Err(format!("error: close: {e} ({hits:?})"));
                 }
                 self.untidy = true;
@@ -386,7 +389,7 @@ impl Run<'_> {
         self.judge()
     }
 
-    /// Everything has stopped: what is left?
+    /// Judges the image after everything has stopped.
     pub(super) fn after_cut(&mut self) -> Verdict {
         if let Some(session) = self.session.take() {
             for flying in &session.flying {
@@ -420,7 +423,7 @@ fn check_read(model: &Model, range: &Range<usize>, seen: &[Vec<Tag>], bytes: &[u
     Ok(())
 }
 
-/// Carries a request out; what was read.
+/// Executes a request; returns the bytes read.
 async fn perform(
     device: Rc<Device>,
     queue: Queue,

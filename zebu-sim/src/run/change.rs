@@ -10,16 +10,16 @@ use crate::content::ZERO;
 use crate::disk::SECTOR;
 use crate::model::{Cell, Snapshot};
 use crate::sched;
-use crate::steps::{Stop, Whole};
+use crate::steps::{ImageChange, Stop};
 
 impl Run<'_> {
     /// Changes the whole image.
-    pub(super) fn whole(&mut self, id: u32, whole: Whole, stop: Stop) -> Verdict {
+    pub(super) fn change_image(&mut self, id: u32, change: ImageChange, stop: Stop) -> Verdict {
         if self.session()?.is_none() {
             return Ok(());
         }
         self.wait()?;
-        if self.doubt {
+        if self.change_dropped {
             return Ok(());
         }
         let mut after = self.model.clone();
@@ -28,34 +28,34 @@ impl Run<'_> {
         let old = after.sectors();
         let mut new = old;
         let mut preallocation = Preallocation::Off;
-        match whole {
-            Whole::Resize(more, how) => {
+        match change {
+            ImageChange::Resize(more, how) => {
                 new = (old as i64 + more).clamp(1, 4096) as usize;
                 if new > old {
                     preallocation = how;
                 }
                 after.cells.resize_with(new, || Cell::new(ZERO));
             }
-            Whole::Take => {
+            ImageChange::Take => {
                 let mut cells = after.cells.clone();
-                cells.iter_mut().for_each(Cell::settle);
+                cells.iter_mut().for_each(Cell::drop_replaced);
                 after.snapshots.push(Snapshot {
                     name: format!("snapshot{id}"),
                     cells,
                 });
             }
-            Whole::Apply(n) if count > 0 => {
+            ImageChange::Apply(n) if count > 0 => {
                 after.cells = after.snapshots[n % count].cells.clone();
                 if self.lost_snapshots {
                     after.cells.iter_mut().for_each(|cell| cell.wild = true);
                 }
             }
-            Whole::Delete(n) if count > 0 => {
+            ImageChange::Delete(n) if count > 0 => {
                 after.snapshots.remove(n % count);
             }
             _ => return Ok(()),
         }
-        after.settled();
+        after.all_durable();
         let names: Vec<_> = self
             .model
             .snapshots
@@ -76,24 +76,24 @@ impl Run<'_> {
         };
         let name = |n: usize| SnapshotName::from(names[n % count].as_str());
         let result = sched::run_or_drop(&queue, drop_after, async {
-            match whole {
-                Whole::Resize(..) => {
+            match change {
+                ImageChange::Resize(..) => {
                     device
                         .resize(&queue, new as u64 * SECTOR, preallocation)
                         .await
                 }
-                Whole::Take => {
+                ImageChange::Take => {
                     device
                         .snapshot_create(&queue, &format!("snapshot{id}"))
                         .await
                 }
-                Whole::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
-                Whole::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
+                ImageChange::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
+                ImageChange::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
             }
         });
         let size = device.size() / SECTOR;
         if self.disk.is_off() {
-            self.flags |= !matches!(whole, Whole::Resize(..));
+            self.flags |= !matches!(change, ImageChange::Resize(..));
             self.model = before;
             self.others.push(after);
             return self.after_cut();
@@ -109,25 +109,27 @@ impl Run<'_> {
                 // Refused: nothing has happened.
                 match is_refusal(&e) && size == old as u64 {
                     true => Ok(()),
-                    false => Err(format!("error: {whole:?}: {e}")),
+                    false => Err(format!("error: {change:?}: {e}")),
                 }
             }
             // It has failed, or was dropped.
             result => {
-                self.doubt |= result.is_none();
+                self.change_dropped |= result.is_none();
                 self.untidy = true;
-                self.flags |= !matches!(whole, Whole::Resize(..));
-                if matches!(whole, Whole::Resize(..)) && ![old, new].contains(&(size as usize)) {
-                    return Err(format!("promise: {whole:?} has left {size} sectors"));
+                self.flags |= !matches!(change, ImageChange::Resize(..));
+                if matches!(change, ImageChange::Resize(..))
+                    && ![old, new].contains(&(size as usize))
+                {
+                    return Err(format!("promise: {change:?} has left {size} sectors"));
                 }
                 let failed_flush = self.disk.hits().flushes > 0;
-                if matches!(whole, Whole::Resize(..))
+                if matches!(change, ImageChange::Resize(..))
                     && let Some(Err(e)) = &result
                     && size != old as u64
                     && !failed_flush
                 {
                     return Err(format!(
-                        "promise: {whole:?} failed ({e}), and the size has changed"
+                        "promise: {change:?} failed ({e}), and the size has changed"
                     ));
                 }
                 // The device knows which it is; the file may still become the other one.

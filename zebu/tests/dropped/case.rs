@@ -1,0 +1,298 @@
+//! One case: a request that is given up among others, and what must hold afterwards.
+
+use super::*;
+
+/// Whether an error is to be expected: a compressed write to what is allocated.
+pub fn allowed(what: &What, error: &zebu::Error) -> bool {
+    matches!(what, What::Compressed(..))
+        && matches!(error, zebu::Error::Io(e) if e.raw_os_error() == Some(5))
+}
+
+/// What a request came to.
+pub fn ended(model: &mut Model, ever: &[BTreeSet<u8>], what: &What, done: Done) {
+    progress();
+    match (what, done) {
+        (What::Read(range), Ok(bytes)) => {
+            Model::check(&ever[range.clone()], &bytes, &format!("{what:?}"));
+        }
+        (_, Ok(_)) => model.end(what, true),
+        (_, Err(e)) if allowed(what, &e) => {}
+        (_, Err(e)) => panic!("{what:?}: {e}"),
+    }
+}
+
+/// One case. False if the request ended by itself before its `left`th poll.
+pub fn case(
+    place: &dyn Place,
+    origin: &Origin,
+    seed: u64,
+    victim: &What,
+    left: usize,
+    how: How,
+) -> bool {
+    let mut rng = Rng::new(seed ^ (left as u64) << 32);
+    let image = place.storage("image", &origin.bytes, &mut rng);
+    let (first, second) = (place.queue(), place.queue());
+    let device = origin.open(&second, image.clone()).unwrap();
+    let mut model = origin.model.clone();
+    if origin.large {
+        for sector in (0..65 * 64).step_by(64) {
+            let what = What::Write(sector..sector + 1, 4);
+            drive(place, &[&second], start(&device, &second, &what)).unwrap();
+            model.end(&what, true);
+        }
+        model.ever = model.now.clone();
+    }
+
+    // The requests. Those that change something lie beside each other, and where
+    // the one that is given up may hold clusters for long, not in these.
+    let mut dice = Rng::new(seed);
+    let mut taken: Vec<Range<usize>> = Vec::new();
+    if let Some((range, _)) = victim.change() {
+        taken.push(match how {
+            How::Drop | How::End => range,
+            How::Keep | How::Forget => origin.clusters(&range),
+        });
+    }
+    let near = match victim {
+        What::Flush => None,
+        What::Read(range) | What::Status(range) => Some(range.start),
+        other => other.change().map(|(range, _)| range.start),
+    };
+    let mut requests = [Vec::new(), Vec::new()];
+    for _ in 0..2 + dice.below(8) {
+        let what = origin.request(&mut dice, &taken, near);
+        taken.extend(what.change().map(|(range, _)| range));
+        requests[dice.below(2) as usize].push(what);
+    }
+    let nth = dice.below(requests[0].len() as u64 + 1) as usize;
+    requests[0].insert(nth, victim.clone());
+    requests.iter().flatten().for_each(|what| model.begin(what));
+    let ever = model.ever.clone();
+
+    let [on_first, on_second] = requests;
+    let mut own = Task::all(&device, &first, on_first);
+    let mut beside = Task::all(&device, &second, on_second);
+    own[nth].left = Some(left);
+    let mut turns = Turns::new(place);
+    while own[nth].running.is_some() && own[nth].left != Some(0) {
+        match rng.below(2) {
+            0 => turn(&first, &mut own, &mut |what, done| {
+                ended(&mut model, &ever, what, done)
+            }),
+            _ => turn(&second, &mut beside, &mut |what, done| {
+                ended(&mut model, &ever, what, done);
+            }),
+        }
+        turns.next(&own, &beside);
+    }
+    let gave_up = own[nth].running.is_some();
+    if gave_up {
+        model.end(victim, false);
+    }
+    if gave_up && how == How::End {
+        for task in own.iter().filter(|task| task.running.is_some()) {
+            model.end(&task.what, false);
+        }
+        drop(own);
+        drop(first);
+        let mut turns = Turns::new(place);
+        while beside.iter().any(|task| task.running.is_some()) {
+            turn(&second, &mut beside, &mut |what, done| {
+                ended(&mut model, &ever, what, done)
+            });
+            turns.next(&[], &beside);
+        }
+        drop(beside);
+        after(
+            place,
+            origin,
+            &mut rng,
+            device,
+            image,
+            &[&second],
+            model,
+            victim,
+            how,
+        );
+        return true;
+    }
+    if gave_up {
+        match how {
+            How::Drop => own[nth].running = None,
+            How::Forget => std::mem::forget(own[nth].running.take()),
+            How::Keep | How::End => {}
+        }
+    }
+    // All the others; then also the one that was kept.
+    for kept in [gave_up && how == How::Keep, false] {
+        if !kept {
+            own[nth].left = None;
+        }
+        let mut turns = Turns::new(place);
+        loop {
+            let count = own.iter().chain(&beside);
+            let count = count.filter(|task| task.running.is_some()).count();
+            if count == usize::from(kept) {
+                break;
+            }
+            turn(&first, &mut own, &mut |what, done| {
+                ended(&mut model, &ever, what, done)
+            });
+            turn(&second, &mut beside, &mut |what, done| {
+                ended(&mut model, &ever, what, done)
+            });
+            turns.next(&own, &beside);
+        }
+    }
+    drop((own, beside));
+    let queues = [&first, &second];
+    after(
+        place, origin, &mut rng, device, image, &queues, model, victim, how,
+    );
+    gave_up
+}
+
+/// Counts turns, and says what hangs.
+pub struct Turns {
+    pub left: Option<usize>,
+}
+
+impl Turns {
+    pub fn new(place: &dyn Place) -> Turns {
+        Turns {
+            left: place.is_prompt().then_some(TURNS),
+        }
+    }
+
+    pub fn next(&mut self, own: &[Task<'_>], beside: &[Task<'_>]) {
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+            if *left < TURNS / 2 {
+                // A thread that compresses may have to be let run.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let hang = own
+                .iter()
+                .chain(beside)
+                .filter(|task| task.running.is_some());
+            assert!(
+                *left > 0,
+                "hang: {:?}",
+                hang.map(|t| &t.what).collect::<Vec<_>>()
+            );
+        }
+    }
+}
+
+/// Runs one future on the last of these queues, and drives all.
+pub fn drive<T>(place: &dyn Place, queues: &[&Queue], future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let woken = Arc::new(Woken(AtomicBool::new(true)));
+    let waker = Waker::from(woken.clone());
+    let mut turns = Turns::new(place);
+    loop {
+        let mut result = None;
+        for (nth, queue) in queues.iter().enumerate() {
+            let mut again = false;
+            queue.block_on(poll_fn(|context| {
+                if again {
+                    return Poll::Ready(());
+                }
+                again = true;
+                if nth + 1 == queues.len()
+                    && woken.0.swap(false, Ordering::SeqCst)
+                    && let Poll::Ready(value) =
+                        future.as_mut().poll(&mut Context::from_waker(&waker))
+                {
+                    result = Some(value);
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }));
+        }
+        if let Some(value) = result {
+            return value;
+        }
+        turns.next(&[], &[]);
+    }
+}
+
+/// The device goes on as if nothing had happened.
+#[allow(clippy::too_many_arguments)]
+pub fn after(
+    place: &dyn Place,
+    origin: &Origin,
+    rng: &mut Rng,
+    device: Device,
+    image: Arc<dyn Storage>,
+    queues: &[&Queue],
+    mut model: Model,
+    victim: &What,
+    how: How,
+) {
+    let queue = *queues.last().unwrap();
+    // What was forgotten holds its clusters for ever.
+    let held = match (how, victim.change()) {
+        (How::Forget, Some((range, _))) => vec![origin.clusters(&range)],
+        _ => Vec::new(),
+    };
+    for round in 0..3 {
+        for _ in 0..4 {
+            let what = origin.request(rng, &held, None);
+            model.begin(&what);
+            match drive(place, queues, start(&device, queue, &what)) {
+                Ok(bytes) => {
+                    if let What::Read(range) = &what {
+                        Model::check(&model.ever[range.clone()], &bytes, "after");
+                    }
+                    model.end(&what, true);
+                }
+                Err(e) if allowed(&what, &e) => {}
+                Err(e) => panic!("after, {what:?}: {e}"),
+            }
+        }
+        if let Err(e) = drive(place, queues, device.flush(queue)) {
+            panic!("flush {round}: {e}");
+        }
+    }
+    let all = What::Read(0..origin.sectors());
+    let read = drive(place, queues, start(&device, queue, &all)).unwrap();
+    Model::check(&model.now, &read, "after");
+    if let Err(e) = drive(place, queues, device.close(queue)) {
+        panic!("close: {e}");
+    }
+    // A future that was forgotten has the storage still.
+    let reopened = origin.open(queue, image.clone()).unwrap();
+    let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();
+    Model::check(&model.now, &read, "reopened");
+    drop(reopened);
+    checked(origin, queue, image, how == How::Forget);
+}
+
+/// The image has no error, and leaks nothing unless that is allowed.
+pub fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: bool) {
+    if origin.format == Format::RAW {
+        return;
+    }
+    let options = OpenOptions::default()
+        .inspect(true)
+        .format(Some(Format::QCOW2));
+    let device = Device::from_storage(queue, image, &options).unwrap();
+    let Some(image) = device.top().as_qcow2() else {
+        unreachable!("opened as qcow2");
+    };
+    let mut found = Vec::new();
+    let report = queue
+        .block_on(jobs::check(
+            queue,
+            image,
+            &mut |message| found.push(format!("{message:?}")),
+            |_| {},
+        ))
+        .unwrap();
+    assert!(
+        report.corruptions == 0 && report.check_errors == 0 && (leaks || report.leaks == 0),
+        "{report:?} {found:?}"
+    );
+}

@@ -1,0 +1,228 @@
+//! Random images, and the requests that are made to them.
+
+use super::*;
+
+/// An image that cases start with.
+pub struct Origin {
+    pub format: Format,
+    pub bytes: Vec<u8>,
+    pub backing: Option<Vec<u8>>,
+    pub model: Model,
+    /// Sectors of a cluster.
+    pub cluster: usize,
+    pub options: OpenOptions,
+    pub version: u32,
+    /// A case begins with more dirty tables than may gather.
+    pub large: bool,
+    pub note: String,
+}
+
+impl Origin {
+    pub fn sectors(&self) -> usize {
+        self.model.now.len()
+    }
+
+    /// An image of a random kind, with something of every kind in it.
+    pub fn new(seed: u64) -> Origin {
+        let mut rng = Rng::new(seed);
+        // With a refcount table that is about to be full.
+        let large = rng.one_in(6);
+        let extended_l2 = !large && rng.one_in(4);
+        let cluster_bits = match extended_l2 {
+            true => 14,
+            false if large => 9,
+            false => 9 + rng.below(5) as u32,
+        };
+        let version = if !extended_l2 && rng.one_in(5) { 2 } else { 3 };
+        let cluster = (1usize << cluster_bits) / SECTOR;
+        let sectors = match large {
+            true => 6000,
+            false => (24 * cluster).clamp(160, 640),
+        };
+        let format = match !large && rng.one_in(10) {
+            true => Format::RAW,
+            false => Format::QCOW2,
+        };
+        let create = CreateQcow2::default()
+            .size((sectors * SECTOR) as u64)
+            .version(version)
+            .cluster_bits(cluster_bits)
+            .extended_l2(extended_l2)
+            .refcount_order(match version {
+                2 => 4,
+                _ if large => 6,
+                _ => 3 + rng.below(4) as u32,
+            })
+            .compression(match version == 3 && rng.one_in(2) {
+                true => Compression::Zstd,
+                false => Compression::Zlib,
+            });
+        let queue = common::queue(EngineKind::Threads, false);
+        let memory = Arc::new(Memory::default());
+        match format.name() {
+            "raw" => {
+                let length = (sectors * SECTOR) as u64;
+                let longer = set_len(&*memory, &queue, length);
+                queue.block_on(longer).unwrap();
+            }
+            _ => {
+                queue
+                    .block_on(create_qcow2(&queue, &*memory, None, &create, |_| {}))
+                    .unwrap();
+            }
+        }
+        let has_backing = format == Format::QCOW2 && rng.one_in(2);
+        let backing = has_backing.then(|| {
+            let length = [sectors, sectors / 2, sectors + 9][rng.below(3) as usize];
+            vec![9u8; length * SECTOR]
+        });
+        let options = OpenOptions::default()
+            .format(Some(format))
+            .write(true)
+            .discard(Some(true))
+            .l2_cache_entry_size(Some(512))
+            .l2_cache_size(rng.one_in(2).then_some(512));
+        let mut origin = Origin {
+            format,
+            bytes: Vec::new(),
+            backing,
+            model: Model::new(sectors),
+            cluster,
+            options,
+            version,
+            large,
+            note: format!("{format:?}, {create:?}"),
+        };
+        if let Some(backing) = &origin.backing {
+            let behind = backing.len() / SECTOR;
+            for model in [&mut origin.model.now, &mut origin.model.ever] {
+                model[..sectors.min(behind)].fill(BTreeSet::from([9]));
+            }
+        }
+        let mut device = origin.open(&queue, memory.clone()).unwrap();
+        if large {
+            // All that one cluster of the refcount table counts, but a little.
+            let mut done = 0;
+            while done < 3700 {
+                let end = (done + 500).min(3700);
+                let what = What::Write(done..end, 3);
+                queue.block_on(start(&device, &queue, &what)).unwrap();
+                origin.model.end(&what, true);
+                done = end;
+            }
+            queue.block_on(device.close(&queue)).unwrap();
+            let used = memory.len().unwrap() as usize / SECTOR;
+            let left = (4080 + rng.below(16) as usize).saturating_sub(used);
+            device = origin.open(&queue, memory.clone()).unwrap();
+            let what = What::Write(done..done + left.max(1), 3);
+            queue.block_on(start(&device, &queue, &what)).unwrap();
+            origin.model.end(&what, true);
+        } else if format == Format::QCOW2 {
+            for _ in 0..4 {
+                let at = rng.below((sectors / cluster) as u64) as usize * cluster;
+                let what = What::Compressed(at..at + cluster, 7);
+                let result = queue.block_on(start(&device, &queue, &what));
+                origin.model.end(&what, true);
+                if let Err(e) = result {
+                    assert!(allowed(&what, &e), "{what:?}: {e}");
+                }
+            }
+        }
+        let rounds = if large { 0 } else { 1 + rng.below(2) };
+        for round in 0..rounds {
+            if round == 1 && format == Format::QCOW2 {
+                queue.block_on(device.snapshot_create(&queue, "s")).unwrap();
+            }
+            for _ in 0..rng.below(12) {
+                let what = origin.request(&mut rng, &[], None);
+                origin.model.begin(&what);
+                let result = queue.block_on(start(&device, &queue, &what));
+                match result {
+                    Ok(_) => origin.model.end(&what, true),
+                    // It is allocated already.
+                    Err(e) if matches!(what, What::Compressed(..)) => drop(e),
+                    Err(e) => panic!("{what:?}: {e}"),
+                }
+                // What is not known for sure is looked up.
+                if let (What::Discard(range), true) = (&what, true) {
+                    let read = queue.block_on(start(&device, &queue, &What::Read(range.clone())));
+                    for (set, sector) in origin.model.now[range.clone()]
+                        .iter_mut()
+                        .zip(read.unwrap().chunks(SECTOR))
+                    {
+                        *set = BTreeSet::from([sector[0]]);
+                    }
+                }
+            }
+        }
+        queue.block_on(device.close(&queue)).unwrap();
+        origin.bytes = memory.to_vec();
+        if format == Format::QCOW2 && version == 3 && rng.one_in(3) {
+            // An unknown feature: the first write clears it.
+            origin.bytes[95] |= 0x40;
+        }
+        origin.model.ever = origin.model.now.clone();
+        origin
+    }
+
+    /// Whether a request is not for this format.
+    pub fn does_nothing(&self, what: &What) -> bool {
+        matches!(what, What::Compressed(..)) && self.format == Format::RAW
+            // Version 2 cannot say that the backing file is not meant.
+            || matches!(what, What::Discard(_)) && self.version == 2 && self.backing.is_some()
+    }
+
+    pub fn open(&self, queue: &Queue, image: Arc<dyn Storage>) -> zebu::Result<Device> {
+        let backing = self.backing.clone().map(|bytes| {
+            let raw = OpenOptions::default().format(Some(Format::RAW));
+            Device::from_storage(queue, Arc::new(Memory::new(bytes)), &raw).unwrap()
+        });
+        let storages = Storages::new(image).backing(backing);
+        Device::from_storages(queue, storages, &self.options)
+    }
+
+    /// A random request that changes nothing of these ranges; mostly near a sector.
+    pub fn request(&self, rng: &mut Rng, taken: &[Range<usize>], near: Option<usize>) -> What {
+        loop {
+            let tag = 10 + rng.below(240) as u8;
+            let whole = rng.one_in(2);
+            let most = (3 * self.cluster).max(4) as u64;
+            let unit = if whole { self.cluster } else { 1 };
+            let start = match near.filter(|_| !rng.one_in(4)) {
+                Some(near) => near + rng.below(2 * most) as usize,
+                None => rng.below(self.sectors() as u64) as usize,
+            };
+            let start = start.min(self.sectors() - 1) / unit * unit;
+            let count = (1 + rng.below(most) as usize).next_multiple_of(unit);
+            let range = start..(start + count).min(self.sectors());
+            let what = match rng.below(16) {
+                0 | 1 | 12 | 13 => What::Read(range),
+                2 => What::Flush,
+                3 => What::Zero(range, Zeroing::Keep),
+                4 => What::Zero(range, Zeroing::Unmap),
+                5 => What::Discard(range),
+                6 | 14 if whole => What::Compressed(range, tag),
+                7 => What::Status(range),
+                8 => What::ZeroQuickly(range),
+                _ => What::Write(range, tag),
+            };
+            if self.does_nothing(&what) {
+                continue;
+            }
+            let hits = |changed: &Range<usize>| {
+                taken
+                    .iter()
+                    .any(|t| t.start < changed.end && changed.start < t.end)
+            };
+            if what.change().is_some_and(|(range, _)| hits(&range)) {
+                continue;
+            }
+            return what;
+        }
+    }
+
+    /// The range of whole clusters around it.
+    pub fn clusters(&self, range: &Range<usize>) -> Range<usize> {
+        range.start / self.cluster * self.cluster..range.end.next_multiple_of(self.cluster)
+    }
+}
