@@ -18,10 +18,13 @@ fn errno<T>(errno: i32) -> Result<T> {
 }
 
 impl Device {
-    /// Writes whole clusters compressed: `offset` at a cluster boundary, and
-    /// the length of `iov` whole clusters unless the range ends with the disk.
-    /// What does not shrink is written as it is. A cluster that is allocated
-    /// already is an error, as in QEMU.
+    /// Writes whole clusters compressed. `offset` is at a cluster boundary. `iov` consists of whole
+    /// clusters, but for the last one of the disk. Data that do not shrink are written as they are.
+    ///
+    /// # Errors
+    ///
+    /// As in QEMU, if a cluster is allocated already. `ENOTSUP` if the image cannot have compressed
+    /// clusters. Those of [`Device::write`].
     pub async fn write_compressed(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let length = iov.len() as u64;
         let image = self.packed_top(offset, length)?;
@@ -42,11 +45,13 @@ impl Device {
         Ok(())
     }
 
-    /// Stores clusters whose data are compressed already, as this image
-    /// compresses them: for each its guest offset and the place of its data,
-    /// less than a cluster. The guest offsets go up, and where the data of one
-    /// cluster follow those of the one before they are written together. A
-    /// cluster that is allocated already is an error.
+    /// Stores clusters whose data the caller has compressed with the image's compression type.
+    /// `clusters` has the guest offset of each and the range of its data in `data`, less than a
+    /// cluster. Guest offsets ascend. Data that follow each other are written together.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write_compressed`].
     pub async fn write_packed(
         &self,
         queue: &Queue,

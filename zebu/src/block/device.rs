@@ -1,4 +1,4 @@
-//! An image and the chain of images behind it, as one device.
+//! An image and its backing chain as one device.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// One image of a chain.
 #[derive(Debug)]
 pub struct Layer {
-    /// What it was opened by.
+    /// The description by which it was opened. Its `display_name` is the name for messages.
     pub spec: ImageSpec,
     /// The image.
     pub(crate) image: AnyImage,
@@ -48,19 +48,19 @@ impl Layer {
         self.image.cluster_size()
     }
 
-    /// The image behind this one, as this one names it.
+    /// The backing file, as the image names it.
     pub fn backing(&self) -> Option<BackingName<'_>> {
         self.image.backing()
     }
 
-    /// Checks the metadata of an image that is not qcow2 ([`jobs::check`](crate::jobs::check)
-    /// checks these), and says each error that it finds; how many there are. None: its format
-    /// has no check.
+    /// Checks the metadata of an image that is not qcow2 (for these there is
+    /// [`jobs::check`](crate::jobs::check)). Passes each error to `say`, and returns their number;
+    /// None: the format has no check.
     pub fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
         self.image.check(say)
     }
 
-    /// The file that the image is.
+    /// The file of the image.
     pub fn file(&self) -> &dyn Storage {
         &**self.image.file()
     }
@@ -88,28 +88,28 @@ impl Layer {
     }
 }
 
-/// A block device: an image with everything that its data come from.
+/// A block device: an image with its data file and its backing chain.
 ///
-/// Shared by reference between any number of threads, each with its queue. How
-/// futures of requests are to be treated is said at [`Queue`].
+/// Shared by reference between any number of threads, each with its queue. [`Queue`] describes how
+/// the futures of requests are driven.
 #[derive(Debug)]
 pub struct Device {
     layers: Vec<Layer>,
     size: AtomicU64,
-    /// Opened without what reading needs.
+    /// Opened for the metadata only: reads are refused.
     inspect: bool,
-    /// If it was opened for writing: how.
+    /// How it is written, if it is open for writing.
     pub(super) write: Option<WriteMode>,
     /// Images whose disks are files of this one, to be closed after it.
     pub(super) nested: Vec<Arc<Device>>,
 }
 
-/// What a writer asked for when it opened the device.
+/// Options of a device that is open for writing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriteMode {
     /// Discards are carried out.
     pub discard: bool,
-    /// What is done with writes of zeroes.
+    /// What becomes of writes of zeroes.
     pub detect_zeroes: DetectZeroes,
 }
 
@@ -134,7 +134,7 @@ impl Drop for TemporarySize<'_> {
 }
 
 impl Device {
-    /// The device that `layers` make, the top one first: at least one.
+    /// The device of these layers, at least one, the top one first.
     pub(super) fn new(layers: Vec<Layer>, inspect: bool, write: Option<WriteMode>) -> Self {
         let size = layers[0].size();
         Device {
@@ -146,22 +146,22 @@ impl Device {
         }
     }
 
-    /// The images of the chain, and those whose disks are files of it.
+    /// The images of the chain, and the devices whose disks are files of it.
     pub(super) fn into_parts(self) -> (Vec<Layer>, Vec<Arc<Device>>) {
         (self.layers, self.nested)
     }
 
-    /// The images of the chain, to be changed.
+    /// The images of the chain, for a change of the whole device.
     pub(super) fn layers_mut(&mut self) -> &mut [Layer] {
         &mut self.layers
     }
 
-    /// The top image has this size now.
+    /// Sets the size of the disk.
     pub(super) fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size;
     }
 
-    /// Has the disk another size for as long as the answer lives.
+    /// Gives the disk another size until the guard is dropped.
     pub(super) fn with_size(&mut self, size: u64) -> TemporarySize<'_> {
         let old = self.size();
         self.set_size(size);
@@ -173,7 +173,7 @@ impl Device {
         self.write.is_some_and(|w| w.discard)
     }
 
-    /// What is done with writes of zeroes.
+    /// What becomes of writes of zeroes.
     pub(super) fn detect_zeroes(&self) -> DetectZeroes {
         self.write.map_or(DetectZeroes::Off, |w| w.detect_zeroes)
     }
@@ -183,12 +183,15 @@ impl Device {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Looks whether a raw image has become longer since it was opened (a file
-    /// or a block device that was grown by others), also while the device is
-    /// used; whether the disk is larger than before now.
+    /// Takes over the size of a raw image whose file or block device has grown since it was opened.
+    /// True if the disk is larger than before. May be called while requests are in flight.
     ///
-    /// A disk that has become shorter keeps its size, and an image whose size
-    /// does not follow from its storage's (qcow2, a part of a file) as well.
+    /// A disk does not become smaller by this. Images whose size does not follow from their storage
+    /// (qcow2, a part of a file) keep it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the storage's length cannot be found out.
     pub fn refresh_size(&self) -> Result<bool> {
         let Some(raw) = self.top().as_raw() else {
             return Ok(false);
@@ -202,8 +205,8 @@ impl Device {
         &self.layers
     }
 
-    /// All images that are read: those of the chain, the top one first, then those of
-    /// images whose disks are files of it.
+    /// All images that are read: those of the chain, the top one first, then those of the devices
+    /// whose disks are files of it.
     pub fn all_layers(&self) -> Box<dyn Iterator<Item = &Layer> + '_> {
         let inner = self.nested.iter().flat_map(|image| image.all_layers());
         Box::new(self.layers.iter().chain(inner))
@@ -214,12 +217,20 @@ impl Device {
         &self.layers[0]
     }
 
-    /// Whether the data of the top image goes past the host's page cache.
+    /// Whether reads and writes of the top image's data bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.top().data().cache_mode().is_direct()
     }
 
-    /// Fills `buffer` with the bytes from `offset` on, and waits for it.
+    /// Fills `buffer` with the bytes from `offset` on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::read`].
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn read_blocking(&self, queue: &Queue, offset: u64, buffer: &mut [u8]) -> Result<()> {
         // SAFETY: `buffer` is borrowed until the read, waited for here, has
         // ended.
@@ -228,7 +239,15 @@ impl Device {
         queue.block_on(self.read(queue, offset, &iov))
     }
 
-    /// Fills `buffers`, one after the other, with the bytes from `offset` on, and waits for it.
+    /// Fills `buffers`, one after the other, with the bytes from `offset` on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::read`].
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn read_vectored_blocking(
         &self,
         queue: &Queue,
@@ -245,7 +264,15 @@ impl Device {
         queue.block_on(self.read(queue, offset, &iov))
     }
 
-    /// Reads into the first `length` bytes of a buffer that is given back.
+    /// Reads into the first `length` bytes of a buffer, which comes back with the result.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::read`].
+    ///
+    /// # Panics
+    ///
+    /// If `length` exceeds the buffer.
     pub async fn read_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
@@ -276,9 +303,8 @@ impl Device {
         }
     }
 
-    /// The layer that says what is at `offset`, and its extent there, of at
-    /// most `limit` bytes. Unallocated means that no layer has anything; the
-    /// layer is then the last one that was asked.
+    /// The layer that maps `offset`, and its extent there, of at most `limit` bytes. An unallocated
+    /// extent is mapped by no layer; the layer is then the last one of the search.
     pub(super) async fn resolve(
         &self,
         queue: &Queue,
@@ -294,9 +320,8 @@ impl Device {
             if !matches!(extent.mapping, Mapping::Unallocated { .. }) {
                 return Ok((depth, extent));
             }
-            // A shorter backing file says nothing of what is past its end, and what
-            // a longer one has past the end of this disk is not part of it: a write
-            // to the last cluster must not copy that.
+            // Nothing is mapped past the end of a shorter backing file. Past the end of this disk,
+            // a longer one is not part of it: a write to the last cluster must not copy that.
             let below = self.layers.get(depth + 1).map_or(0, Layer::size);
             let below = below.min(self.size());
             if below <= offset {

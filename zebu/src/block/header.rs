@@ -1,4 +1,4 @@
-//! Changing what the header of an open image says.
+//! Changing the header of an open image.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// What this format or image cannot do.
+/// The error of an operation that this format or image does not support.
 fn not_supported() -> Error {
     Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
 }
@@ -20,12 +20,16 @@ fn invalid() -> Error {
 }
 
 impl Device {
-    /// Gives the top image another backing file, with the name of its format,
-    /// or none. Nothing is opened, and the device itself goes on with the
-    /// images that it was opened with: this is for who closes it then.
+    /// Gives the top image another backing file, with the name of its format, or none. Nothing is
+    /// opened: the device keeps the chain that it was opened with, and should be closed afterwards.
     ///
-    /// All data are durable before the header changes, and the header when
-    /// this returns.
+    /// All data are durable before the header changes. The header is durable on return.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTSUP` unless the image is qcow2. `EINVAL` if a name is too long, or if the external data
+    /// file is a raw image. [`Error::Refused`] if the names do not fit into the header. Those of
+    /// [`Device::flush`].
     pub async fn set_backing(
         &mut self,
         queue: &Queue,
@@ -53,8 +57,7 @@ impl Device {
             .await
     }
 
-    /// Changes the header of the top image, after everything that it may point
-    /// to is durable.
+    /// Changes the header of the top image, after everything that it refers to is durable.
     pub(crate) async fn change_header(
         &mut self,
         queue: &Queue,
@@ -73,8 +76,8 @@ impl Device {
         self.own_image()?.upgrade(queue).await
     }
 
-    /// Replaces the zero clusters of the top image and of its snapshots by what
-    /// version 2 can say, the content unchanged; durable on return.
+    /// Replaces the zero clusters of the top image and of its snapshots by what version 2 has for
+    /// them. The content stays the same. Durable on return.
     pub(crate) async fn expand_zeroes(&mut self, queue: &Queue) -> Result<()> {
         self.flush(queue).await?;
         let image = self.top_qcow2()?;

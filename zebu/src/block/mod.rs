@@ -1,5 +1,5 @@
-//! The device that everything above uses: read and status over a range,
-//! whatever the image's format and however long its backing chain.
+//! The device: an image of any format with its backing chain, to be read, written and asked for its
+//! extents.
 
 mod compressed;
 mod device;

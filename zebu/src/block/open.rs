@@ -1,5 +1,4 @@
-//! Opening an image and everything that it names, as far as the caller's
-//! policy goes.
+//! Opening an image and the files that it names, as far as the caller's policy allows.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -25,29 +24,28 @@ use crate::storage::{
 };
 use crate::{Error, Result};
 
-/// Images in one chain at most. Each costs open files and caches.
+/// Images in one chain at most: each takes open files and caches.
 const MAX_CHAIN: usize = 200;
 
-/// What an image that is opened may make the library open besides itself.
+/// Which files may be opened because an image names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Whatever it names, as qemu-img does.
+    /// All, as in qemu-img.
     #[default]
     Follow,
-    /// Nothing: a backing file or a data file is an error.
+    /// None: a backing file or a data file is an error.
     Nothing,
-    /// Nothing, and the image itself may be made to do harm: strict mode, the
-    /// program's `--untrusted`. Of several images each has its own limits.
+    /// None, and the image itself may be malicious: strict mode, the program's `--untrusted`. Each
+    /// of several images has its own limits.
     ///
-    /// - A [`Source::Name`](crate::Source::Name) is the path of a file: `json:` names and names with
-    ///   a protocol (`file:` among them) are refused.
-    /// - No image opens what its header names. What the caller's own options
-    ///   name (`backing.file.filename=…`, `data-file.filename=…`) is opened, and
-    ///   is untrusted too.
-    /// - An image that is opened for writing has its format given: it is not
-    ///   guessed from what a guest may have written.
-    /// - It stays within the [`Limits`].
+    /// - A [`Source::Name`](crate::Source::Name) is the path of a file. `json:` names and names
+    ///   with a protocol (`file:` among them) are refused.
+    /// - No file is opened because a header names it. Files that the caller's options name
+    ///   (`backing.file.filename=…`, `data-file.filename=…`) are opened, and are untrusted too.
+    /// - The format of an image that is opened for writing must be given. It is not guessed from
+    ///   what a guest may have written.
+    /// - The [`Limits`] hold.
     Untrusted(Limits),
 }
 
@@ -65,58 +63,57 @@ options! {
     /// How to open a [`Device`].
     #[derive(Clone, Debug, Default)]
     pub struct OpenOptions {
-        /// The format; None: look at the content.
+        /// The format; None: it is found by the content.
         pub format: Option<Format>,
-        /// For writing too.
+        /// Open for writing too.
         pub write: bool,
-        /// How the page cache takes part.
+        /// Whether I/O is direct, and when it is durable.
         pub cache: CacheMode,
-        /// Open also what another process writes to (`-U`).
+        /// Open although another process may write to the image (`-U`).
         pub force_share: bool,
-        /// Refuse a raw image, too, that another process has open for writing, as
-        /// qcow2 images always are.
+        /// Refuse also a raw image that another process has open for writing, as is done for qcow2
+        /// images.
         pub exclude_writers: bool,
-        /// Whether the length of a raw image may change meanwhile.
+        /// Whether the length of a raw image may change while it is open.
         pub length: Length,
-        /// What else may be opened.
+        /// Which other files may be opened.
         pub policy: Policy,
-        /// Leave the backing file closed; its data read as unallocated.
+        /// Leave the backing file closed. Its data read as unallocated.
         pub no_backing: bool,
-        /// Only look at the metadata: no data file and no backing file is opened,
-        /// an encrypted image opens, and the device refuses to read.
+        /// Open for the metadata only: no data file and no backing file. An encrypted image opens,
+        /// and reads are refused.
         pub inspect: bool,
-        /// Open the top image to check or repair it: what a check finds there is
-        /// no error, and its tables are not read.
+        /// Open the top image to check or repair it: damage is no error, and its tables are not
+        /// read.
         pub check: bool,
-        /// Bytes of L2 tables to keep; None: enough for the disk, up to 32 MiB.
+        /// Bytes of cached L2 tables; None: enough for the disk, up to 32 MiB.
         pub l2_cache_size: Option<u64>,
-        /// Bytes of one slice of an L2 table, the unit of that cache; None: 4 KiB.
+        /// Bytes of a slice of an L2 table, the unit of that cache; None: 4 KiB.
         pub l2_cache_entry_size: Option<u64>,
-        /// Carry out discards (`discard=unmap`): free the clusters, and punch holes
-        /// into the file where its space is not needed any more. None: as the
-        /// image's own options say, else no.
+        /// Carry out discards (`discard=unmap`): free the clusters, and punch holes into the file
+        /// where its space becomes free. None: by the options of the image, else no.
         pub discard: Option<bool>,
-        /// Look for zeroes in what is written, and write these as such. None: as
-        /// the image's own options say, else no.
+        /// Look for zeroes in what is written, and store these as such. None: by the options of the
+        /// image, else no.
         pub detect_zeroes: Option<super::DetectZeroes>,
-        /// Read this internal snapshot instead of the active disk.
+        /// Open this internal snapshot, read-only, instead of the active disk.
         pub snapshot: Option<SnapshotName>,
-        /// Credentials that `tls-creds` may name.
+        /// Credentials by the ids that `tls-creds` may name.
         pub tls: TlsObjects,
     }
 }
 
-/// Whether the length of a raw image may change while it is open, and from where. In other
+/// Whether the length of a raw image may change while it is open, and who may change it. In other
 /// formats only the image's writer changes the length of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Length {
-    /// Others may.
+    /// Other processes may change it.
     #[default]
     Shared,
-    /// No other process may change it: an NBD client relies on the size.
+    /// No other process may change it: NBD clients rely on the size.
     Fixed,
-    /// It is about to be changed here.
+    /// This process is about to change it.
     Changing,
 }
 
@@ -148,12 +145,19 @@ impl Device {
         Ok(opening.into_device())
     }
 
-    /// Opens an image that `storage` holds (in memory, say). Blocks.
+    /// Opens an image in a storage, which may be in memory. Blocks.
     ///
-    /// What it names is never opened, whatever [`OpenOptions::policy`] says: a
-    /// data file is an error, and so is a backing file unless
-    /// [`OpenOptions::no_backing`] ignores it. The options of how files
-    /// are opened and locked mean nothing here.
+    /// No file is opened because the image names it, whatever [`OpenOptions::policy`] is: a data
+    /// file is an error, and so is a backing file unless [`OpenOptions::no_backing`] is set. The
+    /// options for opening and locking files are ignored.
+    ///
+    /// # Errors
+    ///
+    /// If the image is damaged, is refused by [`OpenOptions::policy`], or cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn from_storage(
         queue: &Queue,
         storage: Arc<dyn Storage>,
@@ -162,8 +166,16 @@ impl Device {
         Device::from_storages(queue, Storages::new(storage), options)
     }
 
-    /// The same for an image that names other files: the caller has opened
-    /// these. Blocks.
+    /// [`Device::from_storage`] for an image with a data file or a backing file, which the caller
+    /// has opened. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::from_storage`].
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn from_storages(
         queue: &Queue,
         storages: Storages,
@@ -210,21 +222,20 @@ impl Device {
 }
 
 options! {
-    /// An image in storages that the caller has, for
-    /// [`Device::from_storages`].
+    /// An image in opened storages, for [`Device::from_storages`].
     #[derive(Debug)]
     pub struct Storages {
         /// The image.
         pub image: Arc<dyn Storage>,
         /// Its external data file.
         pub data: Option<Arc<dyn Storage>>,
-        /// What is behind it; also where the image names nothing.
+        /// Its backing file, whether the image names one or not.
         pub backing: Option<Device>,
     }
 }
 
 impl Storages {
-    /// An image that names nothing.
+    /// An image without other files.
     pub fn new(image: Arc<dyn Storage>) -> Self {
         Storages {
             image,
@@ -240,17 +251,17 @@ struct Opening<'a> {
     options: &'a OpenOptions,
     names: &'a dyn NameResolver,
     layers: Vec<Layer>,
-    /// The files of the chain, to find loops.
+    /// The files of the chain: a file that occurs twice is a loop.
     seen: Vec<Identity>,
-    /// The data file of the top image, if the caller has it.
+    /// The data file of the top image, if the caller has opened it.
     data: Option<Arc<dyn Storage>>,
-    /// Whether the caller has what is behind the top image.
+    /// Whether the caller has opened the backing file.
     has_backing: bool,
     /// Images whose disks are files of this one.
     nested: RefCell<Vec<Arc<Device>>>,
 }
 
-/// What a file of an image is opened for.
+/// The use of a file that is opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Top,
@@ -259,8 +270,8 @@ enum Role {
 }
 
 impl Opening<'_> {
-    /// Whether nothing is opened but what holds the tables. A check needs no
-    /// more, and in strict mode it gets no more.
+    /// Whether only files with tables are opened: a check needs no others, and in strict mode it
+    /// opens no others.
     fn only_tables(&self) -> bool {
         let strict = self.options.policy.limits().is_some();
         self.options.inspect || (self.options.check && strict)
@@ -294,13 +305,13 @@ impl Opening<'_> {
             next = self
                 .layer(spec, depth)
                 .await
-                // QEMU says it once for each image on the way.
+                // QEMU repeats this part for each image on the way.
                 .map_err(|e| (0..depth).fold(e, |e, _| e.during("Could not open backing file")))?;
         }
         Ok(())
     }
 
-    /// Opens one image, and says which one is behind it.
+    /// Opens one image. The result is its backing file, which is to be opened next.
     async fn layer(&mut self, mut spec: ImageSpec, depth: usize) -> Result<Option<ImageSpec>> {
         let role = match depth {
             0 => Role::Top,
@@ -337,7 +348,7 @@ impl Opening<'_> {
         self.image(spec, storage, format, role).await
     }
 
-    /// The format of an image, by its content if need be.
+    /// The format of an image, found by the content if it is not given.
     async fn format(&self, spec: &mut ImageSpec, file: &dyn Storage, role: Role) -> Result<Format> {
         if let Some(format) = spec.format {
             return Ok(format);
@@ -354,7 +365,7 @@ impl Opening<'_> {
         Ok(format)
     }
 
-    /// Opens an image whose file is open, and says which one is behind it.
+    /// Opens an image whose file is open. The result is its backing file.
     async fn image(
         &mut self,
         mut spec: ImageSpec,
@@ -461,13 +472,13 @@ impl Opening<'_> {
             )));
         }
         match self.names.data_file(name) {
-            // Any name can be shown.
+            // A name that is only shown may be any.
             Err(_) if self.options.policy != Policy::Follow => Ok(None),
             resolved => resolved.map(Some),
         }
     }
 
-    /// The image behind one.
+    /// The backing file of an image, if it is to be opened.
     fn backing(
         &self,
         spec: &ImageSpec,
@@ -518,8 +529,8 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Opens one file of an image. What `inherited` says holds for it unless its own
-    /// options say otherwise.
+    /// Opens one file of an image. The `inherited` options of the image hold where the file has
+    /// none of its own.
     fn file<'a>(
         &'a self,
         inherited: &'a CommonOptions,
@@ -570,7 +581,7 @@ impl Opening<'_> {
         })
     }
 
-    /// Opens an image, with all behind it, whose disk is the file of another one.
+    /// Opens an image, with its backing chain, whose disk is the file of another image.
     async fn stacked(&self, image: &ImageSpec, cache: CacheMode, role: Role) -> Result<OpenedFile> {
         let options = &OpenOptions {
             format: None,
@@ -581,8 +592,8 @@ impl Opening<'_> {
             check: false,
             l2_cache_size: None,
             l2_cache_entry_size: None,
-            // As in QEMU: an image below another one carries out discards, unless its
-            // own options say otherwise.
+            // As in QEMU: an image below another one carries out discards unless its options forbid
+            // it.
             discard: Some(image.options.common.discard.unwrap_or(true)),
             detect_zeroes: None,
             snapshot: None,
@@ -599,7 +610,7 @@ impl Opening<'_> {
             nested: RefCell::default(),
         };
         opening.chain(image.clone()).await.map_err(|e| match e {
-            // The repair of the image above would not mend this one.
+            // A repair of the image above would not repair this one.
             e if e.is_dirty() => Error::Refused(format!("'{}': {e}", image.file.name().display())),
             e => e,
         })?;

@@ -1,4 +1,4 @@
-//! One file of an image, or the export that it is instead.
+//! A file or an export that was opened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,7 @@ use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::tls::TlsCredentials;
 use crate::{Error, Result};
 
-/// Credentials for TLS, by the ids that images are named with
-/// (`tls-creds`).
+/// Credentials for TLS by their ids (`tls-creds`).
 pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 
 /// A file that was opened.
@@ -21,31 +20,31 @@ pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 #[non_exhaustive]
 pub enum OpenedFile {
     #[doc(hidden)]
-    /// Of this machine.
+    /// A local file.
     Local(Arc<dyn Storage>),
     #[doc(hidden)]
-    /// An export of a server.
+    /// An export of an NBD server.
     #[cfg(feature = "nbd")]
     Nbd(Arc<Nbd>),
     #[doc(hidden)]
-    /// Nothing.
+    /// A file that stores nothing.
     Null(Arc<Null>),
     #[doc(hidden)]
-    /// A part of another one, or one that changes how that one is used.
+    /// A part of another file, or a filter over it.
     Over(Arc<dyn Storage>, Box<OpenedFile>),
     #[doc(hidden)]
     /// The disk of an image, which was locked when it was opened.
     Image(OpenedImage),
 }
 
-/// The disk of an image that is another one's file.
+/// The disk of an image that is the file of another image.
 #[derive(Debug)]
 pub struct OpenedImage {
     pub(super) storage: Arc<dyn Storage>,
     pub(super) identity: Option<Identity>,
 }
 
-/// What tells one file from another.
+/// The identity of a file, by which a loop is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// Device and inode.
@@ -55,13 +54,16 @@ pub enum Identity {
     Nbd(NbdServer, String),
     /// A part of a file: offset and size.
     Part(Box<Identity>, Option<u64>, Option<u64>),
-    /// The disk of the image that is there.
+    /// The disk of the image in a file.
     Inside(Box<Identity>),
 }
 
 impl FileSpec {
-    /// Opens it: a file, or a connection to a server, which is never made if it
-    /// is not there. Blocks. What has another file below is not opened so.
+    /// Opens a file, or connects to a server. Blocks. Missing exports are not created.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened. [`Error::Refused`] for drivers over another file.
     #[cfg_attr(not(feature = "nbd"), allow(unused_variables))]
     pub fn open(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
         match &self.driver {
@@ -96,7 +98,7 @@ impl FileSpec {
 }
 
 impl OpenedFile {
-    /// What reads and writes it.
+    /// The storage of its bytes.
     pub fn storage(&self) -> Arc<dyn Storage> {
         match self {
             OpenedFile::Local(file) => file.clone(),
@@ -108,8 +110,11 @@ impl OpenedFile {
         }
     }
 
-    /// Takes the locks by which QEMU and zebu keep out of each other's way; of
-    /// an export that is the server's affair.
+    /// Takes the locks that QEMU and zebu share. An export is locked by its server.
+    ///
+    /// # Errors
+    ///
+    /// If another process holds a lock that excludes this one.
     pub fn lock(&self, request: LockRequest) -> Result<()> {
         match self {
             OpenedFile::Local(file) => match file.host_file() {
@@ -123,7 +128,7 @@ impl OpenedFile {
         }
     }
 
-    /// The same for two names of one file. None: it is no other one's.
+    /// The identity, equal for two names of one file. None: no other name can lead to it.
     pub(super) fn identity(&self, spec: &FileSpec) -> Result<Option<Identity>> {
         Ok(match (self, &spec.driver) {
             (OpenedFile::Local(file), _) => match file.host_file() {
@@ -163,7 +168,7 @@ impl OpenedFile {
 
 #[cfg(feature = "nbd")]
 impl NbdSpec {
-    /// How to connect.
+    /// The options of the connection.
     fn options(
         &self,
         write: bool,
@@ -195,7 +200,7 @@ impl NbdSpec {
     }
 }
 
-/// What the operating system said, with the file that it said it of.
+/// The error of the operating system, with the name of the file.
 fn could_not_open(error: std::io::Error, spec: &FileSpec) -> Error {
     match error.raw_os_error() {
         Some(_) => Error::Io(error).during(format!("Could not open '{}'", spec.name().display())),

@@ -9,8 +9,12 @@ use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 impl Device {
-    /// Makes a range read as zeroes if that needs no data, which is fast
-    /// whatever its length; else fails with `EOPNOTSUPP`.
+    /// Makes a range read as zeroes if that needs no data, which is fast whatever its length.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP`, and nothing has changed, if data would have to be written. Those of
+    /// [`Device::write_zeroes`].
     pub async fn write_zeroes_quickly(
         &self,
         queue: &Queue,
@@ -30,8 +34,8 @@ impl Device {
         self.write_zeroes(queue, offset, length, zeroing).await
     }
 
-    /// Version 2 has no zeroes, and none has them for a part of a cluster (or
-    /// of a subcluster, where it has these) that is not zero all over already.
+    /// Refuses what needs data: in version 2 all zeroes, otherwise a part of a cluster (or of a
+    /// subcluster) that is not zero all over already.
     async fn check_quick(
         &self,
         queue: &Queue,
@@ -72,7 +76,7 @@ fn unsupported() -> Error {
     io::Error::from_raw_os_error(libc::EOPNOTSUPP).into()
 }
 
-/// Has the file system do it.
+/// Zeroes a range of the file by a call of the file system.
 async fn zero_file(queue: &Queue, raw: &Raw, offset: u64, length: u64) -> Result<()> {
     let host = raw.offset() + offset;
     Ok(storage::zero_quickly(&**raw.storage(), queue, host, length).await?)

@@ -1,10 +1,9 @@
-//! Reading a range of a device: map it through the whole chain, then bring
-//! all parts in together.
+//! Reading a range of a device: it is mapped through the whole chain, then all parts are read
+//! together.
 //!
-//! The parts of a request are sorted by where they lie on the host and
-//! neighbours become one vectored read, so that a fragmented request costs as
-//! many operations as it has contiguous runs, in the order that the device
-//! likes. Compressed clusters that lie close together are read together too.
+//! The parts of a request are sorted by host offset, and neighbours become one vectored read. A
+//! fragmented request costs as many operations as it has contiguous runs. Compressed clusters that
+//! lie close together are read together too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,11 +15,10 @@ use crate::drivers::qcow2::Stay;
 use crate::drivers::{CompressedData, Mapping, StorageId};
 use crate::storage::{self, Buffer, Iov, PoolBuffer, Queue, Reading};
 
-/// Segments of one vectored operation at most (the kernel's `IOV_MAX` is
-/// 1024, and a part may have several).
+/// Segments of one vectored operation at most. The kernel's `IOV_MAX` is 1024, and a part may have
+/// several.
 const MAX_MERGED: usize = 512;
-/// Bytes of compressed data read together at most, unless one cluster alone
-/// has more.
+/// Bytes of compressed data that are read together at most, unless one cluster has more.
 const MAX_PACKED: u64 = 1 << 20;
 /// Compressed clusters no farther apart than this are read together.
 const PACKED_GAP: u64 = 4096;
@@ -57,7 +55,7 @@ struct Piece {
     length: usize,
 }
 
-/// What a request consists of, besides zeroes.
+/// The parts of a request that are not zeroes.
 #[derive(Default)]
 struct Plan {
     parts: Vec<Part>,
@@ -66,29 +64,35 @@ struct Plan {
 }
 
 impl Device {
-    /// Fills `iov` with the bytes of the disk from `offset` on.
+    /// Fills `iov` with the bytes of the disk from `offset` on. After an error the content of the
+    /// memory is unspecified.
     ///
-    /// After an error the memory's content is unspecified.
+    /// # Errors
+    ///
+    /// [`OutOfRange`](crate::Error::OutOfRange) if the range is not inside the disk.
+    /// [`Corrupt`](crate::Error::Corrupt) or [`Compressed`](crate::Error::Compressed) if metadata
+    /// or data are damaged. [`Limit`](crate::Error::Limit) of an untrusted image.
+    /// [`Io`](crate::Error::Io) of a file.
     pub async fn read(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         self.check_range(offset, iov.len() as u64)?;
         let _stay = self.enter();
         self.read_mapped(queue, offset, iov).await
     }
 
-    /// A request begins: until the answer is dropped, no cluster that it may
-    /// find mapped is used for something else.
+    /// Enters the epoch of a request. Until the guard is dropped, no cluster that the request finds
+    /// mapped is reused.
     pub(super) fn enter(&self) -> Option<Stay<'_>> {
         self.top().as_qcow2()?.enter()
     }
 
-    /// As [`Device::read`], also past the end of the disk, where VM state is.
-    /// The caller has entered.
+    /// [`Device::read`] that may also reach past the end of the disk, where VM state is. The caller
+    /// has entered the epoch.
     pub(super) async fn read_mapped(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let length = iov.len() as u64;
         if length == 0 {
             return Ok(());
         }
-        // Most requests lie in one extent: no plan is made for these.
+        // Most requests lie in one extent, and need no plan.
         let (layer, extent) = self.resolve(queue, offset, length).await?;
         if extent.length == length {
             match extent.mapping {
@@ -195,7 +199,7 @@ impl Device {
         Ok(())
     }
 
-    /// Reports to blkdebug that data of a layer are read.
+    /// Reports a read of a layer's data to blkdebug.
     fn reads_from(&self, layer: usize) {
         for above in &self.layers()[..layer] {
             above.event(storage::Event::ReadBackingAio);

@@ -1,4 +1,4 @@
-//! Changes of a whole device: its size, or its content dropped.
+//! Changes of a whole device: its size, or that its content is dropped.
 
 use super::device::Device;
 use super::write::{Top, Zeroing};
@@ -7,7 +7,7 @@ use crate::format::MAX_L1_BYTES;
 use crate::storage::{self, HostFile, Queue, Storage};
 use crate::{Error, Result};
 
-/// Bytes of the disk that are preallocated in one go.
+/// Bytes of the disk that are preallocated at a time.
 const STEP: u64 = 64 << 20;
 
 /// What is allocated ahead of being written.
@@ -19,9 +19,9 @@ pub enum Preallocation {
     Off,
     /// The mapping: every guest cluster has a host cluster, without data.
     Metadata,
-    /// The mapping, and the space on the device.
+    /// The mapping, and the space on the device of the file.
     Falloc,
-    /// The same, and zeroes are written.
+    /// The mapping and the space, filled with zeroes.
     Full,
 }
 
@@ -46,7 +46,7 @@ impl Preallocation {
     }
 }
 
-/// The file of this machine under a storage and those that it is made of.
+/// The local file at the bottom of a storage, if there is one.
 fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
     storage
         .host_file()
@@ -54,13 +54,16 @@ fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
 }
 
 impl Device {
-    /// Gives the disk another size in bytes, a multiple of 512. What is behind
-    /// a smaller one is lost; what a larger one adds reads as zeroes, and is
-    /// preallocated as asked. Durable on return; of a raw image with the next flush.
+    /// Gives the disk another size in bytes, a multiple of 512. What is behind a smaller end is
+    /// lost. What a larger size adds reads as zeroes, and is preallocated as `preallocation` says.
+    /// Durable on return; of a raw image with the next flush.
     ///
-    /// After an error the disk has its old size, and the space of a larger one is
-    /// freed. (After an error that makes every further write fail, the header may
-    /// have either size.)
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the image cannot have this size, or if this preallocation is not
+    /// supported. Those of [`Device::write`]. The disk then has its old size, and the space of a
+    /// larger one is freed. After an error that makes every further write fail, the header may have
+    /// either size.
     pub async fn resize(
         &mut self,
         queue: &Queue,
@@ -152,9 +155,9 @@ impl Device {
         }
     }
 
-    /// The new size is durable first, so that no crash leaves the old size with
-    /// its tail missing. Mappings behind the end cost space until they are
-    /// dropped, at the latest when the disk grows ([`Device::grow`]).
+    /// The new size is durable first, so that no crash leaves the old size with its tail missing.
+    /// Mappings behind the end cost space until they are dropped, at the latest by
+    /// [`Device::grow`].
     async fn shrink(&mut self, queue: &Queue, size: u64) -> Result<()> {
         let old = self.size();
         let image = self.own_image()?;
@@ -190,8 +193,8 @@ impl Device {
         emptied
     }
 
-    /// The new part is prepared behind the end of the disk, where no read reaches
-    /// it; the size changes last.
+    /// The new part is prepared behind the end of the disk, where no read reaches it. The size
+    /// changes last.
     async fn grow(&mut self, queue: &Queue, size: u64, preallocation: Preallocation) -> Result<()> {
         let image = self.own_image()?;
         image.check_resize()?;
@@ -231,7 +234,7 @@ impl Device {
         let below = self.layers().get(1).map_or(0, |layer| layer.size());
         let kept = self.last_cluster_end()?;
         let image = self.own_image()?;
-        // VM state outside of snapshots is there, and what a shrink left.
+        // VM state outside of snapshots is behind the end, and what an interrupted shrink left.
         image.unmap_from(queue, kept).await?;
         image
             .grow_l1(queue, image.geometry().l1_entries_for(size))
@@ -338,8 +341,8 @@ impl Device {
         result
     }
 
-    /// Allocates a range of whole clusters that are unallocated. With `zero` their
-    /// entries have the zero flag, as QEMU sets it over a longer backing file.
+    /// Allocates a range of whole clusters that are unallocated. With `zero` their entries have the
+    /// zero flag, which QEMU sets over a longer backing file.
     async fn preallocate_image(
         &mut self,
         queue: &Queue,
@@ -363,8 +366,12 @@ impl Device {
         Ok(())
     }
 
-    /// Forgets the content of the top image: everything is unallocated
-    /// afterwards, and shows the backing file. Durable on return.
+    /// Drops the content of the top image: all of it is unallocated then, and shows the backing
+    /// file. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`], and `ENOTSUP` for formats without backing files.
     pub async fn make_empty(&mut self, queue: &Queue) -> Result<()> {
         self.whole(async |device| device.empty_exclusive(queue).await)
             .await
@@ -373,8 +380,8 @@ impl Device {
     async fn empty_exclusive(&mut self, queue: &Queue) -> Result<()> {
         let image = self.own_image()?;
         if image.header().is_data_file_raw() {
-            // There is nothing behind such an image, and its data file is the
-            // disk: what is empty there is zero.
+            // Such an image has no backing file, and its data file is the disk: what is empty is
+            // zero.
             let size = self.size();
             self.write_zeroes(queue, 0, size, Zeroing::Unmap).await?;
             return self.flush(queue).await;

@@ -41,16 +41,16 @@ pub struct SharedDevice(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     device: Place,
-    /// Changes that wait; nobody enters before them.
+    /// Changes that wait. Requests that enter later wait for them.
     changes: usize,
     waiting: Vec<Waker>,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// Here, and as often as there are references in use.
+    /// In use by as many requests as there are further references.
     Here(Arc<Device>),
-    /// With the change that is being made.
+    /// Taken by the change that is being made.
     Changing,
     Closed,
 }
@@ -63,7 +63,7 @@ pub struct InUse {
     shared: SharedDevice,
 }
 
-/// The device of the change that is being made; goes back when this is dropped.
+/// The device of the change that is being made. It is given back on drop.
 struct Exclusive<'a> {
     device: Option<Device>,
     shared: &'a SharedDevice,
@@ -82,11 +82,11 @@ impl SharedDevice {
         })))
     }
 
-    /// The device, for requests: keep it until they have ended, and no longer. Waits for changes
-    /// of the whole device that are being made or were asked for before.
+    /// The device, for requests: keep the guard until they have ended, and no longer. Waits for
+    /// changes of the whole device that are being made or began to wait before.
     ///
-    /// A task that has entered and then waits for a change, or enters again while a change
-    /// waits, never goes on.
+    /// A task that holds a guard must not wait for a change, nor enter again while a change waits:
+    /// it would wait for ever.
     ///
     /// # Errors
     /// [`Error::Refused`] after [`SharedDevice::close`].
@@ -106,8 +106,8 @@ impl SharedDevice {
         .await
     }
 
-    /// [`Device::resize`]. If the future is dropped midway, every write fails until the image is
-    /// opened again.
+    /// [`Device::resize`], when all requests have ended that entered before. If the future is
+    /// dropped midway, every write fails until the image is opened again.
     ///
     /// # Errors
     /// Those of [`Device::resize`], and [`Error::Refused`] after [`SharedDevice::close`].
@@ -121,7 +121,8 @@ impl SharedDevice {
         device.get().resize(queue, size, preallocation).await
     }
 
-    /// [`Device::snapshot_create`], as [`SharedDevice::resize`]: of a moment without requests.
+    /// [`Device::snapshot_create`], as [`SharedDevice::resize`]: no request is in flight at its
+    /// instant.
     ///
     /// # Errors
     /// As [`SharedDevice::resize`].
@@ -148,7 +149,7 @@ impl SharedDevice {
         device.get().snapshot_delete(queue, name).await
     }
 
-    /// [`Device::close`], when all requests have ended. Nobody can use the device from then on,
+    /// [`Device::close`], when all requests have ended. The device cannot be used from then on,
     /// also after an error.
     ///
     /// # Errors
@@ -159,7 +160,7 @@ impl SharedDevice {
         device.close(queue).await
     }
 
-    /// Waits until nobody uses the device, and takes it.
+    /// Waits until the device is not in use, and takes it.
     async fn exclusive(&self) -> Result<Exclusive<'_>> {
         lock(&self.0).changes += 1;
         let _waiting = Waiting(self);
@@ -238,7 +239,7 @@ impl Deref for InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        // Under the lock: a task that is woken finds the reference gone.
+        // Under the lock, so that a woken task finds the reference gone.
         let device = self.device.take();
         self.shared.update(|_| drop(device));
     }

@@ -7,9 +7,13 @@ use crate::storage::Queue;
 use crate::{Error, Result};
 
 impl Device {
-    /// Takes an internal snapshot of the disk, of this name (at most 255
-    /// bytes; others may have the same), with the next free number as its id.
-    /// Durable on return; after an error there is none.
+    /// Takes an internal snapshot of the disk, with the next free number as its id. Several may
+    /// have the same name, of at most 255 bytes. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTSUP` if the image cannot have snapshots. Those of [`Device::write`]. There is no
+    /// snapshot then.
     pub async fn snapshot_create(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
@@ -19,9 +23,12 @@ impl Device {
         .await
     }
 
-    /// Makes the disk what it was when an internal snapshot was taken, its size
-    /// too. The snapshot stays; what was written since is lost. Durable on
-    /// return. Images with bitmaps are refused.
+    /// Makes the disk, with its size, what it was when an internal snapshot was taken. The snapshot
+    /// stays. What was written since is lost. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot, or if the image has bitmaps. Those of [`Device::write`].
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
@@ -34,8 +41,11 @@ impl Device {
         .await
     }
 
-    /// Deletes an internal snapshot and frees what only it had. Durable on
-    /// return.
+    /// Deletes an internal snapshot and frees the clusters that only it used. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_delete(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;
@@ -54,7 +64,7 @@ impl Device {
     }
 }
 
-/// Marks an image that turned out to be corrupt.
+/// Marks the image if the result shows that it is corrupt.
 async fn mark_if_corrupt(queue: &Queue, image: &Image, result: Result<()>) -> Result<()> {
     if result.as_ref().is_err_and(Error::shows_corruption) {
         image.mark_corrupt(queue).await?;

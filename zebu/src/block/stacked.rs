@@ -7,7 +7,8 @@ use super::{Device, Zeroing};
 use crate::storage::{Alignment, Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 use crate::{Error, Result};
 
-/// The disk of an image. Of fixed size, and asked what it is made of, as an export.
+/// The disk of an image. Its size is fixed, and its status is found asynchronously, as of an
+/// export.
 #[derive(Debug)]
 pub(super) struct Stacked {
     device: Arc<Device>,
@@ -64,7 +65,7 @@ async fn perform(
         }
         (OpKind::Flush, None) => device.flush(queue).await?,
         (_, None) if inside == 0 => {}
-        // There is nothing to take the space of: the image does it as it is written.
+        // The image allocates space when it is written.
         (OpKind::Allocate, None) => {}
         (OpKind::Discard, None) => device.discard(queue, offset, inside).await?,
         (OpKind::PunchHole, None) => {

@@ -5,7 +5,7 @@ use crate::drivers::{Holes, Mapping, StorageId};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
-/// A range whose bytes are alike, as `map` and convert see it.
+/// A range of the disk that is stored alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -15,21 +15,20 @@ pub struct Status {
     pub zero: bool,
     /// Its bytes are stored somewhere: a cluster or file range of their own.
     pub data: bool,
-    /// Some layer of the chain says what it is (false: no layer does, so it
-    /// reads as zeroes).
+    /// A layer of the chain maps it. If false, no layer does, and it reads as zeroes.
     pub present: bool,
     /// It is stored compressed.
     pub compressed: bool,
-    /// The layer that says so: 0 is the top.
+    /// The layer that maps it: 0 is the top.
     pub depth: usize,
-    /// The storage of that layer that `host` is in.
+    /// The storage of that layer to which `host` belongs.
     pub storage: StorageId,
-    /// Where it starts there, in bytes, if it is stored uncompressed.
+    /// Where it starts in that storage, in bytes, if it is stored uncompressed.
     pub host: Option<u64>,
 }
 
 impl Status {
-    /// A range of `length` bytes that no layer says anything about.
+    /// A range of `length` bytes that no layer maps.
     pub const fn unallocated(length: u64) -> Status {
         Status {
             length,
@@ -43,7 +42,7 @@ impl Status {
         }
     }
 
-    /// `length` bytes of which nothing is known but that they must be read.
+    /// A range of `length` bytes that must be read, about which no more is known.
     pub(crate) const fn data(length: u64) -> Status {
         Status {
             data: true,
@@ -65,11 +64,14 @@ impl Status {
 }
 
 impl Device {
-    /// What the first bytes of `length` from `offset` on are made of: the
-    /// longest range found alike without undue work, at least one byte.
+    /// The status at `offset`, as far as it stays the same within `length` bytes and is found
+    /// without undue work: at least one byte. The next range may have the same status; see
+    /// [`Device::extents`].
     ///
-    /// Adjacent ranges may be of one kind; a caller that wants the longest joins
-    /// them.
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] if the range is empty or not inside the disk. Those of
+    /// [`Device::read`].
     pub async fn status(&self, queue: &Queue, offset: u64, length: u64) -> Result<Status> {
         self.check_range(offset, length)?;
         if length == 0 {
@@ -110,8 +112,7 @@ impl Device {
         Ok(status)
     }
 
-    /// Refines data by what the file system knows of holes: where the
-    /// driver says that its holes mean something.
+    /// Refines data by the holes of the file, where the driver gives these a meaning.
     async fn look_at_file(&self, queue: &Queue, depth: usize, status: &mut Status) -> Result<()> {
         let Some(host) = status.host.filter(|_| status.data) else {
             return Ok(());
@@ -124,7 +125,7 @@ impl Device {
         if holes == Holes::Ignored {
             return Ok(());
         }
-        // Data that the storage does not have are no hole: reading them fails.
+        // Data past the end of the storage are no hole: reading them fails.
         match layer.image.data_before_end(host, status.length)? {
             0 => return Ok(()),
             length => status.length = length,

@@ -6,9 +6,17 @@ use crate::storage::{self, Buffer, Iov, Queue};
 use crate::{Error, Result};
 
 impl Device {
-    /// Reads the top image's VM state from `position` on into the first
-    /// `length` bytes of a buffer that is given back. What was never saved
-    /// reads as what the backing file has there, or zeroes.
+    /// Reads the top image's VM state from `position` on into the first `length` bytes of a buffer,
+    /// which comes back with the result. What was never saved reads as the content of the backing
+    /// file there, or as zeroes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the format has no VM state. Those of [`Device::read`].
+    ///
+    /// # Panics
+    ///
+    /// If `length` exceeds the buffer.
     pub async fn read_vm_state(
         &self,
         queue: &Queue,
@@ -30,9 +38,17 @@ impl Device {
         (buffer, result)
     }
 
-    /// Writes the first `length` bytes of a buffer, which is given back, to the
-    /// top image's VM state from `position` on. Only the snapshots made
-    /// afterwards keep it: another size of the disk drops it.
+    /// Writes the first `length` bytes of a buffer, which comes back with the result, to the top
+    /// image's VM state from `position` on. Only a snapshot that is taken afterwards keeps it. A
+    /// change of the disk's size drops it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the format has no VM state. Those of [`Device::write`].
+    ///
+    /// # Panics
+    ///
+    /// If `length` exceeds the buffer.
     pub async fn write_vm_state(
         &mut self,
         queue: &Queue,

@@ -5,8 +5,8 @@ use crate::drivers::qcow2::Image;
 use crate::{Error, Result};
 
 impl Device {
-    /// The top image, exclusively; `EBUSY` while tasks share it, which
-    /// [`Device::wait_for_tasks`] waits for.
+    /// The top image, exclusively. Fails with `EBUSY` while tasks share it: call
+    /// [`Device::wait_for_tasks`] first.
     pub(super) fn own_image(&mut self) -> Result<&mut Image> {
         let Some(image) = self.layers_mut()[0].image.as_qcow2_mut() else {
             return Err(Error::Refused("The image is not a qcow2 image".into()));
@@ -15,15 +15,15 @@ impl Device {
         image.get_mut().ok_or_else(busy)
     }
 
-    /// Waits for the tasks that dropped requests left behind.
+    /// Waits for the tasks of requests that were dropped.
     pub(super) async fn wait_for_tasks(&mut self) {
         if let Some(image) = self.layers_mut()[0].image.as_qcow2_mut() {
             image.wait_for_tasks().await;
         }
     }
 
-    /// Carries out a change of the whole device, after the tasks of dropped requests have
-    /// ended. If it is dropped midway, every write fails until the image is opened again.
+    /// Carries out a change of the whole device, after the tasks of dropped requests have ended. If
+    /// the future is dropped midway, every write fails until the image is opened again.
     pub(super) async fn whole<T>(
         &mut self,
         change: impl AsyncFnOnce(&mut Device) -> Result<T>,

@@ -1,9 +1,9 @@
-//! Changing a device: write, write compressed, flush, close.
+//! Changing a device: write, flush, close.
 //!
-//! A write to what is mapped already goes straight to its host clusters, in
-//! parts like a read. The rest is filled: host clusters are taken, what the
-//! write leaves of the old content is read through the chain, all of it is
-//! written, and then mapped. `drivers/qcow2/change.rs` says which request may do that when.
+//! What is mapped to a cluster of its own is written in place, in parts like a read. The rest is
+//! filled: host clusters are allocated, the old content around the write is read through the chain,
+//! both are written, and then the clusters are mapped. `drivers/qcow2/change.rs` orders such
+//! requests.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use crate::format::HostOffset;
 use crate::storage::{self, Iov, OwnedBuffer, PoolBuffer, Queue};
 use crate::{Error, Result};
 
-/// Zeroes of at most so many bytes beside the data of a write are written with
-/// them; more are left to the file system.
+/// Zeroes beside the data of a write are written with them up to so many bytes. More are left to
+/// the file system.
 const ZEROES_WRITTEN: u64 = 64 << 10;
-/// A write of at most so many bytes between old content on both sides is
-/// copied into it: one read and one write, instead of two and one.
+/// Up to so many bytes, a write between old content on both sides is copied into it: one read and
+/// one write, instead of two and one.
 const COPIED: usize = 64 << 10;
 
 /// What becomes of the space of a range that is written with zeroes.
@@ -42,7 +42,7 @@ pub(super) enum Top<'a> {
     Qcow2(&'a Image),
 }
 
-/// Images of formats that are only read are not opened for writing.
+/// The error of a format that is only read, although such images are not opened for writing.
 fn not_writable() -> Error {
     Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
 }
@@ -56,7 +56,7 @@ impl Device {
     /// The top image, for a change of a range.
     pub(super) fn top_for_writing(&self, offset: u64, length: u64) -> Result<Top<'_>> {
         if self.write.is_none() {
-            // As the kernel would say of a file that is open for reading.
+            // The error number of a file that is open for reading.
             return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM)));
         }
         self.check_range(offset, length)?;
@@ -67,9 +67,16 @@ impl Device {
         }
     }
 
-    /// Writes `iov` to the disk from `offset` on. When it returns, later reads
-    /// see it; it is durable after the next [`Device::flush`], or at once if
-    /// the cache mode is a write-through one.
+    /// Writes `iov` to the disk from `offset` on. Reads that begin after it has returned see it. It
+    /// is durable after the next [`Device::flush`], or at once with a write-through
+    /// [`CacheMode`](crate::CacheMode).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] if the range is not inside the disk. `EPERM` if the device is not open
+    /// for writing. [`Error::Corrupt`] if metadata are damaged, after which the image is not
+    /// written any more. [`Error::Io`] of a file, for example `ENOSPC`. The write may be repeated
+    /// then; until it succeeds, the content of the range is old, new or mixed.
     pub async fn write(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let length = iov.len() as u64;
         let top = self.top_for_writing(offset, length)?;
@@ -113,7 +120,7 @@ impl Device {
         let announced = image.announce(queue).await?;
         let _stay = image.enter();
         let total = iov.len() as u64;
-        // Most writes go to one place: no plan is made for these.
+        // Most writes go to one place, and need no plan.
         let first = image.target(queue, offset, total).await?;
         if let Target::InPlace { host, length } = first
             && length == total
@@ -122,12 +129,11 @@ impl Device {
             storage::event(&**image.file(), storage::Event::WriteAio);
             return Ok(storage::write(&**image.data(), queue, host.0, iov).await?);
         }
-        // Its future is ten times as large as all of the above, and futures are
-        // moved as a whole.
+        // Boxed: this future is ten times as large as the rest, and futures are moved as a whole.
         Box::pin(self.write_by_parts(queue, image, announced, offset, iov)).await
     }
 
-    /// The same, of any range. The caller has entered.
+    /// [`Device::write_image`] for any range. The caller has entered the epoch.
     async fn write_by_parts(
         &self,
         queue: &Queue,
@@ -149,7 +155,7 @@ impl Device {
                     length
                 }
                 Target::Change { length } => {
-                    // As long as they can be: they are held together.
+                    // Neighbours become one change, since its range is held as a whole.
                     match changes.last_mut() {
                         Some((_, start, before)) if *start + *before == at => {
                             *before += length as usize;
@@ -177,7 +183,7 @@ impl Device {
         in_place.and(change)
     }
 
-    /// Writes a range of which something has no place of its own yet.
+    /// Writes a range of which a part has no cluster of its own yet.
     async fn change(
         &self,
         queue: &Queue,
@@ -210,8 +216,8 @@ impl Device {
         Ok(())
     }
 
-    /// Writes `iov` and what is kept of the old content around it to host
-    /// clusters from `host` on, which may be `new`.
+    /// Writes `iov`, and what is kept of the old content around it, to host clusters from `host`
+    /// on, which may be `new`.
     async fn fill(
         &self,
         queue: &Queue,
@@ -234,8 +240,7 @@ impl Device {
         let (head, tail) = (fill.head..fill.guest, end..fill.tail);
         let head_is_zero = self.reads_as_zero(queue, head.clone()).await?;
         let tail_is_zero = self.reads_as_zero(queue, tail.clone()).await?;
-        // What need not be written: fresh clusters read as zeroes, and more than
-        // a few zeroes are left to the file system.
+        // Not written: new clusters read as zeroes, and many zeroes are left to the file system.
         let left_out = |margin: &Range<u64>, is_zero: bool| {
             is_zero && (fresh || margin.end - margin.start > ZEROES_WRITTEN)
         };
@@ -303,7 +308,7 @@ impl Device {
         Ok(())
     }
 
-    /// What the disk reads as now, in a buffer that may be longer.
+    /// The current content of a range, in a buffer that may be longer.
     async fn old_content(&self, queue: &Queue, range: Range<u64>) -> Result<PoolBuffer> {
         let length = (range.end - range.start) as usize;
         let mut buffer = queue.buffer(length);
@@ -314,8 +319,8 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Whether the metadata say that a range reads as zeroes. It may reach
-    /// past the end of the disk.
+    /// Whether a range reads as zeroes by the metadata alone. It may reach past the end of the
+    /// disk.
     pub(super) async fn reads_as_zero(&self, queue: &Queue, range: Range<u64>) -> Result<bool> {
         let mut at = range.start;
         while at < range.end {
@@ -328,7 +333,12 @@ impl Device {
         Ok(true)
     }
 
-    /// Makes every change durable that was completed before the call.
+    /// Makes every change durable that had ended before the call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: the image refuses writes
+    /// from now on.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         if self.write.is_none() {
             return Ok(());
@@ -339,12 +349,13 @@ impl Device {
         }
     }
 
-    /// Makes everything durable and ends the use of the device. Dropped
-    /// without it, changes since the last flush may be lost and clusters leak,
-    /// but the image stays consistent. Does nothing for a device that is not
-    /// open for writing.
+    /// Makes everything durable and ends the use of the device. A device that is dropped instead
+    /// leaves a consistent image, but changes since the last flush may be lost, and clusters may
+    /// leak. Does nothing for a device that is not open for writing.
     ///
-    /// All of it is closed whatever happens; the first error is returned.
+    /// # Errors
+    ///
+    /// Those of [`Device::flush`]: the first one. All images are closed nevertheless.
     pub async fn close(mut self, queue: &Queue) -> Result<()> {
         let mut result = self.close_top(queue).await;
         let nested = std::mem::take(&mut self.nested);
@@ -369,8 +380,8 @@ impl Device {
         }
     }
 
-    /// After a change: the image is marked if it turned out to be corrupt, and
-    /// the mapping made durable where every write is.
+    /// After a change: the image is marked if it was found to be corrupt, and the mapping is made
+    /// durable in a write-through mode.
     pub(super) async fn changed(
         &self,
         queue: &Queue,
@@ -387,7 +398,15 @@ impl Device {
         }
     }
 
-    /// Writes the first `length` bytes of a buffer that is given back.
+    /// Writes the first `length` bytes of a buffer, which comes back with the result.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`].
+    ///
+    /// # Panics
+    ///
+    /// If `length` exceeds the buffer.
     pub async fn write_buffer<B: OwnedBuffer>(
         &self,
         queue: &Queue,
@@ -403,7 +422,15 @@ impl Device {
         (buffer, result)
     }
 
-    /// Writes `buffers`, one after the other, to the disk from `offset` on, and waits for it.
+    /// Writes `buffers`, one after the other, to the disk from `offset` on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`].
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn write_vectored_blocking(
         &self,
         queue: &Queue,
@@ -419,7 +446,15 @@ impl Device {
         queue.block_on(self.write(queue, offset, &iov))
     }
 
-    /// Writes `bytes` to the disk from `offset` on, and waits for it.
+    /// Writes `bytes` to the disk from `offset` on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`].
+    ///
+    /// # Panics
+    ///
+    /// Within a future of the same queue: see [`Queue::block_on`].
     pub fn write_blocking(&self, queue: &Queue, offset: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: `bytes` is borrowed until the write, waited for here, has
         // ended; a write only reads the memory.

@@ -6,12 +6,16 @@ use crate::Result;
 use crate::drivers::qcow2::{Announced, Image};
 use crate::storage::{self, Queue};
 
-/// Zeroes are written as data in pieces of so many bytes.
+/// Bytes of zeroes that are written as data at a time.
 const PIECE: u64 = 1 << 20;
 
 impl Device {
-    /// Makes a range read as zeroes, without writing them where the format can
-    /// say so.
+    /// Makes a range read as zeroes. They are written as data only where the format has no other
+    /// way.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`].
     pub async fn write_zeroes(
         &self,
         queue: &Queue,
@@ -51,7 +55,7 @@ impl Device {
     ) -> Result<()> {
         let unit = image.geometry().subcluster_size();
         let end = offset + length;
-        // What ends with the disk may as well end with the cluster.
+        // A range that ends with the disk may as well end with the cluster.
         let whole_end = match end == self.size() {
             true => end.next_multiple_of(unit),
             false => end & !(unit - 1),
@@ -108,14 +112,14 @@ impl Device {
         }
         let mut at = start;
         while at < end {
-            // A slice at a time, so that others are not held up for long.
+            // A slice at a time: other requests need not wait for the whole range.
             let mut length = (end - at).min(image.to_slice_end(at));
             let done = {
                 let change = announced.change(queue, at, length).await?;
                 change.zero(queue, at, length, unmap).await?
             };
             if done < length {
-                // The format cannot say it of this cluster.
+                // This cluster cannot be marked as zero.
                 let cluster = (at + done) & !(cluster_size - 1);
                 let to = end.min(cluster + cluster_size);
                 self.write_zero_data(queue, image, announced, at + done, to)
@@ -127,10 +131,9 @@ impl Device {
         Ok(())
     }
 
-    /// Zeroes a range of a raw external data file. The mapping stays as it is:
-    /// what it says to be data is zero in the file now, and the rest was
-    /// already. So the file is the disk at every instant, also for whoever
-    /// writes to the range meanwhile.
+    /// Zeroes a range of a raw external data file. The mapping stays: what it calls data is zero in
+    /// the file now, and the rest was zero before. So file and disk are equal at every instant,
+    /// also for concurrent writes.
     async fn zero_raw_data(
         &self,
         queue: &Queue,
@@ -176,8 +179,8 @@ impl Device {
         while at < end {
             let length = PIECE.min(end - at);
             let is_zero = may_stay && {
-                // A write that is filling a cluster may make older data visible
-                // that are on their way to the same host cluster.
+                // A concurrent write that fills a cluster may make older data visible that are on
+                // their way to the same host cluster.
                 let _change = announced.change(queue, at, length).await?;
                 self.reads_as_zero(queue, at..at + length).await?
             };
@@ -195,11 +198,14 @@ impl Device {
         self.layers().len() > 1 || image.header().backing_file().is_some()
     }
 
-    /// Tells that the content of a range is not needed any more. Whole
-    /// clusters inside it are freed and read as zeroes from now on (a raw image
-    /// on a server: as what the server has there); the rest of the range stays
-    /// as it is. Does nothing unless the device was opened
-    /// with [`OpenOptions::discard`](super::OpenOptions::discard).
+    /// Frees the whole clusters inside a range, whose content is not needed any more. They read as
+    /// zeroes from now on (a raw image on a server: as the server defines it). The rest of the
+    /// range stays. Does nothing unless the device was opened with
+    /// [`OpenOptions::discard`](super::OpenOptions::discard).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::write`].
     pub async fn discard(&self, queue: &Queue, offset: u64, length: u64) -> Result<()> {
         let top = self.top_for_writing(offset, length)?;
         if length == 0 || !self.discards() {
@@ -228,7 +234,7 @@ impl Device {
         let cluster_size = image.geometry().cluster_size();
         let has_backing = self.has_backing(image);
         if image.geometry().version() < 3 && has_backing {
-            // It could not say that the backing file's data are not meant.
+            // Version 2 cannot hide the data of the backing file.
             return Ok(());
         }
         let end = match offset + length == self.size() {
@@ -269,7 +275,7 @@ impl Device {
     }
 }
 
-/// Nothing is said of the extent, and nothing kept for it.
+/// Whether an extent is unallocated and has no preallocated space.
 fn is_plain(extent: &crate::drivers::qcow2::Extent) -> bool {
     matches!(
         extent.mapping,

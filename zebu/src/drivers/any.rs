@@ -10,8 +10,8 @@ use crate::storage::{Queue, Storage};
 
 /// An open image of any format.
 ///
-/// qcow2 images are not behind a trait object: a request to a mapped cluster
-/// of one makes no virtual call. This type alone knows of that.
+/// qcow2 images are not behind a trait object, so that a request to a mapped cluster makes no
+/// virtual call. No other type depends on this.
 #[derive(Debug)]
 pub struct AnyImage {
     inner: Inner,
@@ -53,7 +53,7 @@ impl AnyImage {
         }
     }
 
-    /// The same, with what its tasks share.
+    /// The qcow2 image, exclusively, with the state that its tasks share.
     pub(crate) fn as_qcow2_mut(&mut self) -> Option<&mut SharedImage> {
         match &mut self.inner {
             Inner::Qcow2(image) => Some(image),
@@ -61,7 +61,7 @@ impl AnyImage {
         }
     }
 
-    /// The image as its driver has it, exclusively; None: it is a qcow2 one.
+    /// The image behind the trait object, exclusively; None: it is qcow2.
     pub(crate) fn other_mut(&mut self) -> Option<&mut dyn FormatImage> {
         match &mut self.inner {
             Inner::Qcow2(_) => None,
@@ -81,7 +81,7 @@ impl AnyImage {
         self.storage(StorageId::FILE)
     }
 
-    /// See [`FormatImage::cached_extent`]. This one loads it if need be.
+    /// [`FormatImage::cached_extent`], or else [`FormatImage::load_extent`].
     #[inline]
     pub(crate) async fn extent(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
         match &self.inner {
@@ -105,7 +105,7 @@ impl AnyImage {
 }
 
 impl AnyImage {
-    /// Refuses compressed data, in `storage`, that it does not have.
+    /// Refuses compressed data past the end of `storage`.
     pub(crate) fn check_compressed(
         &self,
         guest: u64,

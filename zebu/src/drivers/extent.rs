@@ -1,10 +1,10 @@
-//! What a driver's map step says: guest range in, extent out.
+//! The result of a driver's map step: guest range in, extent out.
 
 use crate::Error;
 use crate::codec::{CodecError, Inflater};
 use crate::format::HostOffset;
 
-/// One of an image's storages: its file, or another one that it names.
+/// One of an image's storages: its file, or another file that the image names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StorageId(pub u32);
 
@@ -16,15 +16,14 @@ impl StorageId {
 /// What the bytes of an extent are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
-    /// The image says nothing: the backing file's bytes, or zeroes.
+    /// Not mapped by this image: the backing file's bytes, or zeroes.
     Unallocated {
-        /// Where they would be: subclusters of a cluster of which others are
-        /// allocated.
+        /// Preallocated space: subclusters of a cluster of which others are allocated.
         host: Option<HostOffset>,
     },
     /// Zeroes, whatever the backing file has.
     Zero {
-        /// Where space is kept for them.
+        /// Preallocated space.
         host: Option<HostOffset>,
     },
     /// Data, contiguous from here.
@@ -46,10 +45,10 @@ pub enum Mapping {
 pub struct CompressedData {
     /// Where they start in the extent's storage; not aligned to anything.
     pub host: HostOffset,
-    /// Bytes from there: their length, or a bound on it.
+    /// Their length in bytes, or an upper bound on it.
     pub length: u32,
-    /// By less than so many bytes they may be shorter, and the storage, too; 0 if
-    /// the length is exact.
+    /// They may be shorter, by less than so many bytes; so may the storage. 0 if the length is
+    /// exact.
     pub slack: u32,
     /// How they are inflated, and to how many bytes.
     pub inflater: Inflater,
@@ -61,7 +60,7 @@ impl CompressedData {
         HostOffset(self.host.0.saturating_add(self.length as u64))
     }
 
-    /// Offset of a byte that the storage has if it has the data.
+    /// The offset of the last byte that the storage must have.
     pub(crate) fn last(&self) -> u64 {
         let slack = u64::from(self.slack.max(1));
         self.end().0.saturating_sub(slack).max(self.host.0)

@@ -11,9 +11,8 @@ use crate::storage::LockRequest;
 pub struct Driver {
     /// The name that `-f` takes.
     pub name: &'static str,
-    /// Whether a file is of this format that begins with these bytes (zeroes
-    /// beyond its end): [`PROBED_BYTES`](crate::format::PROBED_BYTES). None:
-    /// what has no other format is of this one.
+    /// Whether a file is of this format, by its first [`PROBED_BYTES`](crate::format::PROBED_BYTES)
+    /// (zeroes beyond its end). None: this driver takes what no other one recognizes.
     pub probe: Option<fn(&[u8]) -> bool>,
     /// Whether images can be opened for writing.
     pub is_writable: bool,
@@ -29,7 +28,7 @@ pub struct Driver {
     /// The keys of the options that an image is opened with (`--image-opts`), besides those of
     /// every image.
     pub open_options: &'static [&'static str],
-    /// The lock of a file that is read, and of one that is written.
+    /// The locks of a file that is opened for reading, and for writing.
     pub locks: [LockRequest; 2],
     /// Opens an image.
     pub open: OpenFormat,
@@ -39,22 +38,22 @@ pub struct Driver {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CreateOption {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// What its values are.
+    /// The kind of its values.
     pub kind: OptionKind,
-    /// The value if it is not given, if that is shown.
+    /// The default, if it is shown.
     pub default: Option<&'static str>,
-    /// What it means.
+    /// The help text.
     pub help: &'static str,
-    /// It is one of the file rather than of the format.
+    /// It belongs to the file and not to the format.
     pub of_file: bool,
 }
 
-/// What a value of an option is.
+/// The kind of an option's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionKind {
-    /// Any text, or one of a few words.
+    /// A text, or one of a few words.
     Text,
     /// Bytes, perhaps with a suffix.
     Size,
@@ -120,7 +119,7 @@ impl Format {
         Format(driver)
     }
 
-    /// What is registered of it.
+    /// The registered driver.
     pub(crate) const fn driver(self) -> &'static Driver {
         self.0
     }

@@ -1,18 +1,16 @@
-//! The format of an image that was not given, and what follows from guessing it.
+//! Guessing the format of an image, and guarding a raw image whose format was guessed.
 //!
-//! A guest may write anything to its disk, also what an image of another format
-//! begins with. A raw image whose format was guessed would be one of that
-//! format the next time, with the backing file that the guest wished for. So
-//! what is written to the start of such an image must keep it raw, as in QEMU.
+//! A guest may write the header of another format to the start of its disk. A raw image whose
+//! format is guessed would open as that format the next time, with a backing file of the guest's
+//! choice. So writes to the start of such an image must keep it raw, as in QEMU.
 
 use super::{Format, Pass, Raw};
 use crate::format::{PROBED_BYTES, foreign_format};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
-/// The format of a file by its first bytes, as QEMU finds it; an error if it is
-/// one that zebu does not read. Taking it for a raw disk would be a silent
-/// mistake.
+/// The format of a file by its first bytes, as QEMU finds it. A format that zebu does not read is
+/// an error: opening it as a raw disk would be a silent mistake.
 pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
     let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
     let head =
@@ -28,30 +26,27 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
     }
 }
 
-/// The format of a file that begins with `head`, if it is one but raw that zebu
-/// reads.
+/// The format of a file that begins with `head`, unless it is raw.
 fn format_of(head: &[u8]) -> Option<Format> {
     Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
 }
 
-/// So much of a write to the start is looked at and written as one, as a write
-/// of that length is anywhere else.
+/// Bytes of a write to the start that are checked and written as one.
 const AS_ONE: u64 = 64 << 10;
 
 impl Raw {
-    /// Whether a write from `offset` on is one for [`Raw::write_start`]. What
-    /// counts is the start of the storage, since that is probed.
+    /// Whether a write from `offset` on must go through [`Raw::write_start`]. The start of the
+    /// storage counts, since that is probed.
     pub(crate) fn is_guarded(&self, offset: u64) -> bool {
         self.guard.is_some() && self.offset() + offset < PROBED_BYTES as u64
     }
 
-    /// Writes to the start of a guarded image, unless it would look like one of
-    /// another format then: that fails with `EPERM`.
+    /// Writes to the start of a guarded image. Fails with `EPERM` if it would look like an image of
+    /// another format afterwards.
     pub(crate) async fn write_start(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
         let at = self.offset() + offset;
         let inside = (iov.len() as u64).min(AS_ONE - at) as usize;
-        // What was looked at is what is written, even if the memory, which may
-        // be a guest's, changes meanwhile.
+        // Checked and written is a copy: the memory may be a guest's, and change meanwhile.
         let mut buffer = queue.buffer(inside);
         let looked_at = &mut buffer[..inside];
         iov.slice(0, inside).copy_to(looked_at);
@@ -65,8 +60,8 @@ impl Raw {
         Ok(())
     }
 
-    /// The right to make `length` bytes from `offset` on zero, which is needed
-    /// where the image is guarded. Fails as [`Raw::write_start`] does.
+    /// The guard for zeroing `length` bytes from `offset` on; None: none is needed. Fails as
+    /// [`Raw::write_start`].
     pub(crate) async fn zero_start(
         &self,
         queue: &Queue,
@@ -81,9 +76,9 @@ impl Raw {
         self.pass(queue, at, &zeroes).await.map(Some)
     }
 
-    /// Waits for requests that change the start now, and looks at what `bytes` at `at` in the
-    /// storage make of it. One request at a time: two of them must not make together what
-    /// neither makes alone.
+    /// Waits for other requests that change the start, and checks the start as it will be with
+    /// `bytes` at `at` in the storage. One request at a time: two together must not make a header
+    /// either.
     async fn pass(&self, queue: &Queue, at: u64, bytes: &[u8]) -> Result<Pass<'_>> {
         let gate = self.guard.as_ref().expect("only asked of a guarded image");
         let pass = gate.enter().await;

@@ -1,14 +1,12 @@
-//! Image formats: a driver each, and what they have in common.
+//! Image formats: one driver for each, and what they have in common.
 //!
-//! A driver is one module and one line of `registry.rs`: how the format is
-//! recognized, how an image is opened, and an implementation of
-//! [`FormatImage`] for the images. The layers above ask an image what it can
-//! do and never which format it is, but for what only one format has:
-//! [`AnyImage::as_qcow2`], [`FormatImage::as_raw`].
+//! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
+//! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
+//! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
+//! [`FormatImage::as_raw`].
 //!
-//! Decryption of guest data that is keyed by guest offset (qcow2's AES method)
-//! belongs here too, as a value of the image that reads and writes of
-//! [`Mapping::Data`] pass through; the map step does not change by it.
+//! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
+//! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
@@ -71,12 +69,11 @@ pub trait FormatImage: Debug + Send + Sync {
     /// stay the same while the image is open.
     fn storages(&self) -> Vec<Arc<dyn Storage>>;
 
-    /// The extent at `guest`, inside the disk, as long as it is known alike and
-    /// at most `limit` bytes (at least 1), if that needs no I/O; allocates
-    /// nothing.
+    /// The extent at `guest`, which is inside the disk, as far as it is mapped alike: at most
+    /// `limit` bytes (at least 1). None if that needs I/O. Must not allocate.
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>>;
 
-    /// The same where I/O is needed: after [`FormatImage::cached_extent`] was None.
+    /// [`FormatImage::cached_extent`] with I/O, for where that was None.
     fn load_extent<'a>(
         &'a self,
         queue: &'a Queue,
@@ -84,14 +81,14 @@ pub trait FormatImage: Debug + Send + Sync {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>>;
 
-    /// How many of the `length` bytes of data from `host` on may be read: the
-    /// storage has them, or what it lacks reads as zeroes.
+    /// How many of the `length` bytes of data from `host` on may be read: those before the end of
+    /// the storage, and those that read as zeroes behind it.
     fn data_before_end(&self, _host: u64, length: u64) -> Result<u64> {
         Ok(length)
     }
 
-    /// Refuses data of which [`FormatImage::data_before_end`] says that a part is
-    /// missing. Only asked where [`Driver::checks_data`] is set.
+    /// Refuses data that are partly missing by [`FormatImage::data_before_end`]. Only called if
+    /// [`Driver::checks_data`] is set.
     fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
         let there = self.data_before_end(host, length)?;
         if there == length {
@@ -104,8 +101,8 @@ pub trait FormatImage: Debug + Send + Sync {
         })
     }
 
-    /// The inflated bytes of compressed data, in `storage`, of the cluster that
-    /// contains `guest`. A driver may keep some for small reads.
+    /// The inflated cluster that contains `guest`, of compressed data in `storage`. A driver may
+    /// cache clusters for small reads.
     fn inflated<'a>(
         &'a self,
         queue: &'a Queue,
@@ -124,23 +121,22 @@ pub trait FormatImage: Debug + Send + Sync {
         Ok(())
     }
 
-    /// What holes of the storage under data mean, if that needs no I/O.
+    /// The meaning of holes of the storage under data; None if that needs I/O.
     fn cached_holes(&self) -> Option<Holes>;
 
-    /// The same where I/O is needed.
+    /// [`FormatImage::cached_holes`] with I/O, for where that was None.
     fn load_holes<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
         let known = self.cached_holes().unwrap_or(Holes::Ignored);
         Box::pin(async move { Ok(known) })
     }
 
-    /// Checks the metadata, and says each error that it finds; how many there are.
-    /// None: the driver has no such check. (qcow2 images have
-    /// [`jobs::check`](crate::jobs::check).)
+    /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
+    /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
     fn check(&self, _say: &mut dyn FnMut(String)) -> Option<u64> {
         None
     }
 
-    /// The image behind this one, as the image names it.
+    /// The backing file, as the image names it.
     fn backing(&self) -> Option<BackingName<'_>> {
         None
     }
@@ -150,16 +146,16 @@ pub trait FormatImage: Debug + Send + Sync {
         None
     }
 
-    /// The same, exclusively.
+    /// The image exclusively, if it is raw.
     fn as_raw_mut(&mut self) -> Option<&mut Raw> {
         None
     }
 }
 
-/// What a hole of the storage means where an image has data.
+/// The meaning of a hole of the storage where an image has data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holes {
-    /// Nothing: the storage is not asked for holes, since there should be none.
+    /// None: holes are not looked for.
     Ignored,
     /// Nothing is stored there: the range reads as zeroes and is no data.
     Unallocated,
@@ -167,7 +163,7 @@ pub enum Holes {
     ZeroData,
 }
 
-/// The name of a backing file, as an image has it.
+/// The name of a backing file, as it is in the image.
 #[derive(Clone, Copy, Debug)]
 pub struct BackingName<'a> {
     /// The name.

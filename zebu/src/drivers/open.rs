@@ -1,4 +1,4 @@
-//! What a driver is given to open an image.
+//! The arguments with which a driver opens an image.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::{AnyImage, BoxFuture, Limits};
 use crate::Result;
 use crate::storage::{Counted, Queue, Storage, Work};
 
-/// How a driver opens an image.
+/// The function by which a driver opens an image.
 pub type OpenFormat = for<'a> fn(OpenRequest<'a>) -> BoxFuture<'a, Result<AnyImage>>;
 
 /// An image that a driver is to open.
@@ -16,11 +16,11 @@ pub struct OpenRequest<'a> {
     pub queue: &'a Queue,
     /// The image's file.
     pub file: Arc<dyn Storage>,
-    /// For writing too.
+    /// Open for writing too.
     pub write: bool,
-    /// What the image is opened for.
+    /// The use of the image.
     pub purpose: Purpose,
-    /// What it may cost, if it is untrusted.
+    /// The limits of an untrusted image.
     pub limits: Option<&'a Limits>,
     /// Opens the other files that the image names.
     pub others: &'a mut dyn OtherFiles,
@@ -30,24 +30,24 @@ pub struct OpenRequest<'a> {
     pub qcow2: Qcow2Opening,
 }
 
-/// What an image is opened for.
+/// The use of an image that is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Its data are read, or written.
     Data,
-    /// Its metadata are shown; an encrypted image opens too.
+    /// Its metadata are shown. An encrypted image opens too.
     Metadata,
-    /// It is checked, or repaired: what a check finds is no error.
+    /// It is checked or repaired. Damage is no error.
     Check {
         /// Whether an encrypted image opens.
         encrypted: bool,
     },
 }
 
-/// Opens the files that an image names, as far as the caller's policy goes.
+/// Opens the files that an image names, as far as the caller's policy allows.
 pub trait OtherFiles {
-    /// The external data file. `named` says whether the image has one, and the
-    /// name that it has for it. None: there is none, or it stays closed.
+    /// The external data file; None: there is none, or it stays closed. `named` is None if the
+    /// image has none, and otherwise holds the name in the image, if there is one.
     fn data_file<'a>(
         &'a mut self,
         named: Option<Option<&'a [u8]>>,
@@ -55,8 +55,8 @@ pub trait OtherFiles {
 }
 
 impl OpenRequest<'_> {
-    /// The limits of an untrusted image, and the work that may be done with it.
-    /// Reads of `file` count as work from now on.
+    /// The limits of an untrusted image, and the counter of its work. Reads of `file` count from
+    /// now on.
     pub(crate) fn count_work(&mut self) -> Result<Option<(Limits, Arc<Work>)>> {
         let Some(limits) = self.limits else {
             return Ok(None);

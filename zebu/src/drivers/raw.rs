@@ -1,4 +1,4 @@
-//! A raw image: the storage's bytes, or a part of them, are the disk's.
+//! A raw image: the disk is the storage's bytes, or a part of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -108,17 +108,17 @@ pub struct Raw {
     /// The disk ends where the storage does.
     to_end: bool,
     pub(super) guard: Option<Gate>,
-    /// The storage is the disk without a format driver between: no events are reported.
+    /// No format driver was named: no events are reported.
     pub(super) is_bare: bool,
     flushes: Arc<Flushes>,
 }
 
-/// Flushes of a storage, one at a time. A request may be dropped before its flush
-/// ends, and the kernel reports an error only once.
+/// Flushes of a storage, one at a time. A request may be dropped before its flush has ended, and
+/// the kernel reports an error only once.
 #[derive(Debug, Default)]
 struct Flushes {
     gate: Gate,
-    /// The error number of a failed flush that no request has reported yet; 0: none.
+    /// The error number of a failed flush that is not reported yet; 0: none.
     unreported: AtomicI32,
 }
 
@@ -175,8 +175,8 @@ impl Raw {
         self.offset
     }
 
-    /// Whether the disk is a part of the storage, of a size that was given. The storage
-    /// goes on behind it, so it cannot be resized.
+    /// Whether the disk is a part of the storage with a given size, which cannot be resized: the
+    /// storage goes on behind it.
     pub(crate) fn is_fixed(&self) -> bool {
         !self.to_end
     }
@@ -186,14 +186,17 @@ impl Raw {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Whether its format was guessed and it is open for writing: writes that
-    /// would make it look like an image of another format fail with `EPERM`.
+    /// Whether its format was guessed and it is open for writing. Writes that would make it look
+    /// like an image of another format fail with `EPERM`.
     pub fn is_guessed(&self) -> bool {
         self.guard.is_some()
     }
 
-    /// Makes durable what was written. Fails also if an earlier flush failed whose
-    /// request was dropped.
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], also of an earlier flush whose request was dropped.
     pub(crate) async fn flush(&self, queue: &Queue) -> Result<()> {
         let (storage, flushes) = (self.storage.clone(), self.flushes.clone());
         let is_bare = self.is_bare;
@@ -218,14 +221,12 @@ impl Raw {
         }
     }
 
-    /// Another size of the disk, which the storage has space for; rounded up as when it is
-    /// opened.
+    /// Sets the size of the disk, rounded up as when it is opened. The storage has the space.
     pub(crate) fn set_size(&mut self, size: u64) {
         *self.size.get_mut() = size.next_multiple_of(512);
     }
 
-    /// Looks for the end of the storage again; the size of the disk, which
-    /// never becomes smaller by this.
+    /// The size of the disk by the current end of the storage. It never becomes smaller by this.
     pub(crate) fn refresh_size(&self) -> Result<u64> {
         if self.to_end {
             let rest = self.storage.len()?.saturating_sub(self.offset);

@@ -4,7 +4,7 @@ use super::format::{Driver, Format};
 use super::{qcow2, raw, vdi};
 use crate::Error;
 
-/// The formats that zebu knows. Those before others are probed first.
+/// The registered formats, in the order of probing.
 static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
 
 impl Format {

@@ -31,24 +31,24 @@ pub static DRIVER: Driver = Driver {
 
 const SIGNATURE: u32 = 0xbeda_107f;
 const VERSION: u32 = 0x0001_0001;
-/// Bytes of the header that are looked at.
+/// Bytes of the header that are read.
 const HEADER_BYTES: usize = 512;
 const SECTOR: u32 = 512;
 const BLOCK: u32 = 1 << 20;
-/// Blocks of a map whose length in bytes, in whole sectors, fits into 31 bits.
+/// Most blocks whose map, in whole sectors, is shorter than 2 GiB.
 const MAX_BLOCKS: u32 = (1 << 31) / 4 - SECTOR / 4;
 /// Type of an image that was allocated when it was created.
 const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
 /// never written.
 const NO_BLOCK: u32 = 0xffff_fffe;
-/// Bytes of the map that are read at once.
+/// Bytes of the map that are read at a time.
 const PIECE: u64 = 1 << 20;
-/// Blocks that are looked at for one extent. More are not worth it: a caller
-/// may ask for far more than it uses.
+/// Blocks that one extent covers at most, which bounds the work for callers that use only its
+/// start.
 const MAX_RUN: u64 = 1024;
 
-/// What the header says.
+/// The fields of the header that are used.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     image_type: u32,
@@ -108,7 +108,7 @@ impl Header {
             image_type: u32_at(0x4c),
             map_offset: u32_at(0x154).into(),
             data_offset: u32_at(0x158).into(),
-            // VBoxManage makes images whose last sector is cut off.
+            // VBoxManage makes images with an incomplete last sector.
             size: size.next_multiple_of(SECTOR.into()),
             blocks: u32_at(0x180),
             blocks_allocated: u32_at(0x184),
@@ -165,7 +165,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         limits.check_table("The block map's length", map_bytes)?;
         check_limit("memory", "The need for memory", map_bytes, limits.memory)?;
     }
-    // QEMU reads zeroes there, which map each block to the first one.
+    // QEMU reads zeroes there, and so maps each block to the first one.
     if header.map_offset + map_bytes > file_len {
         return Err(refused(format!(
             "VDI block map at {:#x} ({} blocks) reaches past the end of the file",
@@ -257,8 +257,7 @@ impl FormatImage for Vdi {
         Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
-    /// A block is there if it begins before the end of the file. QEMU reads
-    /// zeroes where it is not.
+    /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
     fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
         let blocks = self.file_len.saturating_sub(self.header.data_offset);
         let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
@@ -272,8 +271,8 @@ impl FormatImage for Vdi {
         })
     }
 
-    /// Every block of the map is inside the image and in use once, and there are
-    /// as many as the header says.
+    /// Checks that every mapped block is inside the image and used once, and that their number is
+    /// that of the header.
     fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
         let mut used = vec![false; self.map.len()];
         let (mut errors, mut allocated) = (0, 0);

@@ -1,15 +1,15 @@
-//! What requests wait for: a gate that one passes at a time, and ranges that
-//! one holds at a time. Both are futures; a thread never blocks in them.
+//! Gates, which one request passes at a time, and ranges, which one request holds at a time.
+//! Waiting is a future: no thread blocks.
 //!
-//! All waiters are woken when what they wait for is released, and look
-//! again: a waiter that was dropped meanwhile takes no turn with it.
+//! A release wakes all waiting tasks, which then try again. So a waiter that was dropped takes no
+//! wake-up with it.
 
 use super::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-/// Lets one through at a time.
+/// A lock that is waited for asynchronously.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -21,7 +21,7 @@ struct GateState {
     waiting: Vec<Waker>,
 }
 
-/// The right to be inside a [`Gate`].
+/// The guard of a [`Gate`].
 #[derive(Debug)]
 pub(crate) struct Pass<'a>(&'a Gate);
 
@@ -58,8 +58,8 @@ impl Drop for Pass<'_> {
     }
 }
 
-/// Ranges of numbers, each held by one at a time. A range is taken as a whole
-/// or not at all, so no request holds a part while waiting for the rest.
+/// Range locks. A range is held as a whole or not at all, so no request holds a part while it waits
+/// for the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     state: Mutex<RangesState>,
@@ -71,7 +71,7 @@ struct RangesState {
     waiting: Vec<(Range<u64>, Waker)>,
 }
 
-/// The right to a range.
+/// The guard of a range.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     ranges: &'a Ranges,

@@ -1,4 +1,4 @@
-//! How images and files are treated: the options that each driver has.
+//! How images and files are treated: the options of each driver.
 
 pub use crate::drivers::qcow2::OverlapChecks;
 use crate::storage::EngineKind;
@@ -23,12 +23,11 @@ pub struct CommonOptions {
     pub read_only: Option<bool>,
     /// `auto-read-only`: open read-only what cannot be written.
     pub auto_read_only: Option<bool>,
-    /// `force-share`: open also what another process writes to.
+    /// `force-share`: open although another process may write.
     pub force_share: Option<bool>,
-    /// `cache.direct`: with `O_DIRECT`. A file takes it from its image unless
-    /// it says otherwise.
+    /// `cache.direct`: with `O_DIRECT`. A file without this option takes it from its image.
     pub direct: Option<bool>,
-    /// `cache.no-flush`: ignore flushes. Taken from the image likewise.
+    /// `cache.no-flush`: ignore flushes. A file without this option takes it from its image.
     pub no_flush: Option<bool>,
     /// `discard=unmap` (true) or `discard=ignore` (false).
     pub discard: Option<bool>,
@@ -36,15 +35,15 @@ pub struct CommonOptions {
     pub detect_zeroes: Option<DetectZeroes>,
 }
 
-/// What is done with writes of zeroes.
+/// What becomes of writes of zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DetectZeroes {
-    /// They are writes.
+    /// They are written as data.
     Off,
-    /// They are recorded as zeroes.
+    /// They are stored as zeroes.
     On,
-    /// They are recorded as zeroes, and what they cover is freed.
+    /// They are stored as zeroes, and their clusters are freed.
     Unmap,
 }
 
@@ -55,7 +54,7 @@ pub struct RawOptions {
     pub offset: Option<u64>,
     /// `size` in bytes; None: to the end of the file.
     pub size: Option<u64>,
-    /// Both as they were written, in JSON: QEMU shows them so.
+    /// Both as they were written, in JSON, for the name that is shown.
     pub(crate) offset_json: Option<String>,
     pub(crate) size_json: Option<String>,
 }
@@ -66,15 +65,15 @@ pub struct RawOptions {
 pub struct Qcow2Options {
     /// `lazy-refcounts`
     pub lazy_refcounts: Option<bool>,
-    /// `pass-discard-request`: tell the file of what the guest discards.
+    /// `pass-discard-request`: punch holes into the file where the guest discards.
     pub pass_discard_request: Option<bool>,
-    /// `pass-discard-snapshot`: tell the file of what deleting a snapshot frees.
+    /// `pass-discard-snapshot`: punch holes into the file where deleting a snapshot frees clusters.
     pub pass_discard_snapshot: Option<bool>,
-    /// `pass-discard-other`: tell the file of whatever else is freed.
+    /// `pass-discard-other`: punch holes into the file where anything else frees clusters.
     pub pass_discard_other: Option<bool>,
     /// `discard-no-unref`: a discarded cluster stays allocated.
     pub discard_no_unref: Option<bool>,
-    /// `overlap-check` and its like
+    /// `overlap-check` and `overlap-check.*`
     pub overlap_check: Option<OverlapChecks>,
     /// `cache-size`: bytes of L2 tables and refcount blocks together.
     pub cache_size: Option<u64>,
@@ -94,15 +93,14 @@ pub struct Qcow2Options {
 pub struct FileOptions {
     /// Options that every image and every file has.
     pub common: CommonOptions,
-    /// `aio`: the engine. [`EngineKind::Native`] needs `cache.direct=on`,
-    /// which is checked when the file is opened: the cache mode may come from elsewhere.
+    /// `aio`: the engine. [`EngineKind::Native`] needs direct I/O, which is checked when the file
+    /// is opened, since the cache mode may come from elsewhere.
     pub aio: Option<EngineKind>,
     /// `locking`
     pub locking: Locking,
-    /// `drop-cache`: let the host forget what it caches of the file, as
-    /// migration needs it.
+    /// `drop-cache`: whether the page cache of the file may be dropped, for migration.
     pub drop_cache: Option<bool>,
-    /// `aio-max-batch`: how many requests are submitted together at most.
+    /// `aio-max-batch`: requests that are submitted together at most.
     pub aio_max_batch: Option<u64>,
 }
 
@@ -119,7 +117,7 @@ pub enum Locking {
     Off,
 }
 
-/// What [`FileOptions::aio`] of [`EngineKind::Native`] without direct I/O is
-/// refused with, in QEMU's words.
+/// The error of [`FileOptions::aio`] with [`EngineKind::Native`] without direct I/O, in QEMU's
+/// words.
 pub const NATIVE_NEEDS_DIRECT: &str =
     "aio=native was specified, but it requires cache.direct=on, which was not specified.";

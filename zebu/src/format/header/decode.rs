@@ -30,7 +30,7 @@ impl Header {
     ///
     /// `bytes` is the first cluster, or the whole file if that is shorter.
     /// Offsets are not compared with the length of the file: see
-    /// [`check_table`]. An encrypted image decodes.
+    /// [`check_table`](crate::format::check_table). An encrypted image decodes.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         Self::decode_as(bytes, Strictness::Open)
     }
