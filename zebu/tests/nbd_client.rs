@@ -550,16 +550,17 @@ fn who_is_to_lead_may_go() {
     server.join().unwrap();
 }
 
-/// A server that is still at it after the drop of a write would undo what is
-/// written to the same place next.
+/// The drop of a write does not block the queue. A server that is still at it afterwards would
+/// undo what is written to the same place next, so that is not sent before the answer.
 #[test]
-fn a_dropped_write_has_ended() {
-    let _patience = Patience::new("a_dropped_write_has_ended".into());
+fn a_dropped_write_ends_before_the_next_one_begins() {
+    let _patience = Patience::new("a_dropped_write".into());
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
-    let written = Arc::new(AtomicBool::new(false));
-    let ended = written.clone();
+    let (dropped, go) = mpsc::channel();
+    let ended: [Arc<AtomicBool>; 2] = Default::default();
+    let ends = ended.clone();
     let server = thread::spawn(move || {
         let server = Server {
             bytes: Mutex::new(vec![0; SIZE]),
@@ -572,35 +573,81 @@ fn a_dropped_write_has_ended() {
         };
         let (mut stream, _) = listener.accept().unwrap();
         let headers = server.handshake(&mut stream).unwrap();
-        let mut header = vec![0; Request::size(headers)];
-        stream.read_exact(&mut header).unwrap();
-        // So that the rest does not fit into the socket.
-        thread::sleep(Duration::from_millis(50));
-        let request = Request::decode(headers, &header).unwrap();
-        let mut payload = vec![0; request.payload(headers) as usize];
-        stream.read_exact(&mut payload).unwrap();
+        let receive = |stream: &mut UnixStream| {
+            let mut header = vec![0; Request::size(headers)];
+            stream.read_exact(&mut header).unwrap();
+            Request::decode(headers, &header).unwrap()
+        };
+        let receive_payload = |stream: &mut UnixStream, request: &Request| {
+            let mut payload = vec![0; request.payload(headers) as usize];
+            stream.read_exact(&mut payload).unwrap();
+            payload
+        };
+        let answer = |stream: &mut UnixStream, request: &Request, payload: &[u8]| {
+            let answer = server.answer(headers, request, payload, &mut Random(1));
+            stream.write_all(&answer).unwrap();
+        };
+        // Its payload does not fit into the socket.
+        let write = receive(&mut stream);
+        go.recv().unwrap();
+        let payload = receive_payload(&mut stream, &write);
         assert!(payload.iter().all(|byte| *byte == 5));
-        thread::sleep(Duration::from_millis(50));
-        ended.store(true, Ordering::SeqCst);
-        let answer = server.answer(headers, &request, &payload, &mut Random(1));
-        stream.write_all(&answer).unwrap();
+        let read = receive(&mut stream);
+        assert_eq!(read.command, Command::Read);
+        answer(&mut stream, &read, &[]);
+        let short = Duration::from_millis(100);
+        stream.set_read_timeout(Some(short)).unwrap();
+        assert!(stream.read_exact(&mut [0]).is_err());
+        stream.set_read_timeout(None).unwrap();
+        ends[0].store(true, Ordering::SeqCst);
+        answer(&mut stream, &write, &payload);
+        for end in [None, Some(&ends[1])] {
+            let write = receive(&mut stream);
+            let payload = receive_payload(&mut stream, &write);
+            if let Some(end) = end {
+                thread::sleep(short);
+                end.store(true, Ordering::SeqCst);
+            }
+            answer(&mut stream, &write, &payload);
+        }
+        server.bytes.lock().unwrap()[..512].to_vec()
     });
     let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
     options.write = true;
-    let nbd = Nbd::open(options).unwrap();
+    let nbd = Arc::new(Nbd::open(options).unwrap());
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    let bytes = vec![5; SIZE];
+    // Polled once, and dropped.
+    let give_up = |bytes: &[u8]| {
+        queue.block_on(async {
+            let mut write = Box::pin(storage::write_slice(&*nbd, &queue, 0, bytes));
+            poll_fn(|context| {
+                assert!(write.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+        });
+    };
+    give_up(&vec![5; SIZE - 4096]);
+    assert!(!ended[0].load(Ordering::SeqCst));
+    // Its memory is another one's now.
+    queue.buffer(SIZE).fill(9);
+    dropped.send(()).unwrap();
+    let next = {
+        let (nbd, queue) = (nbd.clone(), queue.clone());
+        async move { storage::write_slice(&*nbd, &queue, 0, &[6; 512]).await }
+    };
+    let next = queue.spawn(next);
     queue.block_on(async {
-        let mut write = Box::pin(storage::write_slice(&nbd, &queue, 0, &bytes));
-        poll_fn(|context| {
-            assert!(write.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
-        drop(write);
-        assert!(written.load(Ordering::SeqCst));
+        let elsewhere = storage::read_vec(&*nbd, &queue, SIZE as u64 - 4096, 512).await;
+        assert_eq!(elsewhere.unwrap(), [0; 512]);
+        next.await.unwrap();
     });
-    server.join().unwrap();
+    assert!(ended[0].load(Ordering::SeqCst));
+    // A queue ends when what was dropped on it has.
+    give_up(&[7; 512]);
+    drop(queue);
+    assert!(ended[1].load(Ordering::SeqCst));
+    assert_eq!(server.join().unwrap(), [7; 512]);
 }
 
 /// The answer to a request that nobody waits for is not late.

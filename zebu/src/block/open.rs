@@ -575,7 +575,7 @@ impl Opening<'_> {
                         create: false,
                         cache,
                     };
-                    spec.open(how, &self.options.tls)
+                    spec.open_async(how, &self.options.tls).await
                 }
             }
         })

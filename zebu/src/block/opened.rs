@@ -97,6 +97,19 @@ impl FileSpec {
     }
 }
 
+impl FileSpec {
+    /// As [`FileSpec::open`], without blocking the thread while a server is connected to.
+    pub(super) async fn open_async(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
+        #[cfg(feature = "nbd")]
+        if let FileDriver::Nbd(nbd) = &self.driver {
+            let options = nbd.options(how.write, how.cache, tls)?;
+            let nbd = Nbd::open_async(options).await?;
+            return Ok(OpenedFile::Nbd(Arc::new(nbd)));
+        }
+        self.open(how, tls)
+    }
+}
+
 impl OpenedFile {
     /// The storage of its bytes.
     pub fn storage(&self) -> Arc<dyn Storage> {

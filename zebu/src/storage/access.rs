@@ -712,7 +712,8 @@ pub async fn write_zeroes(
 mod tests {
     //! Guards against memory in more pieces than the kernel takes at once.
     #![allow(unsafe_code)]
-    use super::super::{EngineKind, OpenFile, QueueOptions, open_file};
+    use super::super::queue::tests::queues;
+    use super::super::{OpenFile, open_file};
     use super::*;
 
     #[test]
@@ -723,14 +724,7 @@ mod tests {
             ..OpenFile::default()
         };
         let storage = &*open_file(file.path(), how).unwrap();
-        for engine in EngineKind::ALL {
-            let options = QueueOptions {
-                engine,
-                ..QueueOptions::default()
-            };
-            let Ok(queue) = Queue::new(options) else {
-                continue;
-            };
+        for queue in queues() {
             let mut bytes: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8).collect();
             let expected = bytes.clone();
             let segments: Vec<_> = bytes
@@ -744,7 +738,7 @@ mod tests {
                 iov.fill(0);
                 read(storage, &queue, 7, &iov).await.unwrap();
             });
-            assert!(bytes == expected, "{engine}");
+            assert!(bytes == expected, "{}", queue.options().engine);
         }
     }
 }

@@ -6,14 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::PoolBuffer;
 use super::slab::{HUGE, Region, Slab};
 
 /// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
@@ -61,6 +59,16 @@ impl Buffer {
         }
     }
 
+    /// `len` bytes of a slab, their content unspecified.
+    pub(super) fn cut(slab: &mut Slab, len: usize) -> Self {
+        let (ptr, region) = slab.cut(len);
+        Buffer {
+            ptr,
+            len,
+            region: Some(region),
+        }
+    }
+
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, BUFFER_ALIGN).expect("a length below isize::MAX")
     }
@@ -86,19 +94,12 @@ pub trait OwnedBuffer: sealed::Sealed {
     fn buffer(&mut self) -> &mut Buffer;
 }
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Buffer {}
-    impl Sealed for crate::storage::PoolBuffer {}
 }
 
 impl OwnedBuffer for Buffer {
-    fn buffer(&mut self) -> &mut Buffer {
-        self
-    }
-}
-
-impl OwnedBuffer for PoolBuffer {
     fn buffer(&mut self) -> &mut Buffer {
         self
     }
@@ -354,80 +355,6 @@ impl fmt::Debug for Iov {
     }
 }
 
-/// Buffers kept for reuse by one queue, in classes of powers of two.
-///
-/// Holds at most [`BufferPool::KEEP`] bytes of idle buffers.
-pub(crate) struct BufferPool {
-    free: RefCell<Free>,
-}
-
-struct Free {
-    /// `classes[i]` holds buffers of `4096 << i` bytes.
-    classes: [Vec<Buffer>; BufferPool::CLASSES],
-    bytes: usize,
-    slab: Slab,
-}
-
-impl BufferPool {
-    /// Up to a huge page.
-    const CLASSES: usize = 10;
-    /// Idle bytes kept at most.
-    pub(crate) const KEEP: usize = 8 << 20;
-
-    pub(crate) fn new() -> Self {
-        BufferPool {
-            free: RefCell::new(Free {
-                classes: Default::default(),
-                bytes: 0,
-                slab: Slab::default(),
-            }),
-        }
-    }
-
-    fn class(len: usize) -> usize {
-        len.div_ceil(BUFFER_ALIGN)
-            .next_power_of_two()
-            .trailing_zeros() as usize
-    }
-
-    /// A buffer of at least `len` bytes, its content unspecified.
-    pub(crate) fn take(&self, len: usize) -> Buffer {
-        let class = Self::class(len.max(1));
-        if class >= Self::CLASSES {
-            return Buffer::new(len);
-        }
-        let mut free = self.free.borrow_mut();
-        match free.classes[class].pop() {
-            Some(buffer) => {
-                free.bytes -= buffer.len();
-                buffer
-            }
-            None => {
-                let len = BUFFER_ALIGN << class;
-                let (ptr, region) = free.slab.cut(len);
-                Buffer {
-                    ptr,
-                    len,
-                    region: Some(region),
-                }
-            }
-        }
-    }
-
-    /// Gives a buffer back.
-    pub(crate) fn give(&self, buffer: Buffer) {
-        let class = Self::class(buffer.len().max(1));
-        let mut free = self.free.borrow_mut();
-        if class < Self::CLASSES
-            && buffer.len() == BUFFER_ALIGN << class
-            && free.bytes + buffer.len() <= Self::KEEP
-        {
-            free.bytes += buffer.len();
-            free.classes[class].push(buffer);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     //! Guards against bytes landing in the wrong segment: scatter and gather
@@ -457,19 +384,5 @@ mod tests {
         iov.copy_to(&mut out);
         assert_eq!(&out[..3], [1, 2, 0xee]);
         assert_eq!(&out[10..12], [0xee, 12]);
-    }
-
-    #[test]
-    fn pool_reuses_and_bounds() {
-        let pool = BufferPool::new();
-        let a = pool.take(5000);
-        assert_eq!(a.len(), 8192);
-        let at = a.as_ptr();
-        pool.give(a);
-        assert_eq!(pool.take(8192).as_ptr(), at);
-        for _ in 0..64 {
-            pool.give(Buffer::new(1 << 20));
-        }
-        assert!(pool.free.borrow().bytes <= BufferPool::KEEP);
     }
 }

@@ -1,6 +1,7 @@
 //! Files of pre-shared keys: lines `USER:KEY`, the key in hexadecimal digits,
 //! as psktool of GnuTLS writes them and QEMU, libnbd and nbdkit read them.
 
+use std::ffi::{CStr, c_int};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -33,7 +34,7 @@ impl KeyFile {
     pub(super) fn load(&self) -> Result<Key, TlsError> {
         let user = match &self.user {
             Some(user) => user.clone(),
-            None => super::psk::login_name().ok_or_else(|| {
+            None => login_name().ok_or_else(|| {
                 TlsError::Unusable(
                     "whose key it is was not said, and this login has no name".to_string(),
                 )
@@ -149,6 +150,29 @@ fn hexadecimal(digits: &[u8]) -> Option<Vec<u8>> {
         _ => None,
     };
     digits.chunks(2).map(byte).collect()
+}
+
+#[allow(unsafe_code)]
+unsafe extern "C" {
+    /// POSIX's, which the libc crate does not have.
+    fn getlogin_r(name: *mut libc::c_char, length: libc::size_t) -> c_int;
+}
+
+/// The name of the user of this login, as libnbd finds it: what getlogin(3)
+/// says, else `$LOGNAME`.
+#[allow(unsafe_code)]
+fn login_name() -> Option<String> {
+    let mut name: [libc::c_char; 257] = [0; 257];
+    // SAFETY: the last byte is not theirs, so it ends in a zero.
+    let found = unsafe {
+        match getlogin_r(name.as_mut_ptr(), name.len() - 1) {
+            0 => Some(CStr::from_ptr(name.as_ptr())),
+            _ => None,
+        }
+    };
+    let found = found.and_then(|name| name.to_str().ok()).map(String::from);
+    let found = found.or_else(|| std::env::var("LOGNAME").ok());
+    found.filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

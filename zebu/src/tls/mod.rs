@@ -106,3 +106,9 @@ impl KeyFile {
         }
     }
 }
+
+/// An error of what a peer sent.
+#[cfg(feature = "tls")]
+fn broken(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, error)
+}

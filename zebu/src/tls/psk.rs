@@ -6,7 +6,7 @@
 //! buffers in memory, so it never waits.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::slice;
 use std::sync::{Arc, Mutex};
@@ -19,9 +19,8 @@ use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::psk::Psk;
 use s2n_tls::security::DEFAULT_TLS13;
 
-use super::TlsError;
 use super::keys::Key;
-use super::session::broken;
+use super::{TlsError, broken};
 use crate::lock;
 
 /// Bytes that are received at a time. All of it is looked at before more is
@@ -402,27 +401,6 @@ unsafe extern "C" fn send(context: *mut c_void, from: *const u8, length: u32) ->
     let bytes = unsafe { slice::from_raw_parts(from, taken) };
     buffers.to_send.extend_from_slice(bytes);
     taken as c_int
-}
-
-unsafe extern "C" {
-    /// POSIX's, which the libc crate does not have.
-    fn getlogin_r(name: *mut libc::c_char, length: libc::size_t) -> c_int;
-}
-
-/// The name of the user of this login, as libnbd finds it: what getlogin(3)
-/// says, else `$LOGNAME`.
-pub(super) fn login_name() -> Option<String> {
-    let mut name: [libc::c_char; 257] = [0; 257];
-    // SAFETY: the last byte is not theirs, so it ends in a zero.
-    let found = unsafe {
-        match getlogin_r(name.as_mut_ptr(), name.len() - 1) {
-            0 => Some(CStr::from_ptr(name.as_ptr())),
-            _ => None,
-        }
-    };
-    let found = found.and_then(|name| name.to_str().ok()).map(String::from);
-    let found = found.or_else(|| std::env::var("LOGNAME").ok());
-    found.filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

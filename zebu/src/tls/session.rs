@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection};
 
-use super::{TlsCredentials, TlsError, certificates, keys, psk};
+use super::{TlsCredentials, TlsError, broken, certificates, keys, psk};
 
 /// What a client needs for TLS.
 #[derive(Clone, Debug)]
@@ -79,10 +79,6 @@ impl fmt::Debug for Session {
             Kind::Keys(_) => "Session(keys)",
         })
     }
-}
-
-pub(super) fn broken(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 impl Session {

@@ -1,8 +1,10 @@
 //! The connections to one export.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::dropped::DroppedChanges;
 use super::handshake::{self, Agreed, Facts, NoAgreement};
 use super::link::Link;
 use super::{NbdError, NbdOptions};
@@ -26,10 +28,18 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Client {
     options: Arc<NbdOptions>,
     facts: Facts,
-    /// The first is there, the others when a queue comes to use them. A queue
-    /// always uses the same one.
-    links: Vec<OnceLock<Arc<Link>>>,
+    /// The first is there, the others soon after a queue has come to use them.
+    links: Vec<Place>,
+    dropped: Arc<DroppedChanges>,
     server: String,
+}
+
+/// Where a connection is.
+#[derive(Debug, Default)]
+struct Place {
+    link: OnceLock<Arc<Link>>,
+    /// Whether it was ever tried to make it.
+    tried: AtomicBool,
 }
 
 impl Client {
@@ -52,15 +62,16 @@ impl Client {
             true => options.connections.max(1),
             false => 1,
         };
-        let links: Vec<OnceLock<Arc<Link>>> = (0..count).map(|_| OnceLock::new()).collect();
+        let links: Vec<Place> = (0..count).map(|_| Place::default()).collect();
         let server = options.server.to_string();
         let link = Link::new(options.clone(), agreed);
         // It was empty.
-        let _ = links[0].set(link);
+        let _ = links[0].link.set(link);
         Ok(Client {
             options,
             facts,
             links,
+            dropped: Arc::default(),
             server,
         })
     }
@@ -92,28 +103,48 @@ impl Client {
         self.facts.flags & flag != 0
     }
 
-    /// The connection that a queue uses. The first use may block for the time
-    /// that it takes to connect.
-    pub(super) fn link(&self, queue: u64) -> &Arc<Link> {
-        let count = self.links.len() as u64;
-        let first = || self.links[0].get().expect("connected");
-        // Queues that are made together have numbers in a row.
-        let place = (queue % count) as usize;
-        self.links[place].get_or_init(|| self.one_more().unwrap_or_else(|| first().clone()))
+    /// The changes that were dropped.
+    pub(super) fn dropped(&self) -> &Arc<DroppedChanges> {
+        &self.dropped
     }
 
-    /// A further connection to the same export; None if there is none to be
-    /// had.
-    fn one_more(&self) -> Option<Arc<Link>> {
-        match handshake::connect(&self.options, Instant::now() + ONE_MORE) {
-            Ok(agreed) if agreed.facts == self.facts => {
-                Some(Link::new(self.options.clone(), agreed))
+    /// The connection that a queue uses: its own, or the first one as long as its own is not made.
+    pub(super) fn link(self: &Arc<Self>, queue: u64) -> &Arc<Link> {
+        // Queues that are made together have numbers in a row.
+        let nth = (queue % self.links.len() as u64) as usize;
+        let place = &self.links[nth];
+        place.link.get().unwrap_or_else(|| {
+            if !place.tried.swap(true, Ordering::Relaxed) {
+                self.begin_another(nth);
             }
-            Ok(_) => None,
-            Err(e) => {
-                tracing::debug!("NBD server {}: no further connection: {e}", self.server);
-                None
+            self.links[0].link.get().expect("connected")
+        })
+    }
+
+    /// Begins to make another connection to the same export. If there is none to be had, the first
+    /// one does.
+    fn begin_another(self: &Arc<Self>, nth: usize) {
+        let (options, client) = (self.options.clone(), Arc::downgrade(self));
+        let connect = move || {
+            let result = handshake::connect(&options, Instant::now() + ONE_MORE);
+            let Some(client) = client.upgrade() else {
+                return;
+            };
+            match result {
+                Ok(agreed) if agreed.facts == client.facts => {
+                    let link = Link::new(options, agreed);
+                    // It was empty.
+                    let _ = client.links[nth].link.set(link);
+                }
+                Ok(_) => {}
+                Err(e) => {
+                    tracing::debug!("NBD server {}: no further connection: {e}", client.server);
+                }
             }
+        };
+        let thread = std::thread::Builder::new().name("nbd-connect".into());
+        if let Err(e) = thread.spawn(connect) {
+            tracing::debug!("NBD server {}: no further connection: {e}", self.server);
         }
     }
 

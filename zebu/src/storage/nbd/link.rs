@@ -6,6 +6,9 @@
 //! left. So a request whose future is kept without being polled holds up no other
 //! one, and no thread depends on what another one is doing.
 
+mod reconnect;
+mod watchdog;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -15,7 +18,7 @@ use super::handshake::{Agreed, Facts};
 use super::session::{Over, Session};
 use super::slots::{Memory, Outcome, SlotId, Slots};
 use super::wire::Socket;
-use super::{NbdError, NbdOptions, reconnect, watchdog};
+use super::{NbdError, NbdOptions};
 use crate::nbd::{Request, transmission};
 
 /// One connection.
@@ -120,6 +123,7 @@ impl Link {
         request: Request,
         memory: Option<Memory>,
     ) -> Result<(SlotId, bool), NbdError> {
+        let is_new;
         let (id, driver) = {
             let mut state = self.state();
             if let Phase::Broken(error) = &state.phase {
@@ -128,16 +132,9 @@ impl Link {
             let id = state.slots.insert(request, memory, queue);
             state.output.push_back(id);
             let driver = state.wake_driver(queue);
-            if driver.is_none() {
-                state.drivers.push(Driver {
-                    queue,
-                    waker: None,
-                    notified: true,
-                });
-            }
+            is_new = state.needs_driver(queue);
             (id, driver)
         };
-        let is_new = driver.is_none();
         driver.flatten().into_iter().for_each(Waker::wake);
         Ok((id, is_new))
     }
@@ -196,59 +193,33 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// A request was dropped. When this returns its memory is not
-    /// used.
+    /// A request was dropped. When this returns, its memory is not used.
     ///
-    /// A change that the server has received is waited for, here: the caller that made the
-    /// request may give the range to another caller next, whose change the
-    /// server could make first.
-    pub(super) fn abandon(self: &Arc<Self>, queue: u64, id: SlotId) {
-        let mut arrived = false;
-        while let Some((socket, blocked)) = self.try_abandon(queue, id, arrived) {
-            arrived = socket.wait_a_little(blocked);
-        }
+    /// True: it is a change of which the server has received something. It goes on, and
+    /// [`Link::poll`] returns what came of it.
+    pub(super) fn abandon(&self, queue: u64, id: SlotId) -> bool {
+        let driver = {
+            let mut state = self.state();
+            let state = &mut *state;
+            if let Phase::Up(session) = &state.phase
+                && state.slots.is_changing(id)
+            {
+                state.slots.keep(id, session.header());
+                return true;
+            }
+            if state.slots.abandon(id) {
+                state.output.retain(|other| *other != id);
+            }
+            // Its task may have nothing to do any more.
+            state.wake_driver(queue)
+        };
+        driver.flatten().into_iter().for_each(Waker::wake);
+        false
     }
 
-    /// Takes a request off, unless it is a change that the server knows of.
-    /// To continue: the socket to wait for, and whether for space to send, too.
-    fn try_abandon(
-        self: &Arc<Self>,
-        queue: u64,
-        id: SlotId,
-        arrived: bool,
-    ) -> Option<(Arc<Socket>, bool)> {
-        let mut woken = Vec::new();
-        let mut lost = None;
-        let step = {
-            let mut state = self.state();
-            let mut blocked = false;
-            if state.slots.is_changing(id) {
-                // A request waits, as the watchdog must see.
-                state.set_waker(id, Waker::noop());
-                match state.pump(arrived, &mut woken) {
-                    Ok(more) => blocked = more,
-                    Err(over) => lost = self.lose(&mut state, over, &mut woken),
-                }
-            }
-            match &state.phase {
-                Phase::Up(session) if state.slots.is_changing(id) => {
-                    Some((session.socket().clone(), blocked))
-                }
-                _ => {
-                    if state.slots.abandon(id) {
-                        state.output.retain(|other| *other != id);
-                    }
-                    // Its task may have nothing to do any more.
-                    woken.extend(state.wake_driver(queue).flatten());
-                    None
-                }
-            }
-        };
-        woken.into_iter().for_each(Waker::wake);
-        if let Some(wait) = lost {
-            reconnect::begin(self, wait);
-        }
-        step
+    /// Whether a queue with requests needs a task that calls [`Link::drive`]; the caller makes it.
+    pub(super) fn needs_driver(&self, queue: u64) -> bool {
+        self.state().needs_driver(queue)
     }
 
     /// The session is over: requests fail, or wait for another one; then that
@@ -277,9 +248,10 @@ impl Link {
             return None;
         }
         tracing::debug!("NBD server {}: {what}", self.server);
+        let error = NbdError::broken(&self.server, what);
         state.lost = Some((since, times + 1));
         state.phase = Phase::Lost;
-        state.output = state.slots.rewind().into();
+        state.output = state.slots.rewind(&error, woken).into();
         state.wake_drivers(woken);
         Some(match times {
             0 => Duration::ZERO,
@@ -398,6 +370,19 @@ impl State {
             }
             None => None,
         }
+    }
+
+    /// Whether there is no task for a queue yet; from now on there is.
+    fn needs_driver(&mut self, queue: u64) -> bool {
+        let needs = !self.drivers.iter().any(|driver| driver.queue == queue);
+        if needs {
+            self.drivers.push(Driver {
+                queue,
+                waker: None,
+                notified: true,
+            });
+        }
+        needs
     }
 
     /// A queue's task runs.

@@ -13,20 +13,20 @@
 //! | `slots.rs` | requests in flight, and their memory |
 //! | `session.rs` | sending requests and taking answers in |
 //! | `link.rs` | waiting for replies, and what a lost connection means |
-//! | `reconnect.rs` `watchdog.rs` | threads for what seldom happens |
+//! | `link/reconnect.rs` `link/watchdog.rs` | threads for what seldom happens |
 //! | `client.rs` | the connections to one export |
+//! | `dropped.rs` | changes that go on after their requests were dropped |
 //! | `operation.rs` | what each operation is on the wire |
 
 mod client;
+mod dropped;
 mod failure;
 mod handshake;
 mod link;
 mod operation;
 mod options;
-mod reconnect;
 mod session;
 mod slots;
-mod watchdog;
 mod wire;
 
 use std::io;
@@ -67,6 +67,21 @@ impl Nbd {
             },
             client: Arc::new(client),
         })
+    }
+
+    /// As [`Nbd::open`], without blocking this thread: another one connects.
+    ///
+    /// # Errors
+    /// Those of [`Nbd::open`], and of starting a thread.
+    pub async fn open_async(options: NbdOptions) -> crate::Result<Nbd> {
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let thread = std::thread::Builder::new().name("nbd-connect".into());
+        thread.spawn(move || {
+            // If nothing waits any more, the connection is closed.
+            let _ = sender.send(Nbd::open(options));
+        })?;
+        let gone = |_| io::Error::other("the connecting thread has panicked");
+        receiver.await.map_err(gone)?
     }
 
     /// Whether the server says that the export cannot be written.

@@ -3,11 +3,14 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::NbdError;
 use super::client::Client;
+use super::dropped::DroppedChange;
 use super::link::{Link, Step};
 use super::slots::{Memory, Outcome, SlotId};
 use super::wire::Socket;
@@ -18,27 +21,91 @@ use crate::storage::{Iov, OpKind, Queue, Started, StorageExtent};
 /// size, and far below what 32 bits hold.
 const MOST: u64 = 1 << 30;
 
-/// A request in flight. Dropped, it is not waited for any more, and
-/// its memory is not used.
+/// A request. Dropped, it is not waited for any more, and its memory is not used.
 struct Waiting {
+    client: Arc<Client>,
     link: Arc<Link>,
     queue: Queue,
-    id: SlotId,
-    ended: bool,
+    range: Range<u64>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// It waits for the end of changes that were dropped.
+    Held(Request, Option<Memory>),
+    InFlight(SlotId),
+    Ended,
 }
 
 impl Waiting {
+    /// Gives the request to the connection, unless that was done.
+    fn submit(&mut self) -> Result<(), NbdError> {
+        if let Stage::Held(request, memory) = std::mem::replace(&mut self.stage, Stage::Ended) {
+            let (id, first) = self.link.submit(self.queue.number(), request, memory)?;
+            self.stage = Stage::InFlight(id);
+            if first {
+                begin_driving(&self.link, &self.queue);
+            }
+        }
+        Ok(())
+    }
+
     async fn outcome(mut self) -> Outcome {
-        let outcome = poll_fn(|context| self.link.poll(self.id, context)).await;
-        self.ended = true;
+        if matches!(self.stage, Stage::Held(..)) {
+            self.client.dropped().wait(&self.range).await;
+            self.submit()?;
+        }
+        let Stage::InFlight(id) = self.stage else {
+            unreachable!("it was submitted");
+        };
+        let outcome = poll_fn(|context| self.link.poll(id, context)).await;
+        self.stage = Stage::Ended;
         outcome
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        let Stage::InFlight(id) = self.stage else {
+            return;
+        };
+        if self.link.abandon(self.queue.number(), id) {
+            let end = ChangeEnd {
+                link: self.link.clone(),
+                queue: self.queue.number(),
+                id,
+                ended: false,
+                _change: self.client.dropped().add(self.range.clone()),
+            };
+            if self.link.needs_driver(self.queue.number()) {
+                begin_driving(&self.link, &self.queue);
+            }
+            self.queue.detach_unbroken(|_| end.wait());
+        }
+    }
+}
+
+/// A change whose request was dropped, until its end.
+struct ChangeEnd {
+    link: Arc<Link>,
+    queue: u64,
+    id: SlotId,
+    ended: bool,
+    _change: DroppedChange,
+}
+
+impl ChangeEnd {
+    async fn wait(mut self) {
+        // An error is none of the caller's, who dropped the request.
+        let _ = poll_fn(|context| self.link.poll(self.id, context)).await;
+        self.ended = true;
+    }
+}
+
+impl Drop for ChangeEnd {
+    fn drop(&mut self) {
         if !self.ended {
-            self.link.abandon(self.queue.number(), self.id);
+            self.link.abandon(self.queue, self.id);
         }
     }
 }
@@ -120,31 +187,39 @@ impl Driving {
     }
 }
 
+/// Begins a task that sends and receives for a queue.
+fn begin_driving(link: &Arc<Link>, queue: &Queue) {
+    let link = link.clone();
+    drop(queue.detach(|queue| {
+        let driving = Driving {
+            link,
+            queue,
+            ended: false,
+        };
+        driving.run()
+    }));
+}
+
 /// Makes a request.
 fn submit(
-    client: &Client,
+    client: &Arc<Client>,
     queue: &Queue,
     request: Request,
     memory: Option<Memory>,
-) -> io::Result<Waiting> {
-    let link = client.link(queue.number());
-    let (id, first) = link.submit(queue.number(), request, memory)?;
-    let waiting = Waiting {
-        link: link.clone(),
-        queue: queue.for_itself(),
-        id,
-        ended: false,
+) -> Result<Waiting, NbdError> {
+    let range = match request.command {
+        Command::Flush => 0..u64::MAX,
+        _ => request.offset..request.offset + request.length,
     };
-    if first {
-        let link = link.clone();
-        drop(queue.detach(|queue| {
-            let driving = Driving {
-                link,
-                queue,
-                ended: false,
-            };
-            driving.run()
-        }));
+    let mut waiting = Waiting {
+        client: client.clone(),
+        link: client.link(queue.number()).clone(),
+        queue: queue.for_itself(),
+        range,
+        stage: Stage::Held(request, memory),
+    };
+    if client.dropped().allow(&waiting.range) {
+        waiting.submit()?;
     }
     Ok(waiting)
 }
@@ -195,7 +270,7 @@ pub(super) unsafe fn start(
 
 /// # Safety
 /// As [`start`].
-unsafe fn read(client: &Client, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<Started> {
+unsafe fn read(client: &Arc<Client>, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<Started> {
     let inside = client.size().saturating_sub(offset);
     // A longer one goes on from there.
     let length = (iov.len() as u64).min(inside).min(client.maximum());
@@ -263,7 +338,7 @@ fn check_writable(client: &Client) -> io::Result<()> {
     }
 }
 
-fn flush(client: &Client, queue: &Queue) -> io::Result<Started> {
+fn flush(client: &Arc<Client>, queue: &Queue) -> io::Result<Started> {
     // Where it is not known, the server has nothing to make durable.
     if !client.has(transmission::SEND_FLUSH) {
         return Ok(Started::done(Ok(0)));

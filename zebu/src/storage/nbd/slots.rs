@@ -20,6 +20,8 @@ const MOST_GAPS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Memory {
     pieces: Vec<(*mut u8, usize)>,
+    /// What `pieces` are of, if it is no caller's memory.
+    _own: Vec<u8>,
 }
 
 // SAFETY: the pointers are used under the lock of the link alone, and taken
@@ -33,7 +35,21 @@ impl Memory {
     pub(super) unsafe fn new(iov: &Iov) -> Self {
         let mut pieces = Vec::with_capacity(1);
         iov.for_each(|ptr, length| pieces.push((ptr, length)));
-        Memory { pieces }
+        Memory {
+            pieces,
+            _own: Vec::new(),
+        }
+    }
+
+    /// A copy of the bytes in memory of its own.
+    fn copied(&self) -> Self {
+        let mut own = Vec::with_capacity(self.pieces.iter().map(|piece| piece.1).sum());
+        self.each(0, usize::MAX, |ptr, length| {
+            // SAFETY: valid on the promise of the Iov; reading alone.
+            own.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, length) });
+        });
+        let pieces = vec![(own.as_mut_ptr(), own.len())];
+        Memory { pieces, _own: own }
     }
 
     /// Calls `f` with the pieces of the bytes from `start` on.
@@ -124,6 +140,8 @@ pub(super) struct Slot {
     pub(super) sent: usize,
     /// Nothing waits any more.
     abandoned: bool,
+    /// It is a change whose request was dropped ([`Slots::keep`]).
+    kept: bool,
     /// Which bytes of a read have come.
     covered: Vec<Range<u64>>,
     /// Error chunks so far.
@@ -256,6 +274,7 @@ impl Slots {
             memory,
             sent: 0,
             abandoned: false,
+            kept: false,
             covered: Vec::new(),
             errors: 0,
             error: None,
@@ -341,9 +360,21 @@ impl Slots {
         })
     }
 
-    /// A request was dropped: its memory is not used from now
-    /// on, so it is no write of which something was sent. Whether nothing of it
-    /// was sent: then it is no more.
+    /// A change that the server knows of was dropped: from now on the memory of its request is not
+    /// used. `header`: bytes of a request's header.
+    pub(super) fn keep(&mut self, id: SlotId, header: usize) {
+        if let Some(slot) = self.get_mut(id) {
+            let is_sent = slot.sent >= header + slot.payload();
+            let memory = slot.memory.take().filter(|_| !is_sent);
+            slot.memory = memory.map(|memory| memory.copied());
+            slot.waker = None;
+            slot.kept = true;
+        }
+    }
+
+    /// A request was dropped: the caller's memory is not used from now on, so it is no write of
+    /// which something was sent, unless that was kept before. Whether nothing of it was sent: then
+    /// it is no more.
     pub(super) fn abandon(&mut self, id: SlotId) -> bool {
         let Some(slot) = self.get_mut(id) else {
             return false;
@@ -357,7 +388,9 @@ impl Slots {
             self.outstanding -= 1;
             return true;
         }
-        slot.memory = None;
+        if !slot.kept {
+            slot.memory = None;
+        }
         slot.waker = None;
         slot.abandoned = true;
         false
@@ -382,15 +415,15 @@ impl Slots {
     }
 
     /// The connection is lost: all that is outstanding is to be sent again, save
-    /// what was dropped. In any order: requests in flight have none.
-    pub(super) fn rewind(&mut self) -> Vec<SlotId> {
+    /// what was dropped, which ends with `error`. In any order: requests in flight have none.
+    pub(super) fn rewind(&mut self, error: &NbdError, woken: &mut Vec<Waker>) -> Vec<SlotId> {
         let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
-        let all: Vec<(SlotId, bool)> = outstanding.map(|(id, s)| (id, s.abandoned)).collect();
+        let all = outstanding.map(|(id, s)| (id, s.abandoned || s.kept));
+        let all: Vec<(SlotId, bool)> = all.collect();
         let mut again = Vec::new();
-        for (id, abandoned) in all {
-            if abandoned {
-                self.remove(id);
-                self.outstanding -= 1;
+        for (id, dropped) in all {
+            if dropped {
+                self.finish(id, Err(error.clone()), woken);
             } else if let Some(slot) = self.get_mut(id) {
                 slot.sent = 0;
                 slot.covered.clear();

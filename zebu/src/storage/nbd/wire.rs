@@ -29,8 +29,6 @@ const KERNEL_BUFFER: usize = 2 << 20;
 /// How often TLS receives at a time if there is nothing in it for us: a server
 /// may send such records without an end.
 const MAX_ROUNDS: usize = 16;
-/// How long a thread waits at a time for what another one may take.
-const A_LITTLE: Duration = Duration::from_millis(10);
 /// How long to wait before a unix socket whose backlog is full is tried again.
 const FULL: Duration = Duration::from_millis(10);
 
@@ -61,16 +59,6 @@ impl Socket {
     /// Whether there is something to receive, or the end.
     pub(super) fn has_arrived(&self) -> bool {
         self.0.peek(&mut [MaybeUninit::uninit()]).is_ok()
-    }
-
-    /// Waits until there is something to receive, or space to send if requested;
-    /// but not for long, since another thread may receive it. Whether it is so.
-    pub(super) fn wait_a_little(&self, writable: bool) -> bool {
-        let events = match writable {
-            true => libc::POLLIN | libc::POLLOUT,
-            false => libc::POLLIN,
-        };
-        self.wait(events, Instant::now() + A_LITTLE).is_ok()
     }
 
     /// Waits for one of `events` until `deadline`.

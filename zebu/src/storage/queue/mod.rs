@@ -19,7 +19,7 @@ mod options;
 mod pool;
 mod tasks;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use super::buffer::BufferPool;
 use super::engine::Op;
 use super::engine::{Completion, Engine, Token};
 use batch::Batch;
@@ -37,6 +36,7 @@ pub use handle::Handle;
 pub(crate) use io::Io;
 use io::Slots;
 pub use options::QueueOptions;
+use pool::BufferPool;
 pub use pool::PoolBuffer;
 pub(crate) use tasks::yield_once;
 use tasks::{Shared, Tasks};
@@ -45,8 +45,8 @@ use tasks::{Shared, Tasks};
 ///
 /// # Futures that are dropped, kept or forgotten
 /// A request's future may be dropped at any time. The drop waits for the operations
-/// that the kernel has, and for the answer to a write that was sent to an NBD
-/// server. The range of a dropped write reads as before or as after. Work that
+/// that the kernel has. The range of a dropped write reads as before or as after. (A change that
+/// was sent to an NBD server goes on as a task, for which requests of the same range wait.) Work that
 /// other requests need too (loading a table, a commit, a flush of the device) is
 /// done by a task of the queue: it goes on, and its errors are not lost.
 ///
@@ -122,6 +122,8 @@ struct Inner {
     keepers: Cell<usize>,
     /// Number of sections that tasks are in and that are not cancelled.
     unbroken: Cell<usize>,
+    /// Whether `end_tasks` is running.
+    ending: Cell<bool>,
     /// Number of spawned futures, and the wakers of `drain`.
     spawned: Cell<usize>,
     draining: RefCell<Vec<Waker>>,
@@ -159,6 +161,7 @@ impl Queue {
             armed: Cell::new(false),
             keepers: Cell::new(1),
             unbroken: Cell::new(0),
+            ending: Cell::new(false),
             spawned: Cell::new(0),
             draining: RefCell::default(),
             buffers: BufferPool::new(),

@@ -1,6 +1,9 @@
 //! Buffers that return to their queue.
 
-use super::super::buffer::Buffer;
+use std::cell::RefCell;
+
+use super::super::buffer::{BUFFER_ALIGN, Buffer, OwnedBuffer, sealed};
+use super::super::slab::Slab;
 use super::Queue;
 
 /// A buffer that returns to its queue's pool.
@@ -40,5 +43,99 @@ impl Drop for PoolBuffer {
         if let Some(buffer) = self.buffer.take() {
             self.queue.inner.buffers.give(buffer);
         }
+    }
+}
+
+impl sealed::Sealed for PoolBuffer {}
+
+impl OwnedBuffer for PoolBuffer {
+    fn buffer(&mut self) -> &mut Buffer {
+        self
+    }
+}
+
+/// Buffers kept for reuse by one queue, in classes of powers of two.
+///
+/// Holds at most [`BufferPool::KEEP`] bytes of idle buffers.
+pub(super) struct BufferPool {
+    free: RefCell<Free>,
+}
+
+struct Free {
+    /// `classes[i]` holds buffers of `4096 << i` bytes.
+    classes: [Vec<Buffer>; BufferPool::CLASSES],
+    bytes: usize,
+    slab: Slab,
+}
+
+impl BufferPool {
+    /// Up to a huge page.
+    const CLASSES: usize = 10;
+    /// Idle bytes kept at most.
+    const KEEP: usize = 8 << 20;
+
+    pub(super) fn new() -> Self {
+        BufferPool {
+            free: RefCell::new(Free {
+                classes: Default::default(),
+                bytes: 0,
+                slab: Slab::default(),
+            }),
+        }
+    }
+
+    fn class(len: usize) -> usize {
+        len.div_ceil(BUFFER_ALIGN)
+            .next_power_of_two()
+            .trailing_zeros() as usize
+    }
+
+    /// A buffer of at least `len` bytes, its content unspecified.
+    pub(super) fn take(&self, len: usize) -> Buffer {
+        let class = Self::class(len.max(1));
+        if class >= Self::CLASSES {
+            return Buffer::new(len);
+        }
+        let mut free = self.free.borrow_mut();
+        match free.classes[class].pop() {
+            Some(buffer) => {
+                free.bytes -= buffer.len();
+                buffer
+            }
+            None => Buffer::cut(&mut free.slab, BUFFER_ALIGN << class),
+        }
+    }
+
+    /// Gives a buffer back.
+    pub(super) fn give(&self, buffer: Buffer) {
+        let class = Self::class(buffer.len().max(1));
+        let mut free = self.free.borrow_mut();
+        if class < Self::CLASSES
+            && buffer.len() == BUFFER_ALIGN << class
+            && free.bytes + buffer.len() <= Self::KEEP
+        {
+            free.bytes += buffer.len();
+            free.classes[class].push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against idle buffers that are never used again, or take up memory without a limit.
+    use super::*;
+
+    #[test]
+    fn pool_reuses_and_bounds() {
+        let pool = BufferPool::new();
+        let a = pool.take(5000);
+        assert_eq!(a.len(), 8192);
+        let at = a.as_ptr();
+        pool.give(a);
+        assert_eq!(pool.take(8192).as_ptr(), at);
+        for _ in 0..64 {
+            pool.give(Buffer::new(1 << 20));
+        }
+        assert!(pool.free.borrow().bytes <= BufferPool::KEEP);
     }
 }

@@ -75,13 +75,37 @@ impl Queue {
         }
     }
 
+    /// Runs the future of `work` as [`Queue::detach`] does, and ends it with the queue at the
+    /// latest, which waits for that. It must wait for nothing but an operation's end.
+    #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
+    pub(crate) fn detach_unbroken<F>(&self, work: impl FnOnce(Queue) -> F)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let unbroken = self.begin_unbroken(true);
+        let work = self.detach(|queue| {
+            let work = work(queue);
+            async move {
+                work.await;
+                drop(unbroken);
+            }
+        });
+        drop(work);
+        if self.inner.keepers.get() == 0 {
+            self.inner.end_tasks();
+        }
+    }
+
     /// Begins a section of a task, for operations of `storage`, that is not cancelled with the
     /// queue: it is polled until the result of this is dropped. The section must wait
     /// for nothing else. Without effect outside of tasks, and for a storage in another image:
     /// there an operation may wait for a queue that is not driven while this one ends.
     /// (That image has such sections of its own, and remembers what failed.)
     pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Unbroken {
-        let counts = !self.keeps && !storage.is_stacked();
+        self.begin_unbroken(!self.keeps && !storage.is_stacked())
+    }
+
+    fn begin_unbroken(&self, counts: bool) -> Unbroken {
         let count = &self.inner.unbroken;
         count.set(count.get() + usize::from(counts));
         Unbroken {
@@ -238,22 +262,29 @@ impl Inner {
     /// Drops all tasks, after the last handle that keeps them. That releases their
     /// locks, and wakes the requests of other queues that wait for them.
     pub(super) fn end_tasks(&self) {
-        // A panic may have left a section that never ends.
-        while self.unbroken.get() > 0 && !std::thread::panicking() {
-            self.run_ready();
-            if self.unbroken.get() > 0 {
-                self.drive(false);
+        if self.ending.replace(true) {
+            return;
+        }
+        loop {
+            // A panic may have left a section that never ends.
+            while self.unbroken.get() > 0 && !std::thread::panicking() {
+                self.run_ready();
+                if self.unbroken.get() > 0 {
+                    self.drive(false);
+                }
+            }
+            // To drop one may begin another section.
+            let next = {
+                let tasks = self.tasks.borrow();
+                let place = tasks.tasks.iter().position(|task| task.future.is_some());
+                place.map(|id| (id as u32, tasks.tasks[id].serial))
+            };
+            match next {
+                Some((id, serial)) => self.cancel_task(id, serial),
+                None => break,
             }
         }
-        let mut id = 0;
-        loop {
-            let serial = match self.tasks.borrow().tasks.get(id as usize) {
-                Some(task) => task.serial,
-                None => return,
-            };
-            self.cancel_task(id, serial);
-            id += 1;
-        }
+        self.ending.set(false);
     }
 
     /// Polls the tasks that were woken. True: the future of `block_on` was, too.

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::handshake::{self, NoAgreement};
-use super::link::Link;
+use super::super::handshake::{self, NoAgreement};
+use super::Link;
 
 /// How long to wait between two attempts: twice as long each time, up to this.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);

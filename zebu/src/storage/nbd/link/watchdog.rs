@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use super::link::Link;
+use super::Link;
 
 struct Watched {
     link: Weak<Link>,

@@ -1,0 +1,88 @@
+//! Changes whose requests were dropped and that the server has not answered yet.
+//!
+//! The server may execute requests in any order, so one that overlaps such a change is sent only
+//! after the answer: it finds the range as before or as after, and it stays so.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+/// Those of all connections to one export.
+#[derive(Debug, Default)]
+pub(super) struct DroppedChanges {
+    /// How many there are, for the common case without a lock.
+    count: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ranges: Vec<Range<u64>>,
+    waiting: Vec<Waker>,
+}
+
+/// One of them, until it is answered.
+#[derive(Debug)]
+pub(super) struct DroppedChange {
+    changes: Arc<DroppedChanges>,
+    range: Range<u64>,
+}
+
+impl DroppedChanges {
+    pub(super) fn add(self: &Arc<Self>, range: Range<u64>) -> DroppedChange {
+        self.state().ranges.push(range.clone());
+        self.count.fetch_add(1, Ordering::SeqCst);
+        DroppedChange {
+            changes: self.clone(),
+            range,
+        }
+    }
+
+    /// Whether a request of `range` may be sent.
+    pub(super) fn allow(&self, range: &Range<u64>) -> bool {
+        self.count.load(Ordering::SeqCst) == 0 || !self.state().overlap(range)
+    }
+
+    /// Waits until a request of `range` may be sent.
+    pub(super) async fn wait(&self, range: &Range<u64>) {
+        poll_fn(|context| {
+            let mut state = self.state();
+            if !state.overlap(range) {
+                return Poll::Ready(());
+            }
+            if !state.waiting.iter().any(|w| w.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        crate::lock(&self.state)
+    }
+}
+
+impl State {
+    fn overlap(&self, range: &Range<u64>) -> bool {
+        let mut ranges = self.ranges.iter();
+        ranges.any(|other| other.start < range.end && range.start < other.end)
+    }
+}
+
+impl Drop for DroppedChange {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.changes.state();
+            let place = state.ranges.iter().position(|r| *r == self.range);
+            state
+                .ranges
+                .swap_remove(place.expect("there until it is dropped"));
+            std::mem::take(&mut state.waiting)
+        };
+        self.changes.count.fetch_sub(1, Ordering::SeqCst);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
