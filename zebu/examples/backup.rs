@@ -1,10 +1,8 @@
-//! Copies what an image that nobody trusts holds into a sparse raw file. It shows its progress,
-//! and Ctrl-C cancels it.
+//! Copies the data of an untrusted image into a sparse raw file. It shows its progress, and Ctrl-C
+//! cancels it.
 //!
 //! [`Policy::Untrusted`]: the image opens no other file, and its limits bound the memory and work
-//! that reading it takes. The extents of the disk say what must be copied at all.
-//!
-//! Usage: `backup IMAGE TARGET`
+//! of reading it. The extents of the disk show which parts have data.
 
 use std::collections::VecDeque;
 use std::path::Path;

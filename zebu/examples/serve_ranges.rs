@@ -18,7 +18,7 @@ const MAX_HEADER: u64 = 8 << 10;
 /// Bytes that are read at a time: all that a connection holds in memory.
 const PART: u64 = 256 << 10;
 
-/// What a client asks for.
+/// A client's request.
 struct Request {
     method: String,
     range: Option<String>,

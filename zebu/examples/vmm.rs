@@ -17,7 +17,7 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use zebu::{Device, EngineKind, Error, Iov, OpenOptions, Queue, QueueOptions, Result, Source};
 
-/// What one virtqueue needs of the disk. It stays on its thread.
+/// The disk as one virtqueue uses it. It stays on its thread.
 struct DiskQueue {
     device: Arc<Device>,
     queue: Queue,
@@ -28,12 +28,12 @@ struct DiskQueue {
 impl DiskQueue {
     fn new(device: Arc<Device>) -> Result<DiskQueue> {
         let options = QueueOptions::default()
-            // Threads are what the engine `Threads` is made of.
+            // The engine that starts no threads.
             .engine(EngineKind::IoUring)
             // Compressed clusters are inflated by this thread, not by workers.
             .inflate_inline(true);
         let queue = Queue::new(options)?;
-        // From the first turn on, the descriptor tells of requests that are spawned.
+        // From the first turn on, the descriptor is readable when a request is spawned.
         while queue.turn() {}
         Ok(DiskQueue {
             device,
@@ -95,8 +95,8 @@ impl DiskQueue {
     /// The next request that has ended. Never blocks.
     fn next_completed(&self) -> Option<(u64, i32)> {
         loop {
-            // Drives the queue until the descriptor tells of news: an end that is not taken
-            // before is not lost.
+            // Drives the queue until the descriptor becomes readable for the next event. So no
+            // completion is lost.
             let more = self.queue.turn();
             let completed = self.completed.borrow_mut().pop_front();
             if completed.is_some() || !more {
@@ -232,7 +232,7 @@ fn run(path: &str) -> Result<()> {
     }
     let threads = threads()?;
 
-    // The device is closed when nobody else has it.
+    // Closing takes the only reference to the device.
     drop(guests);
     let device = Arc::into_inner(device).expect("the guests are gone");
     main_queue.block_on(device.close(&main_queue))?;

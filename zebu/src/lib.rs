@@ -93,7 +93,8 @@ pub use storage::{
     Buffer, CacheMode, EngineKind, Handle, Iov, Memory, Queue, QueueOptions, Storage,
 };
 
-/// Locks a mutex, also one whose holder panicked: what these hold is right at every moment.
+/// Locks a mutex, also after a panic of its holder: the data that these hold are consistent at
+/// every moment.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

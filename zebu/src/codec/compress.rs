@@ -5,7 +5,7 @@ use zstd_safe::{CCtx, CParameter};
 
 use super::{CodecError, Compression, is_dst_too_small};
 
-/// The zstd level that is meant when none is named; QEMU takes 3. `docs/codec.md` says why.
+/// The default level of zstd (QEMU's is 3): see `docs/codec.md`.
 const ZSTD_DEFAULT: i32 = 2;
 
 /// Compresses clusters, one after another. It holds what the codecs can reuse,
@@ -76,7 +76,7 @@ impl Compressor {
                 .map_err(|_| CodecError::Compressor)?;
             self.zstd_level = Some(level);
         }
-        // In one step, zstd knows the size and chooses its tables to match.
+        // In one step: zstd then chooses its tables to match the size.
         match context.compress2(dst, src) {
             Ok(len) => Ok(Some(len)),
             Err(code) if is_dst_too_small(code) => Ok(None),

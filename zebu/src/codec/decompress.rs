@@ -9,9 +9,8 @@ use super::{CodecError, Compression, is_dst_too_small};
 /// QEMU inflates with a window of 4 KiB.
 const WINDOW_BITS: u8 = 12;
 
-/// Decompresses clusters, one after another. It holds what the codecs can
-/// reuse, so make one per thread or queue and keep it. Its memory does not
-/// grow with anything that a stream says.
+/// Decompresses clusters, one after another. It holds state that the codecs reuse, so make one for
+/// each thread or queue. Its memory does not depend on the streams.
 pub struct Decompressor {
     inflate: libdeflater::Decompressor,
     zstd: DCtx<'static>,
@@ -50,8 +49,8 @@ impl Decompressor {
                     got,
                     expected: dst.len(),
                 }),
-                // libdeflate wants the whole stream, and wants it to fit.
-                // QEMU does not, and it is zlib that knows how far it got.
+                // libdeflate needs the whole stream, and that it fits. QEMU does not, so zlib
+                // decides how far it is good.
                 Err(DecompressionError::InsufficientSpace | DecompressionError::BadData) => {
                     inflate_prefix(src, dst)
                 }
@@ -60,10 +59,9 @@ impl Decompressor {
         }
     }
 
-    /// QEMU streams until `dst` is full and then asks that the frame has
-    /// ended, so only whole frames count. Finding their ends first lets each
-    /// be decoded in one step, straight into `dst`: no window is allocated,
-    /// whatever size of window a frame asks for.
+    /// QEMU decodes until `dst` is full, and requires that the frame has ended then, so only whole
+    /// frames count. With their ends found first, each is decoded in one step into `dst`, and no
+    /// window is allocated, whatever its size in the frame.
     fn zstd_frames(&mut self, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
         let expected = dst.len();
         let mut rest = src;

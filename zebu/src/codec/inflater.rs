@@ -1,4 +1,4 @@
-//! What a piece of compressed data inflates to, whatever image it is of.
+//! Inflating a piece of compressed data of any format.
 
 use super::{CodecError, Compression, decompress, workers};
 

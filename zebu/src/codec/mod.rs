@@ -1,10 +1,8 @@
 //! Compressed clusters: zlib and zstd, one cluster at a time.
 //!
-//! A qcow2 image stores a compressed cluster as one stream whose length is
-//! known only to the sector, so a reader is handed the stream and up to 511
-//! bytes of whatever follows it; at the end of the file it may be handed less
-//! than the descriptor promised. What counts as a good cluster is what QEMU
-//! accepts: see [`Decompressor::decompress`].
+//! The length of a stream in a qcow2 image is known only in sectors. So up to 511 unrelated bytes
+//! may follow it, and at the end of the file some bytes may be missing. A cluster is good if QEMU
+//! accepts it: see [`Decompressor::decompress`].
 
 mod compress;
 mod decompress;
@@ -39,7 +37,7 @@ pub enum Compression {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// The stream is not what its compression type says, or it is damaged.
+    /// The stream is damaged, or not of its compression type.
     #[error("the compressed stream is damaged")]
     Damaged,
     /// The stream ends before the cluster is full.
@@ -59,10 +57,10 @@ pub enum CodecError {
     /// The compression type has no such level.
     #[error("there is no compression level {level}")]
     Level {
-        /// The level asked for.
+        /// The level.
         level: i32,
     },
-    /// The compressor failed, for want of memory.
+    /// The compressor could not allocate memory.
     #[error("the compressor failed")]
     Compressor,
 }

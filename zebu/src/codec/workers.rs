@@ -18,7 +18,7 @@ struct Work {
     arrived: Condvar,
 }
 
-/// What the threads do next; None where the system allows no threads.
+/// The work of the threads; None if the system allows no threads.
 fn workers() -> Option<&'static Work> {
     static WORKERS: OnceLock<Option<&'static Work>> = OnceLock::new();
     *WORKERS.get_or_init(|| {

@@ -356,7 +356,7 @@ impl Extensions {
         self.list.insert(at, extension);
     }
 
-    /// Removes all extensions of a type; says whether there were any.
+    /// Removes all extensions of a type. False if there were none.
     pub fn remove(&mut self, kind: u32) -> bool {
         let before = self.list.len();
         self.list.retain(|e| e.kind() != kind);

@@ -1,4 +1,4 @@
-//! Feature bits, compression and encryption, as the header says them. Section "Header".
+//! Feature bits, compression and encryption in the header. Section "Header".
 
 use super::error::FormatError;
 

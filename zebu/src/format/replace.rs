@@ -31,7 +31,7 @@ fn used(header: &Header) -> (usize, Range<usize>) {
 }
 
 impl Header {
-    /// How many bytes of the file [`Header::replace`] wants to know.
+    /// The bytes of the file that [`Header::replace`] needs.
     #[must_use]
     pub fn replaced_len(&self, old: &Header) -> u64 {
         let (extensions, name) = used(self);

@@ -13,13 +13,13 @@ use crate::storage::{Action, BlkdebugLimits, Event, Injection, IoKinds, Rule};
 const INJECT: &str = "inject-error";
 const SET_STATE: &str = "set-state";
 
-/// What the options say, all but the file below.
+/// The options, except for the file below.
 pub(super) struct BlkdebugOptions {
     pub limits: BlkdebugLimits,
     pub config: Option<PathBuf>,
     pub rules: Vec<Rule>,
     pub shown: Vec<(String, String)>,
-    /// The name of the file below, if a name says it.
+    /// The name of the file below, if a name was given.
     pub image: Option<OsString>,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn take(
 ) -> Result<BlkdebugOptions, String> {
     if let Some(name) = name {
         let image = match after_protocol(name, "blkdebug") {
-            // The options say all but the image.
+            // The name is that of the image.
             None => name,
             Some(rest) => {
                 let rest = rest.as_bytes();
@@ -87,7 +87,7 @@ pub(super) fn read_config(config: &Path) -> Result<Vec<Rule>, String> {
     parse(&String::from_utf8_lossy(&text))
 }
 
-/// Whether QEMU takes the option for one that makes a difference.
+/// Whether QEMU shows the option in a name.
 fn is_shown(key: &str) -> bool {
     const LIMITS: [&str; 6] = [
         "align",
@@ -129,7 +129,7 @@ fn take_rules(options: &mut OptionSet, section: &str) -> Result<Vec<Rule>, Strin
     }
 }
 
-/// What a rule of a section may say.
+/// The keys of a rule, by section.
 fn keys(section: &str) -> &'static [&'static str] {
     match section {
         INJECT => &[
@@ -210,8 +210,7 @@ fn parse(text: &str) -> Result<Vec<Rule>, String> {
             sections.push((section, id, OptionSet::default()));
             continue;
         }
-        // As QEMU: a key ends at a blank, and what does not follow as it
-        // should is an empty value.
+        // As in QEMU, a key ends at a blank, and a malformed value is an empty one.
         let line = line.trim_start();
         let (key, rest) = line
             .split_once(|c: char| c.is_ascii_whitespace())

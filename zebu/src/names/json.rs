@@ -1,18 +1,15 @@
 //! The JSON of `json:` names, read as QEMU reads it.
 //!
-//! QEMU's reader takes strings in single quotes too, refuses a key that comes
-//! twice, and keeps a number as it was written; and such names come from
-//! images of strangers, so nesting is bounded. Objects come out flat, as the
-//! dotted keys that mean the same: `{"file":{"filename":"x"}}` is
-//! `file.filename=x`.
+//! QEMU accepts strings in single quotes, refuses a key that occurs twice, and keeps numbers as
+//! they are written. Names may come from untrusted images, so nesting is bounded. Objects become
+//! dotted keys: `{"file":{"filename":"x"}}` is `file.filename=x`.
 
 use crate::block::{OptionSet, OptionValue};
 
 /// How deep objects and lists nest at most.
 const MAX_NESTING: usize = 64;
 
-/// Reads `text` as one JSON object. The error is what QEMU says after the
-/// name of the image.
+/// Reads `text` as one JSON object. The error is what QEMU prints after the name of the image.
 pub(super) fn parse(text: &[u8]) -> Result<OptionSet, String> {
     let text = std::str::from_utf8(text).map_err(|e| {
         let what = invalid(text, e.valid_up_to());

@@ -14,7 +14,7 @@ use crate::storage::nbd::{NbdServer, uri as uri_of};
 use crate::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 const INVALID: &str = "No valid URL specified";
-/// Connections that may be asked for.
+/// The largest value of `connections`.
 const MOST_CONNECTIONS: u64 = 64;
 
 /// Whether names that begin so are of an NBD server.

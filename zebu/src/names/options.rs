@@ -1,4 +1,5 @@
-//! OptionSet as a flat set of dotted keys, and the values they take.
+//! Reading options from a flat set of dotted keys. Options that are read are taken out; the rest is
+//! refused at the end.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -142,8 +143,7 @@ impl OptionSet {
         }
     }
 
-    /// A word. Numbers are none; what is no UTF-8 is left, and refused with what is not
-    /// known.
+    /// A word. A number is none. What is not UTF-8 stays, and is refused with the unknown options.
     pub(super) fn take_string(&mut self, key: &str) -> Option<String> {
         match self.0.get(key) {
             Some(OptionValue::Text(text)) => {
@@ -155,7 +155,7 @@ impl OptionSet {
         }
     }
 
-    /// Any value. `null` is as good as not there.
+    /// Any value. `null` counts as absent.
     pub(super) fn take_value(&mut self, key: &str) -> Option<OsString> {
         match self.0.get(key)? {
             OptionValue::Empty => None,
@@ -167,7 +167,7 @@ impl OptionSet {
         }
     }
 
-    /// Any value as text; what is no UTF-8 is left, and refused with what is not known.
+    /// Any value as text. What is not UTF-8 stays, and is refused with the unknown options.
     pub(super) fn take_text(&mut self, key: &str) -> Option<String> {
         match self.0.get(key)? {
             OptionValue::Text(text) if text.to_str().is_none() => None,

@@ -5,14 +5,14 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-/// What `name` starts with, up to a colon, if that is before any slash.
+/// The protocol of a name: what precedes the first colon, if no slash does.
 pub fn protocol(name: &OsStr) -> Option<Cow<'_, str>> {
     let name = name.as_bytes();
     let end = name.iter().position(|b| b":/".contains(b))?;
     (name[end] == b':').then(|| String::from_utf8_lossy(&name[..end]))
 }
 
-/// Refuses what is no path.
+/// Refuses an empty path, and one with a zero byte.
 pub(super) fn check_path(path: &OsStr) -> Result<(), String> {
     if path.is_empty() {
         return Err("The 'file' block driver requires a file name".into());
@@ -29,7 +29,7 @@ pub(super) fn without_prefix(name: &OsStr, driver: &str) -> OsString {
         return name.into();
     };
     match protocol(path) {
-        // So that what is shown does not name a protocol.
+        // So that the shown name does not begin with a protocol.
         Some(_) if driver == "file" => joined(OsStr::new("./"), path),
         _ => path.into(),
     }
@@ -41,7 +41,7 @@ pub(super) fn after_protocol<'a>(name: &'a OsStr, protocol: &str) -> Option<&'a 
     name.strip_prefix(b":").map(OsStr::from_bytes)
 }
 
-/// The path `name` as it is meant in the directory of `relative_to`.
+/// The path `name`, relative to the directory of `relative_to`.
 pub(super) fn beside<'a>(
     name: &'a OsStr,
     relative_to: Option<&OsStr>,

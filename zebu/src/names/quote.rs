@@ -3,9 +3,8 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// A name in Unicode, as QEMU puts it into JSON: U+FFFD for each sequence that is no
-/// valid character. A sequence is what its first byte announces, up to six bytes, or as much
-/// of that as is there.
+/// A name in Unicode, as QEMU writes it into JSON: U+FFFD for each invalid sequence, whose length
+/// follows from its first byte (up to six bytes) or from the next character.
 pub fn json_text(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
@@ -28,7 +27,7 @@ pub fn json_text(name: &[u8]) -> String {
     text
 }
 
-/// Whether Unicode says that it is no character; QEMU takes it for invalid.
+/// Whether it is a noncharacter of Unicode, which QEMU takes for invalid.
 fn is_noncharacter(c: char) -> bool {
     let code = u32::from(c);
     (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe

@@ -1,4 +1,4 @@
-//! How QEMU shows an image and its file: by a name if that says all, else by
+//! The names under which QEMU shows an image and its file: a plain name if that describes it, else
 //! `json:{…}`.
 
 use std::ffi::{OsStr, OsString};
@@ -110,16 +110,16 @@ fn is_device(path: &Path) -> bool {
 }
 
 impl ImageSpec {
-    /// The name as `qemu-img info` shows it, which opens no backing file: the
-    /// path if that says all, else the options as JSON.
+    /// The name in `qemu-img info`, which opens no backing file: the path if that describes the
+    /// image, else the options as JSON.
     pub fn display_name(&self) -> OsString {
         self.plain_name()
             .unwrap_or_else(|| format!("json:{}", self.json(None)).into())
     }
 
-    /// The name as QEMU shows it of an image that it opened with its backing
-    /// file, as in messages: JSON, too, if the backing file is not what its
-    /// header says (`header_backing`, None: it says there is none).
+    /// The name in messages about an image that was opened with its backing file. It is JSON also
+    /// if the backing file is another one than in the header (`header_backing`, None: the header
+    /// names none).
     pub fn display_name_with_backing(&self, header_backing: Option<&OsStr>) -> OsString {
         let header = header_backing.unwrap_or_default();
         let instead = match &self.backing {
@@ -140,7 +140,7 @@ impl ImageSpec {
         let is_window = raw.offset_json.is_some() || raw.size_json.is_some();
         match (&self.file.driver, self.format) {
             _ if self.bare => self.file.plain_name(),
-            // A format over another is never found out by itself.
+            // The format over another one is never guessed.
             (FileDriver::Image(_), _) => None,
             (_, Some(format)) if format != Format::RAW => self.file.plain_name(),
             _ if is_window => None,

@@ -1,4 +1,4 @@
-//! How values of options are written: sizes, and lists with commas between the items.
+//! Values of options: sizes, and lists with commas between the items.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -15,6 +15,16 @@ pub enum SizeError {
 /// Reads a size in bytes as QEMU does: decimal (also with a fraction, if a suffix above one byte
 /// follows) or hexadecimal, then `b`, `k`, `M`, `G`, `T`, `P` or `E` in either case, by powers of
 /// 1024. Hexadecimal numbers take no suffix.
+///
+/// ```
+/// use zebu::names::{SizeError, parse_size};
+/// assert_eq!(parse_size("1.5M"), Ok(3 << 19));
+/// assert_eq!(parse_size("1x"), Err(SizeError::Syntax));
+/// ```
+///
+/// # Errors
+///
+/// [`SizeError`] if it is not such a size, or out of range.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim_start();
     let (negative, digits) = match text.as_bytes().first() {
@@ -95,7 +105,7 @@ pub fn first_item(list: &[u8]) -> (&[u8], &[u8]) {
     (list, b"")
 }
 
-/// What an item of a list means: a doubled comma is a comma.
+/// The value of an item of a list: a doubled comma is a comma.
 pub fn unescape(item: &[u8]) -> OsString {
     let mut value = Vec::with_capacity(item.len());
     let mut bytes = item.iter();
@@ -108,7 +118,7 @@ pub fn unescape(item: &[u8]) -> OsString {
     OsString::from_vec(value)
 }
 
-/// What the items of a list mean, but for the empty ones.
+/// The values of the items of a list, without empty ones.
 pub fn split_list(list: &OsStr) -> Vec<OsString> {
     let mut items = Vec::new();
     let mut rest = list.as_bytes();

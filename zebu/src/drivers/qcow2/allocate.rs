@@ -1,4 +1,4 @@
-//! Taking host clusters and giving them back.
+//! Allocating host clusters.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -19,8 +19,7 @@ use crate::storage::{self, Queue};
 const LEAST_AHEAD: u64 = 1 << 20;
 const MOST_AHEAD: u64 = 64 << 20;
 
-/// Clusters that were taken for a request. Unless they are kept, they are free
-/// again when this is dropped.
+/// Clusters that were allocated for a request. Unless they are kept, the drop frees them.
 #[derive(Debug)]
 pub(crate) struct Allocation<'a> {
     image: &'a Image,
@@ -46,7 +45,7 @@ impl Allocation<'_> {
         self.host().0 + self.run.count * self.image.geometry.cluster_size()
     }
 
-    /// Something points to them now.
+    /// Keeps them: an entry refers to them now.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -66,16 +65,15 @@ impl Drop for Allocation<'_> {
 }
 
 impl Image {
-    /// Takes up to `want` (at least 1) clusters side by side, in memory: what
-    /// points to them must not be written before their refcounts are, which
-    /// `commit` sees to.
+    /// Allocates up to `want` (at least 1) adjacent clusters, in memory. Whatever refers to them is
+    /// written after their refcounts, by `commit`.
     pub(crate) async fn allocate(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
         let allocation = self.allocate_place(queue, want).await?;
         self.lengthen(queue, allocation.end()).await?;
         Ok(allocation)
     }
 
-    /// The same, and the file need not reach so far yet: see
+    /// [`Image::allocate`] of clusters that may lie behind the end of the file: see
     /// [`Image::make_way`].
     pub(crate) async fn allocate_place(&self, queue: &Queue, want: u64) -> Result<Allocation<'_>> {
         storage::event(&*self.file, storage::Event::ClusterAlloc);
@@ -95,8 +93,7 @@ impl Image {
         }
     }
 
-    /// Takes `count` clusters side by side, wherever there are as many. Only
-    /// while nothing else uses the image.
+    /// Allocates `count` adjacent clusters. Only for exclusive use of the image.
     pub(crate) async fn allocate_contiguous(
         &mut self,
         queue: &Queue,
@@ -106,8 +103,7 @@ impl Image {
             // A run from `take` ends where a refcount block does.
             return self.allocate_area(queue, count).await;
         }
-        // Pieces are taken until enough of them lie side by side; the others
-        // are given back after.
+        // Pieces are allocated until enough of them are adjacent; the others are freed afterwards.
         let mut useless = Vec::new();
         let mut run: Option<Run> = None;
         let result = loop {
@@ -143,8 +139,8 @@ impl Image {
         Ok(HostOffset(first * self.geometry.cluster_size()))
     }
 
-    /// Takes `count` clusters behind everything that is counted, and before
-    /// them the refcount blocks that count them.
+    /// Allocates `count` clusters behind all that are counted, and before them the refcount blocks
+    /// that count them.
     async fn allocate_area(&self, queue: &Queue, count: u64) -> Result<HostOffset> {
         let writer = self.writer()?;
         loop {
@@ -212,7 +208,7 @@ impl Image {
         }
     }
 
-    /// Brings what was missing.
+    /// Loads or makes a missing refcount block.
     pub(super) async fn load_missing(&self, queue: &Queue, missing: Missing) -> Result<()> {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
@@ -269,7 +265,7 @@ impl Image {
         let wanted = (end + ahead).next_multiple_of(unit).max(now);
         let mut length = wanted;
         if storage::set_len(&*self.file, queue, wanted).await.is_err() {
-            // Perhaps there is a limit just behind what is needed.
+            // A limit may lie just behind the length that is needed.
             length = end.next_multiple_of(unit).max(now);
             storage::set_len(&*self.file, queue, length).await?;
         }
@@ -325,7 +321,7 @@ impl Image {
         Ok(())
     }
 
-    /// What `make_way` prepared for is written.
+    /// Ends the write that `make_way` prepared for.
     pub(crate) fn arrived(&self, written: &Range<u64>) {
         self.reaches(written.end);
     }
@@ -339,13 +335,12 @@ impl Image {
         }
     }
 
-    /// Lowers the refcounts of what is ready for it, and gives its space back
-    /// to the file where that is wanted. The caller holds the metadata gate.
+    /// Lowers the refcounts of dropped references that are ready, and punches holes where that is
+    /// wanted. The caller holds the metadata gate.
     ///
-    /// A refcount that cannot be read stays too high, which costs space until a
-    /// check repairs it; nothing that the caller makes durable depends on it. It is
-    /// not retried: in a damaged image the cluster may have been allocated again,
-    /// and a failing disk would be read at every flush.
+    /// A refcount that cannot be read stays too high, which costs space until a repair. It is not
+    /// retried: in a damaged image the cluster may have been allocated again, and a failing disk
+    /// would be read at every flush.
     pub(crate) async fn free_dropped(&self, queue: &Queue) -> Result<()> {
         let writer = self.writer()?;
         writer.frees.advance(&writer.epochs);
@@ -363,7 +358,7 @@ impl Image {
         Ok(())
     }
 
-    /// Takes a reference away; after an error: what is left of it.
+    /// Drops a reference. The error has the part of it that is left.
     pub(super) async fn drop_reference(
         &self,
         queue: &Queue,
@@ -382,12 +377,12 @@ impl Image {
         Ok(())
     }
 
-    /// Settles the first clusters of `freed`; how many.
+    /// Frees the first clusters of `freed`, and returns their number.
     async fn free_some(&self, queue: &Queue, freed: Freed) -> Result<u64> {
         let size = self.geometry.cluster_size();
         let writer = self.writer()?;
         if freed.table {
-            // A snapshot may have it still, but the active disk has not.
+            // A snapshot may still refer to it; the active disk does not.
             writer
                 .protected
                 .forget_l2_tables(freed.first * size, freed.count * size);
@@ -398,7 +393,7 @@ impl Image {
             .refcounts_alike(queue, freed.first, freed.count)
             .await?;
         if refcount == 0 {
-            // It was too low: another request may have taken the cluster already.
+            // The refcount was too low: another request may have allocated the cluster already.
             return Ok(count);
         }
         storage::event(&*self.file, storage::Event::ClusterFree);
@@ -406,12 +401,12 @@ impl Image {
             let (start, length) = (freed.first * size, count * size);
             // All this before the cluster can be allocated again.
             if !writer.protected.may_be_free(start..start + length) {
-                // The image is damaged. What is in use is not given away.
+                // The image is damaged. A cluster in use is not freed.
                 return Ok(count);
             }
             self.inflated.clear();
             if freed.punch {
-                // As far as that is possible: it is only space.
+                // An error costs only space.
                 let _ = storage::deallocate(&*self.file, queue, start, length).await;
             }
         }

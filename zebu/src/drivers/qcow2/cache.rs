@@ -1,15 +1,13 @@
-//! A cache of things that are loaded from the image: L2 slices, inflated
-//! clusters. What was not used for long goes first, by second chance: entries
-//! stand in a ring, and one that was used since its last turn gets another. A
-//! load is shared by all requests for the same value meanwhile.
+//! A cache of values that are loaded from the image: L2 slices, inflated clusters. Eviction is by
+//! second chance: entries are in a ring, and one that was used since the last round stays for
+//! another. Requests for a value that is being loaded share the load.
 //!
 //! # Concurrency
-//! The entries are spread over shards, each a map under a read-write lock. A
-//! hit takes the lock for reading, which no other hit makes wait; it is held
-//! for writing only to insert or remove an entry, never across I/O. A use is
-//! a flag of the entry, set once a turn, so hits write to nothing but the lock
-//! and the count of the value's users; eviction costs the same in a cache of
-//! any size.
+//! The entries are spread over shards, each a map under a read-write lock. A hit takes the lock for
+//! reading, and so does not block other hits. The lock is taken for writing only to insert or
+//! remove an entry, and never held across I/O. A use sets a flag of the entry once a round, so hits
+//! write only to the lock and to the value's reference count. The cost of eviction does not depend
+//! on the size of the cache.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -34,8 +32,8 @@ pub(crate) struct Cache<V> {
     misses: AtomicU64,
 }
 
-/// A shard and how often something was found in it: about, since two hits at once
-/// may count as one. Beside the lock, in a line that a hit writes to anyway.
+/// A shard and its number of hits, which is approximate, since two hits at once may count as one.
+/// It is beside the lock, in a cache line that a hit writes to anyway.
 #[derive(Debug)]
 struct Counted<V> {
     lock: RwLock<Shard<V>>,
@@ -45,7 +43,7 @@ struct Counted<V> {
 #[derive(Debug)]
 struct Shard<V> {
     entries: HashMap<u64, Entry<V>, BuildHasherDefault<KeyHasher>>,
-    /// The keys of the ready entries; whose turn it is stands in front.
+    /// The keys of the ready entries. The next candidate for eviction is in front.
     ring: VecDeque<u64>,
 }
 
@@ -53,7 +51,7 @@ struct Shard<V> {
 enum Entry<V> {
     Ready {
         value: Arc<V>,
-        /// Since its last turn.
+        /// Whether it was used since the last round.
         used: AtomicBool,
     },
     /// Being loaded, and the tasks to wake after.
@@ -106,14 +104,14 @@ impl<V> Cache<V> {
         self.shard(key).write()
     }
 
-    /// The value, if it is here.
+    /// The value, if it is cached.
     pub(crate) fn get(&self, key: u64) -> Option<Arc<V>> {
         let shard = self.shard(key);
         match shard.read().entries.get(&key)? {
             Entry::Ready { value, used } => {
                 let hits = shard.hits.load(Ordering::Relaxed);
                 shard.hits.store(hits + 1, Ordering::Relaxed);
-                // Asked first: hits of many threads then share the line.
+                // Read first, so that hits of many threads share the cache line.
                 if !used.load(Ordering::Relaxed) {
                     used.store(true, Ordering::Relaxed);
                 }
@@ -123,8 +121,8 @@ impl<V> Cache<V> {
         }
     }
 
-    /// The value, loaded by `load` if it is not cached and no other request
-    /// loads it already. After a failed load the waiting requests try themselves.
+    /// The value, loaded by `load` unless it is cached or being loaded by another request. After a
+    /// failed load each waiting request tries itself.
     pub(crate) async fn get_or_load<E, F>(
         &self,
         key: u64,
@@ -172,13 +170,12 @@ impl<V> Cache<V> {
         }
     }
 
-    /// Values that it keeps when none is in use.
+    /// Values that it holds when none is in use.
     pub(crate) fn capacity(&self) -> usize {
         self.shard_capacity * self.shards.len()
     }
 
-    /// Puts a value in, unless there is one or it is being loaded: then that
-    /// is left, and the answer is false.
+    /// Inserts a value. False, and no change, if the key is cached or being loaded.
     pub(crate) fn insert(&self, key: u64, value: Arc<V>) -> bool {
         if !self.begin(key) {
             return false;
@@ -187,7 +184,7 @@ impl<V> Cache<V> {
         true
     }
 
-    /// Forgets every value. What is being loaded now stays.
+    /// Removes every value. Loads in flight continue.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.write();
@@ -198,13 +195,13 @@ impl<V> Cache<V> {
         }
     }
 
-    /// Values found so far, about.
+    /// Approximate number of hits.
     pub(crate) fn hits(&self) -> u64 {
         let hits = |shard: &Counted<V>| shard.hits.load(Ordering::Relaxed);
         self.shards.iter().map(hits).sum()
     }
 
-    /// Loads so far.
+    /// Number of loads.
     pub(crate) fn misses(&self) -> u64 {
         self.misses.load(Ordering::Relaxed)
     }

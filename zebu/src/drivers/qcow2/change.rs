@@ -35,8 +35,8 @@ use crate::{Error, Result};
 /// Slices of a new L2 table that are put into the cache at once.
 const NEW_SLICES: u64 = 16;
 
-/// The right to change the mapping of a range of guest clusters: no other
-/// request changes it until this is dropped.
+/// The guard of a range of guest clusters: no other request changes their mapping until it is
+/// dropped.
 pub(crate) struct Change<'a> {
     image: &'a Image,
     // Given up before the epoch is left.
@@ -44,7 +44,7 @@ pub(crate) struct Change<'a> {
     _stay: Option<Stay<'a>>,
 }
 
-/// What a write does next, while it has the right to change the mapping.
+/// The next step of a write that holds the guard.
 pub(crate) enum NextWrite<'a> {
     /// It writes to the host clusters that are mapped.
     InPlace {
@@ -68,8 +68,8 @@ pub(crate) struct Filling<'a> {
 }
 
 impl<'a> Announced<'a> {
-    /// Begins a change of the mapping of a range. The caller holds nothing: what
-    /// is written back here may wait for others' changes.
+    /// Begins a change of the mapping of a range. The caller must hold no guard: writing metadata
+    /// back may wait for the changes of other requests.
     pub(crate) async fn change(self, queue: &Queue, guest: u64, length: u64) -> Result<Change<'a>> {
         let image = self.0;
         image.write_back_if_needed(queue).await?;
@@ -83,8 +83,8 @@ impl<'a> Announced<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// What a write of at most `limit` bytes at `guest`, inside the range, does
-    /// next. Takes the host clusters that it needs.
+    /// The next step of a write of at most `limit` bytes at `guest`, inside the range. Allocates
+    /// the host clusters that it needs.
     pub(crate) async fn next_write(
         &self,
         queue: &Queue,
@@ -108,7 +108,7 @@ impl<'a> Change<'a> {
         };
         let host = match &allocation {
             Some(allocation) => allocation.host(),
-            // In an external data file everything is where it is on the disk.
+            // In an external data file host offsets equal guest offsets.
             None => fill.host.unwrap_or(HostOffset(fill.cluster)),
         };
         Ok(NextWrite::Fill(Filling {
@@ -145,8 +145,8 @@ impl<'a> Change<'a> {
 }
 
 impl Filling<'_> {
-    /// Has `write` write everything of the clusters, then maps them. How many
-    /// bytes of the request that is.
+    /// Writes the clusters by `write`, then maps them. Returns the bytes of the request that this
+    /// covers.
     pub(crate) async fn fill(
         self,
         write: impl AsyncFnOnce(&Fill, HostOffset, Option<&Allocation<'_>>) -> Result<()>,
@@ -170,7 +170,7 @@ impl Filling<'_> {
     }
 }
 
-/// Guest clusters that are held.
+/// The range lock of guest clusters.
 pub(super) struct Hold<'a> {
     _held: Held<'a>,
     changing: &'a AtomicU64,
@@ -183,8 +183,7 @@ impl Drop for Hold<'_> {
 }
 
 impl Image {
-    /// Waits until no other request changes the clusters of a range, and keeps
-    /// others away.
+    /// Waits until no other request changes the clusters of a range, and locks them.
     pub(super) async fn hold(&self, guest: u64, length: u64) -> Result<Hold<'_>> {
         let bits = self.geometry.cluster_bits();
         let range = guest >> bits..(guest + length).div_ceil(1 << bits);

@@ -1,23 +1,18 @@
-//! Metadata on their way to the disk, in the order that keeps the image
-//! consistent whenever the machine stops.
+//! Writing metadata to the disk, in the order that keeps the image consistent at every instant.
 //!
-//! Everything is changed in memory first. A commit brings what has gathered
-//! since the last one to the disk, in batches:
-//! 1. what is to be written of the L2 and L1 tables is copied; every mapping
-//!    in the copy has its data written and its refcounts raised (in memory)
-//!    already, and every reference dropped before is not in it any more;
-//! 2. refcount blocks are written (new ones first, made durable, and then the
-//!    refcount table's pointers to them);
-//! 3. the files are made durable: now refcounts and data are;
-//! 4. the copied L2 and L1 entries are written, merged where they touch;
-//! 5. the file is made durable: now the mappings are, and what was dropped is
-//!    gone.
+//! Everything is changed in memory first. A commit writes what has gathered since the last one:
+//! 1. dirty L2 slices and L1 entries are copied; the data of every mapping in the copy are written
+//!    and its refcounts raised (in memory), and dropped references are not in it;
+//! 2. refcount blocks are written; new ones are durable before the refcount table refers to them;
+//! 3. the files are made durable, and with them refcounts and data;
+//! 4. the copied L2 and L1 entries are written, neighbours together;
+//! 5. the file is made durable: now the mappings are, and dropped references are gone.
 //!
-//! L1 entries and the L2 tables that they point to may be written together: a
-//! new L2 table was written in full (`change.rs`), and is durable since 3.
+//! L1 entries and the L2 tables that they refer to may be written together: a new L2 table was
+//! written in full (`change.rs`), and is durable since step 3.
 //!
-//! One commit runs at a time. A flush that finds one running waits for it, and
-//! then one commit serves all that wait.
+//! One commit runs at a time. Flushes that find one running wait, and the next commit serves them
+//! all.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,14 +28,14 @@ use crate::format::GuestOffset;
 use crate::storage::{self, Buffer, Queue, Storage};
 use crate::{Error, Result};
 
-/// Pieces of metadata that are to be written, copied.
+/// Copied pieces of metadata, to be written.
 struct Batch {
     buffer: Buffer,
     /// Host offset, place in the buffer, length; by host offset.
     pieces: Vec<(u64, usize, usize)>,
 }
 
-/// What a commit took and must give back if it does not end well.
+/// What a commit has taken, and gives back if it fails.
 struct Frozen<'a> {
     writer: &'a Writer,
     slices: Vec<(u64, Arc<Slice>)>,
@@ -61,7 +56,7 @@ impl Frozen<'_> {
 }
 
 impl Drop for Frozen<'_> {
-    /// It is as dirty as before, also if the commit was dropped on its way.
+    /// Everything is as dirty as before, also if the commit was dropped midway.
     fn drop(&mut self) {
         self.writer.refcounts.written(&self.refcounts, false);
         self.writer.frees.back(std::mem::take(&mut self.dropped));
@@ -89,7 +84,7 @@ impl Image {
         let writer = self.writer()?;
         storage::event(&*self.file, storage::Event::FlushToOs);
         let _pass = writer.gate.enter().await;
-        // A commit that began after we asked may have done it all.
+        // A commit that began after this request may have served it.
         if writer.committed.load(Ordering::SeqCst) >= mine {
             return Ok(());
         }
@@ -126,7 +121,7 @@ impl Image {
         if is_broken(Rule::GoneBeforeFree) {
             self.free_dropped(queue).await?;
         }
-        // What was dropped before the copy is made is not in the copy.
+        // References that were dropped before the copy are not in the copy.
         let dropped = writer.frees.take_dropped();
         let (mut slices, mut l1) = writer.dirty.take();
         slices.sort_unstable_by_key(|(number, _)| self.slice_host(*number));
@@ -140,7 +135,7 @@ impl Image {
             refcounts: Vec::new(),
         };
         let mut batch = self.copy(&frozen);
-        // Refcounts were raised before the mappings were set that we copied.
+        // The refcounts of copied mappings were raised before these were set.
         frozen.refcounts = writer.refcounts.begin_writing();
         let late = is_broken(Rule::RefcountsBeforeMappings);
         if !late {
@@ -176,7 +171,7 @@ impl Image {
         self.free_dropped(queue).await
     }
 
-    /// Copies what the dirty tables are now.
+    /// Copies the dirty tables.
     fn copy(&self, frozen: &Frozen<'_>) -> Batch {
         let geometry = &self.geometry;
         let slice_bytes = self.slice_entries * geometry.l2_entry_size();
@@ -287,8 +282,8 @@ impl Image {
         self.flush_file(queue, &*self.file).await
     }
 
-    /// A flush that failed is never tried again: what it should have made
-    /// durable may be lost already, and a second one would not say so.
+    /// Flushes a file. A failed flush is never repeated: the data may be lost already, and a second
+    /// flush would not report it.
     pub(crate) async fn flush_file(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
         let writer = self.writer()?;
         // The kernel reports an error only once, so the task is not dropped before

@@ -1,4 +1,4 @@
-//! Which tables have changed since they were last copied for a commit.
+//! The tables that have changed since they were last copied for a commit.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Zero clusters as version 2 can say them: as clusters full of zeroes, or as
-//! nothing where no backing file shows through.
+//! Zero clusters in the terms of version 2: clusters full of zeroes, or unallocated ones where no
+//! backing file shows through.
 //!
-//! The tables of snapshots have zero clusters too. Where several snapshots have
-//! one table, a cluster that it gets anew is counted for each of them.
+//! The tables of snapshots have zero clusters too. A new cluster in a table of several snapshots is
+//! counted for each of them.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Image {
             return self.set_entry(&slice, guest, L2Entry::UNALLOCATED, false);
         }
         let size = self.geometry.cluster_size();
-        // A host cluster that a snapshot has too may hold its data.
+        // A host cluster that a snapshot shares may hold the snapshot's data.
         if let Some(host) = host.filter(|_| old.copied()) {
             self.check_data_write(host, size)?;
             storage::write_zeroes(&**self.data(), queue, host.0, size).await?;

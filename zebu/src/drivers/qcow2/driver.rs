@@ -38,8 +38,7 @@ pub static DRIVER: Driver = Driver {
     open: |request| Box::pin(open(request)),
 };
 
-/// Whether it is qcow2: also a version yet unknown, which is then refused by
-/// number.
+/// Whether it is qcow2. An unknown version is, too: opening it reports the number.
 fn probe(head: &[u8]) -> bool {
     let version = head.get(4..8);
     head.starts_with(&MAGIC.to_be_bytes()) && version.is_some_and(|v| v > [0, 0, 0, 1].as_slice())
@@ -143,8 +142,8 @@ impl FormatImage for SharedImage {
         Image::data_before_end(self, host, length)
     }
 
-    /// Refuses clusters that the file does not have: it was cut off, or the
-    /// table is wrong. QEMU reads zeroes there, silently.
+    /// Refuses clusters past the end of the file, which was cut off, or whose table is wrong. QEMU
+    /// reads them as zeroes.
     #[inline]
     fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
         let there = Image::data_before_end(self, host, length)?;
@@ -175,7 +174,7 @@ impl FormatImage for SharedImage {
     }
 }
 
-/// What holes mean in an image.
+/// The meaning of holes in an image.
 fn holes(is_preallocated: bool) -> Holes {
     match is_preallocated {
         true => Holes::ZeroData,

@@ -1,12 +1,10 @@
-//! Which requests are in flight, as far as that matters for using a freed
-//! cluster again.
+//! Epochs of requests, which decide when a freed cluster may be reused.
 //!
-//! A request maps a guest offset and then uses the host cluster for as long
-//! as its I/O takes. When the cluster is unmapped meanwhile, it must not get
-//! another use before that request has ended: a read would return foreign
-//! data, a write would overwrite them. So a freed cluster waits for a *grace
-//! period*: until every request has ended that was in flight when the period
-//! began. (Requests that came later have seen the new mapping.)
+//! A request maps a guest offset and then uses the host cluster while its I/O lasts. If the cluster
+//! is unmapped meanwhile, it must not be reused before that request has ended: a read would return
+//! foreign data, a write would overwrite them. So a freed cluster waits for a *grace period*, until
+//! every request has ended that was in flight when the period began. Later requests see the new
+//! mapping.
 
 use crate::drivers::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,8 +28,8 @@ impl Epochs {
             let now = self.now.load(Ordering::SeqCst);
             let inside = &self.inside[(now & 1) as usize];
             inside.fetch_add(1, Ordering::SeqCst);
-            // If the epoch is still the same, the request that ends it sees the count.
-            // If not, we may be counted in the wrong one.
+            // If the epoch is still the same, the thread that ends it sees the count. If not, this
+            // request may be counted in the wrong one.
             if self.now.load(Ordering::SeqCst) == now {
                 return Stay(inside);
             }

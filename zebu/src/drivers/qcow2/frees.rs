@@ -52,9 +52,8 @@ pub(crate) struct Freed {
     pub count: u64,
     /// Whether the file may give up the space of what becomes free.
     pub punch: bool,
-    /// Whether it is that of an L1 entry to its L2 table. Only these say that a
-    /// table of the active disk is none any more: a mapping of a damaged image
-    /// may name one as data.
+    /// Whether an L1 entry referred to an L2 table by it. Only such references end the protection
+    /// of a table: in a damaged image a mapping may refer to one as data.
     pub table: bool,
 }
 

@@ -1,5 +1,4 @@
-//! Compressed clusters: what their descriptors say, and a few inflated ones kept
-//! for small reads.
+//! Compressed clusters: their descriptors, and a cache of inflated ones for small reads.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ impl Image {
         }
     }
 
-    /// What a descriptor says. The length is known in sectors only.
+    /// The data of a descriptor, which has their length in sectors only.
     pub(super) fn compressed_data(&self, cluster: CompressedCluster) -> CompressedData {
         CompressedData {
             host: cluster.offset,
@@ -33,8 +32,8 @@ impl Image {
         }
     }
 
-    /// The inflated cluster that contains `guest`, kept for the next request that
-    /// wants a part of it. Requests at the same time share the work.
+    /// The inflated cluster that contains `guest`, through the cache. Concurrent requests share the
+    /// work.
     pub(crate) async fn inflated(
         &self,
         queue: &Queue,

@@ -1,11 +1,11 @@
-//! What of an untrusted qcow2 image is held to the limits.
+//! The limits of an untrusted qcow2 image.
 
 use crate::Result;
 use crate::drivers::{Limits, check_limit};
 use crate::format::{Header, Snapshot};
 
 impl Limits {
-    /// Refuses what a header asks for. `file_len` is the length of the file.
+    /// Refuses a header beyond the limits. `file_len` is the length of the file.
     pub(crate) fn check_header(&self, header: &Header, file_len: u64) -> Result<()> {
         self.check_size(header.size)?;
         let cluster_size = header.cluster_size();
@@ -40,8 +40,8 @@ impl Limits {
         Ok(())
     }
 
-    /// Bytes of L2 tables that may be cached where `wanted` are asked for, or
-    /// `default` unless set.
+    /// Bytes of L2 tables that may be cached: `wanted`, or else `default`, within the limit of
+    /// memory.
     pub(crate) fn l2_cache(&self, l1: u64, wanted: Option<u64>, default: u64) -> Result<u64> {
         let left = self.memory.saturating_sub(l1);
         match wanted {

@@ -1,4 +1,4 @@
-//! How an encrypted image says it is encrypted.
+//! The header of LUKS encryption.
 
 use super::Image;
 use crate::format::{CryptMethod, FormatError, LUKS_HEADER_BYTES, LuksError, LuksHeader};

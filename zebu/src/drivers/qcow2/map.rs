@@ -132,7 +132,7 @@ impl Image {
             if index == self.slice_entries {
                 break;
             }
-            // What is wrong further on is for the request that gets there.
+            // Damage further on is reported by the request that reaches it.
             let Ok((next, more)) = self.run_at(slice, index, 0, guest + length) else {
                 break;
             };

@@ -1,5 +1,4 @@
-//! One qcow2 image: map, then read or write; caches; what reaches the disk and
-//! in which order.
+//! qcow2 images: mapping, caches, allocation, and the order in which changes reach the disk.
 
 mod allocate;
 mod cache;
@@ -113,7 +112,7 @@ impl Image {
         self.geometry.cluster_size()
     }
 
-    /// What the header's numbers mean.
+    /// The sizes that follow from the header.
     #[doc(hidden)]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -261,8 +260,7 @@ impl Image {
         guest & !(self.geometry.cluster_size() - 1)
     }
 
-    /// How often a slice of an L2 table was found in the cache, about, and how
-    /// often it had to be loaded.
+    /// Hits (approximate) and loads of the cache of L2 slices.
     #[doc(hidden)]
     pub fn cache_hits_and_loads(&self) -> (u64, u64) {
         (self.slices.hits(), self.slices.misses())

@@ -12,15 +12,15 @@ use crate::format::{
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
-/// Bytes of L2 tables cached at most when the caller does not say.
+/// Bytes of cached L2 tables by default, at most.
 const DEFAULT_L2_CACHE: u64 = 32 << 20;
-/// Bytes of a slice when the caller does not say.
+/// Bytes of a slice by default.
 const DEFAULT_SLICE: u64 = 4096;
 /// Bytes of an L1 table read at once: it is kept in another form.
 const L1_PIECE: u64 = 1 << 20;
 /// Bytes of the snapshot table read at once.
 const SNAPSHOT_PIECE: u64 = 64 << 10;
-/// What of an image has a limit here.
+/// The name of this table in the error of a limit.
 const SNAPSHOT_TABLE: &str = "The snapshot table's length";
 /// [`MAX_SNAPSHOT_TABLE_BYTES`] as an offset.
 const MAX_SNAPSHOT_TABLE: u64 = MAX_SNAPSHOT_TABLE_BYTES as u64;
@@ -47,9 +47,9 @@ impl OpenImage {
         Self::open(queue, file, false).await
     }
 
-    /// The same for a check: an image opens whose refcount table is missing
-    /// or whose tables lie after the end of the file, and the tables are not
-    /// read. The [`Image`] knows neither guest data nor snapshots.
+    /// [`OpenImage::new`] for a check: the refcount table may be missing, and tables may lie past
+    /// the end of the file. Tables are not read, so the [`Image`] has neither guest data nor
+    /// snapshots.
     pub async fn for_check(queue: &Queue, file: Arc<dyn Storage>) -> Result<Self> {
         Self::open(queue, file, true).await
     }
@@ -66,7 +66,7 @@ impl OpenImage {
             true => Header::decode_for_check(&first_cluster)?,
         };
         let geometry = Geometry::new(&header)?;
-        // QEMU counts in sectors and never sees the odd bytes at the end.
+        // QEMU counts in sectors, and ignores odd bytes at the end.
         let geometry = geometry.with_virtual_size(header.size & !511);
         if let CryptMethod::Unknown(method) = header.crypt() {
             return Err(Error::Refused(format!(
@@ -116,8 +116,7 @@ impl OpenImage {
         ))
     }
 
-    /// Reads the tables. `data` is the external data file, if the header says
-    /// that there is one.
+    /// Reads the tables. `data` is the external data file, if the image has one.
     pub async fn finish(
         self,
         queue: &Queue,
@@ -214,7 +213,7 @@ impl OpenImage {
                 }
                 if read == end {
                     if let Some((limits, _)) = &self.limits {
-                        // It goes on at least so far.
+                        // The table is at least so long.
                         limits.check_table(SNAPSHOT_TABLE, end - start + 1)?;
                     }
                     return Err(match end - start {

@@ -9,8 +9,7 @@ use crate::Result;
 use crate::format::{ClusterKind, HostOffset, L2Entry};
 use crate::storage::{self, Queue};
 
-/// Room taken for compressed data. What was not mapped is free again when this
-/// is dropped.
+/// Space that was allocated for compressed data. What is not mapped is freed on drop.
 struct Packed<'a> {
     image: &'a Image,
     writer: &'a Writer,

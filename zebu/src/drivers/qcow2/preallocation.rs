@@ -21,9 +21,8 @@ impl Image {
         }
     }
 
-    /// Whether the metadata say that clearly more clusters are in use than the
-    /// file system has blocks for: then the file's holes are worth a look. The
-    /// same rule as QEMU's: a tenth more, and at least two clusters.
+    /// Whether clearly more clusters are in use by the metadata than the file system has blocks
+    /// for, so that holes of the file matter. QEMU's rule: a tenth more, and at least two clusters.
     pub(crate) async fn is_preallocated(&self, queue: &Queue) -> Result<bool> {
         if let Some(known) = self.known_preallocation() {
             return Ok(known);

@@ -1,9 +1,8 @@
-//! Where the image's own tables are, so that nothing else is written there,
-//! whatever refcounts and mappings say.
+//! The places of the image's own tables, where no data are written, whatever refcounts and mappings
+//! claim.
 //!
-//! The option `overlap-check` says which structures writes of data are checked
-//! against. Independently of it, no cluster with a known table is freed or
-//! allocated.
+//! The option `overlap-check` chooses the structures against which writes of data are checked.
+//! Independently of it, no cluster with a known table is freed or allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -221,8 +220,7 @@ impl Protected {
         }
     }
 
-    /// Whether a range may become free. Not if a structure is there: what says
-    /// that it is free is wrong.
+    /// Whether a range may become free. If a structure is there, the refcount is wrong.
     pub(crate) fn may_be_free(&self, range: Range<u64>) -> bool {
         let places = self.read();
         places.fixed_at(range.clone()).is_none() && places.tables.range(range).next().is_none()

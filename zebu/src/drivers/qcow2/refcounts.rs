@@ -1,13 +1,5 @@
-//! Refcounts in memory, and which clusters are taken. No I/O here: what is not
-//! in memory is returned to the caller, which loads it and tries again.
-//!
-//! # Rules
-//! - A refcount is raised here before anything points to the cluster, and
-//!   `commit.rs` writes it before it writes what points there.
-//! - It is lowered only when the reference is durably gone and no request is
-//!   left that may still use it (`frees.rs`).
-//! - A cluster of refcount 0 is free: the request that finds it takes it, at once, under
-//!   the lock.
+//! Refcounts in memory, and the allocation of clusters. There is no I/O here: the caller loads what
+//! is missing and tries again.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -34,7 +26,7 @@ pub(crate) struct Run {
     pub count: u64,
 }
 
-/// What taking clusters comes to.
+/// The result of an allocation.
 #[derive(Debug)]
 pub(crate) enum Taken {
     /// These are the caller's, each with refcount 1. `fresh`: they read as
@@ -44,7 +36,7 @@ pub(crate) enum Taken {
     Missing(Missing),
 }
 
-/// What is needed before an operation can go on.
+/// What the caller must provide before it tries again.
 #[derive(Debug)]
 pub(crate) enum Missing {
     /// This block is in the file.
@@ -62,7 +54,7 @@ pub(crate) struct Load {
     pub index: u64,
     /// Where it is.
     pub offset: HostOffset,
-    /// To notice that it was here, and went, since.
+    /// Tells whether it was loaded and evicted since.
     evictions: u64,
 }
 
@@ -229,11 +221,10 @@ impl Refcounts {
         state.tail = state.tail.filter(|at| !inside(at));
     }
 
-    /// Puts a loaded block in, unless that is overtaken by events.
+    /// Inserts a loaded block, unless it is outdated.
     pub(crate) fn loaded(&self, load: Load, bytes: Vec<u8>) {
         let mut state = self.state();
-        // If a block went meanwhile, it may have been this one, changed since
-        // we read it.
+        // A block that was evicted meanwhile may have been this one, changed since it was read.
         if state.evictions != load.evictions || state.blocks.contains_key(&load.index) {
             return;
         }
@@ -262,7 +253,8 @@ impl Refcounts {
         self.state().begin_writing()
     }
 
-    /// What `begin_writing` gave is on the disk, or (`ok` false) may not be.
+    /// Ends a write of what `begin_writing` returned: it is on the disk, or (`ok` false) it may not
+    /// be.
     pub(crate) fn written(&self, writing: &[Writing], ok: bool) {
         let mut state = self.state();
         for w in writing {
@@ -307,9 +299,8 @@ impl Refcounts {
         (state.table_offset + first * 8, bytes)
     }
 
-    /// There is space in the file for new blocks in these clusters. If others
-    /// have made one of them meanwhile, the space is theirs: noted, it would be
-    /// taken for that of another block there, much later.
+    /// Notes that the file has space for new blocks in these clusters. If another request has made
+    /// one of them meanwhile, the space is used, and must not be noted for a later block.
     pub(crate) fn note_space(&self, blocks: Run) {
         let mut state = self.state();
         let first = (blocks.first / state.per_block()) as usize;

@@ -117,8 +117,8 @@ impl Image {
         writer
             .dirty
             .note_l1(index, || self.l1.set(index, L1Entry::UNALLOCATED));
-        // At once: with an error on the way they would be taken for those of the
-        // next table here.
+        // At once: after an error midway they would be taken for those of the next table at this
+        // place.
         self.slices.clear();
         for nth in 0..self.geometry.l2_entries() {
             let entry = L2Entry::read(&bytes, nth, &self.geometry).unwrap_or_default();
@@ -131,9 +131,8 @@ impl Image {
         Ok(())
     }
 
-    /// Maps whole clusters that are unallocated to host clusters that read as
-    /// zeroes, without writing data; the host ranges. With `zero` the mapping
-    /// says that they are zero.
+    /// Maps whole unallocated clusters to host clusters that read as zeroes, without writing data,
+    /// and returns the host ranges. With `zero` the entries have the zero flag.
     pub(crate) async fn map_ahead(
         &self,
         queue: &Queue,

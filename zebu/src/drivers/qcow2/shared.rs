@@ -23,7 +23,7 @@ use crate::storage::Queue;
 #[derive(Debug)]
 pub struct SharedImage(Arc<Image>);
 
-/// What an image knows of its tasks.
+/// The tasks of an image.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     /// The pointer of the image's [`Arc`] while it may be shared; null while there
@@ -32,7 +32,7 @@ pub(super) struct Tasks {
     count: Arc<Count>,
 }
 
-/// How many tasks there are.
+/// The number of tasks.
 #[derive(Debug, Default)]
 struct Count(Mutex<(usize, Vec<Waker>)>);
 

@@ -1,4 +1,4 @@
-//! Which internal snapshot is meant.
+//! Names of internal snapshots.
 
 use crate::format::Snapshot;
 
@@ -6,9 +6,9 @@ use crate::format::Snapshot;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SnapshotName {
-    /// An id, or if there is none like it, a name.
+    /// An id, or, if no snapshot has this id, a name.
     IdOrName(Vec<u8>),
-    /// What of these is given must agree.
+    /// The parts that are given must agree.
     Exact {
         /// The id.
         id: Option<Vec<u8>>,
@@ -24,9 +24,8 @@ impl From<&str> for SnapshotName {
 }
 
 impl From<&[u8]> for SnapshotName {
-    /// Reads what `-l` takes: an id or name, or
-    /// `snapshot.id=ID,snapshot.name=NAME`, either part of which may be left
-    /// out.
+    /// Reads the argument of `-l`: an id or name, or `snapshot.id=ID,snapshot.name=NAME`, either
+    /// part of which may be left out.
     fn from(text: &[u8]) -> Self {
         let (mut id, mut name) = (None, None);
         for part in text.split(|b| *b == b',') {
@@ -43,12 +42,12 @@ impl From<&[u8]> for SnapshotName {
 }
 
 impl SnapshotName {
-    /// The first that it names.
+    /// The first snapshot of this name.
     pub(crate) fn find<'a>(&self, snapshots: &'a [Snapshot]) -> Option<&'a Snapshot> {
         self.position(snapshots).map(|index| &snapshots[index])
     }
 
-    /// Which is the first that it names.
+    /// The index of the first snapshot of this name.
     pub(crate) fn position(&self, snapshots: &[Snapshot]) -> Option<usize> {
         match self {
             SnapshotName::IdOrName(text) => {

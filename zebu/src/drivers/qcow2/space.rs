@@ -88,7 +88,7 @@ impl Image {
             Err(_) if more.end > table.end => {}
             Err(e) => return Err(e),
         }
-        // Perhaps there is space for so much.
+        // There may be space for the table alone.
         take(&*self.file, queue, table).await.map(|_| true)
     }
 

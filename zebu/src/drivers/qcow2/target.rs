@@ -1,7 +1,7 @@
-//! Where a write goes: the map step of writers.
+//! The map step of writers: guest range in, target out.
 //!
-//! A write may go in place, to a host cluster that the active disk alone refers
-//! to; or the mapping must change first (`change.rs`).
+//! A write goes in place, to a host cluster to which only the active disk refers, or the mapping
+//! must change first (`change.rs`).
 
 use super::Image;
 use super::table::Slice;
@@ -9,7 +9,7 @@ use crate::format::{ClusterKind, Geometry, GuestOffset, HostOffset, L2Entry};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// Where a write goes.
+/// The target of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// To this host offset, `length` bytes.
@@ -25,7 +25,7 @@ pub(crate) struct Fill {
     pub cluster: u64,
     /// How many.
     pub clusters: u64,
-    /// Where they are already; None: they need host clusters.
+    /// The host clusters that they have; None: they need some.
     pub host: Option<HostOffset>,
     /// Guest offset of the first byte that is written.
     pub guest: u64,
@@ -49,7 +49,7 @@ impl Fill {
     }
 }
 
-/// What a writer does next.
+/// The next step of a writer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// Write in place.
@@ -59,11 +59,11 @@ pub(crate) enum Step {
 }
 
 impl Image {
-    /// Where a write of at most `limit` bytes at `guest` goes.
+    /// The target of a write of at most `limit` bytes at `guest`.
     pub(crate) async fn target(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Target> {
         let limit = limit.min(self.to_slice_end(guest));
         let entry = self.l1.get(self.geometry.l1_index(GuestOffset(guest)));
-        // A table that a snapshot has too is made our own first.
+        // A table that a snapshot shares is copied first.
         if entry.raw_offset().0 == 0 || !entry.copied() {
             return Ok(Target::Change { length: limit });
         }
@@ -76,8 +76,8 @@ impl Image {
         }
     }
 
-    /// What a write of at most `limit` bytes at `guest`, inside the slice,
-    /// does next. To act on a `Fill` the caller holds its clusters.
+    /// The next step of a write of at most `limit` bytes at `guest`, inside the slice. For a `Fill`
+    /// the caller must hold its clusters.
     pub(crate) fn step(&self, slice: &Slice, guest: u64, limit: u64) -> Result<Step> {
         let cluster_size = self.geometry.cluster_size();
         let end = guest + limit;
@@ -87,7 +87,7 @@ impl Image {
         let mut stop = end.min(first + cluster_size);
         let (head, mut tail) = self.margins(&at, guest, stop);
         while stop < end {
-            // What is wrong further on is for the step that gets there.
+            // Damage further on is reported by the step that reaches it.
             let Ok(next) = self.look(slice, stop, end) else {
                 break;
             };
@@ -178,7 +178,7 @@ impl Image {
         let allocated = look.entry.allocated_bits();
         let bit = |at: u64| 1u32 << geometry.subcluster_index(GuestOffset(at));
         if look.own.is_some() {
-            // What is there already stays as it is.
+            // Subclusters that are allocated stay as they are.
             if allocated & bit(head) != 0 {
                 head = from;
             }
@@ -186,7 +186,7 @@ impl Image {
                 tail = to;
             }
         } else if allocated != 0 {
-            // All that a snapshot has too moves with it.
+            // All that a snapshot shares is copied with it.
             let first = u64::from(allocated.trailing_zeros()) * sub;
             let last = u64::from(32 - allocated.leading_zeros()) * sub;
             head = head.min(cluster + first);
@@ -209,7 +209,7 @@ impl Image {
         entry.without_reserved(&self.geometry)
     }
 
-    /// What an entry says, or why it is wrong.
+    /// The kind of an entry, or the error of a damaged one.
     pub(crate) fn kind(&self, entry: L2Entry, guest: u64) -> Result<ClusterKind> {
         let kind = entry.kind(&self.geometry).map_err(|e| Error::Corrupt {
             guest,
@@ -222,7 +222,7 @@ impl Image {
     }
 }
 
-/// One cluster, as a writer sees it.
+/// One cluster, in terms of a writer.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     entry: L2Entry,

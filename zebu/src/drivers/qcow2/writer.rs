@@ -1,4 +1,4 @@
-//! What an image has besides when it is open for writing.
+//! The state of an image that is open for writing.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -21,24 +21,23 @@ use crate::{Error, Result};
 const DIRTY_BYTES: usize = 8 << 20;
 /// Dirty slices that are always allowed, however small the cache.
 const DIRTY_SLICES: usize = 64;
-/// Bytes of clusters that wait for a commit, so as to become free, at most.
+/// Bytes of clusters that wait for a commit to become free, at most.
 const PENDING_BYTES: u64 = 256 << 20;
 
-/// A request that may change the image: it was announced.
+/// A request that may change the image: [`Image::announce`] has passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Announced<'a>(pub(super) &'a Image);
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteOptions {
-    /// Punch holes into the file where clusters become free: those that the
-    /// guest discarded, those of deleted snapshots, all others.
+    /// Punch holes into the file where the guest discards.
     pub punch_request: bool,
-    /// See there.
+    /// Punch holes into the file where deleting a snapshot frees clusters.
     pub punch_snapshot: bool,
-    /// See there.
+    /// Punch holes into the file where anything else frees clusters.
     pub punch_other: bool,
-    /// What writes of data are checked against.
+    /// The structures against which writes of data are checked.
     pub overlap_checks: OverlapChecks,
 }
 
@@ -58,7 +57,7 @@ pub(crate) struct Writer {
     pub(crate) epochs: Epochs,
     pub(crate) frees: Frees,
     pub(crate) dirty: Dirty,
-    /// Flushes asked for, and how many of these a commit has served.
+    /// Requested flushes, and the number of them that a commit has served.
     pub(crate) asked: AtomicU64,
     pub(crate) committed: AtomicU64,
     /// Held while the file is made longer; taken after `gate`.
@@ -78,13 +77,12 @@ pub(crate) struct Writer {
     corrupt: AtomicBool,
     /// The header as it is on the disk.
     header: Mutex<Header>,
-    /// Whether the header says all that it must before the first change.
+    /// Whether the header is ready for the first change.
     announced: AtomicBool,
 }
 
 impl Writer {
-    /// Refuses to go on after a failed flush, or if the image turned out to be
-    /// corrupt.
+    /// Refuses changes after a failed flush, or of an image that is corrupt.
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Relaxed) {
             0 if self.corrupt.load(Ordering::Relaxed) => {
@@ -105,7 +103,7 @@ impl Writer {
         self.failed.store(errno, Ordering::Relaxed);
     }
 
-    /// Frees, with the next commit, what nothing points to.
+    /// Frees, with the next commit, clusters to which nothing refers.
     pub(crate) fn free_at_commit(&self, place: Freed) {
         if place.count > 0 {
             self.frees.push_ready(place);
@@ -134,12 +132,11 @@ impl Writer {
     }
 }
 
-/// Refuses all further writes if it is dropped: because of an error, or because
-/// the request was dropped on its way.
+/// Refuses all further writes if it is dropped before the end: after an error, or with its request.
 pub(crate) struct FailOnDrop<'a>(pub(crate) &'a Writer);
 
 impl FailOnDrop<'_> {
-    /// All went well.
+    /// Ends it after a success.
     pub(crate) fn disarm(self) {
         std::mem::forget(self);
     }
@@ -218,8 +215,7 @@ impl Image {
         Ok(())
     }
 
-    /// Notes where the image's tables are, as the header, the L1 table and the
-    /// refcount table say.
+    /// Notes the places of the image's tables by the header, the L1 table and the refcount table.
     pub(crate) fn protect_tables(&self, writer: &Writer) {
         let protected = &writer.protected;
         let header = &self.header;
@@ -285,8 +281,7 @@ impl Image {
         }
     }
 
-    /// Marks the begin of a request, as long as the answer lives. None if the
-    /// image is not open for writing.
+    /// Enters the epoch until the guard is dropped. None if the image is not open for writing.
     pub(crate) fn enter(&self) -> Option<Stay<'_>> {
         self.writer.as_ref().map(|writer| writer.epochs.enter())
     }
@@ -364,8 +359,8 @@ impl Image {
         Ok(false)
     }
 
-    /// Before a request changes anything: the image can still be written, and
-    /// features that are not maintained here are not claimed any more.
+    /// Called before a request changes anything. Makes sure that the image can be written, and
+    /// clears feature bits that are not maintained here.
     pub(crate) async fn announce(&self, queue: &Queue) -> Result<Announced<'_>> {
         let writer = self.writer()?;
         writer.check()?;
@@ -445,8 +440,8 @@ impl Image {
         self.flush_file(queue, &*self.file).await
     }
 
-    /// Says on the disk that the image is corrupt, and refuses writes from now
-    /// on. Version 2 cannot say it.
+    /// Marks the image as corrupt on the disk, which version 2 cannot, and refuses writes from now
+    /// on.
     pub(crate) async fn mark_corrupt(&self, queue: &Queue) -> Result<()> {
         let writer = self.writer()?;
         if writer.corrupt.swap(true, Ordering::Relaxed) || self.geometry.version() < 3 {

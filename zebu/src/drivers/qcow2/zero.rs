@@ -31,9 +31,8 @@ impl Image {
         .await
     }
 
-    /// Drops a range of whole clusters, which the caller holds; they read as
-    /// zeroes afterwards. (Version 2 with a backing file cannot say that:
-    /// the caller does not ask then.)
+    /// Drops a range of whole clusters, which the caller holds. They read as zeroes afterwards. Not
+    /// for version 2 with a backing file, which would show through.
     pub(super) async fn drop_clusters(
         &self,
         queue: &Queue,

@@ -79,7 +79,7 @@ pub struct Header {
     pub extensions: Extensions,
 }
 
-/// The content of the first bytes: enough to know how much to read.
+/// The first fields, which determine how many bytes must be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedHeader {
     /// Version: 2 or 3.
@@ -89,7 +89,7 @@ pub struct FixedHeader {
 }
 
 impl FixedHeader {
-    /// Cluster size in bytes: how many bytes [`Header::decode`] wants.
+    /// Cluster size in bytes: so many [`Header::decode`] needs.
     #[must_use]
     pub const fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits

@@ -17,7 +17,7 @@ impl Image {
         queue: &Queue,
         name: &SnapshotName,
     ) -> Result<()> {
-        // They would have to say that everything has changed.
+        // Bitmaps would have to mark everything as changed.
         if self.header.has_bitmaps() {
             return Err(Error::Refused("Device has active dirty bitmaps".into()));
         }
@@ -73,7 +73,7 @@ impl Image {
     /// Writes the active L1 table that is to be, durably, with flags as they
     /// must be; where it is.
     async fn prepare_l1(&mut self, queue: &Queue, l1: &L1Table) -> Result<Freed> {
-        // Refcounts first: what is written next leans on them.
+        // Refcounts first: what is written next depends on them.
         self.commit(queue, true).await?;
         // The snapshot keeps all of it.
         self.clear_copied(queue, l1).await?;

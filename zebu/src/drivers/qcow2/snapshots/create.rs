@@ -72,7 +72,7 @@ impl Image {
         mut new: Snapshot,
         l1: &mut Option<Freed>,
     ) -> Result<(Freed, Vec<Snapshot>)> {
-        // Refcounts first: what is written next leans on them.
+        // Refcounts first: what is written next depends on them.
         self.commit(queue, true).await?;
         let bytes = self.l1.encode_shared();
         let place = self.write_new(queue, bytes).await?;

@@ -57,7 +57,7 @@ impl Image {
         if released.is_ok() {
             released = self.release_one(queue, table).await;
         }
-        // Flags say that a refcount is 1, so that must be durable first.
+        // A flag means that the refcount is 1, so that must be durable first.
         self.commit(queue, true).await?;
         self.set_copied(queue).await?;
         self.finish_writing(queue).await?;

@@ -10,7 +10,7 @@ use crate::format::{Header, Snapshot};
 use crate::storage::{self, Queue};
 
 impl Image {
-    /// Where the snapshot table is.
+    /// The place of the snapshot table.
     pub(super) fn snapshot_table(&self) -> Range<u64> {
         let length: usize = self.snapshots.iter().map(Snapshot::encoded_len).sum();
         let start = self.header.snapshots_offset;
