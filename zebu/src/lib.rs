@@ -40,7 +40,7 @@
 //! - In an event loop of your own, drive the queue by [`Queue::turn`] and its descriptor.
 //! - On an async runtime, use a [`Remote`]: its futures are `Send`.
 //! - Images of untrusted origin are opened under [`Policy::Untrusted`].
-//! - [`Error::kind`] says what to do about a failure.
+//! - [`Error::kind`] is for decisions about a failure.
 //!
 //! `docs/embedding.md` leads through the programs in `zebu/examples`, one for each way.
 //! `docs/design.md` describes the modules of the library.

@@ -1,5 +1,4 @@
-//! The device: an image of any format with its backing chain, to be read, written and asked for its
-//! extents.
+//! The device: an image of any format with its backing chain, its data and its extents.
 
 mod compressed;
 mod device;

@@ -55,8 +55,8 @@ fn host_file(storage: &dyn Storage) -> Option<&HostFile> {
 
 impl Device {
     /// Gives the disk another size in bytes, a multiple of 512. What is behind a smaller end is
-    /// lost. What a larger size adds reads as zeroes, and is preallocated as `preallocation` says.
-    /// Durable on return; of a raw image with the next flush.
+    /// lost. What a larger size adds reads as zeroes, and is preallocated according to
+    /// `preallocation`. Durable on return; of a raw image with the next flush.
     ///
     /// # Errors
     ///

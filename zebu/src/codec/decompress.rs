@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_zstd_frame_needs_no_content_size() {
         let data = text(CLUSTER);
-        // The last asks for 128 MiB of window, and must not get them.
+        // The window of the last is 128 MiB, which must not be allocated.
         for window_log in [10, 17, 27] {
             let src = zstd_frame_unsized(&data, window_log);
             assert_eq!(decompress(Compression::Zstd, &src, CLUSTER).unwrap(), data);

@@ -14,11 +14,9 @@ pub const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// "Extended L2 Entries".
 pub const SUBCLUSTERS: u32 = 32;
 
-/// The sizes of one image. Small, `Copy`, and computed once: a shift or a
-/// mask away from every question that a request asks.
+/// The sizes of one image. Small, `Copy`, and computed once: a request needs only shifts and masks.
 ///
-/// Everything in it was checked when it was made, so no method overflows on
-/// any offset.
+/// All numbers are checked in [`Geometry::new`], so no method overflows on any offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     version: u32,

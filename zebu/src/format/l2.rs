@@ -49,7 +49,7 @@ impl CompressedCluster {
     }
 }
 
-/// What a cluster of the virtual disk is, as the descriptor says.
+/// The kind of a cluster of the virtual disk, by its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterKind {
     /// Reads come from the backing file, or are zeros without one. With
@@ -531,7 +531,7 @@ mod tests {
             desc(0x8000_0000_0005_0000).kind(&g),
             Ok(ClusterKind::Data { host })
         );
-        // The copied flag alone says nothing without an external data file.
+        // The copied flag alone means nothing without an external data file.
         assert_eq!(desc(COPIED).kind(&g), Ok(ClusterKind::Unallocated));
         assert!(matches!(
             desc(0x5_0200).kind(&g),

@@ -1,16 +1,14 @@
-//! What is on the disk, as pure values: bytes in, values out, no I/O.
+//! Structures on the disk as pure values: bytes in, values out, no I/O.
 //!
-//! One file a subject. Every structure decodes from a slice and, but for LUKS
-//! headers, encodes to bytes; nothing here reads a file, keeps state, or trusts a number. Bytes
-//! that make no sense give a [`FormatError`] that names what is wrong and
-//! where, and no slice makes a decoder panic or allocate more than a small
-//! multiple of the slice.
+//! One file a subject. Every structure decodes from a slice and, except for LUKS headers, encodes
+//! to bytes. Nothing here reads a file or keeps state, and every number is checked. Invalid bytes
+//! give a [`FormatError`] that names the place and the reason. No slice makes a decoder panic, or
+//! allocate more than a small multiple of its length.
 //!
-//! "Section" in the documentation is a section of the specification, QEMU's
-//! `docs/interop/qcow2`, unless a file names another. Where QEMU does something else than the
-//! specification says, so does this, and a comment says so. All numbers on
-//! the disk are big-endian; all sizes and offsets here are in bytes unless
-//! the name says otherwise.
+//! "Section" in the documentation is a section of the specification, QEMU's `docs/interop/qcow2`,
+//! unless a file names another one. Where QEMU differs from the specification, this code follows
+//! QEMU, and a comment marks the place. All numbers on the disk are big-endian. All sizes and
+//! offsets here are in bytes unless the name has another unit.
 
 mod bitmap;
 mod bounds;

@@ -1,10 +1,8 @@
-//! One header in the place of another, so that a power cut leaves the one or
-//! the other.
+//! Replacing a header so that a power cut leaves the old one or the new one.
 //!
-//! A disk writes a sector as a whole. Where headers differ in the first one
-//! only, one write does it. What lies behind it, most often a long backing file
-//! name, goes where the old header has nothing, and is durable before the first
-//! sector says that it is there.
+//! A disk writes a sector as a whole. Headers that differ only in the first sector are replaced by
+//! one write. What lies behind it, most often a long backing file name, goes to a place that the
+//! old header does not use, and is durable before the first sector refers to it.
 
 use std::ops::Range;
 

@@ -10,8 +10,8 @@ use super::offset::HostOffset;
 pub const MAX_SNAPSHOT_EXTRA: usize = 1024;
 /// Largest snapshot table in bytes. A limit of QEMU.
 pub const MAX_SNAPSHOT_TABLE_BYTES: usize = 1024 * MAX_SNAPSHOTS as usize;
-/// Extra data that QEMU writes and knows, in bytes: size of the VM state,
-/// size of the disk, instruction count.
+/// Bytes of the extra data that QEMU writes: size of the VM state, size of the disk, instruction
+/// count.
 const KNOWN_EXTRA: usize = 24;
 /// The instruction count of a snapshot that has none.
 const NO_ICOUNT: u64 = u64::MAX;

@@ -9,7 +9,7 @@ use super::quote::quote;
 use crate::block::{BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec};
 
 impl FileSpec {
-    /// The name that QEMU shows, if a name says all.
+    /// The name that QEMU shows, if a plain name describes it.
     fn plain_name(&self) -> Option<OsString> {
         match &self.driver {
             FileDriver::Null(null) => null.plain_name(),
@@ -43,14 +43,14 @@ impl FileSpec {
 }
 
 impl NullSpec {
-    /// The name that QEMU shows, if a name says all.
+    /// The name that QEMU shows, if a plain name describes it.
     fn plain_name(&self) -> Option<OsString> {
         (self.shown.len() == 1).then(|| null::name(self.driver).into())
     }
 }
 
 impl BlkdebugSpec {
-    /// The name that QEMU shows, if a name says all.
+    /// The name that QEMU shows, if a plain name describes it.
     fn plain_name(&self) -> Option<OsString> {
         let is_name = |key: &str| key == "config" || key == "x-image";
         if self.shown.iter().any(|(key, _)| !is_name(key)) {
@@ -134,7 +134,7 @@ impl ImageSpec {
         format!("json:{}", self.json(Some(&instead))).into()
     }
 
-    /// The name that QEMU shows, if a name says all.
+    /// The name that QEMU shows, if a plain name describes it.
     fn plain_name(&self) -> Option<OsString> {
         let raw = &self.options.raw;
         let is_window = raw.offset_json.is_some() || raw.size_json.is_some();

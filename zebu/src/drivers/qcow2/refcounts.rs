@@ -746,7 +746,7 @@ fn find_run(view: &RefcountBlock<&[u8]>, from: usize, want: u64) -> Option<(usiz
     let mut best = None;
     let mut start = Some(first);
     while let Some(at) = start {
-        // No further than is asked for: most of a block may be free.
+        // No further than needed: most of a block may be free.
         let mut count = 1;
         while count < want && view.get(at + count as usize) == Some(0) {
             count += 1;

@@ -37,10 +37,9 @@ impl Header {
         }
     }
 
-    /// Makes it a header of version 2 or 3. Version 2 has no features and no
-    /// refcounts but those of 16 bits, which is the caller's business; what a
-    /// version 3 header has besides is left out. The backing file name is placed
-    /// anew.
+    /// Makes it a header of version 2 or 3. Fields that version 2 does not have are left out. The
+    /// caller makes sure that the image has no features and refcounts of 16 bits then. The backing
+    /// file name is placed anew.
     pub fn set_version(&mut self, version: u32) {
         let model = match version {
             2 => Self::new_v2(self.cluster_bits, self.size),
@@ -59,7 +58,7 @@ impl Header {
         for extension in &model.extensions {
             self.extensions.set(extension.clone());
         }
-        // If even that does not help, `encode` says so.
+        // If it still does not fit, `encode` fails.
         let _ = self.fit();
     }
 

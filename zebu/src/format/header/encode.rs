@@ -70,8 +70,8 @@ impl Header {
         Ok(out)
     }
 
-    /// Sets [`Header::backing_offset`] to where [`Header::encode`] would put
-    /// the name, and says how many bytes of the first cluster are used then.
+    /// Sets [`Header::backing_offset`] to where [`Header::encode`] would put the name, and returns
+    /// how many bytes of the first cluster are used then.
     pub fn place_backing_name(&mut self) -> Result<u64, FormatError> {
         let (offset, need) = self.backing_place()?;
         self.backing_offset = offset;

@@ -60,9 +60,9 @@ impl References<'_> {
 }
 
 impl Image {
-    /// Refuses an L1 table with an entry that leads to no L2 table, or where
-    /// something else is; or where another entry leads, if one of the two says that
-    /// it is the only one, or is from `alone` on.
+    /// Refuses an L1 table with an entry that refers to no L2 table or to another structure. Also
+    /// one in which two entries refer to the same table, if one of them has the copied flag or is
+    /// from `alone` on.
     pub(in crate::drivers::qcow2) fn check_l1(&self, l1: &L1Table, alone: u64) -> Result<()> {
         let protected = &self.writer()?.protected;
         let wrong = |index: u64, what: String| Error::Corrupt {
