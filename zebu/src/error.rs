@@ -1,15 +1,15 @@
-//! What can go wrong, in one line each.
+//! The errors of the library.
 
 use std::fmt;
 use std::io;
 
 use crate::format::FormatError;
 
-/// The result of anything that touches an image.
+/// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation failed. `Display` gives one line without a final full
-/// stop, in QEMU's words where QEMU has words for it.
+/// Why an operation failed. `Display` is one line without a final full stop, QEMU's message where
+/// QEMU has one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,7 +19,7 @@ pub enum Error {
     /// The image's metadata are wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The mapping of one guest offset is wrong: where, and what.
+    /// The mapping of a guest offset is wrong.
     #[error("Image is corrupt: {what} (guest offset {guest:#x})")]
     Corrupt {
         /// Guest offset in bytes.
@@ -34,7 +34,7 @@ pub enum Error {
         guest: u64,
         /// Host offset of the compressed data in bytes.
         host: u64,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A request outside the device.
@@ -47,14 +47,14 @@ pub enum Error {
         /// Size of the device in bytes.
         size: u64,
     },
-    /// A write that would have hit the image's own tables: they are wrong.
+    /// A write would have overwritten the image's metadata, which are therefore wrong.
     #[error("Preventing invalid write of {length} bytes at {offset:#x} on {what}")]
     Overlap {
         /// Host offset in bytes.
         offset: u64,
         /// Bytes.
         length: u64,
-        /// What is there.
+        /// The metadata there.
         what: &'static str,
     },
     /// An entry of the refcount table has an offset that is not aligned to clusters.
@@ -65,52 +65,50 @@ pub enum Error {
         /// Index of the entry.
         index: u64,
     },
-    /// A cluster has as many references as the image's refcounts can count.
+    /// A cluster has as many references as its refcount can count.
     #[error("The cluster at {offset:#x} cannot be referred to once more: refcounts are too narrow")]
     RefcountOverflow {
         /// Host offset in bytes.
         offset: u64,
     },
     /// The image was not closed by its last writer, and its refcounts must be
-    /// repaired before it is written again: [`jobs::open`](crate::jobs::open) does
-    /// that.
+    /// repaired before it is written again, as [`jobs::open`](crate::jobs::open) does.
     #[error("qcow2: Image is dirty; its refcounts must be repaired before it can be written")]
     Dirty,
     /// Another process uses the image.
     #[error("Failed to get {lock} lock\nIs another process using the image [{path}]?")]
     Locked {
-        /// Which lock, as QEMU words it: `"write"`, `shared "write"`, ...
+        /// The lock, with QEMU's name: `"write"`, `shared "write"`, ...
         lock: String,
         /// The image.
         path: String,
     },
     /// An untrusted image goes beyond one of its
-    /// [`Limits`](crate::drivers::Limits). (Work that is spent while reading is
-    /// an [`Error::Io`]; [`Error::limit`] finds both.)
+    /// [`Limits`](crate::drivers::Limits). (If reading exceeds the limit of work, that is an
+    /// [`Error::Io`]; [`Error::limit`] finds both.)
     #[error(transparent)]
     Limit(#[from] LimitExceeded),
-    /// What was asked for does not exist here, or the caller's policy forbids
-    /// it.
+    /// The request is not supported, makes no sense, or the caller's policy forbids it.
     #[error("{0}")]
     Refused(String),
-    /// A failure, and what was being done.
+    /// A failure with its context.
     #[error("{context}: {source}")]
     While {
-        /// What was being done.
+        /// The context.
         context: String,
         /// Why it failed.
         source: Box<Error>,
     },
 }
 
-/// What kind of failure an [`Error`] is, whatever was being done: [`Error::kind`].
+/// The kind of an [`enum@Error`], without its context: [`Error::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file is not there.
+    /// A file does not exist.
     NotFound,
-    /// It is not permitted: a write to a device that was opened for reading, or what the
-    /// permissions of a file or of its file system forbid.
+    /// A write to a device that was opened for reading, or what the permissions of a file or its
+    /// file system forbid.
     NotPermitted,
     /// Another process uses the image.
     Locked,
@@ -122,10 +120,9 @@ pub enum ErrorKind {
     OutOfRange,
     /// There is no space left on the storage, or the file may not become that long.
     NoSpace,
-    /// The image or the storage needs something, or was asked for something, that does not
-    /// exist here.
+    /// The image needs, or the request is, something that is not supported.
     Unsupported,
-    /// What was asked for does not make sense, or the caller's [`Policy`](crate::Policy) forbids it.
+    /// The request makes no sense, or the caller's [`Policy`](crate::Policy) forbids it.
     Refused,
     /// An untrusted image goes beyond one of its [`Limits`](crate::Limits).
     Limit,
@@ -141,16 +138,16 @@ pub enum ErrorKind {
 pub struct LimitExceeded {
     /// The name of the bound, as the program writes it: `virtual-size`.
     pub name: &'static str,
-    /// What of the image it is.
+    /// What is limited.
     pub what: &'static str,
-    /// How much there is, or at least.
+    /// The value in the image, or a lower bound of it.
     pub value: u64,
-    /// How much there may be.
+    /// The largest value that is allowed.
     pub limit: u64,
 }
 
 impl Error {
-    /// The same error with what was being done before it: `context: error`.
+    /// The error with a context: `context: error`.
     pub fn during(self, context: impl Into<String>) -> Self {
         Error::While {
             context: context.into(),
@@ -158,8 +155,7 @@ impl Error {
         }
     }
 
-    /// The guest offset in bytes that could not be read, if that is known more
-    /// exactly than by the request.
+    /// The guest offset in bytes that could not be read, if the error names one.
     pub fn guest_offset(&self) -> Option<u64> {
         match self {
             Error::Corrupt { guest, .. } | Error::Compressed { guest, .. } => Some(*guest),
@@ -168,7 +164,7 @@ impl Error {
         }
     }
 
-    /// What kind of failure it is, to decide what to do about it.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
             _ if self.limit().is_some() => ErrorKind::Limit,
@@ -188,7 +184,7 @@ impl Error {
         }
     }
 
-    /// The bound on untrusted images that was met, whatever was being done.
+    /// The limit of untrusted images that was exceeded, also behind a context.
     pub fn limit(&self) -> Option<&LimitExceeded> {
         match self {
             Error::Limit(limit) => Some(limit),
@@ -198,8 +194,7 @@ impl Error {
         }
     }
 
-    /// Whether a change that meets it marks the image as corrupt: writing on
-    /// could destroy data.
+    /// Whether it shows that the image is corrupt, so that more writes could destroy data.
     pub(crate) fn shows_corruption(&self) -> bool {
         matches!(
             self,
@@ -207,7 +202,7 @@ impl Error {
         )
     }
 
-    /// Whether it is [`Error::Dirty`], whatever was being done.
+    /// Whether it is [`Error::Dirty`], also behind a context.
     pub fn is_dirty(&self) -> bool {
         match self {
             Error::Dirty => true,
@@ -235,8 +230,7 @@ impl Error {
     }
 }
 
-/// The error inside an [`io::Error`] that is none of the operating system, with
-/// the `errno` nearest to it.
+/// The source of an [`io::Error`] that is not the operating system's, with the nearest `errno`.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
@@ -262,7 +256,7 @@ fn format_kind(error: &FormatError) -> ErrorKind {
         | FormatError::UnsupportedSubclusterSize(_)
         | FormatError::UnknownCompression(_)
         | FormatError::UnsupportedFeatures(_) => ErrorKind::Unsupported,
-        // What was to be stored, not what was found.
+        // Errors of encoding, not of decoding.
         FormatError::OffsetUnstorable { .. }
         | FormatError::CompressedLength { .. }
         | FormatError::RefcountOverflow { .. }
@@ -302,7 +296,7 @@ pub fn strerror(error: &io::Error) -> impl fmt::Display {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a kind that is lost behind what was being done.
+    //! Guards against a kind that is lost behind a context.
     use super::*;
 
     #[test]

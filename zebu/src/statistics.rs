@@ -1,11 +1,10 @@
-//! What was done with a device that is served: requests, bytes, and how long
-//! they took.
+//! Statistics of a served device: requests, bytes, latencies.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets for each doubling of the time: a percentile is right to an eighth.
+/// Buckets for each doubling of the latency: a percentile is right to an eighth.
 const STEPS: usize = 8;
 /// Doublings, from a nanosecond on: more than a century.
 const DOUBLINGS: usize = 64 - 3;
@@ -37,7 +36,7 @@ impl Default for Kind {
     }
 }
 
-/// The bucket of a time.
+/// The bucket of a latency.
 fn bucket(nanoseconds: u64) -> usize {
     let n = nanoseconds.max(STEPS as u64);
     let doubling = n.ilog2() as usize - 3;
@@ -45,7 +44,7 @@ fn bucket(nanoseconds: u64) -> usize {
     doubling * STEPS + step
 }
 
-/// The longest time in a bucket.
+/// The longest latency in a bucket.
 fn longest(bucket: usize) -> Duration {
     let (doubling, step) = (bucket / STEPS, bucket % STEPS);
     let end = ((STEPS + step + 1) as u128) << doubling;
@@ -53,7 +52,7 @@ fn longest(bucket: usize) -> Duration {
 }
 
 impl Statistics {
-    /// For requests of these kinds.
+    /// Statistics of requests of these kinds.
     pub fn new(names: &'static [&'static str]) -> Self {
         Statistics {
             names,
@@ -62,12 +61,15 @@ impl Statistics {
         }
     }
 
-    /// Counts a client.
+    /// Counts a connection.
     pub fn connected(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request of the kind with this index.
+    /// Counts a request. `kind` is the index of its name.
+    ///
+    /// # Panics
+    /// If there is no such kind.
     pub fn add(&self, kind: usize, bytes: u64, took: Duration, failed: bool) {
         let kind = &self.kinds[kind];
         kind.requests.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +83,7 @@ impl Statistics {
 }
 
 impl Kind {
-    /// The time in which `share` of the requests were answered.
+    /// The latency that `share` of the requests did not exceed.
     fn percentile(&self, share: f64) -> Duration {
         let counts: Vec<u64> = self
             .times
@@ -101,7 +103,7 @@ impl Kind {
     }
 }
 
-/// A line for each kind of request that there was.
+/// A line for each kind of request that occurred.
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connections = self.connections.load(Ordering::Relaxed);
@@ -131,7 +133,7 @@ impl fmt::Display for Statistics {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a time that is counted in the wrong bucket, or none.
+    //! Guards against a latency that is counted in the wrong bucket, or in none.
     use super::*;
 
     #[test]

@@ -1,14 +1,10 @@
-//! The NBD protocol as pure values: bytes in, values out, no I/O. Both
-//! directions, for a server and for a client.
+//! The NBD protocol as pure values, without I/O, for servers and clients.
 //!
-//! All of it is from the protocol's document, `doc/proto.md` of
-//! <https://github.com/NetworkBlockDevice/nbd>. Numbers are big-endian. What a
-//! decoder gets is a fixed header, or a payload whose length was in one; it
-//! checks everything that it reads and takes memory only in proportion to the
-//! bytes that it was given.
+//! The specification is `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>. Numbers are
+//! big-endian. A decoder gets a fixed header, or a payload whose length was in one. It checks
+//! everything, and takes memory in proportion to the bytes that it gets.
 
-/// The numbers that go over the wire for an enumeration, whose `Other` is all
-/// that are not known.
+/// The numbers on the wire of an enumeration; `Other` is any unknown one.
 macro_rules! wire_numbers {
     ($kind:ident: $number:ty, $($value:literal = $variant:ident,)*) => {
         impl $kind {
@@ -45,26 +41,26 @@ pub use request::{Command, Request, StatusFilter};
 
 use std::fmt;
 
-/// `NBDMAGIC`, the first eight bytes that a server sends.
+/// `NBDMAGIC`, the first eight bytes of a server.
 pub const MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, the next eight, and the first of each option.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// The port that the protocol has.
+/// The default port.
 pub const DEFAULT_PORT: u16 = 10809;
 /// Bytes of a name or a description at most.
 pub const MAX_STRING: usize = 4096;
-/// Bytes of what one request reads or writes that every server takes.
+/// Bytes of a read or write that every server accepts.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// Flags of the server's greeting.
 pub mod handshake {
-    /// Fixed newstyle: what is unknown is answered, not fatal.
+    /// Fixed newstyle: unknown options get an error reply.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// No 124 bytes of zeroes after `EXPORT_NAME`'s answer.
+    /// No 124 bytes of zeroes after the reply to `EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 2;
 }
 
-/// What an export can do: `NBD_FLAG_*`.
+/// Flags of an export: `NBD_FLAG_*`.
 pub mod transmission {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1;
@@ -74,7 +70,7 @@ pub mod transmission {
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// [`command::FUA`](super::command::FUA)
     pub const SEND_FUA: u16 = 1 << 3;
-    /// It is a disk that turns.
+    /// It is a rotational disk.
     pub const ROTATIONAL: u16 = 1 << 4;
     /// [`Command::Trim`](super::Command::Trim)
     pub const SEND_TRIM: u16 = 1 << 5;
@@ -82,7 +78,7 @@ pub mod transmission {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// [`command::DF`](super::command::DF)
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush on one connection is one for all.
+    /// A flush on one connection covers all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// [`Command::Resize`](super::Command::Resize)
     pub const SEND_RESIZE: u16 = 1 << 9;
@@ -90,23 +86,23 @@ pub mod transmission {
     pub const SEND_CACHE: u16 = 1 << 10;
     /// [`command::FAST_ZERO`](super::command::FAST_ZERO)
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
-    /// A block status request may name the contexts that it is about.
+    /// A block status request may select contexts.
     pub const BLOCK_STAT_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Flags of a request: `NBD_CMD_FLAG_*`.
 pub mod command {
-    /// Durable when answered.
+    /// Durable before the reply.
     pub const FUA: u16 = 1;
-    /// Zeroes that take up space.
+    /// Zeroes that stay allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// The answer in one chunk.
+    /// The reply in one chunk.
     pub const DF: u16 = 1 << 2;
     /// One extent is enough.
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zeroes only if that is faster than writing them.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// The length is that of a payload.
+    /// The length is that of the payload.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -115,7 +111,7 @@ pub const STATE_HOLE: u64 = 1;
 /// Flags of `base:allocation`: a range that reads as zeroes.
 pub const STATE_ZERO: u64 = 2;
 
-/// Why a request failed: the numbers that go over the wire.
+/// Error numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorCode {
@@ -125,15 +121,15 @@ pub enum ErrorCode {
     Io = 5,
     /// Out of memory.
     NoMem = 12,
-    /// The request makes no sense.
+    /// Invalid request.
     Inval = 22,
     /// No space left.
     NoSpc = 28,
-    /// Too large for one answer.
+    /// Too large for one reply.
     Overflow = 75,
     /// Not supported.
     NotSup = 95,
-    /// The server is about to end.
+    /// The server shuts down.
     Shutdown = 108,
 }
 
@@ -152,8 +148,7 @@ impl ErrorCode {
         }
     }
 
-    /// The code of this number; what is unknown is an invalid request, as the
-    /// document says.
+    /// The code of this number; an unknown one is an invalid request, as specified.
     pub fn from_wire(number: u32) -> Self {
         match number {
             1 => Self::Perm,
@@ -173,10 +168,10 @@ impl ErrorCode {
     }
 }
 
-/// How block status and requests of one connection look.
+/// The form of requests and replies on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Headers {
-    /// A simple reply a request.
+    /// A simple reply for each request.
     #[default]
     Simple,
     /// Structured replies.
@@ -185,21 +180,21 @@ pub enum Headers {
     Extended,
 }
 
-/// What is wrong with bytes that were received.
+/// An error in bytes that were received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// A number that must be there is another one.
+    /// A magic number is wrong.
     Magic {
-        /// Of what.
+        /// What has the number.
         what: &'static str,
-        /// What came.
+        /// The number received.
         found: u64,
     },
-    /// A payload is shorter or longer than what it holds.
+    /// A payload has a wrong length.
     Length(&'static str),
-    /// A name is longer than [`MAX_STRING`] or no UTF-8.
+    /// A string is longer than [`MAX_STRING`] or not UTF-8.
     Name(&'static str),
-    /// A value is not among those that may be.
+    /// A value is not allowed.
     Value(&'static str),
 }
 
@@ -216,10 +211,10 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// Takes values off the front of a payload.
+/// Reads the values of a payload in order.
 struct Reader<'a> {
     bytes: &'a [u8],
-    /// Named in errors.
+    /// For errors.
     what: &'static str,
 }
 
@@ -254,14 +249,14 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string with its length before it.
+    /// A string after its length.
     fn string(&mut self) -> Result<String, ProtocolError> {
         let length = self.u32()? as usize;
         let bytes = self.take(length)?;
         text(bytes, self.what)
     }
 
-    /// What is left.
+    /// The rest.
     fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }

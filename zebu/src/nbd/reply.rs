@@ -1,8 +1,8 @@
-//! Answers of the transmission phase.
+//! Replies of the transmission phase.
 
 use super::{Headers, ProtocolError, Reader, text};
 
-/// An answer without structure; the data of a read follow.
+/// A simple reply; the data of a read follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimpleReply {
     /// 0, or the number of an [`ErrorCode`](super::ErrorCode).
@@ -19,7 +19,7 @@ impl SimpleReply {
     /// Bytes on the wire.
     pub const SIZE: usize = 16;
 
-    /// As it goes over the wire.
+    /// The encoded reply.
     pub fn encode(&self) -> [u8; Self::SIZE] {
         let mut out = [0; Self::SIZE];
         out[..4].copy_from_slice(&SIMPLE_MAGIC.to_be_bytes());
@@ -28,7 +28,10 @@ impl SimpleReply {
         out
     }
 
-    /// Reads one.
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    /// If the magic number is wrong.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes, "an answer");
         match reader.u32()? {
@@ -43,21 +46,21 @@ impl SimpleReply {
         }
     }
 
-    /// Whether the four bytes begin one: with structured replies, requests
-    /// other than reads may still be answered so.
+    /// Whether a simple reply begins with these bytes: with structured replies, requests other than
+    /// reads may have one.
     pub fn begins(bytes: [u8; 4]) -> bool {
         bytes == SIMPLE_MAGIC.to_be_bytes()
     }
 }
 
-/// What a chunk of a structured answer holds: `NBD_REPLY_TYPE_*`.
+/// The content of a chunk of a structured reply: `NBD_REPLY_TYPE_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkKind {
     /// Nothing.
     None,
     /// An offset, and data.
     OffsetData,
-    /// An offset, and how many zeroes.
+    /// An offset, and a number of zeroes.
     OffsetHole,
     /// Extents of one context, in 32 bits.
     BlockStatus,
@@ -67,7 +70,7 @@ pub enum ChunkKind {
     Error,
     /// The same and an offset.
     ErrorOffset,
-    /// One that is not known here; an error if the highest bit is set.
+    /// An unknown one; an error if the highest bit is set.
     Other(u16),
 }
 
@@ -82,18 +85,18 @@ wire_numbers! { ChunkKind: u16,
 }
 
 impl ChunkKind {
-    /// Whether it says that the request failed.
+    /// Whether it is an error.
     pub fn is_error(self) -> bool {
         self.to_wire() & 0x8000 != 0
     }
 }
 
-/// What comes before the payload of a chunk.
+/// The header of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// Whether it is the last of the answer.
+    /// Whether it is the last one of the reply.
     pub done: bool,
-    /// What it holds.
+    /// Its content.
     pub kind: ChunkKind,
     /// That of the request.
     pub cookie: u64,
@@ -142,7 +145,7 @@ impl Chunk {
         self.length += bytes.len();
     }
 
-    /// As it goes over the wire.
+    /// The encoded bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
@@ -157,7 +160,10 @@ impl ChunkHeader {
         }
     }
 
-    /// Reads one from the first [`ChunkHeader::size`] bytes.
+    /// Decodes the first [`ChunkHeader::size`] bytes.
+    ///
+    /// # Errors
+    /// If they are no header of a chunk, or not so many.
     pub fn decode(headers: Headers, bytes: &[u8]) -> Result<Self, ProtocolError> {
         let extended = headers == Headers::Extended;
         let mut reader = Reader::new(bytes, "a chunk of an answer");
@@ -184,13 +190,12 @@ impl ChunkHeader {
         })
     }
 
-    /// As it goes over the wire; `length` bytes of payload follow.
+    /// The encoded header; `length` bytes of payload follow.
     pub fn encode(&self, headers: Headers) -> Chunk {
         Chunk::new(self, headers)
     }
 
-    /// A chunk of `length` bytes of data, which follow: those from `at` on.
-    /// `self` says the rest.
+    /// A chunk like `self` with `length` bytes of data from `at` on, which follow.
     pub fn data(&self, headers: Headers, at: u64, length: u64) -> Chunk {
         let header = ChunkHeader {
             kind: ChunkKind::OffsetData,
@@ -202,7 +207,7 @@ impl ChunkHeader {
         chunk
     }
 
-    /// A chunk of `length` zeroes from `at` on, below 4 GiB.
+    /// A chunk like `self` with `length` (below 4 GiB) zeroes from `at` on.
     pub fn hole(&self, headers: Headers, at: u64, length: u64) -> Chunk {
         let header = ChunkHeader {
             kind: ChunkKind::OffsetHole,
@@ -221,7 +226,7 @@ impl ChunkHeader {
 pub struct Extent {
     /// Bytes.
     pub length: u64,
-    /// What the context says of it.
+    /// The context's flags.
     pub flags: u64,
 }
 
@@ -248,8 +253,10 @@ pub fn encode_extents(headers: Headers, context: u32, extents: &[Extent]) -> Vec
     out
 }
 
-/// Reads the same: the context and its extents, of which there is one at
-/// least, none of them empty.
+/// Decodes the payload of [`encode_extents`]: the context, and at least one extent. None is empty.
+///
+/// # Errors
+/// If the payload is something else.
 pub fn decode_extents(
     headers: Headers,
     payload: &[u8],
@@ -295,7 +302,10 @@ pub fn encode_error_payload(error: u32, message: &str, offset: Option<u64>) -> V
     out
 }
 
-/// Reads the same: the number, the text, and the offset if there is one.
+/// Decodes the payload of [`encode_error_payload`]: number, text, and offset if there is one.
+///
+/// # Errors
+/// If the payload is something else.
 pub fn decode_error_payload(payload: &[u8]) -> Result<(u32, String, Option<u64>), ProtocolError> {
     let mut reader = Reader::new(payload, "an error");
     let error = reader.u32()?;

@@ -2,28 +2,28 @@
 
 use super::{Headers, ProtocolError, Reader, command};
 
-/// What a request asks for: `NBD_CMD_*`.
+/// The command of a request: `NBD_CMD_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Bytes.
+    /// Reads bytes.
     Read,
     /// Writes the payload.
     Write,
     /// Ends the connection.
     Disconnect,
-    /// Makes all that was answered durable.
+    /// Makes all changes with a reply durable.
     Flush,
     /// The content of a range is not needed any more.
     Trim,
-    /// The client will read a range.
+    /// Prefetches a range.
     Cache,
-    /// Zeroes.
+    /// Zeroes a range.
     WriteZeroes,
-    /// How a range is stored.
+    /// Returns the extents of a range.
     BlockStatus,
-    /// Another size.
+    /// Changes the size.
     Resize,
-    /// One that is not known here.
+    /// An unknown one.
     Other(u16),
 }
 
@@ -42,11 +42,11 @@ wire_numbers! { Command: u16,
 /// A request, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it asks for.
+    /// The command.
     pub command: Command,
     /// [`command`] flags.
     pub flags: u16,
-    /// Comes back in the answers.
+    /// Repeated in the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -66,7 +66,10 @@ impl Request {
         }
     }
 
-    /// Reads one from the first [`Request::size`] bytes.
+    /// Decodes the first [`Request::size`] bytes.
+    ///
+    /// # Errors
+    /// If they are no request, or not so many.
     pub fn decode(headers: Headers, bytes: &[u8]) -> Result<Self, ProtocolError> {
         let extended = headers == Headers::Extended;
         let mut reader = Reader::new(bytes, "a request");
@@ -89,8 +92,7 @@ impl Request {
         })
     }
 
-    /// As it goes over the wire. Without extended headers the length is below
-    /// 4 GiB.
+    /// Appends the encoded request. Without extended headers the length is below 4 GiB.
     pub fn encode(&self, headers: Headers, out: &mut Vec<u8>) {
         let extended = headers == Headers::Extended;
         let magic = if extended { EXTENDED_MAGIC } else { MAGIC };
@@ -105,8 +107,8 @@ impl Request {
         }
     }
 
-    /// Bytes of payload that follow: of a write always, of others if they say
-    /// so, which only extended headers know.
+    /// Bytes of payload that follow: of a write, and with [`command::PAYLOAD_LEN`] in extended
+    /// headers.
     pub fn payload(&self, headers: Headers) -> u64 {
         let says = headers == Headers::Extended && self.flags & command::PAYLOAD_LEN != 0;
         match self.command {
@@ -117,17 +119,20 @@ impl Request {
     }
 }
 
-/// The payload of a block status request: which contexts it is about.
+/// The payload of a block status request, which selects contexts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusFilter {
-    /// How many bytes the request is about.
+    /// Bytes of the range.
     pub length: u64,
     /// Numbers of contexts.
     pub contexts: Vec<u32>,
 }
 
 impl StatusFilter {
-    /// Reads one.
+    /// Decodes a payload.
+    ///
+    /// # Errors
+    /// If its length is wrong.
     pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(payload, "the contexts of a block status request");
         let length = reader.u64()?;
@@ -138,7 +143,7 @@ impl StatusFilter {
         Ok(StatusFilter { length, contexts })
     }
 
-    /// As it goes over the wire.
+    /// The encoded payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.length.to_be_bytes().to_vec();
         out.extend(self.contexts.iter().flat_map(|id| id.to_be_bytes()));

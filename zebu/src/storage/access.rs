@@ -1,9 +1,8 @@
-//! Reads and writes of any range with any memory: short results go on,
-//! unaligned ones take a bounce buffer.
+//! Reads and writes of any range with any memory: short results are continued, unaligned ranges use
+//! a bounce buffer.
 //!
-//! Each function keeps what it uses (storage, memory) borrowed until the
-//! operation has ended, also when its future is dropped: that is what makes it
-//! safe to start one.
+//! Each function borrows the storage and the memory until its operations have ended, also if its
+//! future is dropped. So it is safe to start them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,17 +12,19 @@ use super::{Alignment, Iov, OpKind, PoolBuffer, Queue, Started, Storage, Storage
 /// The largest bounce buffer, in bytes.
 const BOUNCE: usize = 1 << 20;
 
-/// Fills `iov` from `offset` on. Bytes past the end of the storage are zero,
-/// as in a file that grows later.
+/// Reads into `iov` from `offset` on. Bytes past the end of the storage are zero.
+///
+/// # Errors
+/// Those of the storage; `EFBIG` for a range behind the largest offset.
 pub async fn read(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
     begin_read(storage, queue, offset, iov.clone())
         .finish()
         .await
 }
 
-/// A read that is in the engine already, unless it needs a bounce buffer.
+/// A read that was given to the engine, unless it needs a bounce buffer.
 pub(crate) struct Reading<'a> {
-    // Dropped first, which waits for the end: the rest is what it uses.
+    // First, since its drop waits for the end of what uses the rest.
     started: Option<Started>,
     storage: &'a dyn Storage,
     queue: &'a Queue,
@@ -80,12 +81,11 @@ impl Reading<'_> {
     }
 }
 
-/// Where operations end at the latest: the kernel counts offsets in 63 bits,
-/// and a block that is read or written as a whole must lie below that, too.
+/// The largest end of an operation: offsets of the kernel have 63 bits, and the blocks around a
+/// range must be below that, too.
 const LIMIT: u64 = i64::MAX as u64 & !(BOUNCE as u64 - 1);
 
-/// What is known of an operation without starting it: that it is empty, or
-/// goes too far.
+/// The result of an operation that is empty or ends behind [`LIMIT`]; None: it must be started.
 fn check(offset: u64, length: u64) -> Option<io::Result<usize>> {
     if length == 0 {
         return Some(Ok(0));
@@ -96,7 +96,7 @@ fn check(offset: u64, length: u64) -> Option<io::Result<usize>> {
     }
 }
 
-/// A read that goes beyond the limit: past the end of the storage, like any.
+/// A read that ends behind the limit: of zeroes, if it begins past the end of the storage.
 #[cold]
 fn read_far(storage: &dyn Storage, offset: u64, iov: &Iov) -> io::Result<usize> {
     if offset < storage.len()? {
@@ -106,7 +106,7 @@ fn read_far(storage: &dyn Storage, offset: u64, iov: &Iov) -> io::Result<usize> 
     Ok(iov.len())
 }
 
-/// A signal ended the operation before it moved anything.
+/// 0 bytes if a signal ended the operation.
 fn interrupted(error: io::Error) -> io::Result<usize> {
     match error.kind() {
         io::ErrorKind::Interrupted => Ok(0),
@@ -114,7 +114,7 @@ fn interrupted(error: io::Error) -> io::Result<usize> {
     }
 }
 
-/// What is left after a short read: more, or the end of the file.
+/// Reads the rest after a short read, which may be the end of the file.
 #[cold]
 async fn read_rest(
     storage: &dyn Storage,
@@ -147,7 +147,7 @@ async fn read_rest(
     Ok(())
 }
 
-/// Whether the operation can go to the storage as it is.
+/// Whether the operation is aligned.
 fn fits(alignment: Alignment, offset: u64, iov: &Iov) -> bool {
     alignment == Alignment::NONE
         || (offset & (alignment.offset as u64 - 1) == 0
@@ -155,16 +155,15 @@ fn fits(alignment: Alignment, offset: u64, iov: &Iov) -> bool {
             && iov.is_aligned(alignment.memory, alignment.offset))
 }
 
-/// The aligned range around a piece of a request, at most [`BOUNCE`] bytes:
-/// its start, its length, and how much of the request lies in it.
+/// The aligned range, of at most [`BOUNCE`] bytes, around a piece of a request: its start, its
+/// length, and how many bytes of the request are inside.
 fn bounce_range(alignment: usize, offset: u64, left: usize) -> (u64, usize, usize) {
     let head = (offset & (alignment as u64 - 1)) as usize;
     let length = (head + left).next_multiple_of(alignment).min(BOUNCE);
     (offset - head as u64, length, left.min(length - head))
 }
 
-/// Waits for one read into the start of `buffer`, returning how many bytes
-/// came before the end of the storage.
+/// Reads into the start of `buffer`.
 async fn read_into(
     storage: &dyn Storage,
     queue: &Queue,
@@ -206,8 +205,10 @@ async fn read_bounced(
     Ok(())
 }
 
-/// Reads `length` bytes at `offset` into new memory. The caller has bounded
-/// `length`.
+/// Reads `length` bytes at `offset` into new memory. The caller has limited `length`.
+///
+/// # Errors
+/// Those of [`read()`].
 pub async fn read_vec(
     storage: &dyn Storage,
     queue: &Queue,
@@ -221,7 +222,7 @@ pub async fn read_vec(
     Ok(bytes)
 }
 
-/// The same into a buffer of the queue's pool, which may be longer.
+/// As [`read_vec`], into a buffer of the queue's pool, which may be longer.
 pub(crate) async fn read_pooled(
     storage: &dyn Storage,
     queue: &Queue,
@@ -238,9 +239,11 @@ pub(crate) async fn read_pooled(
 /// Writes `iov` at `offset`, durably on return if the storage's cache mode is
 /// a write-through one.
 ///
-/// Where direct I/O needs it, the blocks around an unaligned range are read
-/// and written back; other writes to those blocks wait meanwhile
-/// ([`Blocks`](super::Blocks)).
+/// With direct I/O, an unaligned range is a read-modify-write of the blocks around it, for which
+/// other writes to those blocks wait ([`Blocks`](super::Blocks)).
+///
+/// # Errors
+/// Those of the storage; `EFBIG` for a range behind the largest offset.
 pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<()> {
     begin_write(storage, queue, offset, iov.clone())
         .finish()
@@ -248,6 +251,9 @@ pub async fn write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &Iov)
 }
 
 /// Writes a copy of `bytes` at `offset`, as [`write()`] does.
+///
+/// # Errors
+/// Those of [`write()`].
 pub async fn write_slice(
     storage: &dyn Storage,
     queue: &Queue,
@@ -256,15 +262,15 @@ pub async fn write_slice(
 ) -> io::Result<()> {
     let mut buffer = queue.buffer(bytes.len());
     buffer[..bytes.len()].copy_from_slice(bytes);
-    // SAFETY: the buffer is this future's own: it lives until the write, awaited
-    // here, has ended, and for ever if the future is forgotten.
+    // SAFETY: this future owns the buffer, which lives until the write, awaited here, has ended,
+    // and for ever if the future is forgotten.
     let iov = unsafe { buffer.iov() }.slice(0, bytes.len());
     write(storage, queue, offset, &iov).await
 }
 
-/// A write that is in the engine already, unless it needs a bounce buffer.
+/// A write that was given to the engine, unless it needs a bounce buffer or waits for blocks.
 pub(crate) struct Writing<'a> {
-    // Dropped first, which waits for the end: the rest is what it uses.
+    // First, since its drop waits for the end of what uses the rest.
     started: Option<Started>,
     written: Option<Written<'a>>,
     storage: &'a dyn Storage,
@@ -317,8 +323,7 @@ unsafe fn start_write(storage: &dyn Storage, queue: &Queue, offset: u64, iov: &I
 }
 
 impl Writing<'_> {
-    /// Whether it is in the engine, or else waits for blocks or a bounce buffer
-    /// first.
+    /// Whether it was given to the engine.
     pub(crate) fn has_started(&self) -> bool {
         self.started.is_some()
     }
@@ -352,7 +357,7 @@ impl Writing<'_> {
     }
 }
 
-/// Waits for a write, and writes what it left.
+/// Waits for a write, and writes the rest.
 async fn write_rest(
     storage: &dyn Storage,
     queue: &Queue,
@@ -375,7 +380,7 @@ async fn write_rest(
             Err(error) => done += interrupted(error)?,
         }
         let rest = iov.slice(done, iov.len() - done);
-        // SAFETY: `storage` is borrowed while this is awaited, next time round.
+        // SAFETY: `storage` is borrowed while this is awaited, in the next round.
         started = unsafe { start_write(storage, queue, offset + done as u64, &rest) };
     }
 }
@@ -418,8 +423,8 @@ async fn write_bounced(
     Ok(())
 }
 
-/// Keeps other writes away from the blocks of a range; also from everything
-/// behind it if the padding of the last block will make the storage longer.
+/// Excludes other writes to the blocks of a range, and to all behind it if the padding of the last
+/// block makes the storage longer.
 async fn begin_careful(
     storage: &dyn Storage,
     offset: u64,
@@ -443,8 +448,7 @@ async fn begin_careful(
 
 /// Makes the storage `length` bytes long; new bytes read as zeroes.
 ///
-/// Dropped, it waits for the end, as all operations do: the storage is as long as before or as
-/// requested.
+/// If it is dropped, the storage is as long as before or as requested.
 ///
 /// # Errors
 /// `EINVAL` if the storage is of fixed size, and shorter; `EFBIG` or `ENOSPC` if it cannot be so
@@ -456,8 +460,8 @@ pub async fn set_len(storage: &dyn Storage, queue: &Queue, length: u64) -> io::R
     perform(storage, queue, OpKind::SetLength, 0, length).await
 }
 
-/// What the bytes from `offset` on are, as far as the storage knows: at least one byte, or none
-/// at the end of the storage.
+/// What the bytes from `offset` on are: at least one byte, or none at the end of the storage. Data
+/// where the storage does not distinguish.
 ///
 /// # Errors
 /// Those of the storage.
@@ -493,7 +497,10 @@ pub async fn extent(
     Ok(extent)
 }
 
-/// Makes every completed write durable, unless the cache mode ignores that.
+/// Makes all completed writes durable, unless the cache mode ignores flushes.
+///
+/// # Errors
+/// Those of the storage. After an error it is unknown what is durable, and no later flush tells.
 pub async fn flush(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
     if storage.cache_mode().ignores_flushes() {
         return Ok(());
@@ -501,7 +508,7 @@ pub async fn flush(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
     range(storage, queue, OpKind::Flush, 0, 0).await
 }
 
-/// Makes zeroes durable that were not written as data, where writes are.
+/// Makes zeroes that were not written as data durable in a write-through cache mode.
 async fn flush_zeroes(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
     match storage.cache_mode().is_write_through() {
         true => flush(storage, queue).await,
@@ -509,9 +516,11 @@ async fn flush_zeroes(storage: &dyn Storage, queue: &Queue) -> io::Result<()> {
     }
 }
 
-/// Zeroes a range and keeps it allocated; writes zeroes where the storage
-/// cannot do it by itself. What is past the end of the storage stays there:
-/// it does not become longer. Durable as [`write()`] is.
+/// Zeroes a range and keeps it allocated; writes zeroes if the storage has no operation for it. The
+/// storage does not become longer. Durable as [`write()`] is.
+///
+/// # Errors
+/// Those of [`write()`].
 pub async fn zero_range(
     storage: &dyn Storage,
     queue: &Queue,
@@ -528,8 +537,11 @@ pub async fn zero_range(
     }
 }
 
-/// Zeroes a range and frees its blocks where the storage can; for the rest as
+/// Zeroes a range and frees its blocks if the storage has an operation for it, else as
 /// [`zero_range`].
+///
+/// # Errors
+/// Those of [`write()`].
 pub async fn punch_hole(
     storage: &dyn Storage,
     queue: &Queue,
@@ -569,8 +581,7 @@ pub(crate) async fn zero_quickly(
     range(storage, queue, OpKind::ZeroQuickly, offset, length).await
 }
 
-/// Gives the blocks of a range back to the file system, those of whole pages:
-/// its content is not needed any more.
+/// Frees the blocks of a range, those of whole pages: its content is not needed any more.
 pub(crate) async fn deallocate(
     storage: &dyn Storage,
     queue: &Queue,
@@ -586,9 +597,11 @@ pub(crate) async fn deallocate(
     }
 }
 
-/// Hints that the content of a range is not needed any more: what it reads as
-/// afterwards is zeroes, or what the storage has there if that is someone
-/// else's.
+/// Discards a range: its content is not needed any more. It reads as zeroes afterwards; of a remote
+/// storage, as anything.
+///
+/// # Errors
+/// Those of the storage.
 pub async fn discard(
     storage: &dyn Storage,
     queue: &Queue,
@@ -601,8 +614,11 @@ pub async fn discard(
     }
 }
 
-/// Allocates a range without changing what it reads as. The storage becomes
-/// longer if it ends before the range does.
+/// Allocates a range without changing its content. The storage becomes longer if it ends before
+/// the range does.
+///
+/// # Errors
+/// `EOPNOTSUPP` if the storage cannot do that, `ENOSPC`, and others of the storage.
 pub async fn allocate(
     storage: &dyn Storage,
     queue: &Queue,
@@ -612,8 +628,7 @@ pub async fn allocate(
     range(storage, queue, OpKind::Allocate, offset, length).await
 }
 
-/// Has the file system zero a range; where direct I/O is in use, only the whole
-/// pages of it, and writes the rest.
+/// Zeroes a range by `kind`; with direct I/O only whole pages, and writes the rest.
 async fn zero(
     storage: &dyn Storage,
     queue: &Queue,
@@ -631,7 +646,7 @@ async fn zero(
     let first = ((offset + mask) & !mask).min(end);
     let last = (end & !mask).max(first);
     range(storage, queue, kind, first, last - first).await?;
-    // It does not become longer.
+    // The storage does not become longer.
     let inside = storage.len()?;
     for (start, end) in [(offset, first), (last, end)] {
         let end = end.min(inside);
@@ -684,8 +699,10 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// Writes zeroes as data. The storage becomes longer if it ends before the
-/// range does.
+/// Writes zeroes as data. The storage becomes longer if it ends before the range does.
+///
+/// # Errors
+/// Those of [`write()`].
 pub async fn write_zeroes(
     storage: &dyn Storage,
     queue: &Queue,

@@ -1,4 +1,4 @@
-//! Tables of a file, read ahead.
+//! Readahead of the tables of a file.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct Ahead<I: Iterator<Item = u64>> {
     in_flight: VecDeque<Run>,
     /// Of all in `in_flight`.
     bytes: usize,
-    /// The run whose tables are being handed out, and how many were.
+    /// The run whose tables are returned, how many were, and how many there are.
     current: Option<(PoolBuffer, usize, usize)>,
 }
 
@@ -33,8 +33,7 @@ struct Run {
 }
 
 impl<I: Iterator<Item = u64>> Ahead<I> {
-    /// Tables of `size` bytes each, at these offsets of a file. What lies after
-    /// its end is zero.
+    /// Tables of `size` bytes at these offsets of a file. Bytes past its end are zero.
     pub(crate) fn new(queue: &Queue, file: &Arc<dyn Storage>, tables: I, size: usize) -> Self {
         Ahead {
             queue: queue.clone(),
@@ -69,7 +68,7 @@ impl<I: Iterator<Item = u64>> Ahead<I> {
         }))
     }
 
-    /// Starts as many reads as there is space for, and at least one.
+    /// Starts reads up to the limit of memory, and at least one.
     fn start(&mut self) {
         while self.in_flight.is_empty() || self.bytes + self.size <= AHEAD {
             let Some(offset) = self.tables.next() else {

@@ -1,9 +1,8 @@
-//! A storage that fails on purpose, in the language of QEMU's blkdebug.
+//! Error injection with the rules of QEMU's blkdebug.
 //!
-//! An image reports its steps ([`Event`]s). Rules say what follows from
-//! an event: from then on requests fail that an [`Injection`] is for, or the
-//! storage is in another state, in which other rules hold, or a request is
-//! suspended. What was injected stays so until another event injects something else.
+//! An image reports its steps ([`Event`]s). At an event, a rule injects errors into requests, or
+//! changes the state of the storage, which selects the rules that hold, or suspends a request.
+//! Injections stay until another event replaces them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -17,18 +16,18 @@ use super::{
     write_zeroes, yield_once,
 };
 
-/// What an event leads to.
+/// An action at an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The event.
     pub event: Event,
     /// The state in which the rule holds; 0: any.
     pub state: i32,
-    /// What happens.
+    /// The action.
     pub action: Action,
 }
 
-/// What happens at an event.
+/// What a rule does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Requests fail from now on.
@@ -50,7 +49,7 @@ pub struct Injection {
     pub kinds: IoKinds,
     /// Only the first one.
     pub once: bool,
-    /// As they are started, and not a moment later.
+    /// When they are started, else in a later turn of the queue.
     pub immediately: bool,
 }
 
@@ -81,25 +80,24 @@ impl IoKinds {
     }
 }
 
-/// What requests to the storage must be like, and how they are cut; 0: as the
-/// storage below has it.
+/// Limits of requests; 0: that of the storage below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlkdebugLimits {
     /// Requests are multiples of it: a power of two.
     pub align: u64,
     /// Bytes of a read or write at most.
     pub max_transfer: u64,
-    /// Zeroes are made without data in multiples of it, the rest is written.
+    /// The unit of zeroing without data, in bytes; the rest is written.
     pub opt_write_zero: u64,
-    /// Bytes that are made zero at once at most.
+    /// Bytes of one zeroing operation at most.
     pub max_write_zero: u64,
-    /// Discards are made in multiples of it, the rest by itself.
+    /// The unit of discards in bytes; the rest is discarded separately.
     pub opt_discard: u64,
-    /// Bytes that are discarded at once at most.
+    /// Bytes of one discard at most.
     pub max_discard: u64,
 }
 
-/// A storage that fails on purpose.
+/// A storage with injected errors.
 #[derive(Debug)]
 pub struct Blkdebug {
     shared: Arc<Shared>,
@@ -111,12 +109,12 @@ pub struct Blkdebug {
 struct Shared {
     storage: Arc<dyn Storage>,
     limits: BlkdebugLimits,
-    /// The alignment of what is made zero.
+    /// The unit of zeroing in bytes.
     zero_unit: u64,
     discard_unit: u64,
-    /// The events that there are rules for, a bit each.
+    /// A bit for each event that has rules.
     events: AtomicU64,
-    /// There is something that a request must look at: injections or a suspension.
+    /// Whether there are injections or suspensions.
     armed: AtomicBool,
     /// Written to since the last flush. Without that a flush has nothing to do, in
     /// QEMU as well, and so cannot fail.
@@ -127,15 +125,15 @@ struct Shared {
 #[derive(Debug)]
 struct Rules {
     state: i32,
-    /// Each with its number. The newest first, as QEMU takes them.
+    /// With their numbers, the newest first, which is QEMU's order.
     rules: VecDeque<(u64, Rule)>,
-    /// The numbers of what is injected now, in the order in which it is looked at.
+    /// Numbers of the rules whose injections hold now, in order.
     active: Vec<u64>,
     next: u64,
     /// The next requests are suspended, with these tags.
     to_suspend: Vec<String>,
     suspended: Vec<Arc<Suspended>>,
-    /// What happened, in lines to be printed.
+    /// Messages to be printed.
     log: Vec<String>,
 }
 
@@ -187,7 +185,10 @@ impl Drop for Suspension<'_> {
 }
 
 impl Blkdebug {
-    /// `storage` with these rules. The error is QEMU's for limits that cannot be.
+    /// `storage` with these rules.
+    ///
+    /// # Errors
+    /// QEMU's message for limits that contradict each other or the storage.
     pub fn new(
         storage: Arc<dyn Storage>,
         rules: Vec<Rule>,
@@ -233,9 +234,9 @@ impl Blkdebug {
         Ok(debug)
     }
 
-    /// The work has come to this place.
+    /// Reports an event.
     pub fn event(&self, event: Event) {
-        // Where nothing was written there is nothing that would go to the disk.
+        // Without writes a flush does nothing, as in QEMU.
         let changed = || self.shared.changed.load(Ordering::Relaxed);
         if event != Event::FlushToDisk || changed() {
             self.shared.event(event);
@@ -251,8 +252,7 @@ impl Blkdebug {
         });
     }
 
-    /// Lets the first request that was suspended with this tag go on; whether
-    /// there was one.
+    /// Resumes the first request that was suspended with this tag. False: there is none.
     pub fn resume(&self, tag: &str) -> bool {
         let mut rules = self.shared.rules();
         let Some(place) = rules.suspended.iter().position(|s| s.tag == tag) else {
@@ -267,8 +267,7 @@ impl Blkdebug {
         true
     }
 
-    /// Suspends nothing with this tag any more, and lets go on what was; whether
-    /// there was anything.
+    /// Removes the suspensions with this tag and resumes their requests. False: there are none.
     pub fn forget_tag(&self, tag: &str) -> bool {
         let mut found = {
             let mut rules = self.shared.rules();
@@ -284,7 +283,7 @@ impl Blkdebug {
         found
     }
 
-    /// Suspends nothing any more, and lets go on what was.
+    /// Removes all suspensions and resumes their requests.
     pub fn resume_all(&self) {
         let suspended = {
             let mut rules = self.shared.rules();
@@ -303,7 +302,7 @@ impl Blkdebug {
         self.shared.rules().suspended.iter().any(|s| s.tag == tag)
     }
 
-    /// Takes the lines about what happened since the last call.
+    /// Takes the messages since the last call.
     pub fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.rules().log)
     }
@@ -416,7 +415,7 @@ impl Shared {
         }
     }
 
-    /// What a request has to wait for, because of the events before it.
+    /// Suspensions of the next request.
     fn suspensions(&self) -> Vec<Suspension<'_>> {
         if !self.armed.load(Ordering::Relaxed) {
             return Vec::new();

@@ -1,12 +1,9 @@
-//! Which blocks of a storage are being written, where that matters: with
-//! direct I/O a write that does not cover whole blocks reads them, changes
-//! them in memory and writes them back. No other write may touch those blocks
-//! meanwhile, or it is undone.
+//! Range locks for direct I/O: a read-modify-write of blocks excludes other writes to them, which
+//! it would undo.
 //!
-//! The page cache must not be used beside direct I/O either, and it is, by
-//! `fallocate(2)` and `ftruncate(2)` for the rest of a page that they zero in
-//! part: a direct write to that page then fails to invalidate it, and the next
-//! flush ends with `EIO`. So these get whole pages only.
+//! `fallocate(2)` and `ftruncate(2)` zero a part of a page through the page cache. A direct write
+//! then fails to invalidate that page, and the next flush ends with `EIO`. So these operations get
+//! whole pages only.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -22,9 +19,9 @@ pub struct Blocks {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of writes that change no bytes outside of their range: these may overlap.
+    /// Of writes of whole blocks: these may overlap.
     plain: Vec<Range<u64>>,
-    /// Of writes that read old content and write it again: nothing may overlap these.
+    /// Of read-modify-writes: nothing may overlap these.
     careful: Vec<Range<u64>>,
     waiting: Vec<Waker>,
 }
@@ -56,7 +53,7 @@ impl Blocks {
         crate::lock(&self.state)
     }
 
-    /// Begins a plain write, unless that must wait.
+    /// Begins a write of whole blocks, unless that must wait.
     pub(crate) fn try_plain(&self, range: Range<u64>) -> Option<Written<'_>> {
         self.state().begin(&range, false).then(|| Written {
             blocks: self,
@@ -65,12 +62,12 @@ impl Blocks {
         })
     }
 
-    /// Begins a plain write when it may.
+    /// Begins a write of whole blocks, when nothing excludes it.
     pub(crate) async fn plain(&self, range: Range<u64>) -> Written<'_> {
         self.begin(range, false).await
     }
 
-    /// Begins a write of whole blocks of which some bytes are written back.
+    /// Begins a read-modify-write, when nothing excludes it.
     pub(crate) async fn careful(&self, range: Range<u64>) -> Written<'_> {
         self.begin(range, true).await
     }
@@ -96,7 +93,7 @@ impl Blocks {
 }
 
 impl State {
-    /// Notes a write, if it may begin.
+    /// Locks the range, unless something excludes that.
     fn begin(&mut self, range: &Range<u64>, careful: bool) -> bool {
         let hit = |list: &[Range<u64>]| list.iter().any(|r| overlap(r, range));
         if hit(&self.careful) || (careful && hit(&self.plain)) {

@@ -1,8 +1,5 @@
-//! Memory that I/O happens in: aligned buffers, a pool of them, and [`Iov`],
-//! the list of memory segments that one request reads into or writes from.
-//!
-//! This file is one of the few that hold `unsafe`: an [`Iov`] is made of raw
-//! pointers, and the code that makes one promises that they stay valid.
+//! The memory of requests: aligned buffers, and [`Iov`], the list of memory segments that a request
+//! reads into or writes from.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -14,8 +11,7 @@ use std::sync::Arc;
 
 use super::slab::{HUGE, Region, Slab};
 
-/// Every [`Buffer`] starts at a multiple of this many bytes: what `O_DIRECT`
-/// asks of memory on any device known today.
+/// The alignment of every [`Buffer`] in bytes, which is enough for `O_DIRECT` on any device.
 pub const BUFFER_ALIGN: usize = 4096;
 
 /// Owned, page-aligned memory of a fixed length. Large ones, and those of a queue's pool, are
@@ -23,7 +19,7 @@ pub const BUFFER_ALIGN: usize = 4096;
 pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
-    /// What it is a part of; None: allocated by itself.
+    /// The region that it is part of; None: it is allocated by itself.
     region: Option<Arc<Region>>,
 }
 
@@ -34,6 +30,9 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// `len` zeroed bytes, in huge pages if they fill at least half of one.
+    ///
+    /// # Panics
+    /// If `len` is not below `isize::MAX`. Aborts if there is no memory.
     pub fn new(len: usize) -> Self {
         if len >= HUGE / 2 {
             let region = Region::new(len);
@@ -86,9 +85,9 @@ impl Buffer {
     }
 }
 
-/// Memory that a request can have for as long as it takes: a [`Buffer`], or one
-/// of a queue's pool. No others: a request that is forgotten must forget its
-/// memory too, which a borrowed buffer would not be.
+/// Memory that a request can own until its end: a [`Buffer`], or one of a queue's pool. There are
+/// no others, since the memory of a forgotten request must stay valid, which borrowed memory does
+/// not.
 pub trait OwnedBuffer: sealed::Sealed {
     /// The buffer.
     fn buffer(&mut self) -> &mut Buffer;
@@ -156,7 +155,7 @@ pub struct Iov {
 #[derive(Clone)]
 enum Kind {
     One(*mut u8),
-    /// Segments, and how many bytes of them come before the first of ours.
+    /// Segments, and how many of their first bytes are left out.
     Many(Rc<[(*mut u8, usize)]>, usize),
 }
 
@@ -204,7 +203,7 @@ impl Iov {
         unsafe { Iov::from_segments(&segments) }
     }
 
-    /// Length in bytes of all segments together.
+    /// Bytes of all segments together.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -232,7 +231,7 @@ impl Iov {
         Iov { kind, len }
     }
 
-    /// The bytes of several ranges (start and length), one after another.
+    /// The bytes of several ranges (start and length), concatenated.
     pub(crate) fn gather(&self, ranges: impl Iterator<Item = (usize, usize)>) -> Iov {
         let mut segments = Vec::new();
         for (start, len) in ranges {
@@ -243,8 +242,7 @@ impl Iov {
         unsafe { Iov::from_segments(&segments) }
     }
 
-    /// The bytes of several, one after another. The promises of all of them
-    /// hold for the result.
+    /// The bytes of several, concatenated. The promises of all hold for the result.
     pub(crate) fn concat<'a>(parts: impl Iterator<Item = &'a Iov>) -> Iov {
         let mut segments = Vec::new();
         for part in parts {
@@ -307,7 +305,10 @@ impl Iov {
         aligned
     }
 
-    /// Copies `data` to the start. `data` is no longer than `self`.
+    /// Copies `data` to the start.
+    ///
+    /// # Panics
+    /// If `data` is longer than `self`.
     pub fn copy_from(&self, mut data: &[u8]) {
         assert!(data.len() <= self.len);
         self.slice(0, data.len()).for_each(|ptr, len| {
@@ -318,7 +319,10 @@ impl Iov {
         });
     }
 
-    /// Copies the first bytes out into `data`, which is no longer than `self`.
+    /// Copies the first bytes into `data`.
+    ///
+    /// # Panics
+    /// If `data` is longer than `self`.
     pub fn copy_to(&self, data: &mut [u8]) {
         assert!(data.len() <= self.len);
         let mut done = 0;

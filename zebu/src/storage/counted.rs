@@ -1,5 +1,4 @@
-//! Counting the work that an untrusted image causes, and a
-//! storage of which no more is read than that allows.
+//! Counting the work that an untrusted image causes, and a storage whose reads count as work.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Iov, OpKind, Queue, Started, Storage};
 use crate::LimitExceeded;
 
-/// What one read counts as at least.
+/// The least work of one read, in bytes.
 const READ_WORK: u64 = 512;
 
 /// The work that may still be done with an image, shared by all its users.
@@ -31,11 +30,10 @@ impl Work {
         self.spend(bytes.max(READ_WORK)).map_err(io::Error::other)
     }
 
-    /// Counts `amount`, and refuses it if that is too much. Once it is, all
-    /// that follows is.
+    /// Counts `amount`. An error once the limit is exceeded, and for all calls from then on.
     #[inline]
     pub(crate) fn spend(&self, amount: u64) -> Result<(), LimitExceeded> {
-        // It cannot wrap around: a refused caller soon stops.
+        // It does not wrap around: callers stop soon after an error.
         let done = self.done.fetch_add(amount, Ordering::Relaxed) + amount;
         if done <= self.limit {
             return Ok(());

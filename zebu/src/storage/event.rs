@@ -1,12 +1,11 @@
-//! The places in the work of an image where [`Blkdebug`](super::Blkdebug) may
-//! interfere, by QEMU's names.
+//! The steps of an image that [`Blkdebug`](super::Blkdebug) has rules for, with QEMU's names.
 
 use std::str::FromStr;
 
 macro_rules! events {
     ($($event:ident $name:literal,)*) => {
-        /// A place in the work of an image. docs/blkdebug.md lists those that
-        /// zebu reports; the others are known by name only.
+        /// A step of an image. docs/blkdebug.md lists those that zebu reports; the others are
+        /// accepted and never occur.
         #[allow(missing_docs, reason = "the names are QEMU's")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Event { $($event,)* }

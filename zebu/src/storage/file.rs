@@ -19,7 +19,7 @@ use super::{Alignment, Blocks, Iov, Properties, Queue, Started, Storage};
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
 
-/// How the host's page cache takes part, by QEMU's names.
+/// How the host's page cache is used, with QEMU's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CacheMode {
@@ -88,23 +88,26 @@ options! {
     pub struct OpenFile {
         /// For writing too.
         pub write: bool,
-        /// Make it if it is not there. One that is there is not changed.
+        /// Create it if it does not exist. An existing file is not changed.
         pub create: bool,
-        /// How the page cache takes part.
+        /// The cache mode.
         pub cache: CacheMode,
     }
 }
 
-/// Opens a regular file or block device, through the page cache or past it as
-/// [`OpenFile::cache`] says. Anything else is refused.
+/// Opens a regular file or block device.
+///
+/// # Errors
+/// Those of open(2), and `InvalidInput` for other kinds of files, or if the file system does not
+/// support the cache mode.
 pub fn open_file(path: impl Into<PathBuf>, how: OpenFile) -> io::Result<Arc<dyn Storage>> {
     let path = path.into();
     let file = open(&path, how)?;
     storage_of(file, path, how.cache)
 }
 
-/// The storage of a file that the caller has opened: for reading, and for writing too if the
-/// device is. `path` is for messages.
+/// The storage of a file that the caller has opened for reading, and for writing if that is needed.
+/// `path` is for messages.
 ///
 /// # Errors
 /// `EINVAL` if the descriptor's `O_DIRECT` is not as `cache` needs it, or if it is neither a
@@ -195,24 +198,26 @@ fn open(path: &Path, how: OpenFile) -> io::Result<fs::File> {
 pub struct HostFile {
     /// Shared with operations in flight.
     fd: Arc<OwnedFd>,
-    /// The descriptor that has the locks, once there are any.
+    /// The descriptor with the locks, once there are any.
     locks: OnceLock<Option<OwnedFd>>,
-    /// What these locks are.
+    /// The locks.
     locked: Mutex<LockRequest>,
-    /// Of direct I/O.
+    /// With direct I/O.
     blocks: Option<Blocks>,
     properties: Properties,
 }
 
 impl HostFile {
-    /// Takes the locks by which QEMU and zebu keep out of each other's way.
-    /// They are held until the file is dropped, or until another request takes
-    /// their place. After a failure those of before are held.
+    /// Takes QEMU's image locks. They are held until the file is dropped or another request
+    /// replaces them. After a failure the old ones are held.
+    ///
+    /// # Errors
+    /// [`Error::Locked`](crate::Error::Locked) if another process has a lock that conflicts.
     pub fn lock(&self, request: LockRequest) -> crate::Result<()> {
         self.relock(&mut crate::lock(&self.locked), request)
     }
 
-    /// Takes the lock for changes of the length, if the file is locked at all.
+    /// Takes the lock for changes of the length, if the file is locked.
     pub(crate) fn lock_length(&self) -> crate::Result<()> {
         let mut locked = crate::lock(&self.locked);
         match *locked {
@@ -227,24 +232,27 @@ impl HostFile {
         Ok(())
     }
 
-    /// The descriptor of the locks: an open file description of its own, with which they end.
-    /// The one for I/O may outlive the process for a while, because operations of io_uring
-    /// refer to it until the kernel has ended them.
+    /// The descriptor of the locks, which has its own open file description: that of I/O may
+    /// outlive the process, because operations of io_uring refer to it until the kernel has ended
+    /// them.
     fn lock_fd(&self) -> RawFd {
         let own = self.locks.get_or_init(|| {
             let again = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
             let mut how = fs::OpenOptions::new();
             how.read(true)
                 .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
-            // Where that is not permitted (a file that another user opened), the locks are on
-            // the description for I/O.
+            // Without permission (a file that another user opened), the locks are on the
+            // description for I/O.
             how.open(again).ok().map(OwnedFd::from)
         });
         own.as_ref().unwrap_or(&self.fd).as_raw_fd()
     }
 
-    /// Device and inode number, or the number of the device that it is: the
-    /// same for two names of one file.
+    /// Device and inode number, or the number of the block device: the same for two names of one
+    /// file.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = self.std().metadata()?;
         Ok(match self.properties.is_device {
@@ -259,8 +267,8 @@ impl HostFile {
     }
 }
 
-// SAFETY: the engine uses the memory until the operation has ended, and that is
-// what `Io`, in the `Started`, waits for.
+// SAFETY: the engine uses the memory until the operation has ended, which the `Io` in the `Started`
+// waits for.
 unsafe impl Storage for HostFile {
     unsafe fn start(
         &self,
@@ -273,7 +281,7 @@ unsafe impl Storage for HostFile {
         if kind == OpKind::Extent && self.properties.is_device {
             return Started::done(Ok(0));
         }
-        // To look for holes is no direct I/O either.
+        // A search for holes is no direct I/O.
         let buffered = kind == OpKind::Extent || !self.properties.cache.is_direct();
         if let Some(iov) = memory {
             // SAFETY: passed on; the `Started` waits for the end.
@@ -326,17 +334,16 @@ impl AsFd for HostFile {
 
 impl Drop for HostFile {
     fn drop(&mut self) {
-        // Closing does it too, but not while a child process that is just
-        // being started holds a copy of the descriptor.
+        // Closing does it, too, but not while a child process that is being started has a
+        // duplicate of the descriptor.
         if self.locks.get().is_some() {
             lock::unlock(self.lock_fd());
         }
     }
 }
 
-/// Takes `O_NONBLOCK` back. System calls ignore it on files, but io_uring then
-/// ends what would block with `EAGAIN`: always before Linux 5.18 or so, later
-/// on file systems that cannot say in advance whether they will block.
+/// Clears `O_NONBLOCK`. System calls ignore it on files, but io_uring may end operations with
+/// `EAGAIN` instead of blocking.
 fn clear_nonblock(fd: RawFd) -> io::Result<()> {
     // SAFETY: system calls without pointers.
     let result = unsafe {
@@ -356,9 +363,8 @@ fn page_size() -> u64 {
     u64::try_from(size).unwrap_or(4096).max(4096)
 }
 
-/// What `O_DIRECT` asks for on this descriptor: as `statx(2)` says
-/// (`STATX_DIOALIGN`, Linux 6.1), or the device's logical block size
-/// (`BLKSSZGET`), or a page.
+/// The alignment that `O_DIRECT` needs on this descriptor: of `statx(2)` (`STATX_DIOALIGN`, Linux
+/// 6.1), else the logical block size of a device (`BLKSSZGET`), else a page.
 fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     let empty = CString::default();
     let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
@@ -378,7 +384,7 @@ fn direct_alignment(fd: RawFd, device: bool) -> Alignment {
     if result == 0 && memory.is_power_of_two() && offset.is_power_of_two() {
         return Alignment {
             memory: memory as usize,
-            // No less, so that what follows a short result is aligned too.
+            // At least that of memory, so that the rest after a short result is aligned, too.
             offset: offset.max(memory) as usize,
         };
     }

@@ -1,10 +1,10 @@
-//! Two futures at once.
+//! Two futures beside each other, without a dependency for it.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-/// Drives both until both are ready.
+/// Polls both until both are ready.
 pub(crate) async fn join<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut first, mut second) = (None, None);

@@ -1,12 +1,9 @@
-//! Locks that keep QEMU and zebu off each other's images.
+//! QEMU's image locks.
 //!
-//! QEMU says what it does with a file, and what it lets others do with it
-//! meanwhile, by read locks on single bytes far into the file: byte 100 + n
-//! locked means that a process has permission n, byte 200 + n that a process
-//! does not share it. Read locks do not exclude each other; a process
-//! first locks its bytes, and then looks whether another process has one that
-//! contradicts. The locks belong to the open file description
-//! (`F_OFD_SETLK`), so they end with it, however the process ends.
+//! A process states its permissions for a file by read locks on single bytes: byte 100 + n means
+//! that it holds permission n, byte 200 + n that it does not share permission n. Read locks do not
+//! exclude each other, so a process first locks its bytes and then tests those that conflict. The
+//! locks belong to the open file description (`F_OFD_SETLK`) and end with it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,23 +13,23 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// The first byte of those that say which permissions are held.
+/// The first byte of the locks for permissions that are held.
 const HELD: libc::off_t = 100;
-/// The first byte of those that say which permissions are not shared.
+/// The first byte of the locks for permissions that are not shared.
 const NOT_SHARED: libc::off_t = 200;
 
-/// What may be done with a file: a set of permissions.
+/// A set of permissions for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Permissions(u64);
 
 impl Permissions {
     /// None of them.
     pub const NONE: Permissions = Permissions(0);
-    /// To read data that make sense as a whole.
+    /// To read consistent data.
     pub const CONSISTENT_READ: Permissions = Permissions(1);
     /// To write.
     pub const WRITE: Permissions = Permissions(1 << 1);
-    /// To write what changes nothing of what is read.
+    /// To write without changing what is read.
     pub const WRITE_UNCHANGED: Permissions = Permissions(1 << 2);
     /// To change the length.
     pub const RESIZE: Permissions = Permissions(1 << 3);
@@ -57,7 +54,7 @@ impl Permissions {
         Permissions(self.0 & !others.0)
     }
 
-    /// The bytes from `base` on that stand for these, with their names.
+    /// The lock bytes of these permissions from `base` on, with their names.
     fn bytes(self, base: libc::off_t) -> impl Iterator<Item = (libc::off_t, &'static str)> {
         (0..)
             .zip(Self::NAMES)
@@ -87,24 +84,23 @@ impl Not for Permissions {
     }
 }
 
-/// What is done with a file, and what others may do with it meanwhile.
+/// The permissions that a process holds for a file, and those that it shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockRequest {
-    /// What is done with it.
+    /// Permissions that are held.
     pub held: Permissions,
-    /// What others may do.
+    /// Permissions that others may hold.
     pub shared: Permissions,
 }
 
-/// The requests are those that qemu-img and qemu-io 10 are seen to make, by
-/// the bytes that they lock (`/proc/locks`).
+/// The constants are the requests of qemu-img and qemu-io 10 (by `/proc/locks`).
 impl LockRequest {
     const NO_WRITE_OR_RESIZE: Permissions =
         Permissions::ALL.without(Permissions::WRITE.and(Permissions::RESIZE));
     const READ: Permissions = Permissions::CONSISTENT_READ;
     const READ_WRITE: Permissions = Self::READ.and(Permissions::WRITE);
 
-    /// Nothing is done and everything is shared: no byte is locked.
+    /// Nothing is held and everything is shared: no byte is locked.
     pub const NOTHING: LockRequest = LockRequest {
         held: Permissions::NONE,
         shared: Permissions::ALL,
@@ -121,7 +117,7 @@ impl LockRequest {
         shared: Self::NO_WRITE_OR_RESIZE,
     };
     /// The file of a raw image that is read, at the top of a chain or as a
-    /// backing file: others may write to it, at the reader's risk.
+    /// backing file: others may write to it.
     pub const RAW_READ: LockRequest = LockRequest {
         held: Self::READ,
         shared: Permissions::ALL,
@@ -141,8 +137,7 @@ impl LockRequest {
         held: Self::READ_WRITE.and(Permissions::RESIZE),
         shared: Permissions::ALL.without(Permissions::RESIZE),
     };
-    /// A file that is made, which may lose what it held: the length must not
-    /// be one that others rely on.
+    /// A file that is created, or truncated.
     pub const CREATE: LockRequest = LockRequest {
         held: Permissions::WRITE.and(Permissions::RESIZE),
         shared: Permissions::ALL.without(Permissions::RESIZE),
@@ -150,8 +145,7 @@ impl LockRequest {
     /// Any file that is read with `force-share` (`-U`).
     pub const FORCE_SHARE: LockRequest = Self::RAW_READ;
 
-    /// The same, but the length must stay: what qemu-nbd asks for the image
-    /// that it exports.
+    /// The same, and no other process may change the length: the request of qemu-nbd.
     pub const fn fixed_length(self) -> LockRequest {
         LockRequest {
             held: self.held,
@@ -159,7 +153,7 @@ impl LockRequest {
         }
     }
 
-    /// The same, and the length is changed.
+    /// The same, with the permission to change the length.
     pub const fn changing_length(self) -> LockRequest {
         LockRequest {
             held: self.held.and(Permissions::RESIZE),
@@ -168,8 +162,7 @@ impl LockRequest {
     }
 }
 
-/// Locks the file of this descriptor, open for reading, or reports which lock has what
-/// is asked for. `path` is for that message.
+/// Locks the file of this descriptor, which is open for reading. `path` is for error messages.
 ///
 /// Where the system or the file system has no such locks nothing is locked,
 /// as with QEMU's `locking=auto`. The locks last until the last duplicate of
@@ -179,15 +172,18 @@ pub fn lock(fd: RawFd, path: &Path, request: LockRequest) -> Result<()> {
     relock(fd, path, LockRequest::NOTHING, request)
 }
 
-/// Goes from what was locked by `old` to `new`: what both have stays locked
-/// all the while. After a failure `old` is locked as before.
+/// Changes the locks from `old` to `new`: those of both stay locked meanwhile. After a failure
+/// `old` is locked as before.
+///
+/// # Errors
+/// [`Error::Locked`] if another process has a lock that conflicts.
 pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Result<()> {
     let bytes = |held: Permissions, not_shared: Permissions| {
         held.bytes(HELD).chain(not_shared.bytes(NOT_SHARED))
     };
     let release = |from: LockRequest, to: LockRequest| {
         for (byte, _) in bytes(from.held.without(to.held), to.shared.without(from.shared)) {
-            // It can fail only where taking it does; and closing frees it.
+            // It fails only where taking the lock does, and closing releases it.
             let _ = set(fd, libc::F_UNLCK, byte);
         }
     };
@@ -196,18 +192,18 @@ pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Res
             release(new, old);
             return match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ENOSYS | libc::ENOLCK | libc::EOPNOTSUPP) => Ok(()),
-                // Some process has a write lock; QEMU takes none.
+                // Another program has a write lock; QEMU takes none.
                 _ => Err(Error::from(error).during(format!("Failed to lock byte {byte}"))),
             };
         }
     }
-    // Does another process not share what is held here, or hold what is not shared?
+    // Conflicts: another process does not share what is held here, or holds what is not shared.
     let held = (new.held.bytes(NOT_SHARED)).map(|(byte, name)| (byte, format!("\"{name}\"")));
     let not_shared =
         ((!new.shared).bytes(HELD)).map(|(byte, name)| (byte, format!("shared \"{name}\"")));
     let mut tests: Vec<_> = held.chain(not_shared).collect();
-    // QEMU starts to write to a data file only after it has opened it, so its
-    // complaint is about what it does not share. All else it asks at once.
+    // QEMU gets the write permission of a data file after it has opened it, so its message names
+    // what it does not share.
     if new == LockRequest::DATA_WRITE {
         tests.reverse();
     }
@@ -227,13 +223,12 @@ pub fn relock(fd: RawFd, path: &Path, old: LockRequest, new: LockRequest) -> Res
     Ok(())
 }
 
-/// Ends all locks of this descriptor. Closing it ends them too, but later if a
-/// process is being started at that moment, which has a duplicate of the
-/// descriptor until it runs its program; so this goes before.
+/// Releases all locks of this descriptor. Closing it does so, too, but not while a child process
+/// that is being started has a duplicate of the descriptor.
 pub fn unlock(fd: RawFd) {
     for base in [HELD, NOT_SHARED] {
         for (byte, _) in Permissions::ALL.bytes(base) {
-            // It can fail only where nothing could be locked.
+            // It fails only where nothing could be locked.
             let _ = set(fd, libc::F_UNLCK, byte);
         }
     }
@@ -275,9 +270,8 @@ fn locked_by_others(fd: RawFd, byte: libc::off_t) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against two programs that write to one image, or one that reads
-    //! what another writes: zebu must let in, and be let in by, exactly those
-    //! that QEMU would. And against a lock that outlives a failure.
+    //! Guards against two programs that write to one image, or one that reads what another writes:
+    //! conflicts must be those of QEMU. And against a lock that outlives a failure.
 
     use std::fs::File;
     use std::io::{BufRead, BufReader};
@@ -305,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_say_who_came_first() {
+    fn the_message_names_the_lock_that_conflicts() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path();
         let no_write = Err("Failed to get \"write\" lock".to_string());

@@ -1,11 +1,11 @@
-//! Bytes in memory, for tests and for images that are not files.
+//! A storage in memory, for tests and for images that are not files.
 
 use std::io;
 use std::sync::RwLock;
 
 use super::{Iov, OpKind, Queue, Started, Storage};
 
-/// A growable vector of bytes. Each operation is done as it is started.
+/// Bytes in memory. Each operation ends when it is started.
 #[derive(Debug, Default)]
 pub struct Memory {
     bytes: RwLock<Vec<u8>>,
@@ -73,7 +73,7 @@ impl Memory {
     }
 }
 
-/// `offset + length` where that is a length that memory can have.
+/// `offset + length`, if memory can be so long.
 fn end_of(offset: u64, length: u64) -> io::Result<usize> {
     offset
         .checked_add(length)

@@ -1,8 +1,8 @@
-//! Bytes at offsets: files through three engines, and memory.
+//! Bytes at offsets: files, memory, exports of NBD servers; queues and engines.
 //!
-//! A [`Storage`] is what bytes are stored in; a [`Queue`] is how a thread
-//! reads and writes them with many operations in flight. Everything above
-//! this module moves bytes through [`read()`], [`write()`] and their like.
+//! A [`Storage`] holds bytes. A [`Queue`] drives the operations of a thread, any number in flight.
+//! Everything above this module moves bytes by [`read()`], [`write()`] and the other functions
+//! here.
 
 mod access;
 mod ahead;
@@ -62,8 +62,7 @@ pub(crate) use window::Window;
 pub(crate) use writings::Writings;
 pub(crate) use zero::is_zero;
 
-/// What the offsets, lengths and memory of direct I/O must be multiples of,
-/// in bytes (powers of two). Both are 1 where anything goes.
+/// The alignment that operations need, in bytes (powers of two).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
     /// Of the addresses of memory segments.
@@ -81,28 +80,28 @@ impl Alignment {
 }
 
 options! {
-    /// What is known of a storage and does not change.
+    /// Properties of a storage that do not change.
     #[derive(Clone, Debug)]
     pub struct Properties {
         /// The path that it was opened by, for messages; empty for memory.
         pub path: PathBuf,
-        /// How writes become durable.
+        /// The cache mode.
         pub cache: CacheMode,
-        /// What operations must be multiples of.
+        /// The alignment of operations.
         pub alignment: Alignment,
         /// Whether it is a block device or the like: of fixed size, its old content not zero.
         pub is_device: bool,
-        /// Whether the bytes are on another machine: a server gets a request for what is wanted
-        /// ([`OpKind::Discard`], [`OpKind::ZeroQuickly`]) and not how it is done.
+        /// Whether another program has the bytes: it gets the request itself ([`OpKind::Discard`],
+        /// [`OpKind::ZeroQuickly`]) instead of the operations that a file needs for it.
         pub is_remote: bool,
-        /// Whether it is the disk of an image, or something over one: its operations may wait for tasks
-        /// of other queues.
+        /// Whether it is the disk of an image, or a filter over one: its operations may wait for
+        /// tasks of other queues.
         pub is_stacked: bool,
     }
 }
 
 impl Properties {
-    /// Those of plain memory.
+    /// The properties of plain memory.
     pub const PLAIN: Properties = Properties {
         path: PathBuf::new(),
         cache: CacheMode::WriteBack,
@@ -113,17 +112,15 @@ impl Properties {
     };
 }
 
-/// Something that stores bytes. Driven from any number of threads.
+/// A storage of bytes, used by any number of threads.
 ///
 /// # Safety
-/// Callers rely on it that the memory of an operation is used
-/// only until the operation has ended: until its [`Started`] was awaited or
-/// dropped. An implementation keeps no copy of the [`Iov`] beyond that.
+/// An implementation uses the memory of an operation, and keeps a copy of its [`Iov`], only until
+/// the [`Started`] was awaited or dropped.
 #[allow(unsafe_code)]
 pub unsafe trait Storage: Send + Sync + fmt::Debug {
-    /// Starts an operation: on `memory` for reads and writes, on `length`
-    /// bytes for range operations. Offsets, lengths and memory fit
-    /// [`Storage::alignment`].
+    /// Starts an operation: on `memory` for reads, writes and [`OpKind::Extent`], else on `length`
+    /// bytes. Reads and writes are aligned to [`Storage::alignment`].
     ///
     /// # Safety
     /// The memory stays valid and otherwise unused until the [`Started`] was awaited or
@@ -138,51 +135,59 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         memory: Option<&Iov>,
     ) -> Started;
 
-    /// The storage that this one, a filter, is over: what a filter does not do itself is passed
-    /// on by the methods below, but for [`Storage::host_file`]. All others have their own
+    /// The storage below a filter: the methods of the filter that are not implemented are those of
+    /// that storage, except [`Storage::host_file`]. All others have their own
     /// `len` and `allocated`.
     fn inner(&self) -> Option<&dyn Storage> {
         None
     }
 
     /// Length in bytes.
+    ///
+    /// # Errors
+    /// Those of the file system.
     fn len(&self) -> io::Result<u64> {
         inner_of(self.inner())?.len()
     }
 
-    /// Whether there are no bytes at all.
+    /// Whether there are no bytes.
+    ///
+    /// # Errors
+    /// Those of [`Storage::len`].
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// What is known of it and does not change.
+    /// Its properties.
     fn properties(&self) -> &Properties {
         static PLAIN: Properties = Properties::PLAIN;
         self.inner().map_or(&PLAIN, |inner| inner.properties())
     }
 
-    /// Bytes that the storage takes up on its device; an error if that is not known.
+    /// Bytes that the storage takes up on its device.
+    ///
+    /// # Errors
+    /// `Unsupported` if that is not known.
     fn allocated(&self) -> io::Result<u64> {
         inner_of(self.inner())?.allocated()
     }
 
-    /// The file of this machine that it is, if it is one.
+    /// The file of this machine, if it is one.
     fn host_file(&self) -> Option<&HostFile> {
         None
     }
 
-    /// The writes in flight, of a storage that has an alignment: see
-    /// [`Blocks`].
+    /// The writes in flight of a storage with an alignment.
     fn blocks(&self) -> Option<&Blocks> {
         self.inner()?.blocks()
     }
 
-    /// The storage that this one is made of, if it is of one.
+    /// The storage below, if there is one.
     fn below(&self) -> Option<&dyn Storage> {
         self.inner()?.below()
     }
 
-    /// What fails on purpose here, if anything does.
+    /// The filter that injects errors, if there is one.
     #[doc(hidden)]
     fn blkdebug(&self) -> Option<&Blkdebug> {
         self.inner()?.blkdebug()
@@ -219,7 +224,7 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
     }
 }
 
-/// What a filter is over; an error of a storage that is no filter and lacks a method.
+/// The storage below a filter.
 fn inner_of(inner: Option<&dyn Storage>) -> io::Result<&dyn Storage> {
     inner.ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
@@ -236,8 +241,7 @@ pub(crate) fn event(storage: &dyn Storage, event: Event) {
 pub struct Started(StartedKind);
 
 enum StartedKind {
-    /// In the engine; with the `iovec` array that it uses. The order matters:
-    /// the Io is dropped first, which waits for the end.
+    /// In the engine, with its `iovec` array. The `Io` comes first: its drop waits for the end.
     InFlight(
         Io,
         #[allow(dead_code, reason = "kept for the kernel, not read")] Option<Box<[libc::iovec]>>,
@@ -247,21 +251,19 @@ enum StartedKind {
 }
 
 impl Started {
-    /// An operation that ended as it was started.
+    /// An operation that ended when it was started.
     pub fn done(result: io::Result<usize>) -> Self {
         Started(StartedKind::Done(result))
     }
 
-    /// An operation that ends when `future` does, where it is not one of the
-    /// engine alone. The future wakes its task, from any thread. If it is
-    /// dropped before its end, it waits for the end of the operation or calls
-    /// it off: the memory is not used afterwards.
+    /// An operation that ends with `future`, which may wake its task from any thread. The drop of
+    /// the future cancels the operation or waits for its end: the memory is not used afterwards.
     pub fn later(future: impl Future<Output = io::Result<usize>> + 'static) -> Self {
         Started(StartedKind::Later(Box::pin(future)))
     }
 
-    /// A change of the length of a storage of `size` bytes that cannot grow: nothing happens to
-    /// it if it is to be no longer, else this is the error.
+    /// A change of the length of a storage of fixed size: nothing happens if it is to be no longer
+    /// than `size`, else it fails with this message.
     pub(crate) fn fixed_length(size: u64, length: u64, error: &'static str) -> Self {
         Self::done(match length <= size {
             true => Ok(0),
@@ -273,7 +275,10 @@ impl Started {
         Started(StartedKind::InFlight(io, segments))
     }
 
-    /// The bytes moved: fewer than asked at the end of a file.
+    /// Waits for the end: the bytes moved, fewer than requested at the end of a file.
+    ///
+    /// # Errors
+    /// The error of the operation.
     pub async fn wait(self) -> io::Result<usize> {
         match self.0 {
             StartedKind::InFlight(io, _segments) => io.await,

@@ -1,4 +1,4 @@
-//! A storage that keeps nothing: QEMU's `null-co` and `null-aio`.
+//! A storage without content: QEMU's `null-co` and `null-aio`.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Iov, OpKind, Properties, Queue, Started, Storage, StorageExtent};
 
-/// Reads as zeroes and drops what is written. Each request takes a fixed time.
+/// Reads as zeroes and ignores writes. Each operation takes a fixed time.
 #[derive(Debug)]
 pub struct Null {
     properties: Properties,
@@ -16,7 +16,7 @@ pub struct Null {
 }
 
 impl Null {
-    /// A storage of `size` bytes. Each request takes `latency`. Its extents are zero with
+    /// A storage of `size` bytes whose operations take `latency`. Its extents are zero with
     /// `known_zero`, else data.
     pub fn new(name: impl Into<PathBuf>, size: u64, latency: Duration, known_zero: bool) -> Self {
         Null {
@@ -55,7 +55,7 @@ unsafe impl Storage for Null {
                 };
                 return Started::done(Ok(extent.put(iov)));
             }
-            // Zeroes, whatever is asked: the memory may hold data of another request.
+            // The memory may hold data of another request.
             (OpKind::Read, Some(iov)) => {
                 let inside = self.size.saturating_sub(offset).min(iov.len() as u64) as usize;
                 iov.slice(0, inside).fill(0);

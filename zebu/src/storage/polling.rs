@@ -1,49 +1,45 @@
-//! Looking for work for a while before going to sleep.
+//! Polling before a thread sleeps.
 //!
-//! A thread that sleeps is woken by an interrupt, or by another processor, and
-//! that may take longer than what it waits for. Where what comes next mostly
-//! comes soon, it is quicker to look for it a few times. Whether it does is
-//! learned from how such looking ended. Where it ended in sleep, it is tried
-//! again after [`AGAIN`] waits, and ever more seldom while that is in vain.
+//! To wake a thread may take longer than what it waits for, so polling a few times is quicker where
+//! the next event is near. Whether it is near is learnt from the polls before. After polls without
+//! success, polling is tried again after [`AGAIN`] waits, and more and more rarely.
 //!
-//! Between two polls the thread yields the processor, so a thread that is waited
-//! for is not kept from it. If others keep it, looking takes too long, and so
-//! ends: a thread that is woken gets the processor sooner than one that gave
-//! it away.
+//! Between two polls the thread yields its processor to the threads that it waits for. If they keep
+//! it, the limit of time is reached and the thread sleeps: a thread that is woken gets a processor
+//! sooner than one that has yielded.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// As many waits end in sleep at once, before looking is tried again; at first,
-/// and when that was in vain many times.
+/// Waits that sleep at once before polling is tried again: at first, and at most.
 const AGAIN: u32 = 32;
 const SELDOM: u32 = 1024;
-/// How much success is remembered: half of it is lost with each failure.
+/// Successes that are counted at most. Each failure halves the count.
 const MOST: u32 = 8;
 
-/// Decides whether one thread looks for work again, or sleeps.
+/// Decides whether one thread polls again or sleeps.
 pub struct Polling {
     longest: Duration,
-    /// Successes lately.
+    /// Recent successes.
     credit: Cell<u32>,
-    /// Waits in a row that ended in sleep at once.
+    /// Waits in a row that slept at once.
     slept: Cell<u32>,
-    /// How many of them there are to be.
+    /// How many there are before polling is tried again.
     again: Cell<u32>,
     wait: Cell<Wait>,
 }
 
-/// The wait that there is.
+/// The state of the current wait.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// There was something to do the last time.
+    /// There is none.
     No,
     Looking(Instant),
     Asleep,
 }
 
 impl Polling {
-    /// Looks for this long at a time at most; zero: never.
+    /// Polls for `longest` at a time at most; zero: never.
     pub fn new(longest: Duration) -> Self {
         Polling {
             longest,
@@ -54,8 +50,8 @@ impl Polling {
         }
     }
 
-    /// There is nothing to do now. True: look again at once; false: sleep, after
-    /// a last look with all that wakes the thread in place.
+    /// Called when there is nothing to do. True: poll again at once; false: prepare what wakes the
+    /// thread, poll once more, and sleep.
     pub fn looks_again(&self) -> bool {
         let again = match self.wait.get() {
             Wait::No => self.begin(),
@@ -88,7 +84,7 @@ impl Polling {
         looks
     }
 
-    /// There was something to do.
+    /// Called when there was something to do.
     pub fn found(&self) {
         let Wait::Looking(since) = self.wait.replace(Wait::No) else {
             return;
@@ -113,14 +109,14 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a thread that never sleeps though nothing comes, and one
-    //! that never looks again once nothing came.
+    //! Guards against a thread that never sleeps though nothing happens, and one that never polls
+    //! again.
     use super::*;
 
     const FOR_EVER: Duration = Duration::from_secs(3600);
     const NO_TIME: Duration = Duration::from_nanos(1);
 
-    /// Waits in vain; how often it looked again.
+    /// Waits without success; how often it polled again.
     fn in_vain(polling: &Polling) -> usize {
         let looks = (0..).take_while(|_| polling.looks_again()).count();
         assert!(!polling.looks_again(), "it sleeps until something is found");

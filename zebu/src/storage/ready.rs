@@ -15,7 +15,7 @@ use super::engine::Interest;
 use super::queue::{Io, Queue};
 
 /// A wait for a descriptor, made by [`Queue::readable`] and
-/// [`Queue::writable`]. Dropped before it is ready, it waits no more.
+/// [`Queue::writable`]. The drop ends the wait.
 pub struct Ready<'fd> {
     io: Io,
     _descriptor: PhantomData<BorrowedFd<'fd>>,
@@ -39,13 +39,12 @@ impl Drop for Ready<'_> {
 }
 
 impl Queue {
-    /// Ready when a read from `fd` would not block: there are bytes, or the
-    /// end, or an error, which the read will return. Ready at once if it is so now.
+    /// Ready when a read from `fd` would not block: there are bytes, or the end, or an error that
+    /// the read returns.
     ///
-    /// `fd` is something that `poll(2)` waits for: a socket, a pipe, an event,
-    /// a timer; but no signalfd, which the `native` engine sees nothing of. Any
-    /// number of waits may be in flight beside operations; with
-    /// the `native` engine 64 (`ENOSPC` from there on).
+    /// `fd` is a socket, a pipe, an event, a timer or the like; a signalfd is not supported by the
+    /// `native` engine. Any number of waits may be in flight, with the `native` engine 64 (more end
+    /// with `ENOSPC`).
     pub fn readable<'fd>(&self, fd: &'fd (impl AsFd + ?Sized)) -> Ready<'fd> {
         self.ready(fd.as_fd(), Interest::Readable)
     }
@@ -62,7 +61,10 @@ impl Queue {
         }
     }
 
-    /// Waits for `duration` to pass, to the millisecond or so (`timerfd`).
+    /// Waits for `duration` (`timerfd`).
+    ///
+    /// # Errors
+    /// If there is no descriptor free.
     pub async fn sleep(&self, duration: Duration) -> io::Result<()> {
         let timer = timer(duration)?;
         self.readable(&timer).await
@@ -79,7 +81,7 @@ fn timer(duration: Duration) -> io::Result<File> {
     }
     // SAFETY: fd is new and ours.
     let timer = unsafe { File::from_raw_fd(fd) };
-    // Zero would mean never.
+    // Zero would disarm the timer.
     let duration = duration.max(Duration::from_nanos(1));
     let time = libc::itimerspec {
         it_interval: libc::timespec {

@@ -1,12 +1,9 @@
 //! Memory of buffers in huge pages.
 //!
-//! The kernel gives a device the memory of a request as a list of pieces that lie together
-//! physically, and each piece costs the kernel and the device. Memory in ordinary pages is a piece a
-//! page, 256 for 1 MiB. So the buffers of a queue are cut out of regions that the kernel is asked to
-//! back with one huge page each (`MADV_HUGEPAGE`; madvise(2)): the list has one piece then. Where
-//! there are no huge pages a region is ordinary memory.
-//!
-//! This file is one of the few that hold `unsafe`: it maps memory and gives it out.
+//! The kernel gives a device the memory of a request as a list of physically contiguous pieces, and
+//! each piece costs time: in ordinary pages 256 for 1 MiB. So the buffers of a queue are cut out of
+//! regions of one huge page each (`MADV_HUGEPAGE`, madvise(2)), which are one piece. Without huge
+//! pages a region is ordinary memory.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -60,8 +57,8 @@ pub(super) struct Slab {
 }
 
 impl Slab {
-    /// A piece of `length` bytes, at most [`HUGE`], and the region that it keeps. It is zero and
-    /// no other piece's.
+    /// A zeroed piece of `length` bytes, at most [`HUGE`], and the region that it is part of.
+    /// Pieces do not overlap.
     pub(super) fn cut(&mut self, length: usize) -> (NonNull<u8>, Arc<Region>) {
         assert!(length <= HUGE, "a piece of a huge page");
         let room = |(_, used): &(Arc<Region>, usize)| HUGE - used >= length;
@@ -84,22 +81,22 @@ fn map(layout: Layout) -> NonNull<u8> {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // More than is needed, of which what lies before and behind goes back.
+    // Mapped with a margin for the alignment, which is unmapped again.
     // SAFETY: a new mapping has no other user.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length + HUGE, access, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         handle_alloc_error(layout);
     }
     let before = start.cast::<u8>().align_offset(HUGE);
-    // SAFETY: `length` bytes from `before` on are inside the mapping; the rest of it is used by
-    // nobody.
+    // SAFETY: `length` bytes from `before` on are inside the mapping; the rest of it is
+    // unused.
     unsafe {
         let memory = start.byte_add(before);
         if before > 0 {
             libc::munmap(start, before);
         }
         libc::munmap(memory.byte_add(length), HUGE - before);
-        // Where the kernel has no huge pages the memory is as good as any.
+        // Without huge pages it is ordinary memory.
         libc::madvise(memory, length, libc::MADV_HUGEPAGE);
         NonNull::new_unchecked(memory.cast())
     }

@@ -1,5 +1,4 @@
-//! A part of a storage as a storage: what a raw image with an offset and a size
-//! is to the image inside it.
+//! A part of a storage as a storage: a raw image with an offset and a size.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ pub struct Window {
     /// None: to the end of the storage.
     size: Option<u64>,
     properties: Properties,
-    /// Whether what fits the alignment here fits that of the storage.
+    /// Whether operations that are aligned here are aligned in the storage.
     is_aligned: bool,
 }
 
@@ -29,7 +28,7 @@ impl Window {
         let unit = page.max(storage.alignment().offset as u64);
         let is_aligned = offset.is_multiple_of(unit);
         let mut properties = storage.properties().clone();
-        // Of fixed size, and what it held is there: as a device.
+        // Of fixed size, and its old content not zero: as a device.
         properties.is_device |= size.is_some();
         if !is_aligned {
             properties.alignment = Alignment::NONE;
@@ -52,8 +51,8 @@ impl Window {
     }
 }
 
-// SAFETY: all is passed on to a storage that keeps the promises; the future holds
-// that storage, and awaits what uses the memory.
+// SAFETY: all is passed on to a storage that keeps the promises. The future owns that storage and
+// awaits the operations on the memory.
 #[allow(unsafe_code)]
 unsafe impl Storage for Window {
     unsafe fn start(

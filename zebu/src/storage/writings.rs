@@ -1,4 +1,4 @@
-//! Several writes of one task in flight.
+//! Several writes of one request in flight.
 
 use std::collections::VecDeque;
 use std::io;
@@ -6,16 +6,16 @@ use std::io;
 use super::access::{Writing, begin_write};
 use super::{Iov, Queue, Storage};
 
-/// The writes of one request to one storage, so many at once.
+/// The writes of one request to one storage, a limited number in flight.
 pub(crate) struct Writings<'a> {
     storage: &'a dyn Storage,
     queue: &'a Queue,
     most: usize,
-    /// Started, with their offsets.
+    /// The writes in flight, with their offsets.
     flight: VecDeque<(u64, Writing<'a>)>,
 }
 
-/// A write that failed: its offset, and why.
+/// A write that failed: its offset and the error.
 pub(crate) type Failed = (u64, io::Error);
 
 impl<'a> Writings<'a> {
@@ -29,8 +29,8 @@ impl<'a> Writings<'a> {
         }
     }
 
-    /// Starts a write of `iov`, as [`write()`](super::write()) does it, when
-    /// there is space for it.
+    /// Starts a write of `iov` as [`write()`](super::write()), when fewer than the limit are in
+    /// flight.
     pub(crate) async fn write(&mut self, offset: u64, iov: Iov) -> Result<(), Failed> {
         while self.flight.len() >= self.most {
             self.finish_first().await?;
@@ -40,13 +40,13 @@ impl<'a> Writings<'a> {
             self.flight.push_back((offset, writing));
             return Ok(());
         }
-        // It waits for blocks that others write. Meanwhile this task must hold
-        // none: two that wait for each other would deadlock.
+        // It waits for blocks that other requests hold. Meanwhile this one must hold none, or two
+        // requests could wait for each other.
         self.finish().await?;
         writing.finish().await.map_err(|e| (offset, e))
     }
 
-    /// Waits until all is written.
+    /// Waits for the end of all.
     pub(crate) async fn finish(&mut self) -> Result<(), Failed> {
         while !self.flight.is_empty() {
             self.finish_first().await?;

@@ -2,8 +2,8 @@
 
 /// Whether every byte is zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Most data differ from zero early: look at little before going on. The
-    // inner fold has no exit, so that it becomes vector instructions.
+    // Most data differ from zero early, so the chunks are short. The inner fold has no exit, so
+    // that it becomes vector instructions.
     let mut chunks = bytes.chunks_exact(128);
     chunks.all(|chunk| {
         chunk.chunks_exact(8).fold(0, |all, word| {

@@ -15,7 +15,7 @@ const MAX_KEY: usize = 512;
 /// Bytes of a file at most.
 const MAX_FILE: u64 = 4 << 20;
 
-/// The keys of the users. It has no `Debug`, so that no key gets into a log.
+/// A user's key. It has no `Debug`, so that no key gets into a log.
 #[derive(Clone)]
 pub(super) struct Key {
     pub(super) user: Vec<u8>,
@@ -154,16 +154,15 @@ fn hexadecimal(digits: &[u8]) -> Option<Vec<u8>> {
 
 #[allow(unsafe_code)]
 unsafe extern "C" {
-    /// POSIX's, which the libc crate does not have.
+    /// Of POSIX; the libc crate does not have it.
     fn getlogin_r(name: *mut libc::c_char, length: libc::size_t) -> c_int;
 }
 
-/// The name of the user of this login, as libnbd finds it: what getlogin(3)
-/// says, else `$LOGNAME`.
+/// The user of this login, as in libnbd: of getlogin(3), else `$LOGNAME`.
 #[allow(unsafe_code)]
 fn login_name() -> Option<String> {
     let mut name: [libc::c_char; 257] = [0; 257];
-    // SAFETY: the last byte is not theirs, so it ends in a zero.
+    // SAFETY: the last byte stays zero, which ends the string.
     let found = unsafe {
         match getlogin_r(name.as_mut_ptr(), name.len() - 1) {
             0 => Some(CStr::from_ptr(name.as_ptr())),

@@ -1,11 +1,10 @@
 //! TLS: authentication by certificates (rustls) or by pre-shared keys (s2n-tls),
 //! and one `Session` for both, which a client and a server drive alike.
 //!
-//! rustls has no pre-shared keys. s2n-tls has them, but reads certificates, which come from
-//! untrusted peers, in C. Both use AWS-LC.
+//! rustls has no pre-shared keys. s2n-tls has them, but parses certificates of untrusted peers in
+//! C. Both use AWS-LC.
 //!
-//! Without the feature `tls` only the types of credentials are here: whatever asks for TLS is
-//! refused.
+//! Without the feature `tls` there are only the types of credentials, and TLS is refused.
 //!
 //! | file | subject |
 //! |---|---|
@@ -28,48 +27,47 @@ use std::path::PathBuf;
 
 pub use session::{ClientTls, ServerTls};
 
-/// Bytes of a key at least: s2n-tls takes no shorter one (RFC 9257, section 6).
+/// Bytes of a key at least, of s2n-tls (RFC 9257, section 6).
 pub const MIN_KEY: usize = 16;
-/// Users of a server at most: each connection has all their keys, and compares
-/// all with each that a client offers, before the client is authenticated.
+/// Users of a server at most: before a client is authenticated, each key that it offers is compared
+/// with all.
 pub const MAX_USERS: usize = 100;
-/// Why TLS cannot be used as it was asked for.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file that cannot be read, or holds something else.
+    /// A file that cannot be read or parsed.
     #[error("Unable to load {path}: {why}")]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// What was given does not fit together, or is not here.
+    /// Options contradict each other, or something is missing.
     #[error("Unable to use TLS: {0}")]
     Unusable(String),
 }
 
-/// What a client shows, and how it knows the server.
+/// A client's credentials, and how it authenticates the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TlsCredentials {
     /// Certificates.
     Certificates(TlsFiles),
-    /// A pre-shared key: the peer that has it is the server.
+    /// A pre-shared key, which authenticates the server, too.
     Key(KeyFile),
 }
 
-/// What of a server's certificate is looked at.
+/// What is verified of a server's certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verify {
-    /// Nothing: a host between the two may pose as the server.
+    /// Nothing: any host may pretend to be the server.
     Nothing,
-    /// That a trusted authority signed it. It may be anybody's whom that
-    /// authority signed.
+    /// That a trusted authority has signed it. It may be that of any host.
     Authority,
-    /// That, and that it is for the name of the server.
+    /// That, and the name of the server.
     #[default]
     Name,
 }
@@ -78,10 +76,10 @@ options! {
     /// Where certificates are.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
     pub struct TlsFiles {
-        /// The directory; None: the system's authorities are trusted, and we are
-        /// nobody.
+        /// The directory; None: the system's authorities are trusted, and the client has no
+        /// certificate.
         pub directory: Option<PathBuf>,
-        /// What is looked at.
+        /// What is verified.
         pub verify: Verify,
     }
 }
@@ -90,9 +88,9 @@ options! {
     /// A client's key.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub struct KeyFile {
-        /// Where it is, perhaps among others.
+        /// The file, which may hold other keys.
         pub file: PathBuf,
-        /// Whose it is; None: of the user of this login, as in libnbd.
+        /// The user of the key; None: that of this login, as in libnbd.
         pub user: Option<String>,
     }
 }
@@ -107,7 +105,7 @@ impl KeyFile {
     }
 }
 
-/// An error of what a peer sent.
+/// An error in what a peer sent.
 #[cfg(feature = "tls")]
 fn broken(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, error)

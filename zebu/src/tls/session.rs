@@ -1,4 +1,4 @@
-//! What a client and a server need, and a session with either kind of credentials.
+//! The credentials of clients and servers, and sessions with either kind.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -9,7 +9,7 @@ use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use super::{TlsCredentials, TlsError, broken, certificates, keys, psk};
 
-/// What a client needs for TLS.
+/// A client's side of TLS, with its credentials loaded.
 #[derive(Clone, Debug)]
 pub struct ClientTls(Client);
 
@@ -20,9 +20,11 @@ enum Client {
 }
 
 impl ClientTls {
-    /// Loads what `credentials` mean, for a server of this name, which only
-    /// certificates are looked at for; without it [`Verify::Name`](super::Verify::Name) looks at
-    /// the authority only, as in QEMU.
+    /// Loads credentials, for a server of this name, which only certificates use. Without a name
+    /// [`Verify::Name`](super::Verify::Name) verifies the authority only, as in QEMU.
+    ///
+    /// # Errors
+    /// If a file cannot be used, or has no such key.
     pub fn load(credentials: &TlsCredentials, name: Option<&str>) -> Result<Self, TlsError> {
         let client = match credentials {
             TlsCredentials::Certificates(files) => {
@@ -34,7 +36,7 @@ impl ClientTls {
     }
 }
 
-/// What a server needs for TLS.
+/// A server's side of TLS, with its credentials loaded.
 #[derive(Clone, Debug)]
 pub struct ServerTls(Server);
 
@@ -45,26 +47,29 @@ enum Server {
 }
 
 impl ServerTls {
-    /// Loads `server-cert.pem` and `server-key.pem` of `directory`. With
-    /// `verify` also `ca-cert.pem`: only clients are served then whose
-    /// certificate the authority signed.
+    /// Loads `server-cert.pem` and `server-key.pem` of `directory`. With `verify` also
+    /// `ca-cert.pem`: clients need a certificate that this authority has signed.
+    ///
+    /// # Errors
+    /// If a file cannot be used.
     pub fn with_certificates(directory: &Path, verify: bool) -> Result<Self, TlsError> {
         let config = certificates::server(directory, verify)?;
         Ok(ServerTls(Server::Certificates(config)))
     }
 
-    /// Loads a file of pre-shared keys: those are served whose name and key are
-    /// in it. An error also if there is none, more than [`MAX_USERS`](super::MAX_USERS), or a
-    /// key of less than [`MIN_KEY`](super::MIN_KEY) bytes.
+    /// Loads a file of pre-shared keys of users.
+    ///
+    /// # Errors
+    /// If the file cannot be used, has no key, more than [`MAX_USERS`](super::MAX_USERS), or one of
+    /// less than [`MIN_KEY`](super::MIN_KEY) bytes.
     pub fn with_keys(file: &Path) -> Result<Self, TlsError> {
         let server = psk::Server::new(&keys::load(file)?)?;
         Ok(ServerTls(Server::Keys(Arc::new(server))))
     }
 }
 
-/// TLS over a connection that the caller reads and writes. What it holds is
-/// bounded as long as [`Session::write`] is called when nothing waits to be
-/// written ([`Session::wants_write`]).
+/// TLS over a connection that the caller reads and writes. Its memory is bounded if
+/// [`Session::write`] is called only when nothing waits to be written ([`Session::wants_write`]).
 pub struct Session(Kind);
 
 enum Kind {
@@ -82,7 +87,7 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// A client's side, which has something to write.
+    /// A client's session, which begins with a write.
     pub fn client(tls: &ClientTls) -> io::Result<Self> {
         Ok(Session(match &tls.0 {
             Client::Certificates(client) => {
@@ -94,7 +99,7 @@ impl Session {
         }))
     }
 
-    /// A server's side, which waits for the client.
+    /// A server's session, which begins with a read.
     pub fn server(tls: &ServerTls) -> io::Result<Self> {
         Ok(Session(match &tls.0 {
             Server::Certificates(config) => {
@@ -105,7 +110,7 @@ impl Session {
         }))
     }
 
-    /// Whether the handshake goes on.
+    /// Whether the handshake is not complete.
     pub fn is_handshaking(&self) -> bool {
         match &self.0 {
             Kind::Certificates(connection) => connection.is_handshaking(),
@@ -113,10 +118,11 @@ impl Session {
         }
     }
 
-    /// Takes what was received and decrypted: at least a byte, or 0 when the
-    /// peer said goodbye. `WouldBlock` if there is nothing,
-    /// `UnexpectedEof` at an end without a goodbye, `InvalidData` if what was
-    /// received is no TLS.
+    /// Takes decrypted bytes: at least one, or 0 after a close_notify.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there are none, `UnexpectedEof` at an end without a close_notify,
+    /// `InvalidData` if the peer does not use TLS.
     pub fn read(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &mut self.0 {
             Kind::Certificates(connection) => connection.reader().read_vectored(buffers),
@@ -124,8 +130,8 @@ impl Session {
         }
     }
 
-    /// Encrypts some of the bytes, after the handshake and when nothing waits
-    /// to be written; how many.
+    /// Encrypts some of the bytes and returns how many. Called after the handshake, when nothing
+    /// waits to be written.
     pub fn write(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
         match &mut self.0 {
             Kind::Certificates(connection) => connection.writer().write_vectored(bytes),
@@ -133,8 +139,8 @@ impl Session {
         }
     }
 
-    /// Receives from the connection, once; how many bytes, 0 at its end. Then
-    /// [`Session::process`] is due.
+    /// Receives from the connection once: the number of bytes, 0 at its end. The caller then calls
+    /// [`Session::process`].
     pub fn read_tls(&mut self, from: &mut dyn Read) -> io::Result<usize> {
         match &mut self.0 {
             Kind::Certificates(connection) => connection.read_tls(from),
@@ -142,11 +148,12 @@ impl Session {
         }
     }
 
-    /// Looks at what was received. `InvalidData` if the peer cannot be
-    /// authenticated, or does not use TLS; there may be an alert to write then.
-    /// Of a handshake with keys that the peer ended a server is told
-    /// `UnexpectedEof`, and a client `ConnectionAborted` with what may be the
-    /// reason.
+    /// Processes what was received.
+    ///
+    /// # Errors
+    /// `InvalidData` if the peer cannot be authenticated or does not use TLS; there may be an alert
+    /// to write then. If the peer ended a handshake with keys, a server gets `UnexpectedEof` and a
+    /// client `ConnectionAborted` with a possible reason.
     pub fn process(&mut self) -> io::Result<()> {
         match &mut self.0 {
             Kind::Certificates(connection) => {
@@ -156,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Whether there is something for the connection.
+    /// Whether bytes wait to be sent.
     pub fn wants_write(&self) -> bool {
         match &self.0 {
             Kind::Certificates(connection) => connection.wants_write(),
@@ -164,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Sends to the connection, once; how many bytes.
+    /// Sends to the connection once: the number of bytes.
     pub fn write_tls(&mut self, to: &mut dyn Write) -> io::Result<usize> {
         match &mut self.0 {
             Kind::Certificates(connection) => connection.write_tls(to),
@@ -172,7 +179,7 @@ impl Session {
         }
     }
 
-    /// Says goodbye, which is then to be written.
+    /// Prepares a close_notify to be sent.
     pub fn send_close_notify(&mut self) {
         match &mut self.0 {
             Kind::Certificates(connection) => connection.send_close_notify(),

@@ -1,4 +1,4 @@
-//! The event by which threads end each other's sleep.
+//! An event that wakes a thread from its engine.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -21,7 +21,7 @@ impl EventFd {
         Ok(EventFd(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// Forgets the notifications so far.
+    /// Removes the notifications so far.
     pub(super) fn clear(&self) {
         // EAGAIN means that there were none.
         let _ = (&self.0).read(&mut [0; 8]);

@@ -1,5 +1,4 @@
-//! How operations reach the kernel: the trait that the three engines
-//! implement, and the choice between them.
+//! Engines start operations in the kernel: the trait, and the choice between the three.
 #![allow(unsafe_code)]
 
 mod eventfd;
@@ -29,7 +28,7 @@ pub type Token = u32;
 /// An operation that ended: bytes moved, or a negative `errno`.
 pub type Completion = (Token, i32);
 
-/// What a descriptor is waited for.
+/// What a wait for a descriptor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Until a read would not block.
@@ -50,8 +49,7 @@ impl Interest {
 
 /// Starts operations and reports their ends, for one thread.
 pub trait Engine {
-    /// Takes an operation. It may be started at once or at the next
-    /// [`Engine::poll`].
+    /// Takes an operation, which is started by the next [`Engine::poll`] at the latest.
     ///
     /// # Safety
     /// The descriptor stays open, and the memory that `op` names (and the
@@ -59,26 +57,25 @@ pub trait Engine {
     /// `poll` reports `token`.
     unsafe fn submit(&mut self, token: Token, op: Op);
 
-    /// Starts everything taken so far. Otherwise the next [`Engine::poll`] does.
+    /// Starts everything that was taken. The default leaves that to the next [`Engine::poll`].
     fn hand_over(&mut self) {}
 
-    /// Begins to wait for a descriptor, which may be started as late as an
-    /// operation. The completion is at least 0 when it is ready, also if it is
-    /// at its end or broken.
+    /// Begins to wait for a descriptor, at the next [`Engine::poll`] at the latest. The completion
+    /// is at least 0 when it is ready, also at its end or after an error.
     fn watch(&mut self, token: Token, fd: RawFd, interest: Interest);
 
-    /// Makes the wait `token`, which was not reported yet, end soon if it did
-    /// not by itself. Its completion is reported in either case.
+    /// Cancels the wait `token`, which was not reported yet. Its completion is reported soon.
     fn unwatch(&mut self, token: Token);
 
-    /// Starts everything taken so far and appends what has ended to `done`.
+    /// Starts everything that was taken and appends the operations that have ended to `done`.
     ///
-    /// If `wait`, and nothing has ended yet, blocks until something does or
-    /// until [`Notify::notify`] is called. Only an engine that cannot work any
-    /// more returns an error; an operation's own error is in its completion.
+    /// If `wait`, and none has ended, blocks until one does or [`Notify::notify`] is called.
+    ///
+    /// # Errors
+    /// If the engine cannot be used any more. The error of an operation is its completion.
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// What other threads use to end a blocking `poll`.
+    /// Ends a blocking `poll` from other threads.
     fn notifier(&self) -> Arc<dyn Notify>;
 
     /// As [`Engine::poll`] without waiting. Afterwards [`Engine::descriptor`] becomes readable
@@ -88,8 +85,11 @@ pub trait Engine {
         self.poll(false, done).map(|()| false)
     }
 
-    /// What another event loop waits for, see [`Engine::arm`]. It stays open as long as
-    /// the engine exists. If this call makes it, it is readable until the next [`Engine::arm`].
+    /// The descriptor for another event loop, see [`Engine::arm`]. It stays open as long as the
+    /// engine exists. If this call makes it, it is readable until the next [`Engine::arm`].
+    ///
+    /// # Errors
+    /// If no descriptor is free.
     fn descriptor(&self) -> io::Result<RawFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -108,19 +108,18 @@ thread_local! {
     static SIMULATED: RefCell<Option<MakeEngine>> = const { RefCell::new(None) };
 }
 
-/// From now on every queue that this thread makes has an engine from `make`, whatever its options
-/// say, and jobs start no threads: a run depends only on these engines and on the storages.
-/// `None` ends that.
+/// From now on every queue that this thread makes has an engine of `make`, and jobs start no
+/// threads: a run depends only on these engines and on the storages. `None` ends that.
 pub fn simulate_engines(make: Option<MakeEngine>) {
     SIMULATED.set(make);
 }
 
-/// Whether [`simulate_engines`] is in force on this thread.
+/// Whether this thread has simulated engines ([`simulate_engines`]).
 pub(crate) fn is_simulated() -> bool {
     SIMULATED.with_borrow(Option::is_some)
 }
 
-/// The three ways to do I/O.
+/// The engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum EngineKind {
@@ -137,8 +136,7 @@ impl EngineKind {
     /// All of them.
     pub const ALL: [EngineKind; 3] = [Self::Threads, Self::Native, Self::IoUring];
 
-    /// The best that this kernel offers: io_uring, or threads where it is not
-    /// there (old kernels, or a seccomp filter as container runtimes set).
+    /// io_uring, or threads without it (old kernels, seccomp filters of container runtimes).
     pub fn best() -> EngineKind {
         if is_simulated() {
             return EngineKind::Threads;
@@ -158,7 +156,10 @@ impl EngineKind {
         }
     }
 
-    /// Sets the engine up. The error says which engine is missing.
+    /// Makes an engine for this thread.
+    ///
+    /// # Errors
+    /// If this system does not have it.
     #[doc(hidden)]
     pub fn start(self) -> io::Result<Box<dyn Engine>> {
         if let Some(make) = SIMULATED.with_borrow(Clone::clone) {
@@ -196,17 +197,16 @@ impl FromStr for EngineKind {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against an operation that is lost or reported twice when there
-    //! are more than an engine takes at once, and against a wait that another
-    //! thread cannot end.
+    //! Guards against an operation that is lost or reported twice if there are more than an engine
+    //! takes at once, and against a wait that another thread cannot end.
     use super::*;
     use std::io::Write;
     use std::os::fd::AsRawFd;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    /// Reads `count` blocks of a file that says in each which one it is, all
-    /// in flight together, and checks that each ends once with its bytes.
+    /// Reads `count` numbered blocks of a file, all in flight together, and checks that each read
+    /// ends once with its bytes.
     pub(super) fn reads_in_flight(engine: &mut dyn Engine, count: u32) {
         const BLOCK: usize = 64;
         let mut file = tempfile::tempfile().unwrap();

@@ -1,8 +1,8 @@
 //! The `native` engine: Linux AIO (`io_submit(2)`, `io_getevents(2)`).
 //!
-//! Completions are read from the ring that the kernel maps into the process,
-//! as fio and QEMU do, so that a system call is made only to wait. Operations that this
-//! interface does not have (`fallocate(2)`, `ftruncate(2)`, `lseek(2)`) are done by workers.
+//! Completions are read from the ring that the kernel maps into the process, so that only waiting
+//! is a system call. Workers execute what this interface does not have (`fallocate(2)`,
+//! `ftruncate(2)`, `lseek(2)`).
 #![allow(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -16,11 +16,11 @@ use super::op::{Op, OpKind};
 use super::workers::Workers;
 use super::{Completion, Engine, Interest, Notify, Token};
 
-/// Operations in the kernel at once; the rest wait here.
+/// Operations in the kernel; the rest is in the backlog.
 const DEPTH: usize = 256;
-/// Waits for descriptors at once, in the kernel beside the operations.
+/// Waits for descriptors in the kernel.
 const WATCHES: usize = 64;
-/// All that is in the kernel at once: those and the poll of the event.
+/// All that is in the kernel: those and the poll of the event.
 const MAX_IN_KERNEL: usize = DEPTH + WATCHES + 1;
 /// Operations in one `io_submit` at most.
 const BATCH: usize = 64;
@@ -98,21 +98,20 @@ const RING_MAGIC: u32 = 0xa10a_10a1;
 pub struct Native {
     context: libc::c_ulong,
     event: Arc<EventFd>,
-    /// What another event loop waits for. Waits for descriptors always make it readable,
-    /// operations from the first [`Engine::arm`] on: that costs each a little.
+    /// For another event loop. Waits for descriptors always make it readable, operations from the
+    /// first [`Engine::arm`] on, since it makes each slower.
     completed: EventFd,
-    /// Operations in the kernel that do not make it readable. None: `arm` was not called yet.
+    /// Operations in the kernel that do not make it readable. None: `arm` was not called.
     silent: Option<usize>,
     wake_armed: bool,
-    /// Taken and not yet in the kernel.
+    /// Taken and not in the kernel.
     backlog: VecDeque<Iocb>,
     in_kernel: usize,
     /// Refused by the kernel, or cancelled.
     ended_early: Vec<Completion>,
-    /// For the operations that the kernel's interface does not have.
+    /// For operations that the interface does not have.
     workers: Option<Workers>,
-    /// Waits for descriptors. `io_cancel(2)` names one by its address, so each
-    /// has one of its own until it ends.
+    /// Waits for descriptors. `io_cancel(2)` names one by its address, so each has a fixed one.
     watches: HashMap<Token, Box<Iocb>>,
 }
 
@@ -158,8 +157,8 @@ impl Native {
         }
     }
 
-    /// Submits the backlog to the kernel as far as there is space. An operation
-    /// that the kernel refuses ends with that error.
+    /// Submits the backlog as far as there is space. An operation that the kernel refuses ends with
+    /// that error.
     fn submit_backlog(&mut self) {
         while !self.backlog.is_empty() && self.in_kernel < MAX_IN_KERNEL {
             let mut pointers = [std::ptr::null::<Iocb>(); BATCH];
@@ -185,7 +184,7 @@ impl Native {
             let errno = io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or(libc::EIO);
-            // Room comes with the next completion, if one will come by itself.
+            // The next completion makes space, if one is certain to come.
             let first_is_wake = self.backlog[0].data == WAKE;
             let here = self.backlog.iter().filter(|iocb| iocb.is_watch()).count();
             let watched = self.watches.len() - here;
@@ -194,8 +193,8 @@ impl Native {
                 return;
             }
             match self.backlog.pop_front() {
-                // To be armed again before the next wait, which this one must
-                // not become: nothing could end it.
+                // It is armed again before the next wait. This call must not wait: nothing could
+                // wake it.
                 Some(iocb) if iocb.data == WAKE => self.wake_armed = false,
                 Some(iocb) => {
                     if iocb.is_watch() {
@@ -208,8 +207,8 @@ impl Native {
         }
     }
 
-    /// Takes what has ended from the mapped ring. False if the ring has not
-    /// the form that we know, and `io_getevents` must be called.
+    /// Takes completions from the mapped ring. False if the ring has an unknown layout, so that
+    /// `io_getevents` must be called.
     fn reap_mapped(&mut self, done: &mut Vec<Completion>) -> bool {
         // SAFETY: the context's value is the address of the mapped ring, which
         // stays mapped until io_destroy.
@@ -397,8 +396,7 @@ impl Engine for Native {
             }
             self.get_events(1, done)?;
             if !self.wake_armed || done.len() > before {
-                // Ends of others may have come at the same time; and what was
-                // held back for lack of space can start now.
+                // Completions have made space for the backlog.
                 self.submit_backlog();
                 return Ok(());
             }
@@ -422,7 +420,7 @@ impl Engine for Native {
                 }
             }
         }
-        // Before looking: what ends afterwards makes it readable again.
+        // Before completions are taken: later ones make it readable again.
         self.completed.clear();
         self.poll(false, done)?;
         self.arm_wake();
@@ -446,17 +444,17 @@ impl Drop for Native {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against operations that are lost while they wait for space.
+    //! Guards against operations that are lost in the backlog.
     use super::super::tests::reads_in_flight;
     use super::*;
 
     #[test]
-    fn a_backlog_waits_for_room() {
+    fn a_backlog_is_submitted_later() {
         let Ok(mut native) = Native::new() else {
             eprintln!("skipped: no Linux AIO");
             return;
         };
-        // Nothing is reaped while these are taken: most must wait.
+        // Nothing is reaped meanwhile, so most are in the backlog.
         reads_in_flight(&mut native, 4 * DEPTH as u32);
         assert!(native.backlog.is_empty());
         assert_eq!(native.in_kernel, usize::from(native.wake_armed));

@@ -1,5 +1,4 @@
-//! One operation on a file descriptor, as the engines see it, and how to do
-//! it with a blocking system call.
+//! Operations on file descriptors, and how a thread executes one with a blocking system call.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -24,12 +23,12 @@ pub enum OpKind {
     /// Turns `length` bytes into a hole that reads as zeroes
     /// (`FALLOC_FL_PUNCH_HOLE`).
     PunchHole,
-    /// The content of `length` bytes is not needed any more; what they read as
-    /// from now on is the storage's affair. A file punches a hole.
+    /// The content of `length` bytes is not needed any more; the storage decides what they read as.
+    /// A file punches a hole.
     Discard,
-    /// As [`OpKind::ZeroRange`] if that is faster than writing zeroes, else
-    /// fails with `EOPNOTSUPP`. Files count as fast, block devices do not: the kernel
-    /// writes zeroes where the device cannot zero.
+    /// As [`OpKind::ZeroRange`] if that is faster than writing zeroes, else fails with
+    /// `EOPNOTSUPP`. That of a file is taken for fast. That of a block device is not: the kernel may
+    /// write zeroes instead.
     ZeroQuickly,
     /// Allocates `length` bytes without changing what they read as
     /// (`fallocate(2)`, mode 0).
@@ -42,22 +41,22 @@ pub enum OpKind {
     Extent,
 }
 
-/// One operation. The memory it names is valid until the operation completes;
+/// An operation. Its memory is valid until its end;
 /// see [`Engine::submit`](super::Engine::submit).
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// What to do.
+    /// Its kind.
     pub kind: OpKind,
-    /// On which file.
+    /// The file.
     pub fd: RawFd,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Bytes of a range operation, or in all segments.
+    /// Bytes of a range operation, or of all segments; the new length of the file.
     pub length: u64,
     /// The only segment when `segments` is 1, otherwise an array of `iovec`, no
     /// longer than `UIO_MAXIOV`.
     pub memory: *mut libc::c_void,
-    /// How many segments `memory` means; 0 for operations without memory.
+    /// Number of segments; 0 for operations without memory.
     pub segments: u32,
     /// Whether it goes through the page cache.
     pub buffered: bool,
@@ -66,12 +65,12 @@ pub struct Op {
     pub force_async: bool,
 }
 
-// SAFETY: an Op is a description; the thread that performs it relies on the
-// promise made to `Engine::submit` that its memory is valid and unshared.
+// SAFETY: an Op is a description. The thread that performs it relies on the promise made to
+// `Engine::submit` that its memory is valid and unshared.
 unsafe impl Send for Op {}
 
 impl Op {
-    /// One that moves no bytes, or has no memory yet.
+    /// An operation without memory.
     pub(in super::super) fn without_memory(
         kind: OpKind,
         fd: RawFd,
@@ -90,7 +89,7 @@ impl Op {
         }
     }
 
-    /// Does the operation on this thread and returns the bytes moved.
+    /// Executes the operation on this thread and returns the bytes moved.
     ///
     /// # Safety
     /// The promise of [`Engine::submit`](super::Engine::submit) holds.
@@ -122,7 +121,7 @@ impl Op {
         }
     }
 
-    /// Does the operation on this thread; the result is one of a
+    /// Executes the operation on this thread; the result is that of a
     /// [`Completion`](super::Completion).
     ///
     /// # Safety
@@ -135,10 +134,10 @@ impl Op {
         }
     }
 
-    /// Reads on this thread what lies in the page cache (`RWF_NOWAIT` of preadv2(2)), perhaps
-    /// not all of it. `None` if the first byte does not, if the file system does not know, at the
-    /// end of the file (which Linux 5.9 and 5.10 see in other places) and after an error: another
-    /// read says what there is to say.
+    /// Reads on this thread what is in the page cache (`RWF_NOWAIT` of preadv2(2)), perhaps not all
+    /// of it. `None` if the first byte is not, if the file system does not support that, at the end
+    /// of the file (Linux 5.9 and 5.10 report it in other places), and after an error: a usual read
+    /// is needed then.
     ///
     /// # Safety
     /// As [`Op::perform`].
@@ -211,8 +210,8 @@ impl OpKind {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against reads that never come from the page cache by the caller's thread,
-    //! which no other test would notice, and against an end of the file where none is.
+    //! Guards against cached reads that the caller's thread never executes, which no other test
+    //! would notice, and against an end of the file where there is none.
     use super::*;
     use std::io::Write;
     use std::os::fd::AsRawFd;

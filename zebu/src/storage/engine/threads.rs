@@ -1,4 +1,4 @@
-//! The `threads` engine: all operations are done by workers.
+//! The `threads` engine: workers execute all operations.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,8 +13,8 @@ use super::watch::Watches;
 use super::workers::Workers;
 use super::{Completion, Engine, Interest, Notify, Token};
 
-/// How often the poller yields with nothing ended before it sleeps: about ten microseconds, in
-/// which at depth 32 a request ends.
+/// How often the polling thread yields before it sleeps: about ten microseconds, in which at depth
+/// 32 a request ends.
 const POLLER_YIELDS: u32 = 4;
 
 /// The engine.
@@ -32,8 +32,8 @@ pub struct Threads {
 struct Poller {
     notified: AtomicBool,
     thread: Thread,
-    /// Whether it sleeps in `poll(2)`, or is about to, since it waits for
-    /// descriptors too, or in another event loop. Then `event` wakes it.
+    /// Whether it sleeps in `poll(2)`, or is about to, because it waits for descriptors or in
+    /// another event loop: `event` wakes it then.
     in_poll: AtomicBool,
     event: EventFd,
 }
@@ -46,10 +46,9 @@ impl Notify for Poller {
 }
 
 impl Poller {
-    /// Called after there is something for the poller to see.
+    /// Wakes the thread, after the reason for it is visible.
     fn wake(&self) {
-        // Pairs with `sleep`: either we see that it polls, or it sees what is
-        // there.
+        // Pairs with `sleep`: either `in_poll` is seen here, or the reason there.
         fence(Ordering::SeqCst);
         if self.in_poll.load(Ordering::SeqCst) {
             self.event.notify();
@@ -116,7 +115,7 @@ impl Engine for Threads {
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         if wait && self.armed {
             self.armed = false;
-            // Before `done` is looked at below: what ends later unparks this thread.
+            // Before ended operations are taken below: those that end later unpark this thread.
             self.poller.in_poll.store(false, Ordering::SeqCst);
             fence(Ordering::SeqCst);
         }
@@ -138,7 +137,7 @@ impl Engine for Threads {
                 yields += 1;
                 std::thread::yield_now();
             } else if self.watches.is_empty() {
-                // An unpark between the looks above and here is not lost.
+                // An unpark since the checks above is not lost.
                 std::thread::park();
             } else {
                 self.sleep(done)?;
@@ -153,7 +152,7 @@ impl Engine for Threads {
     fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
         self.armed = true;
         self.poller.in_poll.store(true, Ordering::SeqCst);
-        // Before looking: what ends afterwards makes it readable again.
+        // Before the checks below: what ends later makes it readable again.
         self.poller.event.clear();
         fence(Ordering::SeqCst);
         self.poller.notified.store(false, Ordering::Release);

@@ -13,16 +13,16 @@ use super::op::{Op, OpKind};
 use super::workers::Workers;
 use super::{Completion, Engine, Interest, Notify, Token};
 
-/// Submission entries; a batch larger than that takes several system calls.
+/// Submission entries; a larger batch takes several system calls.
 const ENTRIES: u32 = 128;
-/// Deferred ends that the kernel delivers at least, if there are so many, when it is entered
-/// without waiting. It may keep the rest until the next time.
+/// Deferred completions that the kernel delivers when it is entered without waiting; it may keep
+/// the rest until the next time.
 const DELIVERED: usize = 20;
-/// How often in a row waits for descriptors may be put off.
+/// How often in a row the submission of waits for descriptors may be deferred.
 const PUT_OFF: u32 = 16;
-/// Names the poll of the event descriptor by which other threads wake us.
+/// Names the poll of the event by which other threads wake this one.
 const WAKE: u64 = u64::MAX;
-/// Names every request to end a wait.
+/// Names all cancellations of waits.
 const UNWATCH: u64 = u64::MAX - 1;
 /// With the token, names a wait for a descriptor.
 const WATCH: u64 = 2 << Token::BITS;
@@ -33,28 +33,28 @@ const ASYNC: u64 = 1 << Token::BITS;
 pub struct Uring {
     ring: IoUring,
     event: Arc<EventFd>,
-    /// What another event loop waits for: the ring's own descriptor does not report ends that
-    /// are `deferred`. Registered with the ring (`IORING_REGISTER_EVENTFD`) from the first
-    /// [`Engine::arm`] on, since that costs each completion a little.
+    /// For another event loop: the ring's descriptor does not report completions that are
+    /// `deferred`. Registered (`IORING_REGISTER_EVENTFD`) from the first [`Engine::arm`] on, since
+    /// it makes each completion slower.
     completed: OnceCell<EventFd>,
     registered: bool,
-    /// Whether a poll has ended since it was registered. If what was polled is an eventfd, the
-    /// kernel signals the registered one later (a wake-up of an eventfd must not cause another);
-    /// Linux 6.18 does that once for each registration.
+    /// Whether a poll has ended since it was registered. If the poll was of an eventfd, the kernel
+    /// signals the registered one later (a wake-up of an eventfd must not cause another); Linux
+    /// 6.18 does that once for each registration.
     poll_ended: bool,
     wake_armed: bool,
-    /// Whether completions are delivered only when we enter the kernel
+    /// Whether completions are delivered only when the thread enters the kernel
     /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     deferred: bool,
     in_flight: usize,
-    /// Whether operations are queued and not handed over. Waits for descriptors do not
-    /// count, since they can go with the next entry.
+    /// Whether operations are queued and not submitted. Waits for descriptors do not count: they
+    /// are submitted with the next entry.
     has_queued: bool,
-    /// How often in a row waits for descriptors were not handed over.
+    /// How often in a row waits for descriptors were not submitted.
     put_off: u32,
-    /// Whether the kernel could make threads for operations with `force_async`.
+    /// False after the kernel had no thread for an operation with `force_async`.
     has_threads: bool,
-    /// Reaped to make space for a submission.
+    /// Completions that were reaped to make space for a submission.
     ended_early: Vec<Completion>,
     /// Whether the kernel changes the length of files in the ring (Linux 6.9), once it is known.
     has_ftruncate: OnceCell<bool>,
@@ -63,8 +63,7 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// Sets a ring up, with the flags that make completions cheapest where
-    /// the kernel has them.
+    /// A ring, with deferred completions if the kernel has them.
     pub fn new() -> io::Result<Self> {
         let deferred = IoUring::builder()
             .setup_single_issuer()
@@ -76,8 +75,7 @@ impl Uring {
             Ok(ring) => (ring, true),
             Err(_) => (IoUring::new(ENTRIES)?, false),
         };
-        // Before Linux 5.5 an array of iovec had to stay until completion;
-        // ours lives as long, but fallocate and the like need 5.6 anyway.
+        // The operations need Linux 5.6.
         if !ring.params().is_feature_submit_stable() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -122,8 +120,8 @@ impl Uring {
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A full queue is submitted to make space. If the kernel takes
-            // nothing before completions are reaped (EBUSY, EAGAIN), they are.
+            // A full queue is submitted to make space. The kernel may take nothing before
+            // completions are reaped (EBUSY, EAGAIN).
             if self.enter(0).is_err() {
                 let mut early = std::mem::take(&mut self.ended_early);
                 self.reap(&mut early);
@@ -132,7 +130,7 @@ impl Uring {
         }
     }
 
-    /// Hands over what is queued and waits for `want` completions.
+    /// Submits what is queued and waits for `want` completions.
     fn enter(&mut self, want: usize) -> io::Result<usize> {
         self.has_queued = false;
         if want == 0 && self.deferred {
@@ -148,8 +146,8 @@ impl Uring {
         }
     }
 
-    /// [`Uring::enter`], which may have to be repeated: after a signal, or when completions must
-    /// be reaped first.
+    /// [`Uring::enter`], without the errors after which it is repeated: a signal, or completions
+    /// that must be reaped first.
     fn enter_again(&mut self, want: usize) -> io::Result<()> {
         match self.enter(want) {
             Ok(_) => Ok(()),
@@ -160,7 +158,7 @@ impl Uring {
         }
     }
 
-    /// Queues the poll of the event descriptor, unless it is in the ring.
+    /// Queues the poll of the event, unless it is in the ring.
     fn arm_wake(&mut self) {
         if !self.wake_armed {
             let poll = opcode::PollAdd::new(types::Fd(self.event.fd()), libc::POLLIN as u32);
@@ -169,14 +167,14 @@ impl Uring {
         }
     }
 
-    /// Whether there are ends that are delivered only when we enter.
+    /// Whether there are completions that are delivered only when the thread enters the kernel.
     fn has_deferred(&mut self) -> bool {
         let submission = self.ring.submission();
         self.deferred && (submission.taskrun() || submission.cq_overflow())
     }
 
-    /// Whether what is queued is submitted now. A caller with more to do before it
-    /// sleeps need not begin to wait for descriptors yet: one system call less.
+    /// Whether what is queued is submitted now. Waits for descriptors alone are deferred if the
+    /// thread does not sleep, which saves a system call.
     fn must_hand_over(&mut self, sleep: bool) -> bool {
         if sleep || self.has_queued || self.put_off >= PUT_OFF {
             self.put_off = 0;
@@ -201,9 +199,8 @@ impl Uring {
                     self.poll_ended |= data & WATCH != 0;
                     let mut result = entry.result();
                     if data & ASYNC != 0 && result == -libc::ECANCELED {
-                        // We cancel waits only: the kernel could not make a thread. As if a signal
-                        // had come, it is begun again, and without one. (Of what the kernel itself
-                        // hands to a thread that is an error: it would have none the next time.)
+                        // Only waits are cancelled here: the kernel could not make a thread. The
+                        // operation is repeated without one, as after a signal.
                         self.has_threads = false;
                         result = -libc::EINTR;
                     }
@@ -275,7 +272,7 @@ impl Engine for Uring {
 
     fn hand_over(&mut self) {
         self.has_queued = false;
-        // An error is met again by `poll`.
+        // `poll` meets an error again.
         let _ = self.ring.submit();
     }
 
@@ -286,8 +283,7 @@ impl Engine for Uring {
     }
 
     fn unwatch(&mut self, token: Token) {
-        // If it has ended already, this finds nothing. Not `PollRemove`: that
-        // does nothing to a wait that is just being woken, which goes on if
+        // Not `PollRemove`, which has no effect on a wait that is being woken: that goes on if
         // another thread has taken what woke it.
         let cancel = opcode::AsyncCancel::new(WATCH | u64::from(token));
         self.push(cancel.build().user_data(UNWATCH));
@@ -298,7 +294,7 @@ impl Engine for Uring {
         if wait {
             self.arm_wake();
         }
-        // What has ended already is taken without entering the kernel to wait.
+        // Completions that are there are taken without entering the kernel to wait.
         self.reap(done);
         let want = usize::from(wait && done.len() == before && self.wake_armed);
         if self.must_hand_over(want > 0) || want > 0 || self.has_deferred() {
@@ -314,7 +310,8 @@ impl Engine for Uring {
 
     fn arm(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
         let Some(completed) = self.completed.get() else {
-            // Nothing waits for it yet. Once it is made it is readable, and this is called again.
+            // Nothing waits for the descriptor yet. When it is made it is readable, and this is
+            // called again.
             return self.poll(false, done).map(|()| false);
         };
         let completed = completed.fd();
@@ -328,7 +325,7 @@ impl Engine for Uring {
             self.registered = true;
         }
         self.poll_ended = false;
-        // Before looking: what ends afterwards makes it readable again.
+        // Before completions are reaped: later ones make it readable again.
         if let Some(completed) = self.completed.get() {
             completed.clear();
         }
@@ -353,8 +350,7 @@ impl Engine for Uring {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against completions that are lost when there are more of them
-    //! than either queue of the ring holds.
+    //! Guards against completions that are lost if there are more than the queues of the ring hold.
     use super::super::tests::reads_in_flight;
     use super::*;
 
@@ -371,12 +367,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_no_thread_for_is_begun_again() {
+    fn an_operation_without_a_thread_of_the_kernel_is_repeated() {
         let Ok(mut uring) = Uring::new() else {
             eprintln!("skipped: no io_uring");
             return;
         };
-        // The kernel cancels it then. Here we cancel a wait that has such a name.
+        // The kernel cancels it then. Here a wait with such a name is cancelled.
         let never = EventFd::new().unwrap();
         let poll = opcode::PollAdd::new(types::Fd(never.fd()), libc::POLLIN as u32);
         uring.in_flight += 1;
@@ -395,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_submission_queue_makes_room() {
+    fn a_full_submission_queue_is_submitted() {
         let Ok(mut uring) = Uring::new() else {
             eprintln!("skipped: no io_uring");
             return;

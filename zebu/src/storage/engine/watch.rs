@@ -1,5 +1,4 @@
-//! Descriptors that the `threads` engine waits for: all of them, and its own
-//! event descriptor, in one `poll(2)`.
+//! Descriptors that the `threads` engine waits for, with its own event, in one `poll(2)`.
 #![allow(unsafe_code)]
 
 use std::cell::OnceCell;
@@ -11,29 +10,29 @@ use rustix::event::epoll;
 use super::eventfd::EventFd;
 use super::{Completion, Interest, Notify, Token};
 
-/// How many entries of the engine without waiting may pass before descriptors
-/// are looked at. Each look is a system call, and a busy caller asks often.
+/// The engine polls descriptors in one of so many entries without waiting, since that is a system
+/// call.
 const LOOK_EVERY: u32 = 8;
 
-/// What is waited for.
+/// The waits.
 pub(super) struct Watches {
-    /// The event descriptor, then what `tokens` name, in the same order.
+    /// The event descriptor, then those of `tokens` in the same order.
     polled: Vec<libc::pollfd>,
     tokens: Vec<Token>,
-    /// Given up before they were ready.
+    /// Cancelled before they were ready.
     cancelled: Vec<Completion>,
-    /// Entries since the last look.
+    /// Entries since the last `poll(2)`.
     unseen: u32,
-    /// What another event loop waits for: an epoll instance with the event descriptor and, from
-    /// [`Watches::arm`] on, one duplicate of the descriptor of each wait. (There may be several
-    /// waits for one descriptor, which epoll takes only once.)
+    /// For another event loop: an epoll instance with the event descriptor and, from
+    /// [`Watches::arm`] on, a duplicate of the descriptor of each wait. (epoll takes a descriptor
+    /// only once, and there may be several waits for it.)
     epoll: OnceCell<OwnedFd>,
     /// The duplicates, if there are any yet, in the order of `tokens`.
     registered: Option<Vec<OwnedFd>>,
 }
 
 impl Watches {
-    /// None yet, beside `event`, which must stay open as long as this exists.
+    /// No waits. `event` must stay open as long as this exists.
     pub(super) fn new(event: BorrowedFd<'_>) -> Self {
         Watches {
             polled: vec![libc::pollfd {
@@ -49,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// The epoll instance. If it has to be made, it is readable: so is `event` then.
+    /// The epoll instance. If this call makes it, it is readable.
     pub(super) fn descriptor(&self, event: &EventFd) -> io::Result<RawFd> {
         if let Some(epoll) = self.epoll.get() {
             return Ok(epoll.as_raw_fd());
@@ -61,7 +60,8 @@ impl Watches {
         Ok(self.epoll.get_or_init(|| epoll).as_raw_fd())
     }
 
-    /// From now on the epoll instance, if there is one, is readable if [`Watches::look`] would find something.
+    /// From now on the epoll instance, if there is one, is readable if [`Watches::look`] would find
+    /// something.
     pub(super) fn arm(&mut self) {
         if self.registered.is_none() && self.epoll.get().is_some() {
             self.registered = Some(Vec::new());
@@ -101,7 +101,7 @@ impl Watches {
         self.insert(token, poll);
     }
 
-    /// Ends the wait `token`, if there still is one.
+    /// Cancels the wait `token`, if it has not ended.
     pub(super) fn cancel(&mut self, token: Token) {
         if let Some(at) = self.tokens.iter().position(|t| *t == token) {
             self.remove(at);
@@ -109,13 +109,12 @@ impl Watches {
         }
     }
 
-    /// Waits that were cancelled.
+    /// Takes the waits that were cancelled.
     pub(super) fn take_cancelled(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.cancelled);
     }
 
-    /// Looks now and then, without waiting: what an engine that is busy with
-    /// other things must do.
+    /// Polls in some of the calls, without waiting.
     pub(super) fn look_sometimes(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         self.unseen += 1;
         if !self.is_empty() && self.unseen >= LOOK_EVERY {
@@ -124,8 +123,8 @@ impl Watches {
         Ok(())
     }
 
-    /// Takes the waits that ended; if `wait`, blocks until there is one or the
-    /// event descriptor is readable. Says whether the latter is.
+    /// Takes the waits that have ended; if `wait`, blocks until there is one or the event is
+    /// readable. Returns whether the event is.
     pub(super) fn look(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<bool> {
         self.unseen = 0;
         let timeout = if wait { -1 } else { 0 };
@@ -139,7 +138,7 @@ impl Watches {
                 _ => Err(error),
             };
         }
-        // From the last on: what takes the place of a removed one was seen.
+        // From the last on: the one that takes the place of a removed one was handled before.
         for at in (0..self.tokens.len()).rev() {
             let events = self.polled[at + 1].revents;
             if events != 0 {
@@ -156,7 +155,7 @@ impl Watches {
         self.tokens.swap_remove(at);
         self.polled.swap_remove(at + 1);
         if let (Some(registered), Some(epoll)) = (&mut self.registered, self.epoll.get()) {
-            // Closing alone would leave it registered: the caller's descriptor is the same file.
+            // Closing alone leaves it registered: the caller's descriptor is of the same file.
             let duplicate = registered.swap_remove(at);
             let _ = epoll::delete(epoll, &duplicate);
         }

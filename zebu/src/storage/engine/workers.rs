@@ -1,8 +1,8 @@
 //! Threads that make blocking system calls.
 //!
 //! A worker without work yields its processor a few times before it sleeps, so that the thread
-//! that waits for its last operation makes the next one meanwhile. That saves most of the
-//! `futex(2)` calls.
+//! that waits for its last operation submits the next one meanwhile. That saves most `futex(2)`
+//! calls.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -32,9 +32,9 @@ struct Shared {
     work: Mutex<Work>,
     /// Signalled for each operation put into `waiting`.
     arrived: Condvar,
-    /// What workers have done and the engine has not taken.
+    /// Operations that have ended and that the engine has not taken.
     ended: Mutex<Vec<Completion>>,
-    /// Called after `ended` was empty and is not any more.
+    /// Called when `ended` was empty before.
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -44,14 +44,13 @@ struct Work {
     workers: usize,
     /// Workers that sleep, or were woken and have not run yet.
     idle: usize,
-    /// Workers that yield: they look into `waiting` again before they sleep.
+    /// Workers that yield: they check `waiting` again before they sleep.
     yielding: usize,
     closing: bool,
 }
 
 impl Workers {
-    /// No workers yet. `wake` is called when there is something to take for
-    /// [`Workers::take_ended`], and was not before.
+    /// `wake` is called when [`Workers::take_ended`] would take the first operation.
     pub(super) fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Workers(Arc::new(Shared {
             work: Mutex::default(),
@@ -61,7 +60,7 @@ impl Workers {
         }))
     }
 
-    /// Those in `place`, made if there are none: they signal `event`.
+    /// The workers in `place`, which are made if there are none: they signal `event`.
     pub(super) fn of<'a>(place: &'a mut Option<Self>, event: &Arc<EventFd>) -> &'a Self {
         place.get_or_insert_with(|| {
             let event = event.clone();
@@ -74,7 +73,7 @@ impl Workers {
         done.append(&mut lock(&self.0.ended));
     }
 
-    /// Whether there is something to take.
+    /// Whether operations have ended.
     pub(super) fn have_ended(&self) -> bool {
         !lock(&self.0.ended).is_empty()
     }
@@ -98,14 +97,14 @@ impl Workers {
                 .name("zebu-io".into())
                 .stack_size(64 << 10)
                 .spawn(move || run(&shared));
-            // Without a new worker the others do the work.
+            // Without a new worker the others execute them.
             if spawned.is_ok() {
                 work.workers += 1;
             }
         }
         let alone = work.workers == 0;
         let wake = count.min(needed).min(work.idle);
-        // Unlocked first, so that the woken thread does not wait for this one.
+        // Unlocked first: the woken threads lock it.
         drop(work);
         for _ in 0..wake {
             self.0.arrived.notify_one();
@@ -176,8 +175,8 @@ fn run(shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against threads that are started for nothing or never end, and
-    //! against operations that wait for a worker that has just ended.
+    //! Guards against threads that are started needlessly or never end, and against operations that
+    //! wait for a worker that has just ended.
     use super::super::Engine;
     use super::super::tests::reads_in_flight;
     use super::super::threads::Threads;
@@ -200,7 +199,7 @@ mod tests {
     #[test]
     fn idle_workers_end_and_come_back() {
         let mut threads = Threads::new().unwrap();
-        // About when they end, so that some batches meet them on their way.
+        // About when they end, so that some batches meet workers that are ending.
         for round in 0..40u32 {
             reads_in_flight(&mut threads, 2 + round % 3);
             std::thread::sleep(IDLE + Duration::from_micros(u64::from(round) * 50) - IDLE / 20);
@@ -211,7 +210,7 @@ mod tests {
             std::thread::sleep(IDLE);
         }
         reads_in_flight(&mut threads, 100);
-        // And when the engine goes, whatever they do.
+        // And with the engine, whatever they do.
         let shared = Arc::downgrade(&threads.workers().0);
         drop(threads);
         while shared.upgrade().is_some() {

@@ -11,16 +11,15 @@ use super::{NbdError, NbdOptions};
 use crate::nbd::transmission;
 use crate::{Error, Result};
 
-/// How long one attempt to connect may take, unless the caller said how long
-/// all may. Some servers do much before they answer.
+/// The time for an attempt to connect, without `open_timeout`. Some servers reply late.
 const ONE_ATTEMPT: Duration = Duration::from_secs(60);
-/// How long a further connection may take, which can be done without.
+/// The time for a further connection.
 const ONE_MORE: Duration = Duration::from_secs(5);
-/// The longest limit: more than a century, which a clock can still represent.
+/// The longest limit, which a clock can represent.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
-/// How long the last attempt may take.
+/// The time for the last attempt.
 const LAST: Duration = Duration::from_millis(100);
-/// How long to wait between two attempts.
+/// The wait between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// An export, and the connections to it.
@@ -28,17 +27,17 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Client {
     options: Arc<NbdOptions>,
     facts: Facts,
-    /// The first is there, the others soon after a queue has come to use them.
+    /// The first is made at once, the others after the first request of a queue for them.
     links: Vec<Place>,
     dropped: Arc<DroppedChanges>,
     server: String,
 }
 
-/// Where a connection is.
+/// A place for a connection.
 #[derive(Debug, Default)]
 struct Place {
     link: OnceLock<Arc<Link>>,
-    /// Whether it was ever tried to make it.
+    /// Whether its thread was started.
     tried: AtomicBool,
 }
 
@@ -56,8 +55,8 @@ impl Client {
             return Err(Error::Refused(text.into()));
         }
         let many = facts.flags & transmission::CAN_MULTI_CONN != 0;
-        // With several, a flush on one that is new would be taken for one of what
-        // was written on another that does not know yet that it is lost.
+        // With several, a flush on a new connection would cover writes on another one whose loss is
+        // not known yet.
         let count = match many && !options.keeps_changes() {
             true => options.connections.max(1),
             false => 1,
@@ -98,7 +97,7 @@ impl Client {
         self.has(transmission::READ_ONLY)
     }
 
-    /// Whether the server has this [`transmission`] flag.
+    /// Whether the export has this [`transmission`] flag.
     pub(super) fn has(&self, flag: u16) -> bool {
         self.facts.flags & flag != 0
     }
@@ -108,7 +107,7 @@ impl Client {
         &self.dropped
     }
 
-    /// The connection that a queue uses: its own, or the first one as long as its own is not made.
+    /// The connection of a queue; the first one until its own is made.
     pub(super) fn link(self: &Arc<Self>, queue: u64) -> &Arc<Link> {
         // Queues that are made together have numbers in a row.
         let nth = (queue % self.links.len() as u64) as usize;
@@ -121,8 +120,7 @@ impl Client {
         })
     }
 
-    /// Begins to make another connection to the same export. If there is none to be had, the first
-    /// one does.
+    /// Starts a thread that makes another connection. If that fails, the first one is used.
     fn begin_another(self: &Arc<Self>, nth: usize) {
         let (options, client) = (self.options.clone(), Arc::downgrade(self));
         let connect = move || {
@@ -159,7 +157,7 @@ impl Client {
     }
 }
 
-/// Connects, again and again if the caller has time for that.
+/// Connects; with `open_timeout` tries again until then.
 fn connect(options: &NbdOptions) -> Result<Agreed> {
     let begun = Instant::now();
     let limit = match options.open_timeout.is_zero() {
@@ -167,7 +165,7 @@ fn connect(options: &NbdOptions) -> Result<Agreed> {
         false => options.open_timeout,
     };
     loop {
-        // The last attempt begins when the time is over.
+        // The last attempt begins at the limit.
         let until = (begun + limit).max(Instant::now() + LAST);
         let text = match handshake::connect(options, until) {
             Ok(agreed) => return Ok(agreed),

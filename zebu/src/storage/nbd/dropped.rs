@@ -1,7 +1,7 @@
-//! Changes whose requests were dropped and that the server has not answered yet.
+//! Changes whose requests were dropped before their reply.
 //!
-//! The server may execute requests in any order, so one that overlaps such a change is sent only
-//! after the answer: it finds the range as before or as after, and it stays so.
+//! A server may execute requests in any order. So a request that overlaps such a change is sent
+//! only after its reply, and finds the range as before the change or as after it.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// Those of all connections to one export.
+/// The dropped changes of all connections to one export.
 #[derive(Debug, Default)]
 pub(super) struct DroppedChanges {
-    /// How many there are, for the common case without a lock.
+    /// How many there are, so that the common case needs no lock.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -23,7 +23,7 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-/// One of them, until it is answered.
+/// A dropped change, until its reply.
 #[derive(Debug)]
 pub(super) struct DroppedChange {
     changes: Arc<DroppedChanges>,

@@ -1,21 +1,20 @@
-//! Why a request failed, in a form that can be copied to many.
+//! The error of a request, which can be cloned.
 
 use std::io;
 
 use crate::error::WithErrno;
 use crate::nbd::ErrorCode;
 
-/// What an NBD server, or the connection to it, made of a request: the source of
-/// the error inside an [`io::Error`].
+/// The error of an NBD server or of the connection: the source of an [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NBD server {server}: {what}")]
 #[non_exhaustive]
 pub struct NbdError {
-    /// Which server.
+    /// The server.
     pub server: String,
-    /// What it said, or what happened.
+    /// Its message, or what happened.
     pub what: String,
-    /// The `errno` nearest to it.
+    /// The nearest `errno`.
     pub errno: i32,
 }
 
@@ -29,7 +28,7 @@ impl From<NbdError> for io::Error {
 }
 
 impl NbdError {
-    /// The server's answer, with its own words if it had some.
+    /// The error of a reply, with its message.
     pub(super) fn answer(server: &str, number: u32, words: &str) -> Self {
         let code = ErrorCode::from_wire(number);
         let errno = code.errno();
@@ -46,7 +45,7 @@ impl NbdError {
         }
     }
 
-    /// Anything that ends the connection.
+    /// An error that ends the connection.
     pub(super) fn broken(server: &str, what: impl ToString) -> Self {
         NbdError {
             server: server.into(),
@@ -56,7 +55,7 @@ impl NbdError {
     }
 }
 
-/// One line of bounded length, whatever a server sent.
+/// A text of the server as one line of limited length.
 pub(super) fn clean(text: &str) -> String {
     const MOST: usize = 500;
     let shown = |c: char| match c.is_control() {

@@ -1,10 +1,9 @@
-//! One connection, and the requests that wait for its answers.
+//! A connection, and the requests that wait for its replies.
 //!
-//! Everything is behind one lock, under which nothing waits: the socket never
-//! blocks. Each queue with requests in flight has a task that waits for the socket, and
-//! sends and receives for all requests of all queues; it ends when its queue has none
-//! left. So a request whose future is kept without being polled holds up no other
-//! one, and no thread depends on what another one is doing.
+//! Everything is behind one lock, under which nothing waits: the socket never blocks. Each queue
+//! with requests in flight has a task that waits for the socket, and sends and receives for the
+//! requests of all queues. So a future that is not polled delays no other request, and no queue
+//! depends on another one.
 
 mod reconnect;
 mod watchdog;
@@ -25,12 +24,12 @@ use crate::nbd::{Request, transmission};
 #[derive(Debug)]
 pub(super) struct Link {
     options: Arc<NbdOptions>,
-    /// Named in errors.
+    /// For errors.
     server: Arc<str>,
-    /// What the export is like; it must be the same after a reconnect.
+    /// The properties of the export, which must be the same after a reconnect.
     facts: Facts,
     has_context: bool,
-    /// Changes are durable after a flush.
+    /// Whether the server has flushes.
     flushes: bool,
     state: Mutex<State>,
 }
@@ -39,23 +38,22 @@ pub(super) struct Link {
 struct State {
     phase: Phase,
     slots: Slots,
-    /// What is not wholly sent, in order.
+    /// Requests that are not sent completely, in order.
     output: VecDeque<SlotId>,
     /// The tasks that send and receive, one of each queue with requests.
     drivers: Vec<Driver>,
-    /// When the connection was lost, until an answer came again; and how often
-    /// meanwhile.
+    /// When the connection was lost, and how often until a reply came again.
     lost: Option<(Instant, u32)>,
-    /// Grows with all that is received.
+    /// Counts receives.
     progress: u64,
 }
 
 #[derive(Debug)]
 struct Driver {
     queue: u64,
-    /// None before it was polled.
+    /// None before its first poll.
     waker: Option<Waker>,
-    /// It was woken since there is something to send, and did not run since.
+    /// It was woken to send something and has not run since.
     notified: bool,
 }
 
@@ -64,17 +62,17 @@ enum Phase {
     Up(Box<Session>),
     /// Requests wait for another connection.
     Lost,
-    /// They fail.
+    /// Requests fail.
     Broken(NbdError),
 }
 
-/// What the task of a queue does next.
+/// The next step of a queue's task.
 pub(super) enum Step {
-    /// Its queue has no requests: it ends.
+    /// End: its queue has no requests.
     End,
-    /// Wait to be woken: there is no connection now.
+    /// Wait to be woken: there is no connection.
     Rest,
-    /// Wait to be woken, or for this socket to be readable, or writable if so said.
+    /// Wait to be woken, or for this socket to be readable or, if true, writable.
     Wait(Arc<Socket>, bool),
 }
 
@@ -115,8 +113,7 @@ impl Link {
         crate::lock(&self.state)
     }
 
-    /// Takes a request up. Also whether its queue needs a task that calls
-    /// [`Link::drive`].
+    /// Submits a request. True: the caller makes a task of the queue that calls [`Link::drive`].
     pub(super) fn submit(
         &self,
         queue: u64,
@@ -139,7 +136,7 @@ impl Link {
         Ok((id, is_new))
     }
 
-    /// What came of a request, if its answer is complete.
+    /// The outcome of a request, after its reply.
     pub(super) fn poll(&self, id: SlotId, context: &Context<'_>) -> Poll<Outcome> {
         let mut state = self.state();
         match state.slots.take_outcome(id) {
@@ -151,8 +148,8 @@ impl Link {
         }
     }
 
-    /// Sends and receives what there is, for the task of a queue. `arrived`: the socket
-    /// that was waited for is ready.
+    /// Sends and receives without waiting, for the task of a queue. `arrived`: the socket is
+    /// readable.
     pub(super) fn drive(
         self: &Arc<Self>,
         queue: u64,
@@ -186,7 +183,7 @@ impl Link {
         step
     }
 
-    /// The task of a queue is dropped.
+    /// Removes the task of a queue.
     pub(super) fn end_driver(&self, queue: u64) {
         let mut woken = Vec::new();
         self.state().end_driver(queue, &mut woken);
@@ -196,7 +193,7 @@ impl Link {
     /// A request was dropped. When this returns, its memory is not used.
     ///
     /// True: it is a change of which the server has received something. It goes on, and
-    /// [`Link::poll`] returns what came of it.
+    /// [`Link::poll`] returns its outcome.
     pub(super) fn abandon(&self, queue: u64, id: SlotId) -> bool {
         let driver = {
             let mut state = self.state();
@@ -210,23 +207,22 @@ impl Link {
             if state.slots.abandon(id) {
                 state.output.retain(|other| *other != id);
             }
-            // Its task may have nothing to do any more.
+            // The task may have nothing to do any more.
             state.wake_driver(queue)
         };
         driver.flatten().into_iter().for_each(Waker::wake);
         false
     }
 
-    /// Whether a queue with requests needs a task that calls [`Link::drive`]; the caller makes it.
+    /// True: the caller makes a task of the queue that calls [`Link::drive`].
     pub(super) fn needs_driver(&self, queue: u64) -> bool {
         self.state().needs_driver(queue)
     }
 
-    /// The session is over: requests fail, or wait for another one; then that
-    /// is to be tried after the time given.
+    /// Ends the session: requests fail, or wait for another one, which is to be tried after the
+    /// time that is returned.
     fn lose(&self, state: &mut State, over: Over, woken: &mut Vec<Waker>) -> Option<Duration> {
-        /// The second attempt in a row is made after so long, each further one
-        /// after twice that.
+        /// The time before the second attempt in a row, doubled for each further one.
         const FIRST_WAIT: Duration = Duration::from_millis(50);
         let what = match over {
             Over::Violation(what) => {
@@ -237,7 +233,7 @@ impl Link {
             Over::Lost(what) => format!("the connection was lost: {what}"),
         };
         if self.options.keeps_changes() && self.flushes && state.slots.are_owed() {
-            // Another server might not have them, and its flush would succeed.
+            // Another server may not have them, and its flush would succeed.
             let text = format!("{what}, and with it perhaps writes that were not flushed yet");
             self.fail(state, text, woken);
             return None;
@@ -259,7 +255,7 @@ impl Link {
         })
     }
 
-    /// From now on everything fails.
+    /// All requests fail from now on.
     fn fail(&self, state: &mut State, what: String, woken: &mut Vec<Waker>) {
         if let Phase::Up(session) = &state.phase {
             session.socket().shutdown();
@@ -276,9 +272,9 @@ impl Link {
     }
 }
 
-/// For the threads that look after a link.
+/// For the threads of reconnects and time-outs.
 impl Link {
-    /// Until when another connection may be tried; None: it is not wanted.
+    /// The deadline of a new connection; None: none is needed.
     pub(super) fn wants_connection_until(&self) -> Option<Instant> {
         let state = self.state();
         match (&state.phase, state.lost) {
@@ -287,7 +283,7 @@ impl Link {
         }
     }
 
-    /// There is another connection: requests go on.
+    /// Continues the requests on a new connection.
     pub(super) fn restore(&self, agreed: Agreed) {
         let mut woken = Vec::new();
         {
@@ -305,23 +301,21 @@ impl Link {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// There will be no other connection.
+    /// Fails the requests: there is no new connection.
     pub(super) fn give_up(&self, what: String) {
         let mut woken = Vec::new();
         self.fail(&mut self.state(), what, &mut woken);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// How much was received so far, if a reply is outstanding that a task
-    /// waits for: others are not received.
+    /// The number of receives, if a task waits for a reply. (Other replies are not received.)
     pub(super) fn owes(&self) -> Option<u64> {
         let state = self.state();
         let owes = matches!(state.phase, Phase::Up(_)) && state.slots.are_awaited();
         owes.then_some(state.progress)
     }
 
-    /// The server has been silent for too long, unless it has said something
-    /// since `progress`.
+    /// Ends the session, unless something was received since `progress`.
     pub(super) fn is_silent(self: &Arc<Self>, progress: u64) {
         let mut woken = Vec::new();
         let mut lost = None;
@@ -347,7 +341,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
-        // In the middle of a write a goodbye would be taken for its data.
+        // In the middle of a write a disconnect request would be taken for its data.
         if let Phase::Up(session) = &mut state.phase
             && state.output.is_empty()
         {
@@ -357,9 +351,8 @@ impl Drop for Link {
 }
 
 impl State {
-    /// The waker of a queue's task, if it is to be woken since there is something to
-    /// send: the first request of a batch does that, and when the task comes to run, the
-    /// whole batch is there. None: it has none.
+    /// The waker of a queue's task, if it must be woken to send something: the first request of a
+    /// batch wakes it. None: the queue has no task.
     fn wake_driver(&mut self, queue: u64) -> Option<Option<Waker>> {
         let mut drivers = self.drivers.iter_mut();
         match drivers.find(|driver| driver.queue == queue) {
@@ -372,7 +365,7 @@ impl State {
         }
     }
 
-    /// Whether there is no task for a queue yet; from now on there is.
+    /// Registers a task for the queue, unless it has one; whether it had none.
     fn needs_driver(&mut self, queue: u64) -> bool {
         let needs = !self.drivers.iter().any(|driver| driver.queue == queue);
         if needs {
@@ -385,7 +378,7 @@ impl State {
         needs
     }
 
-    /// A queue's task runs.
+    /// Notes that the task of a queue runs.
     fn note_driver(&mut self, queue: u64, waker: &Waker) {
         let mut drivers = self.drivers.iter_mut();
         if let Some(driver) = drivers.find(|driver| driver.queue == queue) {
@@ -400,10 +393,10 @@ impl State {
         }
     }
 
-    /// A queue's task ends.
+    /// Removes the task of a queue.
     fn end_driver(&mut self, queue: u64, woken: &mut Vec<Waker>) {
         self.drivers.retain(|driver| driver.queue != queue);
-        // It may have been the one that waited for space to send the rest.
+        // It may have been the one that waited to send the rest.
         if !self.output.is_empty() {
             self.wake_drivers(woken);
         }
@@ -422,7 +415,7 @@ impl State {
         woken.extend(drivers.filter_map(|driver| driver.waker.clone()));
     }
 
-    /// Sends and receives what there is. Whether something could not be sent.
+    /// Sends and receives without waiting. Whether something could not be sent.
     fn pump(&mut self, arrived: bool, woken: &mut Vec<Waker>) -> Result<bool, Over> {
         let Phase::Up(session) = &mut self.phase else {
             return Ok(false);

@@ -1,22 +1,21 @@
 //! An export of an NBD server as a storage.
 //!
-//! There is no thread for it. A connection (`link.rs`) is a socket
-//! that never blocks, with the requests in flight, behind one lock; the task that
-//! waits for an answer sends and receives what there is, for all. See the
-//! design document.
+//! A connection (`link.rs`) is a socket that never blocks, with the requests in flight, behind one
+//! lock. Each queue with requests has a task that sends and receives for all. Threads only connect
+//! and look for servers that do not reply.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `options.rs` | which server, and how |
+//! | `options.rs` | server, export, limits of time |
 //! | `wire.rs` | the bytes of a connection |
-//! | `handshake.rs` | what client and server agree on |
+//! | `handshake.rs` | the negotiation of a connection |
 //! | `slots.rs` | requests in flight, and their memory |
-//! | `session.rs` | sending requests and taking answers in |
-//! | `link.rs` | waiting for replies, and what a lost connection means |
-//! | `link/reconnect.rs` `link/watchdog.rs` | threads for what seldom happens |
+//! | `session.rs` | sending requests, receiving replies |
+//! | `link.rs` | waiting for replies, lost connections |
+//! | `link/reconnect.rs` `link/watchdog.rs` | threads that reconnect and look for time-outs |
 //! | `client.rs` | the connections to one export |
 //! | `dropped.rs` | changes that go on after their requests were dropped |
-//! | `operation.rs` | what each operation is on the wire |
+//! | `operation.rs` | the requests of each operation |
 
 mod client;
 mod dropped;
@@ -38,17 +37,21 @@ pub use failure::NbdError;
 pub(crate) use options::uri;
 pub use options::{NbdOptions, NbdServer};
 
-/// An open export. Of fixed size, as a device is.
+/// An open export, of fixed size.
 #[derive(Debug)]
 pub struct Nbd {
     client: Arc<Client>,
-    /// The path is the name as QEMU would write it, no path of this machine.
+    /// The path is the export's name in QEMU's spelling.
     properties: Properties,
     blocks: Blocks,
 }
 
 impl Nbd {
-    /// Connects. Blocks: within the limits of time that the options set.
+    /// Connects. Blocks, for the time that the options allow.
+    ///
+    /// # Errors
+    /// [`Error::Refused`](crate::Error::Refused) if there is no connection, or the server refuses
+    /// the export.
     pub fn open(options: NbdOptions) -> crate::Result<Nbd> {
         let (path, cache) = (options.name.clone(), options.cache);
         let client = Client::connect(options)?;
@@ -69,7 +72,7 @@ impl Nbd {
         })
     }
 
-    /// As [`Nbd::open`], without blocking this thread: another one connects.
+    /// As [`Nbd::open`] without blocking: another thread connects.
     ///
     /// # Errors
     /// Those of [`Nbd::open`], and of starting a thread.
@@ -77,7 +80,7 @@ impl Nbd {
         let (sender, receiver) = futures_channel::oneshot::channel();
         let thread = std::thread::Builder::new().name("nbd-connect".into());
         thread.spawn(move || {
-            // If nothing waits any more, the connection is closed.
+            // If the future was dropped, the connection is closed.
             let _ = sender.send(Nbd::open(options));
         })?;
         let gone = |_| io::Error::other("the connecting thread has panicked");
@@ -90,9 +93,8 @@ impl Nbd {
     }
 }
 
-// SAFETY: a link touches the memory of a request only under its lock and while
-// the request is registered there; the future takes it off when it is dropped
-// (`operation.rs`).
+// SAFETY: a link uses the memory of a request only under its lock and while the request is
+// registered there, which ends when the future is dropped (`operation.rs`).
 #[allow(unsafe_code)]
 unsafe impl Storage for Nbd {
     unsafe fn start(
@@ -116,7 +118,7 @@ unsafe impl Storage for Nbd {
     }
 
     fn allocated(&self) -> io::Result<u64> {
-        // Nor does the protocol.
+        // The protocol cannot tell.
         Err(io::ErrorKind::Unsupported.into())
     }
 

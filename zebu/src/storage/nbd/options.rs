@@ -1,4 +1,4 @@
-//! Which server and export, and how the connection is kept.
+//! The options of an export: server, limits of time, connections.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -43,36 +43,34 @@ options! {
         pub export: String,
         /// How the export is named in messages and reports.
         pub name: PathBuf,
-        /// TLS, if it is wanted; without it nothing is said.
+        /// The credentials for TLS; None: no TLS.
         pub tls: Option<ClientTls>,
-        /// For writing too.
+        /// Open for writing, too.
         pub write: bool,
-        /// How writes become durable.
+        /// The cache mode.
         pub cache: CacheMode,
-        /// How long requests wait for a new connection when one is lost. Zero: they
-        /// fail, and so does all that follows. So it is, too, when there are writes
-        /// that no flush has made durable, unless the cache mode is
-        /// [`CacheMode::Unsafe`].
+        /// How long requests wait for a new connection after one was lost. Zero: they fail, and so
+        /// do all later ones. So they do if there are writes that no flush has made durable, unless
+        /// the cache mode is [`CacheMode::Unsafe`].
         pub reconnect_delay: Duration,
-        /// How long to try to connect at first. Zero: once.
+        /// How long to try to connect when the export is opened. Zero: once.
         pub open_timeout: Duration,
-        /// How long a server may say nothing while it owes an answer, until the
-        /// connection counts as lost. Zero: for ever.
+        /// The connection is lost if a reply is due and nothing is received for so long. Zero: no
+        /// limit.
         pub request_timeout: Duration,
-        /// Connections at most, at least 1; one if the server does not say that it
-        /// keeps several consistent, or if writes are to survive a reconnect. They are made when queues come to use them.
+        /// Connections at most, at least 1; one if the server does not announce `MULTI_CONN`, or if
+        /// writes are to survive a reconnect. Further ones are made when queues use them.
         pub connections: usize,
     }
 }
 
 impl NbdOptions {
-    /// What [`NbdOptions::connections`] is by default.
+    /// The default of [`NbdOptions::connections`].
     pub const CONNECTIONS: usize = 4;
-    /// What [`NbdOptions::request_timeout`] is by default. Long: a flush may
-    /// take minutes on a slow disk.
+    /// The default of [`NbdOptions::request_timeout`]: a flush may take minutes on a slow disk.
     pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-    /// An export with all else by default.
+    /// An export with default options.
     pub fn new(server: NbdServer, export: impl Into<String>) -> Self {
         let export = export.into();
         let given = Some(&*export).filter(|export| !export.is_empty());
@@ -90,14 +88,13 @@ impl NbdOptions {
         }
     }
 
-    /// Whether another server in the place of one that was lost must have all
-    /// that the one before has answered.
+    /// Whether a server after a reconnect must have all changes that the one before has confirmed.
     pub(super) fn keeps_changes(&self) -> bool {
         self.write && !self.reconnect_delay.is_zero() && !self.cache.ignores_flushes()
     }
 }
 
-/// The name of an export in QEMU's way of writing it, if one was given.
+/// The name of an export in QEMU's spelling.
 pub(crate) fn uri(server: &NbdServer, export: Option<&str>) -> OsString {
     let (before, path) = match (server, export) {
         (NbdServer::Unix(path), None) => ("nbd+unix://?socket=".into(), Some(path)),

@@ -1,5 +1,4 @@
-//! The requests in flight on one connection, and the memory that they read
-//! into or write from.
+//! The requests in flight on a connection, and their memory.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -12,26 +11,25 @@ use crate::storage::Iov;
 
 /// Pieces of memory that go into one system call at most.
 const MOST_PIECES: usize = 64;
-/// Ranges of a read that came out of order, at most.
+/// Ranges at most of a read whose data come out of order.
 const MOST_GAPS: usize = 1024;
 
-/// The memory of a request. Unlike an [`Iov`] it may be used by any thread,
-/// one at a time.
+/// The memory of a request. Unlike an [`Iov`] it may be used by any thread, one at a time.
 #[derive(Debug)]
 pub(super) struct Memory {
     pieces: Vec<(*mut u8, usize)>,
-    /// What `pieces` are of, if it is no caller's memory.
+    /// The memory of `pieces`, if it is not the caller's.
     _own: Vec<u8>,
 }
 
-// SAFETY: the pointers are used under the lock of the link alone, and taken
-// away under it before the promise of the `Iov` ends.
+// SAFETY: the pointers are used only under the lock of the link, and removed under it before the
+// promise of the `Iov` ends.
 unsafe impl Send for Memory {}
 
 impl Memory {
     /// # Safety
-    /// It is dropped, under the lock that it is used under, before the promise
-    /// that made `iov` ends.
+    /// It is dropped before the promise of `iov` ends, under the lock under which it is used, if it
+    /// is used at all.
     pub(super) unsafe fn new(iov: &Iov) -> Self {
         let mut pieces = Vec::with_capacity(1);
         iov.for_each(|ptr, length| pieces.push((ptr, length)));
@@ -130,11 +128,9 @@ pub(super) struct Slot {
     pub(super) request: Request,
     /// The queue that waits for it.
     pub(super) queue: u64,
-    /// The waker; None before it was waited for, and when nothing waits any
-    /// more.
+    /// None before its first poll, and when nothing waits any more.
     pub(super) waker: Option<Waker>,
-    /// Of a read or a write; None for others, and of a read that was dropped
-    /// any more.
+    /// Of a read or a write, unless it was dropped.
     memory: Option<Memory>,
     /// Bytes of header and payload that are in the socket.
     pub(super) sent: usize,
@@ -142,19 +138,19 @@ pub(super) struct Slot {
     abandoned: bool,
     /// It is a change whose request was dropped ([`Slots::keep`]).
     kept: bool,
-    /// Which bytes of a read have come.
+    /// The bytes of a read that were received.
     covered: Vec<Range<u64>>,
     /// Error chunks so far.
     pub(super) errors: u32,
     pub(super) error: Option<NbdError>,
     pub(super) extent: Option<Extent>,
-    /// Of a flush: the changes that were answered before.
+    /// Of a flush: the number of changes with a reply before it.
     covers: u64,
-    /// Set at the end.
+    /// After the reply.
     pub(super) outcome: Option<Outcome>,
 }
 
-/// What came of a request: what is known of a range if it asked for that.
+/// The outcome of a request, with an extent for block status.
 pub(super) type Outcome = Result<Option<Extent>, NbdError>;
 
 impl Slot {
@@ -173,7 +169,7 @@ impl Slot {
         }
     }
 
-    /// Where bytes of a read are received into; none if it was dropped.
+    /// The memory that bytes of a read are received into; none if it was dropped.
     pub(super) fn receive_into<'a>(
         &'a mut self,
         start: usize,
@@ -186,21 +182,21 @@ impl Slot {
         }
     }
 
-    /// Takes bytes of a read that were received elsewhere, or (None) zeroes.
+    /// Copies bytes of a read in that were received elsewhere, or (None) zeroes.
     pub(super) fn fill(&mut self, start: usize, count: usize, bytes: Option<&[u8]>) {
         if let Some(memory) = &mut self.memory {
             memory.fill(start, count, bytes);
         }
     }
 
-    /// Whether these bytes of a read, from the start of the request on, may
-    /// come now: inside it, and for the first time. Then notes that they do.
+    /// Marks these bytes of a read, from the start of the request on, as received. False: they are
+    /// not inside, or were received before.
     pub(super) fn cover(&mut self, offset: u64, length: u64) -> bool {
         let end = match offset.checked_add(length) {
             Some(end) if end <= self.request.length && length > 0 => end,
             _ => return false,
         };
-        // Most answers come in order.
+        // Most data come in order.
         let at = self.covered.partition_point(|range| range.end < offset);
         let (before, after) = (self.covered.get(at), self.covered.get(at + 1));
         let touches = before.is_some_and(|range| range.end == offset);
@@ -226,16 +222,16 @@ impl Slot {
     }
 }
 
-/// All of them. A cookie is a place and how often a place was given away.
+/// All requests in flight. A cookie is a place and how often the place was used.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     places: Vec<(u32, Option<Slot>)>,
     free: Vec<u32>,
-    /// Requests whose answer is outstanding.
+    /// Requests without a reply.
     pub(super) outstanding: usize,
-    /// Changes that were answered and need a flush to be durable.
+    /// Changes with a reply that need a flush to be durable.
     changes: u64,
-    /// How many of these are.
+    /// How many of these are durable.
     durable: u64,
 }
 
@@ -250,7 +246,7 @@ impl SlotId {
 }
 
 impl Slots {
-    /// Takes a request up; its cookie is set.
+    /// Adds a request and sets its cookie.
     pub(super) fn insert(
         &mut self,
         request: Request,
@@ -286,8 +282,7 @@ impl Slots {
         id
     }
 
-    /// The request of a cookie that a server sent, if its answer is
-    /// outstanding.
+    /// The request of a cookie, if it has no reply.
     pub(super) fn by_cookie(&self, cookie: u64) -> Option<SlotId> {
         let id = SlotId(cookie);
         let slot = self.get(id)?;
@@ -334,22 +329,20 @@ impl Slots {
         }
     }
 
-    /// Whether there are changes that the server has answered, and that are
-    /// lost if it is. (What was trimmed may be anything.)
+    /// Whether there are changes with a reply that no flush has made durable. (Trimmed ranges may
+    /// have any content.)
     pub(super) fn are_owed(&self) -> bool {
         self.durable < self.changes
     }
 
-    /// Takes what came of a request, if its answer is complete; then it is no
-    /// more.
+    /// Takes the outcome of a request, if it has one, and removes the request.
     pub(super) fn take_outcome(&mut self, id: SlotId) -> Option<Outcome> {
         let outcome = self.get_mut(id)?.outcome.take()?;
         self.remove(id);
         Some(outcome)
     }
 
-    /// Whether the server knows of this request, or is being told, and may yet
-    /// change something for it.
+    /// Whether it is a change of which something was sent, without a reply.
     pub(super) fn is_changing(&self, id: SlotId) -> bool {
         self.get(id).is_some_and(|slot| {
             let changes = matches!(
@@ -360,8 +353,8 @@ impl Slots {
         })
     }
 
-    /// A change that the server knows of was dropped: from now on the memory of its request is not
-    /// used. `header`: bytes of a request's header.
+    /// Keeps a dropped change of which something was sent: the caller's memory is not used from now
+    /// on. `header`: bytes of a request's header.
     pub(super) fn keep(&mut self, id: SlotId, header: usize) {
         if let Some(slot) = self.get_mut(id) {
             let is_sent = slot.sent >= header + slot.payload();
@@ -372,9 +365,8 @@ impl Slots {
         }
     }
 
-    /// A request was dropped: the caller's memory is not used from now on, so it is no write of
-    /// which something was sent, unless that was kept before. Whether nothing of it was sent: then
-    /// it is no more.
+    /// Forgets a dropped request: the caller's memory is not used from now on. A write of which
+    /// something was sent must be kept before. True: nothing was sent, so the request is removed.
     pub(super) fn abandon(&mut self, id: SlotId) -> bool {
         let Some(slot) = self.get_mut(id) else {
             return false;
@@ -396,26 +388,26 @@ impl Slots {
         false
     }
 
-    /// Whether an answer for this queue is outstanding that is still wanted.
+    /// Whether requests of this queue wait for a reply.
     pub(super) fn has_requests_of(&self, queue: u64) -> bool {
         self.iter()
             .any(|(_, s)| s.queue == queue && s.outcome.is_none() && !s.abandoned)
     }
 
-    /// Whether a reply is waited for.
+    /// Whether a task waits for a reply.
     pub(super) fn are_awaited(&self) -> bool {
         self.iter()
             .any(|(_, slot)| slot.outcome.is_none() && slot.waker.is_some())
     }
 
-    /// All that are there.
+    /// All requests.
     pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
         let slots = self.places.iter().filter_map(|place| place.1.as_ref());
         slots.map(|slot| (SlotId(slot.request.cookie), slot))
     }
 
-    /// The connection is lost: all that is outstanding is to be sent again, save
-    /// what was dropped, which ends with `error`. In any order: requests in flight have none.
+    /// After the connection was lost: the requests to be sent again, in any order. Those that were
+    /// dropped end with `error`.
     pub(super) fn rewind(&mut self, error: &NbdError, woken: &mut Vec<Waker>) -> Vec<SlotId> {
         let outstanding = self.iter().filter(|(_, slot)| slot.outcome.is_none());
         let all = outstanding.map(|(id, s)| (id, s.abandoned || s.kept));
@@ -437,8 +429,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a read that counts as complete while a part of its
-    //! memory holds what was there before.
+    //! Guards against a read that counts as complete although a part of its memory was not filled.
     use super::*;
 
     fn slot(length: u64) -> (Slots, SlotId) {

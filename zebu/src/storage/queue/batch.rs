@@ -1,8 +1,8 @@
 //! How many operations go to the kernel together.
 //!
-//! The kernel gathers the operations of one call before the device is given the first, but makes
-//! one request of the device out of those that continue each other. So few are handed over
-//! together, and those that continue each other count as one.
+//! The kernel prepares all operations of one call before the device gets the first, and merges
+//! those that continue each other into one request. So few are submitted together, and those that
+//! continue each other count as one.
 
 use std::os::fd::RawFd;
 
@@ -11,14 +11,14 @@ use super::super::engine::{Op, OpKind};
 /// Operations that continue each other count as one up to so many bytes.
 const MERGED: u64 = 64 << 10;
 
-/// Operations that were started and not handed over.
+/// Operations that were started and not submitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Batch {
-    /// How many, but for those that continue the one before.
+    /// How many, without those that continue the one before.
     count: u32,
-    /// What the last one does, on which file, up to where.
+    /// Kind, file and end of the last one.
     last: Option<(OpKind, RawFd, u64)>,
-    /// Bytes since the last that counted.
+    /// Bytes since the last one that was counted.
     bytes: u64,
 }
 
@@ -27,7 +27,7 @@ impl Batch {
         self.last == Some((op.kind, op.fd, op.offset)) && self.bytes + op.length <= MERGED
     }
 
-    /// Whether `op` may be handed over together with these, of which there are `most` at most.
+    /// Whether `op` may be submitted together with these, of which there are `most` at most.
     pub(super) fn takes(&self, op: &Op, most: u32) -> bool {
         self.count < most.max(1) || self.merges(op)
     }
@@ -44,11 +44,11 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against operations in order that reach the device one by one, and
-    //! others that wait for each other.
+    //! Guards against sequential operations that reach the device one by one, and others that wait
+    //! for each other.
     use super::*;
 
-    /// How many are handed over at each time.
+    /// How many are submitted each time.
     fn batches(ops: impl Iterator<Item = (OpKind, u64, u64)>) -> Vec<usize> {
         let (mut batch, mut all) = (Batch::default(), vec![0]);
         for (kind, offset, length) in ops {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_side_by_side_is_gathered() {
+    fn adjacent_operations_are_submitted_together() {
         let read = |i: u64, step: u64, length| (OpKind::Read, i * step, length);
         assert_eq!(batches((0..8).map(|i| read(i, 1 << 20, 4096))), [2; 4]);
         assert_eq!(batches((0..64).map(|i| read(i, 4096, 4096))), [32; 2]);

@@ -1,5 +1,5 @@
-//! The loops that drive a queue: its futures are polled, what they started goes to the kernel
-//! once a turn, and the tasks that wait for what has ended are woken.
+//! The loops that drive a queue: futures are polled, operations are submitted once a turn, and the
+//! tasks that wait for those that have ended are woken.
 #![allow(unsafe_code)]
 
 use std::future::Future;
@@ -24,7 +24,7 @@ impl Queue {
     /// # Panics
     /// If called from within a future that this queue drives.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        // The inner loop would take the wake-ups of what the outer one polls.
+        // The inner loop would take the wake-ups of the outer one.
         assert!(
             !self.inner.running.replace(true),
             "block_on within a future of the same queue"
@@ -82,7 +82,7 @@ impl Queue {
     }
 }
 
-/// What another event loop waits for, until it is readable; see [`Queue::turn`].
+/// The descriptor for another event loop, which waits until it is readable; see [`Queue::turn`].
 impl AsFd for Queue {
     /// # Panics
     /// If the engine is one of a simulation, or if the first call finds no descriptor free.
@@ -107,7 +107,7 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.running.set(false);
         if std::thread::panicking() {
-            // The caller's event loop may go on, and does not know that there is more to do.
+            // The caller's event loop may go on, and must call `turn` again.
             self.0.arm_again();
         }
     }
@@ -117,7 +117,7 @@ impl Drop for Running<'_> {
 const LARGE_READ: u64 = 512 << 10;
 
 impl Inner {
-    /// Takes up an operation.
+    /// Starts an operation: at the end of this turn at the latest.
     pub(super) fn start(&self, token: Token, mut op: Op) {
         self.in_flight.set(self.in_flight.get() + 1);
         if self.options.inline_buffered && op.buffered {
@@ -157,7 +157,7 @@ impl Inner {
     }
 
     /// Ends a turn of the loop: this thread executes at most one operation, so that its bytes are
-    /// used before the next one, and the engine is given all others that are for it.
+    /// used while they are in the processor's cache, and gives the others to the engine.
     pub(super) fn end_round(&self, sleeps: bool, done: &mut Vec<Completion>) {
         let alone = self.in_flight.get() == 1;
         let first = self.inline.borrow_mut().pop_front();
@@ -221,8 +221,8 @@ impl Inner {
         }
     }
 
-    /// After something was given to the engine: if that was outside of the queue's own loops, an
-    /// caller's event loop must call [`Queue::turn`].
+    /// Called after something was given to the engine. Outside of the queue's loops, the caller's
+    /// event loop must then call [`Queue::turn`].
     pub(super) fn submitted(&self) {
         let sleeps = &self.shared.sleeps;
         if self.armed.get() && !self.running.get() && sleeps.swap(false, Ordering::SeqCst) {
@@ -249,7 +249,7 @@ impl Inner {
         {
             let mut slots = self.slots.borrow_mut();
             for (token, result) in done.drain(..) {
-                // The kernel could not start it now: it is retried as after a signal.
+                // The kernel could not start it now: it is repeated as after a signal.
                 let result = match result == -libc::EAGAIN {
                     true => -libc::EINTR,
                     false => result,
@@ -267,8 +267,8 @@ impl Inner {
             }
         }
         self.done.replace(done);
-        // Only now, with nothing borrowed and every end on record: a waker is
-        // foreign code, which may drop an `Io` and so come back here.
+        // Only now, with nothing borrowed and every end recorded: a waker is foreign code, which
+        // may drop an `Io` and so enter this function again.
         wakers.drain(..).for_each(Waker::wake);
         self.wakers.replace(wakers);
     }

@@ -1,4 +1,4 @@
-//! The results of tasks.
+//! Handles to the results of tasks.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -23,10 +23,10 @@ pub(super) struct Slots {
 
 pub(super) enum Slot {
     Free,
-    /// Started: the waker for its end, and its file, which is not closed before; a wait for a
-    /// descriptor has none.
+    /// Started: the waker for its end, and its file, which stays open until then; a wait for a
+    /// descriptor has no file.
     Busy(Option<Waker>, Option<Arc<OwnedFd>>),
-    /// Ended with this result, not yet looked at.
+    /// Ended with this result, which was not taken.
     Ended(i32),
 }
 
@@ -56,7 +56,7 @@ impl Queue {
         debug_assert_eq!(self.inner.thread, std::thread::current().id());
         debug_assert_eq!(op.fd, fd.as_raw_fd());
         let token = self.inner.slots.borrow_mut().take(Some(fd.clone()));
-        // It is executed before the `Io` has ended, which waits for that when it is dropped.
+        // The `Io` ends after the operation, also if it is dropped.
         self.inner.start(token, op);
         self.inner.submitted();
         Io {
@@ -109,8 +109,7 @@ impl Queue {
         }
         let mut array = Vec::new();
         iov.for_each(|ptr, len| {
-            // The kernel takes no more in one call. The caller goes on from
-            // there, as from any short result.
+            // The kernel takes no more in one call. The caller continues after the short result.
             if array.len() < libc::UIO_MAXIOV as usize {
                 array.push(libc::iovec {
                     iov_base: ptr.cast(),
@@ -119,8 +118,8 @@ impl Queue {
             }
         });
         op.length = array.iter().map(|s| s.iov_len as u64).sum();
-        // A slice of many segments may lie in one, or in none. One segment is
-        // given to engines as such, never as an array.
+        // A slice of many segments may be of one, or of none. Engines get one segment without an
+        // array.
         if array.len() <= 1 {
             op.memory = array.first().map_or(std::ptr::null_mut(), |s| s.iov_base);
             // SAFETY: as above.
@@ -186,8 +185,7 @@ impl Future for Io {
             _ => false,
         };
         if !known {
-            // Cloned, and the old one dropped, with nothing borrowed: both
-            // are foreign code.
+            // Cloned and dropped with nothing borrowed, since wakers are foreign code.
             let new = context.waker().clone();
             let old = match &mut slots.borrow_mut().slots[token] {
                 Slot::Busy(waker, _) => waker.replace(new),
@@ -205,7 +203,7 @@ impl Drop for Io {
             return;
         }
         while self.take_result().is_none() {
-            // Even if futures are ready: they do not run now.
+            // Also if futures are ready: they do not run now.
             self.queue.inner.drive(true);
         }
         self.queue.inner.arm_again();

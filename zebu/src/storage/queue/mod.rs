@@ -1,14 +1,12 @@
 //! A queue: one thread's engine, and the requests that it drives.
 //!
-//! Requests are futures. The queue polls them; when all wait, it executes the
-//! operation that it has alone, or enters the engine once, which hands over
-//! everything started since and waits for the first end. There is no other
-//! runtime: [`Queue::block_on`] is the loop, or [`Queue::turn`] in a loop of the
-//! caller's, and any number of futures run beside it with [`Queue::spawn`].
+//! Requests are futures. The queue polls them; when all wait, it enters the engine once, which
+//! submits the operations that were started and waits for the first end. There is no other runtime:
+//! [`Queue::block_on`] is the loop, or [`Queue::turn`] in a loop of the caller's, and any number of
+//! futures run beside it with [`Queue::spawn`].
 //!
-//! A queue belongs to the thread that made it. Wakers are what crosses
-//! threads: a request may wait for something that a request on another queue
-//! is doing (loading an L2 slice, say), and is woken by it.
+//! A queue belongs to the thread that made it. Wakers cross threads: a request may wait for a task
+//! of another queue, which wakes it.
 
 mod batch;
 mod drive;
@@ -44,11 +42,11 @@ use tasks::{Shared, Tasks};
 /// A handle to one thread's queue. Clones mean the same queue.
 ///
 /// # Futures that are dropped, kept or forgotten
-/// A request's future may be dropped at any time. The drop waits for the operations
-/// that the kernel has. The range of a dropped write reads as before or as after. (A change that
-/// was sent to an NBD server goes on as a task, for which requests of the same range wait.) Work that
-/// other requests need too (loading a table, a commit, a flush of the device) is
-/// done by a task of the queue: it goes on, and its errors are not lost.
+/// A request's future may be dropped at any time. The drop waits for the operations that the kernel
+/// has. The range of a dropped write reads as before or as after. (A change that was sent to an NBD
+/// server goes on as a task, for which requests of the same range wait.) Work that other requests
+/// need too (loading a table, a commit, a flush of the device) is done by a task of the queue: it
+/// goes on, and its errors are not lost.
 ///
 /// A future that is kept without being polled blocks only requests that overlap it:
 /// writes to the same clusters, or to the same blocks with direct I/O. (One to an
@@ -99,7 +97,7 @@ struct Inner {
     started: RefCell<Vec<(Token, Op)>>,
     /// Operations that this thread will execute, one a turn.
     inline: RefCell<VecDeque<(Token, Op)>>,
-    /// Of those in `started`.
+    /// The batch that those in `started` make.
     batch: Cell<Batch>,
     /// Operations that have not ended.
     in_flight: Cell<usize>,
@@ -133,13 +131,16 @@ struct Inner {
 }
 
 impl Queue {
-    /// A queue on this thread.
+    /// A queue of this thread.
+    ///
+    /// # Errors
+    /// If this system does not have the engine.
     pub fn new(options: QueueOptions) -> std::io::Result<Queue> {
         let engine = options.engine.start()?;
         Ok(Self::with_engine(options, engine))
     }
 
-    /// A queue with this engine, whatever the options say.
+    /// A queue with this engine instead of that of the options.
     fn with_engine(options: QueueOptions, engine: Box<dyn Engine>) -> Queue {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
         let inner = Rc::new(Inner {
@@ -179,20 +180,19 @@ impl Queue {
         }
     }
 
-    /// A number that no other queue of the process has; the next queue has the
-    /// next one.
+    /// A number that no other queue of the process has, counted from 0.
     #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
     pub(crate) fn number(&self) -> u64 {
         self.inner.number
     }
 
-    /// What it was made with.
+    /// Its options.
     pub fn options(&self) -> &QueueOptions {
         &self.inner.options
     }
 
-    /// A buffer of at least `len` bytes from the queue's pool, content
-    /// unspecified; it returns there when dropped.
+    /// A buffer of at least `len` bytes from the queue's pool, to which it returns when it is
+    /// dropped. Its content is unspecified.
     pub fn buffer(&self, len: usize) -> PoolBuffer {
         PoolBuffer {
             buffer: Some(self.inner.buffers.take(len)),

@@ -1,4 +1,4 @@
-//! Buffers that return to their queue.
+//! The buffers of a queue, which are used again.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ pub struct PoolBuffer {
 }
 
 impl PoolBuffer {
-    /// Takes it away from the pool.
+    /// The buffer, which does not return to the pool.
     pub(crate) fn into_buffer(mut self) -> Buffer {
         self.buffer.take().expect("present until dropped")
     }
@@ -106,7 +106,7 @@ impl BufferPool {
         }
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer.
     pub(super) fn give(&self, buffer: Buffer) {
         let class = Self::class(buffer.len().max(1));
         let mut free = self.free.borrow_mut();

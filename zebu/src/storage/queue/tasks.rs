@@ -13,13 +13,11 @@ use super::handle::{Spawned, joined};
 use super::{Begun, Handle, Inner, Queue};
 
 impl Queue {
-    /// Runs `future` beside the others whenever the queue is driven. The
-    /// result is awaited through the handle; dropping the handle leaves the
-    /// future running.
+    /// Runs `future` beside the others whenever the queue is driven. The handle is a future of its
+    /// result; if it is dropped, `future` goes on.
     ///
-    /// A future that holds a handle to the queue, or does I/O through it, keeps
-    /// the queue alive: let it end before the last other handle goes, or
-    /// neither ever does.
+    /// A future that owns a handle to the queue keeps the queue alive: it must end before the last
+    /// other handle is dropped, or both leak.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Handle<T> {
         let spawned = Spawned::new(&self.inner);
         let (task, mut handle) = joined(async move {
@@ -46,9 +44,9 @@ impl Queue {
         .await;
     }
 
-    /// Runs the future of `work` as a task of this queue. It is polled at once, and
-    /// goes on whether or not the result is awaited. It is dropped with the last
-    /// handle of the queue, but not within a section of [`Queue::unbroken`].
+    /// Runs the future of `work` as a task of this queue. It is polled at once, and goes on whether
+    /// or not the result is awaited. It is dropped with the last handle of the queue, but not in an
+    /// unbroken section ([`Queue::unbroken`]).
     pub(crate) fn detach<T: 'static, F>(&self, work: impl FnOnce(Queue) -> F) -> Handle<T>
     where
         F: Future<Output = T> + 'static,
@@ -75,8 +73,8 @@ impl Queue {
         }
     }
 
-    /// Runs the future of `work` as [`Queue::detach`] does, and ends it with the queue at the
-    /// latest, which waits for that. It must wait for nothing but an operation's end.
+    /// As [`Queue::detach`]; all of the future is an unbroken section, for which the end of the
+    /// queue waits. It must wait for nothing but the end of an operation.
     #[cfg_attr(not(feature = "nbd"), allow(dead_code))]
     pub(crate) fn detach_unbroken<F>(&self, work: impl FnOnce(Queue) -> F)
     where
@@ -96,11 +94,11 @@ impl Queue {
         }
     }
 
-    /// Begins a section of a task, for operations of `storage`, that is not cancelled with the
-    /// queue: it is polled until the result of this is dropped. The section must wait
-    /// for nothing else. Without effect outside of tasks, and for a storage in another image:
-    /// there an operation may wait for a queue that is not driven while this one ends.
-    /// (That image has such sections of its own, and remembers what failed.)
+    /// Begins an unbroken section of a task, which is not cancelled with the queue: the task is
+    /// polled until the result of this is dropped. The section must wait only for operations of
+    /// `storage`. Without effect outside of tasks, and for a storage in another image: there an
+    /// operation may wait for a queue that is not driven while this one ends. (That image has
+    /// unbroken sections and records failures itself.)
     pub(crate) fn unbroken(&self, storage: &dyn Storage) -> Unbroken {
         self.begin_unbroken(!self.keeps && !storage.is_stacked())
     }
@@ -124,17 +122,17 @@ pub(super) struct Tasks {
 }
 
 struct Task {
-    /// None while it is being polled, and when the place is free.
+    /// None while it is being polled, and if the place is free.
     future: Option<Pin<Box<dyn Future<Output = ()>>>>,
     serial: u64,
     waker: Arc<TaskWaker>,
 }
 
-/// What wakers on any thread touch.
+/// State that wakers use on any thread.
 pub(super) struct Shared {
     ready: Mutex<Vec<u32>>,
     /// Whether the queue's thread blocks in the engine or in another event loop, or is about to,
-    /// and was not notified yet.
+    /// and was not notified.
     pub sleeps: AtomicBool,
     pub notify: Arc<dyn Notify>,
 }
@@ -146,7 +144,7 @@ pub(super) struct TaskWaker {
     queued: AtomicBool,
 }
 
-/// The place in `ready` of the future that `block_on` was given.
+/// Names the future of `block_on` in `ready`.
 pub(super) const ROOT: u32 = u32::MAX;
 
 impl TaskWaker {
@@ -160,8 +158,8 @@ impl TaskWaker {
 
     /// From now on a wake queues the task again.
     ///
-    /// A swap and no store: a waker that woke the task meanwhile and found it queued
-    /// relies on the poll that follows to see what it did before.
+    /// A swap, not a store: a waker that found the task queued relies on the next poll to see what
+    /// it did before.
     pub fn begin(&self) {
         self.queued.swap(false, Ordering::AcqRel);
     }
@@ -177,10 +175,10 @@ impl Wake for TaskWaker {
             return;
         }
         self.shared.ready().push(self.task);
-        // SeqCst pairs with `drive` and `arm`: either the sleep is seen here, or the task there.
+        // SeqCst pairs with `drive` and `arm`: either the sleep is seen here or the task there.
         let sleeps = &self.shared.sleeps;
         if sleeps.load(Ordering::SeqCst) && sleeps.swap(false, Ordering::SeqCst) {
-            // One notification ends the sleep, and then all of `ready` is looked at.
+            // One notification is enough: then all tasks in `ready` are polled.
             self.shared.notify.notify();
         }
     }
@@ -259,21 +257,21 @@ impl Inner {
         drop(future);
     }
 
-    /// Drops all tasks, after the last handle that keeps them. That releases their
-    /// locks, and wakes the requests of other queues that wait for them.
+    /// Drops all tasks, after the last handle that keeps them. That releases their locks and wakes
+    /// the requests of other queues that wait for them.
     pub(super) fn end_tasks(&self) {
         if self.ending.replace(true) {
             return;
         }
         loop {
-            // A panic may have left a section that never ends.
+            // After a panic a section may never end.
             while self.unbroken.get() > 0 && !std::thread::panicking() {
                 self.run_ready();
                 if self.unbroken.get() > 0 {
                     self.drive(false);
                 }
             }
-            // To drop one may begin another section.
+            // The drop of a task may begin another section.
             let next = {
                 let tasks = self.tasks.borrow();
                 let place = tasks.tasks.iter().position(|task| task.future.is_some());

@@ -1,5 +1,4 @@
-//! Another connection in the place of one that was lost: a thread tries, for as
-//! long as requests may wait.
+//! A new connection in the place of a lost one: a thread tries it, as long as requests may wait.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -7,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::super::handshake::{self, NoAgreement};
 use super::Link;
 
-/// How long to wait between two attempts: twice as long each time, up to this.
+/// The longest wait between two attempts; it doubles each time.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Begins to try, after `wait`.
+/// Starts the thread, which tries first after `wait`.
 pub(super) fn begin(link: &Arc<Link>, wait: Duration) {
     let weak = Arc::downgrade(link);
     let thread = std::thread::Builder::new().name("nbd-reconnect".into());
@@ -19,7 +18,7 @@ pub(super) fn begin(link: &Arc<Link>, wait: Duration) {
     }
 }
 
-/// Ends when there is a connection, or when none is wanted any more.
+/// Ends when there is a connection, or none is needed any more.
 fn run(weak: &Weak<Link>, mut wait: Duration) {
     loop {
         std::thread::sleep(wait);
@@ -30,7 +29,7 @@ fn run(weak: &Weak<Link>, mut wait: Duration) {
             return;
         };
         let options = link.options();
-        // A little time for one attempt, at the least.
+        // At least so much time for an attempt.
         let until = deadline.max(Instant::now() + Duration::from_millis(100));
         let error = match handshake::connect(options, until) {
             Ok(agreed) => return link.restore(agreed),

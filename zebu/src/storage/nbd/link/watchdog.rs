@@ -1,7 +1,6 @@
-//! Servers that owe an answer and say nothing. One thread looks at all
-//! connections, seldom; while there are none it is not there.
+//! Time-outs of replies. One thread checks all connections now and then, while there are any.
 //!
-//! A timer for each request would cost as much as a small request does.
+//! A timer for each request would cost as much as a small request.
 
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
@@ -10,8 +9,7 @@ use super::Link;
 
 struct Watched {
     link: Weak<Link>,
-    /// What it had received when it was seen to owe an answer, and since when
-    /// that has been so.
+    /// The number of receives when a reply was due, and since when it has not changed.
     since: Option<(u64, Instant)>,
 }
 
@@ -30,7 +28,7 @@ fn watchdog() -> MutexGuard<'static, Watchdog> {
     crate::lock(&WATCHDOG)
 }
 
-/// Looks at `link` from now on, if it has a limit.
+/// Checks `link` from now on, if it has a time-out.
 pub(super) fn watch(link: &Arc<Link>) {
     if link.options().request_timeout.is_zero() {
         return;
@@ -42,7 +40,7 @@ pub(super) fn watch(link: &Arc<Link>) {
     });
     if !watchdog.runs {
         let thread = std::thread::Builder::new().name("nbd-watchdog".into());
-        // Without a thread a server that is silent is waited for.
+        // Without a thread there is no time-out.
         watchdog.runs = thread.spawn(run).is_ok();
     }
 }
