@@ -1,31 +1,31 @@
-//! Options: what client and server agree on before the first request.
+//! Options: the negotiation before the first request.
 
 use super::{OPTION_MAGIC, ProtocolError, Reader, put_string, text};
 
 /// An option: `NBD_OPT_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionKind {
-    /// Choose an export; the answer has no form for errors.
+    /// Choose an export; there is no error reply.
     ExportName,
     /// End the connection.
     Abort,
-    /// Which exports are there?
+    /// List the exports.
     List,
     /// Begin TLS.
     StartTls,
-    /// What is this export like?
+    /// Describe an export.
     Info,
-    /// The same, and choose it.
+    /// Describe an export and choose it.
     Go,
     /// Structured replies.
     StructuredReply,
-    /// Which metadata contexts are there?
+    /// List metadata contexts.
     ListMetaContext,
     /// Choose metadata contexts.
     SetMetaContext,
     /// 64-bit lengths.
     ExtendedHeaders,
-    /// One that is not known here.
+    /// An unknown one.
     Other(u32),
 }
 
@@ -42,12 +42,12 @@ wire_numbers! { OptionKind: u32,
     11 = ExtendedHeaders,
 }
 
-/// What comes before an option's payload.
+/// The header of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// Which option.
+    /// The option.
     pub kind: OptionKind,
-    /// Bytes of payload that follow: any number.
+    /// Bytes of payload that follow; not limited.
     pub length: u32,
 }
 
@@ -55,7 +55,10 @@ impl OptionHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = 16;
 
-    /// Reads one.
+    /// Decodes one.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes, "an option");
         match reader.u64()? {
@@ -81,10 +84,10 @@ pub fn encode_option(kind: OptionKind, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The answer to an option: `NBD_REP_*`.
+/// The kind of a reply to an option: `NBD_REP_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionReplyKind {
-    /// Done, or the end of a list.
+    /// Success, or the end of a list.
     Ack,
     /// An export.
     Server,
@@ -94,25 +97,25 @@ pub enum OptionReplyKind {
     MetaContext,
     /// The option is not known.
     ErrUnsup,
-    /// The server does not want to.
+    /// Refused by the server's policy.
     ErrPolicy,
-    /// The option makes no sense.
+    /// Invalid option.
     ErrInvalid,
-    /// Not on this machine.
+    /// Not supported by the server's platform.
     ErrPlatform,
     /// TLS must begin first.
     ErrTlsRequired,
     /// No such export.
     ErrUnknown,
-    /// The server is about to end.
+    /// The server shuts down.
     ErrShutdown,
-    /// The client must say that it knows of block sizes.
+    /// The client must support block sizes.
     ErrBlockSizeRequired,
-    /// The option, or its answer, is too large.
+    /// The option or its reply is too large.
     ErrTooBig,
     /// Extended headers are needed.
     ErrExtHeaderRequired,
-    /// One that is not known here; an error if the highest bit is set.
+    /// An unknown one; an error if the highest bit is set.
     Other(u32),
 }
 
@@ -134,7 +137,7 @@ wire_numbers! { OptionReplyKind: u32,
 }
 
 impl OptionReplyKind {
-    /// Whether it says no.
+    /// Whether it is an error.
     pub fn is_error(self) -> bool {
         self.to_wire() & 1 << 31 != 0
     }
@@ -142,12 +145,12 @@ impl OptionReplyKind {
 
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-/// What comes before the payload of an answer to an option.
+/// The header of a reply to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// The option that it answers.
+    /// The option that it is for.
     pub option: OptionKind,
-    /// What it says.
+    /// Its kind.
     pub kind: OptionReplyKind,
     /// Bytes of payload that follow.
     pub length: u32,
@@ -157,7 +160,10 @@ impl OptionReplyHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = 20;
 
-    /// Reads one.
+    /// Decodes one.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
     pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes, "the answer to an option");
         match reader.u64()? {
@@ -174,17 +180,17 @@ impl OptionReplyHeader {
     }
 }
 
-/// An answer to an option, with its payload.
+/// A reply to an option, with its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionReply {
-    /// What it says.
+    /// Its kind.
     pub kind: OptionReplyKind,
-    /// Of an error: a text for people.
+    /// The message of an error.
     pub payload: Vec<u8>,
 }
 
 impl OptionReply {
-    /// Done.
+    /// Success.
     pub fn ack() -> Self {
         OptionReply {
             kind: OptionReplyKind::Ack,
@@ -192,7 +198,7 @@ impl OptionReply {
         }
     }
 
-    /// A refusal, with a text for people.
+    /// An error with a message.
     pub fn error(kind: OptionReplyKind, text: &str) -> Self {
         OptionReply {
             kind,
@@ -229,7 +235,7 @@ impl OptionReply {
         }
     }
 
-    /// As it goes over the wire.
+    /// Encodes it.
     pub fn encode(&self, option: OptionKind, out: &mut Vec<u8>) {
         out.extend(REPLY_MAGIC.to_be_bytes());
         out.extend(option.to_wire().to_be_bytes());
@@ -247,7 +253,7 @@ pub fn decode_list_item(payload: &[u8]) -> Result<(String, String), ProtocolErro
     Ok((name, text(reader.rest(), "the description of an export")?))
 }
 
-/// The information that every export gives.
+/// Size and flags of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Bytes.
@@ -263,28 +269,27 @@ pub enum Info {
     Export(ExportInfo),
     /// Its full name.
     Name(String),
-    /// A text for people.
+    /// Its description.
     Description(String),
-    /// What requests should be multiples of, and how large they may be: in
-    /// bytes.
+    /// Block sizes in bytes.
     BlockSize {
-        /// Requests must be multiples of it.
+        /// The unit of requests.
         minimum: u32,
-        /// Those that are multiples of it are fast.
+        /// The unit of fast requests.
         preferred: u32,
         /// Reads and writes at most.
         maximum: u32,
     },
-    /// One that is not known here.
+    /// An unknown one.
     Other(u16),
 }
 
 impl Info {
-    /// What a client asks for by number.
+    /// The number of [`Info::BlockSize`].
     pub const BLOCK_SIZE: u16 = 3;
-    /// The same: the name.
+    /// The number of [`Info::Name`].
     pub const NAME: u16 = 1;
-    /// The same: the description.
+    /// The number of [`Info::Description`].
     pub const DESCRIPTION: u16 = 2;
 
     fn encode(&self) -> Vec<u8> {
@@ -317,7 +322,7 @@ impl Info {
         out
     }
 
-    /// Reads the payload of [`OptionReplyKind::Info`].
+    /// Decodes the payload of [`OptionReplyKind::Info`].
     pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(payload, "information about an export");
         let info = match reader.u16()? {
@@ -360,12 +365,15 @@ impl Info {
 pub struct Go {
     /// The export; empty: the default one.
     pub name: String,
-    /// What the client wants to know, by number.
+    /// Numbers of the information that the client requests.
     pub wanted: Vec<u16>,
 }
 
 impl Go {
-    /// Reads one.
+    /// Decodes one.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
     pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(payload, "an export's name and questions");
         let name = reader.string()?;
@@ -379,7 +387,7 @@ impl Go {
         })
     }
 
-    /// As it goes over the wire.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_string(&mut out, &self.name);
@@ -400,21 +408,24 @@ pub struct ContextQuery {
 }
 
 impl ContextQuery {
-    /// Reads one.
+    /// Decodes one.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
     pub fn decode(payload: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(payload, "a query for metadata contexts");
         let name = reader.string()?;
         let count = reader.u32()?;
         let mut queries = Vec::new();
         for _ in 0..count {
-            // Four bytes of payload at least for each: the number is bounded.
+            // Each takes at least four bytes of the payload, so their number is limited.
             queries.push(reader.string()?);
         }
         reader.end()?;
         Ok(ContextQuery { name, queries })
     }
 
-    /// As it goes over the wire.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_string(&mut out, &self.name);

@@ -12,28 +12,28 @@ fn absent<T>() -> Result<T, TlsError> {
     ))
 }
 
-/// What a client needs for TLS.
+/// A client's side of TLS.
 #[derive(Clone, Debug)]
 pub struct ClientTls(Infallible);
 
 impl ClientTls {
-    /// Refused without the feature `tls`.
+    /// Always an error without the feature `tls`.
     pub fn load(_: &TlsCredentials, _: Option<&str>) -> Result<Self, TlsError> {
         absent()
     }
 }
 
-/// What a server needs for TLS.
+/// A server's side of TLS.
 #[derive(Clone, Debug)]
 pub struct ServerTls(Infallible);
 
 impl ServerTls {
-    /// Refused without the feature `tls`.
+    /// Always an error without the feature `tls`.
     pub fn with_certificates(_: &Path, _: bool) -> Result<Self, TlsError> {
         absent()
     }
 
-    /// Refused without the feature `tls`.
+    /// Always an error without the feature `tls`.
     pub fn with_keys(_: &Path) -> Result<Self, TlsError> {
         absent()
     }
@@ -44,22 +44,22 @@ impl ServerTls {
 pub struct Session(Infallible);
 
 impl Session {
-    /// A client's side.
+    /// A client's session.
     pub fn client(tls: &ClientTls) -> io::Result<Self> {
         match tls.0 {}
     }
 
-    /// A server's side.
+    /// A server's session.
     pub fn server(tls: &ServerTls) -> io::Result<Self> {
         match tls.0 {}
     }
 
-    /// Whether the handshake goes on.
+    /// Whether the handshake is not complete.
     pub fn is_handshaking(&self) -> bool {
         match self.0 {}
     }
 
-    /// Takes what was received and decrypted.
+    /// Takes decrypted bytes.
     pub fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self.0 {}
     }
@@ -74,12 +74,12 @@ impl Session {
         match self.0 {}
     }
 
-    /// Looks at what was received.
+    /// Processes what was received.
     pub fn process(&mut self) -> io::Result<()> {
         match self.0 {}
     }
 
-    /// Whether there is something for the connection.
+    /// Whether bytes wait to be sent.
     pub fn wants_write(&self) -> bool {
         match self.0 {}
     }
@@ -89,7 +89,7 @@ impl Session {
         match self.0 {}
     }
 
-    /// Says goodbye.
+    /// Prepares a close_notify.
     pub fn send_close_notify(&mut self) {
         match self.0 {}
     }

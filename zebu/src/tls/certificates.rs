@@ -1,6 +1,6 @@
-//! Certificates, laid out as QEMU and libnbd have them: a directory with
+//! Certificates in QEMU's and libnbd's layout: a directory with
 //! `ca-cert.pem` (trusted authorities), and `server-cert.pem` and `server-key.pem`,
-//! or perhaps `client-cert.pem` and `client-key.pem` (this side's identity).
+//! or optionally `client-cert.pem` and `client-key.pem` (this side's identity).
 //!
 //! TLS 1.2 and 1.3 by rustls.
 
@@ -58,7 +58,7 @@ fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
         }
         None => {
             let found = rustls_native_certs::load_native_certs();
-            // One that is broken costs only itself.
+            // A broken one is left out.
             store.add_parsable_certificates(found.certs);
             if store.is_empty() {
                 return Err(unusable("this system trusts no certificate authority"));
@@ -68,16 +68,16 @@ fn authorities(directory: Option<&Path>) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// What a client has.
+/// A client's configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     pub(super) config: Arc<ClientConfig>,
-    /// For [`Verify::Name`], and so that a server of many names knows which.
+    /// For [`Verify::Name`], and for servers with several names.
     pub(super) name: ServerName<'static>,
 }
 
-/// Loads what `files` mean, for a server of this name. Without a name
-/// [`Verify::Name`] looks at the authority only, as in QEMU.
+/// Loads certificates, for a server of this name. Without a name [`Verify::Name`] verifies the
+/// authority only, as in QEMU.
 pub(super) fn client(files: &TlsFiles, name: Option<&str>) -> Result<Client, TlsError> {
     let verify = match (files.verify, name) {
         (Verify::Name, None) => Verify::Authority,
@@ -117,8 +117,7 @@ pub(super) fn client(files: &TlsFiles, name: Option<&str>) -> Result<Client, Tls
 }
 
 /// Loads `server-cert.pem` and `server-key.pem`, and with `verify` also
-/// `ca-cert.pem`: then only clients are served whose certificate the authority
-/// signed.
+/// `ca-cert.pem`: clients need a certificate that this authority has signed.
 pub(super) fn server(directory: &Path, verify: bool) -> Result<Arc<ServerConfig>, TlsError> {
     let chain = certificates(&directory.join("server-cert.pem"))?;
     let key = key(&directory.join("server-key.pem"))?;
@@ -142,7 +141,7 @@ pub(super) fn server(directory: &Path, verify: bool) -> Result<Arc<ServerConfig>
     Ok(Arc::new(config))
 }
 
-/// Looks at the authority alone, or at nothing.
+/// Verifies the authority alone, or nothing.
 #[derive(Debug)]
 struct Lenient {
     roots: Option<RootCertStore>,

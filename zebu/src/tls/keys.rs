@@ -1,5 +1,5 @@
 //! Files of pre-shared keys: lines `USER:KEY`, the key in hexadecimal digits,
-//! as psktool of GnuTLS writes them and QEMU, libnbd and nbdkit read them.
+//! the format of GnuTLS's psktool, QEMU, libnbd and nbdkit.
 
 use std::ffi::{CStr, c_int};
 use std::fs::File;
@@ -75,7 +75,7 @@ fn long_enough(path: &Path, key: &Key) -> Result<(), TlsError> {
     Err(unusable(path, why))
 }
 
-/// A name for people.
+/// A name for messages.
 fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().to_string()
 }
@@ -92,8 +92,8 @@ fn read(path: &Path) -> Result<Vec<Key>, TlsError> {
     parse(&text).map_err(|why| unusable(path, why))
 }
 
-/// What is in a file. Empty lines are passed over; all else that is no key is an
-/// error, which names the line and never shows it.
+/// Reads a file. Empty lines are ignored; any other line that is no key is an error, which has the
+/// number of the line and not its text.
 fn parse(text: &[u8]) -> Result<Vec<Key>, String> {
     let mut keys = Vec::new();
     let mut users = std::collections::HashSet::new();
@@ -115,7 +115,7 @@ fn parse(text: &[u8]) -> Result<Vec<Key>, String> {
 fn key(line: &[u8]) -> Result<Key, &'static str> {
     let colon = line.iter().position(|byte| *byte == b':');
     let (name, key) = line.split_at(colon.ok_or("not USER:KEY")?);
-    // psktool writes a name that has colons so.
+    // psktool's form of a name with colons.
     let user = match name.strip_prefix(b"#") {
         Some(digits) => hexadecimal(digits).ok_or("the name after # is not hexadecimal")?,
         None => name.to_vec(),
@@ -176,8 +176,8 @@ fn login_name() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a key that is another than the peer reads in the same
-    //! file, and a line that is passed over.
+    //! Guards against a key that a peer reads differently in the same file, and a line that is
+    //! ignored.
     use super::*;
 
     #[test]

@@ -1,9 +1,8 @@
 //! A session with pre-shared keys: TLS 1.3 alone, with a Diffie-Hellman
-//! exchange (`psk_dhe_ke`), by s2n-tls. The hash of the keys is SHA-256, as
-//! RFC 8446, section 4.2.11 has it where nothing else was agreed on; GnuTLS too.
+//! exchange (`psk_dhe_ke`), by s2n-tls. The hash of the keys is SHA-256, the default of RFC 8446,
+//! section 4.2.11.
 //!
-//! s2n-tls calls back to receive and send. What it receives and sends are two
-//! buffers in memory, so it never waits.
+//! s2n-tls receives and sends by callbacks, which use two buffers in memory, so it never waits.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -23,8 +22,8 @@ use super::keys::Key;
 use super::{TlsError, broken};
 use crate::lock;
 
-/// Bytes that are received at a time. All of it is looked at before more is
-/// received; a record has 16 KiB and a little.
+/// Bytes that are received at a time, and processed before more are received; a record has little
+/// more than 16 KiB.
 const RECEIVED: usize = 32 << 10;
 /// Bytes that are encrypted at a time.
 const TO_ENCRYPT: usize = 64 << 10;
@@ -32,10 +31,10 @@ const TO_ENCRYPT: usize = 64 << 10;
 /// handshake has.
 const TO_SEND: usize = 2 * TO_ENCRYPT;
 /// Bytes that a handshake receives at most: a message has at most 64 KiB, and
-/// s2n-tls passes over as many records that say nothing as there are.
+/// s2n-tls ignores any number of empty records.
 const HANDSHAKE: usize = 256 << 10;
 
-/// What a client has.
+/// A client's configuration and key.
 #[derive(Debug)]
 pub(super) struct Client {
     config: Config,
@@ -43,7 +42,7 @@ pub(super) struct Client {
     user: String,
 }
 
-/// What a server has.
+/// A server's configuration and keys.
 #[derive(Debug)]
 pub(super) struct Server {
     config: Config,
@@ -57,13 +56,11 @@ fn unusable(error: Error) -> TlsError {
 fn config() -> Result<Config, Error> {
     let mut builder = Config::builder();
     builder.set_security_policy(&DEFAULT_TLS13)?;
-    // Certificates are not used: an empty trust store is what keeps
-    // out a server that has no key.
+    // Certificates are not used: with an empty trust store a server without a key is refused.
     builder.with_system_certs(false)?;
-    // By default s2n-tls keeps a connection that failed for 10 to 30 seconds,
-    // which hides how long it looked at the padding of CBC records ("Lucky
-    // Thirteen"). TLS 1.3 has none of these; and a peer that cannot authenticate must not keep
-    // others out meanwhile.
+    // By default s2n-tls delays the end of a failed connection by 10 to 30 seconds, which hides the
+    // timing of CBC padding ("Lucky Thirteen"). TLS 1.3 has no CBC, and a peer that cannot
+    // authenticate must not occupy a connection.
     builder.set_max_blinding_delay(0)?;
     builder.build()
 }
@@ -99,7 +96,7 @@ impl Server {
 /// Between s2n-tls and the connection.
 struct Buffers {
     received: Box<[u8]>,
-    /// Which part of `received` s2n-tls has not had.
+    /// The part of `received` that s2n-tls has not taken.
     unread: std::ops::Range<usize>,
     /// No more will be received.
     ended: bool,
@@ -110,13 +107,13 @@ struct Buffers {
 
 /// One side of a connection.
 pub(super) struct Session {
-    // It goes first: it points to the buffers.
+    // Dropped first: it points to the buffers.
     connection: Connection,
     buffers: Arc<Mutex<Buffers>>,
     established: bool,
     /// Bytes that the handshake has received.
     received: usize,
-    /// What the next read fails with.
+    /// The error of the next read.
     failure: Option<io::Error>,
     /// Small pieces, to be encrypted together.
     gathered: Vec<u8>,
@@ -177,7 +174,7 @@ impl Session {
 
     pub(super) fn process(&mut self) -> io::Result<()> {
         if self.established {
-            // Reads do the rest.
+            // Reads process the rest.
             return Ok(());
         }
         match self.connection.poll_negotiate() {
@@ -185,8 +182,8 @@ impl Session {
             Poll::Ready(Err(e)) => return Err(self.failed(e)),
             Poll::Ready(Ok(_)) => {}
         }
-        // Without a key in common there would have to be certificates, of which
-        // neither side has any here. The policy would do TLS 1.2, by these alone.
+        // Without a common key certificates would be needed, and there are none. The policy has TLS
+        // 1.2 only with certificates.
         let has_key = self.connection.negotiated_psk_identity_length()? > 0;
         if !has_key || self.connection.actual_protocol_version()? != Version::TLS13 {
             return Err(broken("the peer has no key"));
@@ -202,7 +199,7 @@ impl Session {
         let ended = self.established && error.kind() == ErrorType::ConnectionClosed;
         let user = self.user.as_ref().filter(|_| !self.established);
         let error = match (error.kind(), self.connection.alert(), user) {
-            // Servers that do not know a user or a key often say no more.
+            // The usual alerts of servers without this user or key.
             (ErrorType::ConnectionClosed, _, Some(user)) => io::Error::new(
                 io::ErrorKind::ConnectionAborted,
                 format!(
@@ -222,7 +219,7 @@ impl Session {
             }
             _ => match error.name() {
                 "S2N_ERR_BAD_PSK_BINDER" => broken("the client has another key of that user"),
-                // Without a key it would have to be a certificate.
+                // Without a common key a certificate would be needed.
                 "S2N_ERR_NO_VALID_SIGNATURE_SCHEME" => {
                     broken("the client offers no key of a user that is known here")
                 }
@@ -292,7 +289,7 @@ impl Session {
         match self.connection.poll_send(together) {
             Poll::Ready(Ok(n)) => Ok(n),
             Poll::Ready(Err(e)) => Err(broken(e)),
-            // There was space for all of it.
+            // There was space for all.
             Poll::Pending => Err(broken("more was made of it than there is room for")),
         }
     }
@@ -305,7 +302,7 @@ impl Session {
         received.copy_within(unread.clone(), 0);
         *unread = 0..unread.len();
         if unread.end == received.len() {
-            // s2n-tls takes all that there is before it asks for more.
+            // s2n-tls takes everything before it calls back for more.
             return Err(io::Error::other("what was received was not looked at"));
         }
         if !self.established && self.received >= HANDSHAKE {
@@ -334,12 +331,12 @@ impl Session {
     }
 
     pub(super) fn send_close_notify(&mut self) {
-        // A peer that is gone needs none.
+        // It fails if the session has ended.
         let _ = self.connection.poll_shutdown_send();
     }
 }
 
-/// Whether a server that ends a handshake so may do it for the key or the user.
+/// Whether this alert of a server may be about the key or the user.
 fn is_about_keys(alert: rustls::AlertDescription) -> bool {
     use rustls::AlertDescription::*;
     matches!(
@@ -353,7 +350,7 @@ fn is_about_keys(alert: rustls::AlertDescription) -> bool {
     )
 }
 
-/// Says that there is nothing now.
+/// Reports `EAGAIN` to s2n-tls.
 fn would_block() -> c_int {
     // SAFETY: the address is this thread's errno.
     unsafe { *libc::__errno_location() = libc::EWOULDBLOCK };
@@ -378,7 +375,7 @@ unsafe extern "C" fn receive(context: *mut c_void, to: *mut u8, length: u32) -> 
     }
     let taken = buffers.unread.len().min(length as usize);
     let from = &buffers.received[buffers.unread.start..][..taken];
-    // SAFETY: `taken` is no more than either has, and one is s2n-tls's.
+    // SAFETY: both have at least `taken` bytes, and do not overlap.
     unsafe { to.copy_from_nonoverlapping(from.as_ptr(), taken) };
     buffers.unread.start += taken;
     taken as c_int
@@ -405,8 +402,8 @@ unsafe extern "C" fn send(context: *mut c_void, from: *const u8, length: u32) ->
 
 #[cfg(test)]
 mod tests {
-    //! Guards against sessions that admit a peer without a key, lose bytes where
-    //! records are cut, or hold without bound what a peer sends.
+    //! Guards against sessions that accept a peer without a key, lose bytes where records are
+    //! split, or buffer without limit what a peer sends.
     use super::*;
     use s2n_tls::enums::PeerKeyUpdate;
 
@@ -426,7 +423,7 @@ mod tests {
         )
     }
 
-    /// Moves what one has for the other, at most `most` bytes at a time.
+    /// Moves bytes from one to the other, at most `most` at a time.
     fn carry(from: &mut Session, to: &mut Session, most: usize) -> io::Result<()> {
         let mut wire = Vec::new();
         while from.wants_write() {
@@ -461,7 +458,7 @@ mod tests {
             let (mut sent, mut read) = (0, Vec::<u8>::new());
             while read.len() < bytes.len() {
                 if sent < bytes.len() {
-                    // New keys on the way, as after many records.
+                    // A key update, as after many records.
                     let update = PeerKeyUpdate::KeyUpdateNotRequested;
                     server.connection.request_key_update(update).unwrap();
                     let (head, rest) = bytes[sent..].split_at(10.min(bytes.len() - sent));
@@ -486,7 +483,7 @@ mod tests {
                 }
             }
             assert!(read == bytes, "{most}");
-            // A goodbye is no loss of the connection.
+            // A close_notify is no loss of the connection.
             server.send_close_notify();
             carry(&mut server, &mut client, most).unwrap();
             let mut one = [0];
@@ -519,7 +516,7 @@ mod tests {
 
     #[test]
     fn a_handshake_has_an_end() {
-        // Records that say nothing, one after the other.
+        // Empty records without end.
         let (mut client, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         carry(&mut client, &mut server, usize::MAX).unwrap();
         let nothing = [20, 3, 3, 0, 1, 1].repeat(4000);
@@ -557,7 +554,7 @@ mod tests {
         let mut answer = [0; 9];
         let n = server.read(&mut [IoSliceMut::new(&mut answer)]).unwrap();
         assert_eq!(&answer[..n], b"answer");
-        // What was changed on the way is no TLS.
+        // Changed bytes are not TLS.
         server
             .read_tls(&mut &[23, 3, 3, 0, 32].repeat(20)[..])
             .unwrap();

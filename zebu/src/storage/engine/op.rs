@@ -27,8 +27,8 @@ pub enum OpKind {
     /// A file punches a hole.
     Discard,
     /// As [`OpKind::ZeroRange`] if that is faster than writing zeroes, else fails with
-    /// `EOPNOTSUPP`. That of a file is taken for fast. That of a block device is not: the kernel may
-    /// write zeroes instead.
+    /// `EOPNOTSUPP`. That of a file is taken for fast, that of a block device is not: the kernel
+    /// may write zeroes instead.
     ZeroQuickly,
     /// Allocates `length` bytes without changing what they read as
     /// (`fallocate(2)`, mode 0).

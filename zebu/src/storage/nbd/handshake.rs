@@ -1,6 +1,5 @@
-//! The first part of a connection: what client and server agree on. It waits,
-//! but never past its deadline, and takes no more than a bounded number of
-//! bounded answers.
+//! The negotiation of a connection. It blocks until a deadline at most, and accepts a limited
+//! number of replies of limited length.
 
 use std::io;
 use std::time::Instant;
@@ -15,23 +14,23 @@ use crate::nbd::{
 
 /// The context that distinguishes data from holes.
 const ALLOCATION: &str = "base:allocation";
-/// Bytes of an answer's payload at most: a name or a text, and what is around it.
+/// Bytes of a reply's payload at most: a name or a text, and some numbers.
 const MAX_ANSWER: u32 = 16 << 10;
-/// Answers to one option at most.
+/// Replies to one option at most.
 const MAX_ANSWERS: usize = 1000;
 /// The second eight bytes of a server of before 2011.
 const OLD_STYLE: u64 = 0x0000_4202_8186_1253;
 
-/// What an export is like.
+/// The properties of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Bytes.
     pub(super) size: u64,
     /// [`transmission`] flags.
     pub(super) flags: u16,
-    /// Requests are multiples of it.
+    /// The unit of requests in bytes.
     pub(super) minimum: u32,
-    /// Reads and writes at most.
+    /// Bytes of a read or write at most.
     pub(super) maximum: u32,
 }
 
@@ -45,13 +44,13 @@ pub(super) struct Agreed {
     pub(super) facts: Facts,
 }
 
-/// Why there is no agreement.
+/// Why the negotiation failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAgreement {
     /// There is no connection, or it ended. Trying again may help.
     #[error("{0}")]
     Unreachable(String),
-    /// The server does not want to, or is none.
+    /// The server refuses it, or does not speak NBD.
     #[error("{0}")]
     Refused(String),
 }
@@ -81,7 +80,7 @@ pub(super) fn connect(options: &NbdOptions, deadline: Instant) -> Result<Agreed,
     .agree()
 }
 
-/// What happened, for people.
+/// The message for an error of a connection.
 pub(super) fn why(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut => "it did not answer in time".into(),
@@ -97,14 +96,14 @@ struct Handshake<'a> {
     deadline: Instant,
 }
 
-/// One answer to an option.
+/// A reply to an option.
 struct Answer {
     kind: OptionReplyKind,
     payload: Vec<u8>,
 }
 
 impl Answer {
-    /// What the server said, for people.
+    /// The server's message.
     fn words(&self) -> String {
         let text = String::from_utf8_lossy(&self.payload);
         match text.is_empty() {
@@ -138,7 +137,7 @@ impl Handshake<'_> {
     fn lost(&self, error: &io::Error) -> NoAgreement {
         let text = format!("NBD server {}: {}", self.options.server, why(error));
         match error.kind() {
-            // Certificates do not change by trying again.
+            // Another attempt has the same certificates.
             io::ErrorKind::InvalidData => NoAgreement::Refused(text),
             _ => NoAgreement::Unreachable(text),
         }
@@ -205,8 +204,8 @@ impl Handshake<'_> {
         self.finish(Headers::Simple, None, info, None)
     }
 
-    /// Asks, and takes all answers up to the last, which is an acknowledgement
-    /// or an error.
+    /// Sends an option, and receives the replies up to the last one, which is an acknowledgement or
+    /// an error.
     fn ask(
         &mut self,
         option: OptionKind,
@@ -289,7 +288,7 @@ impl Handshake<'_> {
         Ok(found.filter(|_| last.kind == OptionReplyKind::Ack))
     }
 
-    /// Chooses the export; None if the server does not know how.
+    /// Chooses the export; None if the server does not have this option.
     #[allow(clippy::type_complexity)]
     fn go(&mut self) -> Result<Option<(ExportInfo, Option<(u32, u32)>)>, NoAgreement> {
         let go = Go {
@@ -324,7 +323,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// Chooses the export in the way that has no errors.
+    /// Chooses the export by `EXPORT_NAME`, which has no error replies.
     fn old_way(mut self, headers: Headers, no_zeroes: bool) -> Result<Agreed, NoAgreement> {
         if self.options.tls.is_some() && !self.wire.is_tls() {
             return refused("The server has no TLS");
@@ -357,7 +356,7 @@ impl Handshake<'_> {
         info: ExportInfo,
         block: Option<(u32, u32)>,
     ) -> Result<Agreed, NoAgreement> {
-        // Where the server says nothing, as QEMU takes it.
+        // Without block sizes of the server, those that QEMU assumes.
         let whole = info.size.is_multiple_of(512) && context.is_none();
         let (minimum, maximum) = block.unwrap_or((if whole { 512 } else { 1 }, MAX_PAYLOAD));
         if info.size > i64::MAX as u64 {

@@ -1,4 +1,4 @@
-//! What each operation of a storage is on the wire.
+//! The requests that the operations of a storage make.
 #![allow(unsafe_code)]
 
 use std::future::{Future, poll_fn};
@@ -17,11 +17,10 @@ use super::wire::Socket;
 use crate::nbd::{Command, Request, STATE_HOLE, STATE_ZERO, command, transmission};
 use crate::storage::{Iov, OpKind, Queue, Started, StorageExtent};
 
-/// Bytes of one request that has no payload at most: a multiple of any block
-/// size, and far below what 32 bits hold.
+/// Bytes at most of a request without payload: a multiple of any block size, and below 4 GiB.
 const MOST: u64 = 1 << 30;
 
-/// A request. Dropped, it is not waited for any more, and its memory is not used.
+/// A request. After its drop, the caller's memory is not used.
 struct Waiting {
     client: Arc<Client>,
     link: Arc<Link>,
@@ -38,7 +37,7 @@ enum Stage {
 }
 
 impl Waiting {
-    /// Gives the request to the connection, unless that was done.
+    /// Submits the request, unless that was done.
     fn submit(&mut self) -> Result<(), NbdError> {
         if let Stage::Held(request, memory) = std::mem::replace(&mut self.stage, Stage::Ended) {
             let (id, first) = self.link.submit(self.queue.number(), request, memory)?;
@@ -96,7 +95,7 @@ struct ChangeEnd {
 
 impl ChangeEnd {
     async fn wait(mut self) {
-        // An error is none of the caller's, who dropped the request.
+        // The request was dropped, so no caller needs the outcome.
         let _ = poll_fn(|context| self.link.poll(self.id, context)).await;
         self.ended = true;
     }
@@ -110,11 +109,11 @@ impl Drop for ChangeEnd {
     }
 }
 
-/// What a queue's task holds.
+/// The task of a queue that sends and receives.
 struct Driving {
     link: Arc<Link>,
     queue: Queue,
-    /// The link knows of the end already.
+    /// The link has removed the task.
     ended: bool,
 }
 
@@ -131,7 +130,7 @@ impl Driving {
     async fn run(mut self) {
         let number = self.queue.number();
         while let Some((socket, blocked)) = self.next().await {
-            // On the socket of now, which changes with a reconnect.
+            // On this socket; a reconnect makes another one.
             let mut waited = None;
             let mut writable = blocked.then(|| self.queue.writable(&*socket));
             let ends = poll_fn(|context| {
@@ -139,7 +138,7 @@ impl Driving {
                     let mut arrived = false;
                     let readable = waited.get_or_insert_with(|| self.queue.readable(&*socket));
                     if Pin::new(readable).poll(context).is_ready() {
-                        // Also if that failed: then so does receiving.
+                        // Also after an error, which receiving reports.
                         waited = None;
                         arrived = true;
                     }
@@ -162,7 +161,7 @@ impl Driving {
                             }
                             return Poll::Pending;
                         }
-                        // Another one, or none, is to be waited for.
+                        // The socket has changed, or there is none.
                         _ => return Poll::Ready(false),
                     }
                 }
@@ -175,7 +174,7 @@ impl Driving {
         self.ended = true;
     }
 
-    /// The socket to wait for, and whether for space to send, too; none at the end.
+    /// The socket to wait for, and whether until it is writable, too; None: the task ends.
     async fn next(&self) -> Option<(Arc<Socket>, bool)> {
         let number = self.queue.number();
         poll_fn(|context| match self.link.drive(number, false, context) {
@@ -272,13 +271,12 @@ pub(super) unsafe fn start(
 /// As [`start`].
 unsafe fn read(client: &Arc<Client>, queue: &Queue, offset: u64, iov: &Iov) -> io::Result<Started> {
     let inside = client.size().saturating_sub(offset);
-    // A longer one goes on from there.
+    // The caller continues a longer one.
     let length = (iov.len() as u64).min(inside).min(client.maximum());
     if length == 0 {
         return Ok(Started::done(Ok(0)));
     }
-    // SAFETY: `Waiting`, in the future, takes it away when that ends or is
-    // dropped.
+    // SAFETY: `Waiting`, in the future, removes it when the future ends or is dropped.
     let memory = unsafe { Memory::new(&iov.slice(0, length as usize)) };
     let request = request(Command::Read, 0, offset, length);
     let waiting = submit(client, queue, request, Some(memory))?;
@@ -300,7 +298,7 @@ unsafe fn write(
     check_writable(client)?;
     let inside = client.size().saturating_sub(offset);
     if inside < iov.len() as u64 {
-        // A disk is made of whole sectors, and an export need not be.
+        // A disk has whole sectors; an export may end within one.
         let beyond = iov.len() as u64 - inside;
         let padding = beyond < 512 && iov.slice(inside as usize, beyond as usize).is_zero();
         if !padding {
@@ -339,7 +337,7 @@ fn check_writable(client: &Client) -> io::Result<()> {
 }
 
 fn flush(client: &Arc<Client>, queue: &Queue) -> io::Result<Started> {
-    // Where it is not known, the server has nothing to make durable.
+    // A server without flushes has nothing to make durable.
     if !client.has(transmission::SEND_FLUSH) {
         return Ok(Started::done(Ok(0)));
     }
@@ -352,13 +350,13 @@ fn flush(client: &Arc<Client>, queue: &Queue) -> io::Result<Started> {
 
 fn allocate(client: &Client, offset: u64, length: u64) -> io::Result<Started> {
     match offset.checked_add(length) {
-        // Space is the server's affair.
+        // The server allocates space.
         Some(end) if end <= client.size() => Ok(Started::done(Ok(0))),
         _ => Err(client.error(libc::ENOSPC, "the export ends before that")),
     }
 }
 
-/// Zeroes, and what is not needed any more.
+/// Zeroes or discards a range.
 fn range(
     client: &Arc<Client>,
     queue: &Queue,
@@ -398,11 +396,11 @@ fn range(
             let request = request(command, flags, at, count);
             let outcome = submit(&client, &queue, request, None)?.outcome().await;
             match outcome {
-                // As the file systems of this machine say it.
+                // The error of local file systems.
                 Err(e) if e.errno == libc::ENOTSUP && quick => {
                     return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
                 }
-                // It is advice.
+                // A discard is a hint.
                 Err(e) if e.errno == libc::ENOTSUP && kind == OpKind::Discard => {}
                 outcome => drop(outcome?),
             }
@@ -412,8 +410,8 @@ fn range(
     }))
 }
 
-/// What the server says of the bytes from `offset` on, which is inside the export; 0 bytes if it
-/// cannot say it.
+/// Block status of the bytes from `offset` on, which is inside the export; 0 bytes if the server
+/// does not have it.
 ///
 /// # Safety
 /// As [`start`].

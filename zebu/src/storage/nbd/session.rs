@@ -1,5 +1,5 @@
-//! Sending requests and taking answers in, as far as the socket goes without
-//! waiting. Everything that a server sends is checked here.
+//! Sending requests and receiving replies without waiting. Everything that a server sends is
+//! checked here.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -15,12 +15,12 @@ use crate::nbd::{
     decode_error_payload, decode_extents,
 };
 
-/// Bytes that are received without knowing yet what they are.
+/// Bytes of the buffer for headers and short replies.
 const INPUT: usize = 64 << 10;
-/// Of those, while answers are long: little more than their headers, so that
-/// the rest is received to where it belongs.
+/// Bytes of it that are used while replies are long, so that data are received into the memory of
+/// the request.
 const SMALL_INPUT: usize = 512;
-/// What counts as a long answer, in bytes.
+/// Bytes of a long reply at least.
 const LONG: usize = 16 << 10;
 /// Bytes of a chunk's payload, other than data, at most.
 const MAX_SMALL: u64 = 16 << 10;
@@ -28,15 +28,15 @@ const MAX_SMALL: u64 = 16 << 10;
 const BATCH: usize = 32;
 /// Pieces of memory in one system call; the kernel takes 1024.
 const MOST_PIECES: usize = 512;
-/// Error chunks in one answer at most.
+/// Error chunks in a reply at most.
 const MAX_ERRORS: u32 = 64;
 
-/// Why a session is over.
+/// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Over {
-    /// The connection ended. Another one may do.
+    /// The connection was lost. A new one may work.
     Lost(String),
-    /// The server does what it must not.
+    /// The server violates the protocol.
     Violation(String),
 }
 
@@ -56,18 +56,18 @@ pub(super) struct Session {
     wire: Wire,
     headers: Headers,
     context: Option<u32>,
-    /// Named in errors.
+    /// For errors.
     server: Arc<str>,
     input: Input,
-    /// The data that come next, if it is not a header.
+    /// The data that are received next; None: a header is.
     data: Option<Data>,
     /// Reused: headers of requests.
     scratch: Vec<u8>,
-    /// Whether answers are long at present.
+    /// Whether the last reply was long.
     long: bool,
 }
 
-/// Bytes that were received and not looked at.
+/// Bytes that were received and not processed.
 #[derive(Debug)]
 struct Input {
     bytes: Box<[u8]>,
@@ -87,7 +87,7 @@ impl Input {
         }
     }
 
-    /// Room for bytes up to `wanted` in all.
+    /// Space for up to `wanted` bytes in all.
     fn room(&mut self, wanted: usize) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -98,18 +98,18 @@ impl Input {
     }
 }
 
-/// Data of a read on their way.
+/// Data of a read that are being received.
 #[derive(Clone, Copy, Debug)]
 struct Data {
     slot: SlotId,
     /// Where they go, from the start of the request on.
     at: usize,
     left: usize,
-    /// The answer ends with them.
+    /// The reply ends with them.
     done: bool,
 }
 
-/// The server has nothing more to say at present.
+/// There is nothing more to receive now.
 struct Dry;
 
 impl Session {
@@ -159,7 +159,7 @@ impl Session {
         self.wire.close();
     }
 
-    /// Sends what there is space for. Whether something is left.
+    /// Sends without waiting. Whether something is left.
     pub(super) fn send(
         &mut self,
         slots: &mut Slots,
@@ -188,7 +188,7 @@ impl Session {
                     slot.send_from(first, &mut bytes);
                     let after: usize = bytes.iter().map(|b| b.len()).sum();
                     if after - before < slot.payload() - first {
-                        // Not all of its pieces: nothing may follow.
+                        // Not all of its payload: nothing may follow.
                         break;
                     }
                 }
@@ -220,7 +220,7 @@ impl Session {
         }
     }
 
-    /// Receives what there is. Wakers of requests with a reply are returned through `woken`.
+    /// Receives without waiting. Wakers of requests with a reply are returned through `woken`.
     pub(super) fn receive(
         &mut self,
         slots: &mut Slots,
@@ -284,7 +284,7 @@ impl Session {
                 Some(slot) => slot.receive_into(data.at, data.left, &mut buffers),
                 None => 0,
             };
-            // What follows, or belongs to dropped requests, goes here.
+            // What follows, and data of dropped requests, are received here.
             let all = direct == data.left;
             let rest = self.input.room(window);
             let limit = if all { rest.len() } else { data.left };
@@ -314,7 +314,7 @@ impl Session {
         Ok(None)
     }
 
-    /// The request that an answer is for.
+    /// The request of a reply.
     fn find(&self, slots: &Slots, cookie: u64) -> Result<SlotId, Over> {
         let Some(id) = slots.by_cookie(cookie) else {
             return violation(format!(
@@ -393,7 +393,7 @@ impl Session {
         }
         let header = ChunkHeader::decode(self.headers, self.input.available())?;
         let id = self.find(slots, header.cookie)?;
-        // What of the payload is looked at here.
+        // The part of the payload that is processed here.
         let small = match header.kind {
             ChunkKind::OffsetData if header.length > 8 => 8,
             ChunkKind::OffsetData => return violation("data of no length"),
@@ -415,7 +415,7 @@ impl Session {
         Ok(None)
     }
 
-    /// Takes a chunk in, save the data that follow.
+    /// Processes a chunk, without the data that follow.
     fn take_chunk(
         &mut self,
         slots: &mut Slots,
@@ -480,7 +480,7 @@ impl Session {
                 if number == 0 {
                     return violation("an error that is none");
                 }
-                // The first is the cause.
+                // The first one is reported.
                 slot.error
                     .get_or_insert_with(|| NbdError::answer(&server, number, &words));
             }
@@ -489,7 +489,7 @@ impl Session {
         Ok(())
     }
 
-    /// The answer is complete.
+    /// Ends a request after its reply.
     fn end(&self, slots: &mut Slots, id: SlotId, woken: &mut Vec<Waker>) -> Result<(), Over> {
         let Some(slot) = slots.get_mut(id) else {
             return Ok(());
@@ -508,7 +508,7 @@ impl Session {
         if let Err(error) = &outcome
             && error.errno == ErrorCode::Shutdown.errno()
         {
-            // It says so to every request from now on.
+            // Every request would fail with it from now on.
             return Err(Over::Lost("it is about to end".into()));
         }
         slots.finish(id, outcome, woken);

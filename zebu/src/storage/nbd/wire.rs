@@ -23,13 +23,11 @@ impl AsFd for Socket {
     }
 }
 
-/// What the kernel is asked to hold for us in each direction, in bytes. It may
-/// give less.
+/// The size of the socket's send buffer in bytes, which the kernel may limit.
 const KERNEL_BUFFER: usize = 2 << 20;
-/// How often TLS receives at a time if there is nothing in it for us: a server
-/// may send such records without an end.
+/// How often TLS receives at a time without data: a server may send such records without end.
 const MAX_ROUNDS: usize = 16;
-/// How long to wait before a unix socket whose backlog is full is tried again.
+/// The wait before another attempt to connect to a unix socket whose backlog is full.
 const FULL: Duration = Duration::from_millis(10);
 
 impl Socket {
@@ -50,9 +48,9 @@ impl Socket {
         }
     }
 
-    /// Ends everything; all waiters are woken.
+    /// Shuts the connection down, which ends all waits for it.
     pub(super) fn shutdown(&self) {
-        // A peer that is gone needs none.
+        // It fails if the peer has closed the connection.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 
@@ -90,7 +88,7 @@ impl Socket {
 
 fn connect_unix(address: &SockAddr, deadline: Instant) -> io::Result<Socket> {
     let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM.cloexec().nonblocking(), None)?;
-    // Less is no harm.
+    // A smaller buffer works, too.
     let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
     loop {
         match socket.connect(address) {
@@ -123,7 +121,7 @@ fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<
     socket.connect_timeout(&(*address).into(), left.max(Duration::from_millis(1)))?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
-    // So that a machine that is gone is noticed some day.
+    // So that the loss of the server's host is noticed.
     socket.set_keepalive(true)?;
     Ok(Socket(socket))
 }
@@ -133,8 +131,7 @@ fn connect_tcp(address: &std::net::SocketAddr, deadline: Instant) -> io::Result<
 pub(super) struct Wire {
     socket: Arc<Socket>,
     tls: Option<Session>,
-    /// The last receive took all that there was: the next one would find
-    /// nothing before the socket is readable again.
+    /// The last receive took everything: there is nothing before the socket is readable again.
     drained: bool,
 }
 
@@ -161,7 +158,7 @@ impl Wire {
         self.drained = false;
     }
 
-    /// Receives what there is; 0 at the end, `WouldBlock` if there is nothing.
+    /// Receives without waiting; 0 at the end, `WouldBlock` if there is nothing.
     pub(super) fn try_recv(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             if self.drained {
@@ -182,14 +179,14 @@ impl Wire {
             }
             let received = again(|| tls.read_tls(&mut &self.socket.0))?;
             if let Err(e) = tls.process() {
-                // The alert with the reason, if there is space for it.
+                // The alert, if there is space for it.
                 let _ = push(tls, &self.socket);
                 return Err(e);
             }
             if received == 0 && tls.is_handshaking() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // An answer of TLS's own may be due.
+            // TLS may have to reply.
             match push(tls, &self.socket) {
                 Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
                 _ => {}
@@ -203,7 +200,7 @@ impl Wire {
         let Some(tls) = &mut self.tls else {
             return again(|| NoSignal(&self.socket).write_vectored(bytes));
         };
-        // Nothing new before the old is gone, so that it does not gather.
+        // Sent first, so that the buffer does not grow.
         push(tls, &self.socket)?;
         let sent = tls.write(bytes)?;
         match push(tls, &self.socket) {
@@ -212,7 +209,7 @@ impl Wire {
         }
     }
 
-    /// Sends what TLS holds back; whether all of it is gone.
+    /// Sends what TLS has buffered; whether all was sent.
     pub(super) fn try_flush(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             None => Ok(true),
@@ -252,7 +249,7 @@ impl Wire {
                 Err(e) => return Err(e),
             }
             if Instant::now() >= deadline {
-                // Also for a peer that sends a byte now and then.
+                // Also for a peer that sends single bytes.
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
@@ -280,14 +277,14 @@ impl Wire {
         Ok(())
     }
 
-    /// From here on all is TLS.
+    /// Starts TLS.
     pub(super) fn start_tls(&mut self, with: &ClientTls, deadline: Instant) -> io::Result<()> {
         self.tls = Some(Session::client(with)?);
         let eof = io::ErrorKind::UnexpectedEof;
-        // To the end of it, so that an error is reported as one of TLS.
+        // To the end of the handshake, so that an error is reported as one of TLS.
         loop {
             if Instant::now() >= deadline {
-                // Also for a peer that sends without an end.
+                // Also for a peer that sends without end.
                 return Err(io::ErrorKind::TimedOut.into());
             }
             self.flush(deadline)?;
@@ -295,7 +292,7 @@ impl Wire {
                 return Ok(());
             };
             match again(|| tls.read_tls(&mut &self.socket.0)) {
-                // It may know why.
+                // The session may have an error.
                 Ok(0) => return Err(tls.process().err().unwrap_or(eof.into())),
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -311,16 +308,16 @@ impl Wire {
     }
 }
 
-/// What TLS has for us; 0 at the end.
+/// Takes decrypted bytes; 0 at the end.
 fn take(tls: &mut Session, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
     match tls.read(buffers) {
-        // A server that does not say goodbye has lost the connection.
+        // An end without a close_notify is a lost connection.
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
         result => result,
     }
 }
 
-/// Sends what TLS has made.
+/// Sends what TLS has encrypted.
 fn push(tls: &mut Session, socket: &Socket) -> io::Result<()> {
     while tls.wants_write() {
         again(|| tls.write_tls(&mut NoSignal(socket)))?;
@@ -337,7 +334,7 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// A server that has gone is an error, not a signal.
+/// Sends without SIGPIPE: a closed connection is an error.
 struct NoSignal<'a>(&'a Socket);
 
 impl Write for NoSignal<'_> {
