@@ -213,12 +213,9 @@ fn usage_failure(
     }
 }
 
-/// The long names of a command's options, with aliases.
+/// The long names of a command's options, without aliases, some of which QEMU lacks.
 fn long_names(command: &clap::Command) -> Vec<String> {
-    let names = command.get_arguments().flat_map(|arg| {
-        let aliases = arg.get_all_aliases().unwrap_or_default();
-        arg.get_long().into_iter().chain(aliases)
-    });
+    let names = command.get_arguments().filter_map(clap::Arg::get_long);
     names.map(str::to_string).collect()
 }
 
