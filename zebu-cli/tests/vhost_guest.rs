@@ -26,7 +26,7 @@ fn a_machine_boots_from_it() {
     // The next machine at the same server.
     start(&lab, "live", Some("/dev/vda"), LIVE).finish();
     assert!(
-        server.log().contains("virtqueue 1 runs"),
+        server.log().contains("virtqueue 1 was started"),
         "{}",
         server.log()
     );
