@@ -218,7 +218,7 @@ impl Image {
     }
 
     async fn load_refcounts(&self, queue: &Queue, load: Load) -> Result<()> {
-        if self.is_past_end(&*self.file, load.offset.0)? {
+        if self.is_past_end(load.offset.0)? {
             return Err(crate::Error::Refused(format!(
                 "Refcount block {:#x} at {:#x} is past the end of the file",
                 load.index, load.offset.0

@@ -234,7 +234,7 @@ impl Image {
         match before {
             // The table on the disk is whole before anything can point to it.
             Some(old) => {
-                if self.is_past_end(&*self.file, old.0)? {
+                if self.is_past_end(old.0)? {
                     return Err(Error::Corrupt {
                         guest,
                         what: format!("L2 table offset {:#x} is past the end of the file", old.0),

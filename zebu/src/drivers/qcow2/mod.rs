@@ -147,15 +147,11 @@ impl Image {
         &self.snapshots
     }
 
-    /// Whether the whole cluster at `offset` of `storage` is past its end.
-    /// (A file may end within a cluster: the rest of that reads as zeroes.)
-    pub(crate) fn is_past_end(&self, storage: &dyn Storage, offset: u64) -> Result<bool> {
-        // The file only grows while it is open, so the common case needs no
-        // look at it.
-        if offset < self.file_len() && std::ptr::addr_eq(storage, Arc::as_ptr(&self.file)) {
-            return Ok(false);
-        }
-        Ok(offset >= storage.len()?)
+    /// Whether the byte at `offset` of the image file is past its end. For the start of a cluster:
+    /// whether all of that is. (A file may end within a cluster: the rest reads as zeroes.)
+    pub(crate) fn is_past_end(&self, offset: u64) -> Result<bool> {
+        // The file only grows while it is open, so the common case needs no look at it.
+        Ok(offset >= self.file_len() && offset >= self.file.len()?)
     }
 
     /// How many of the `length` bytes of data clusters from `host` on are in
@@ -166,7 +162,7 @@ impl Image {
         let last = (host + length - 1) & !mask;
         let inside = match self.geometry.has_data_file() {
             true => !self.is_past_data_file(last)?,
-            false => !self.is_past_end(&*self.data, last)?,
+            false => !self.is_past_end(last)?,
         };
         if inside {
             return Ok(length);
@@ -218,7 +214,7 @@ impl Image {
 
     /// Refuses compressed data past the end of the file.
     pub(crate) fn check_compressed(&self, guest: u64, data: CompressedData) -> Result<()> {
-        match self.is_past_end(&*self.file, data.last())? {
+        match self.is_past_end(data.last())? {
             true => Err(data.past_end(guest)),
             false => Ok(()),
         }

@@ -335,8 +335,8 @@ impl Image {
     }
 
     fn refuse_cut_table(&self, name: &str, offset: u64) -> Result<()> {
-        let end = offset.saturating_add(self.geometry.cluster_size());
-        match end > self.file_len() && end > self.file.len()? {
+        let last = offset.saturating_add(self.geometry.cluster_size() - 1);
+        match self.is_past_end(last)? {
             false => Ok(()),
             true => Err(Error::Refused(format!(
                 "{name} at {offset:#x} is past the end of the file"

@@ -76,7 +76,7 @@ impl Image {
             let Some(table) = table.map_err(|e| wrong(index, e.to_string()))? else {
                 continue;
             };
-            if self.is_past_end(&*self.file, table.0)? {
+            if self.is_past_end(table.0)? {
                 let what = format!("L2 table offset {:#x} is past the end of the file", table.0);
                 return Err(wrong(index, what));
             }
