@@ -262,19 +262,24 @@ impl Layout {
             if block == 0 {
                 continue;
             }
-            // The entries that count something.
+            // The entries that count something, then some of clusters past the end.
             let hosts = self.per_block() * self.cluster;
             let left = (file.len() as u64).saturating_sub(n * hosts).min(hosts);
             let bytes = (left.div_ceil(self.cluster) * self.refcount_bits).div_ceil(8);
-            for at in (block..block + bytes.min(self.cluster))
-                .step_by(8)
-                .take(200)
-            {
-                self.fields.push(Field {
-                    what: "refcounts",
-                    at: at..at + 8,
-                });
+            let used = bytes.next_multiple_of(8).min(self.cluster);
+            let words = |range: Range<u64>| range.step_by(8).map(move |at| block + at);
+            let counting = words(0..used).take(200).map(|at| ("refcounts", at));
+            let rest = words(used..self.cluster).take(50);
+            let rest = rest.map(|at| ("refcounts past the end", at));
+            for (what, at) in counting.chain(rest) {
+                let at = at..at + 8;
+                self.fields.push(Field { what, at });
             }
+        }
+        // The next one, for which there is no block.
+        let next = self.refcount_table.start + self.blocks.len() as u64 * 8;
+        if next < self.refcount_table.end {
+            self.add("refcount table entry", next..next + 8);
         }
     }
 
@@ -342,6 +347,22 @@ impl Layout {
             })
         });
         found.map(|range| range.start)
+    }
+
+    /// A cluster past the end of an image that was repaired which has references by its refcount.
+    /// (The first one may have: a table that is less than a cluster is there, all zeroes.)
+    pub fn counted_past_end(&self, file: &[u8]) -> Option<u64> {
+        if Layout::header_of(file) != self.header {
+            return None;
+        }
+        let now = Layout::of(file);
+        let end = (file.len() as u64).div_ceil(now.cluster) + 1;
+        let blocks = (0..).zip(&now.blocks).filter(|(_, block)| **block != 0);
+        let mut clusters = blocks.flat_map(|(number, _): (u64, _)| {
+            let first = number * now.per_block();
+            first.max(end)..first + now.per_block()
+        });
+        clusters.find(|cluster| now.refcount(file, *cluster) != 0)
     }
 
     /// What of the header says how large the disk is and where tables are.
@@ -566,7 +587,7 @@ impl Layout {
         clusters.any(|cluster| self.refcount(file, cluster) == 0)
     }
 
-    /// What the sound file says how often a cluster is referred to.
+    /// What the file says how often a cluster is referred to.
     fn refcount(&self, file: &[u8], cluster: u64) -> u64 {
         let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
         let block = self.blocks.get(number as usize).copied().unwrap_or(0);

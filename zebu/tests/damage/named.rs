@@ -140,6 +140,50 @@ fn reserved_bits_of_the_refcount_table_are_no_part_of_an_offset() {
     }
 }
 
+/// Where they stay, the next allocation leaves a hole of as much as a refcount block counts.
+#[test]
+fn refcounts_past_the_end_do_not_survive_a_repair() {
+    let queue = queue();
+    let sound = small_clusters(&queue);
+    let layout = &sound.layout;
+    let (mut file, end) = (sound.file.clone(), sound.file.len() as u64);
+    assert!(end.is_multiple_of(512) && layout.counted_past_end(&file).is_none());
+    // One more refcount block, with old data, in a cluster that is counted.
+    file.extend(stamp(&mut Rng::new(2), end, 512));
+    let entry = layout.refcount_table.start as usize + 8 * layout.blocks.len();
+    file[entry..entry + 8].copy_from_slice(&end.to_be_bytes());
+    let last = *layout.blocks.last().unwrap() as usize;
+    let at = last + 2 * (end / 512 % layout.per_block()) as usize;
+    file[at + 1] = 1;
+    // The rest of the last block says that all is in use, with one free cluster before.
+    assert!(at + 4 < last + 512);
+    file[at + 4..last + 512].fill(1);
+    for mode in [RepairMode::Leaks, RepairMode::All] {
+        let files = Files::new(&sound, &file);
+        assert!(layout.counted_past_end(&file).is_some());
+        let report = queue.block_on(jobs::repair(
+            &queue,
+            files.file.clone(),
+            mode,
+            &mut |message| panic!("{message}, which QEMU does not report"),
+            |_| {},
+        ));
+        assert_eq!(report.unwrap().leaks_fixed, 0);
+        assert_eq!(layout.counted_past_end(&files.file.to_vec()), None);
+        let device = files.open(&queue, true, true).unwrap();
+        let bytes = vec![7; 100 << 10];
+        device.write_blocking(&queue, 700 << 10, &bytes).unwrap();
+        queue.block_on(device.close(&queue)).unwrap();
+        let grown = files.file.to_vec().len() - file.len();
+        assert!(
+            (100 << 10..110 << 10).contains(&grown),
+            "{grown:#x} more bytes"
+        );
+        let report = crate::images::check(&queue, &files.file).unwrap();
+        assert_eq!((report.corruptions, report.leaks), (0, 0));
+    }
+}
+
 #[test]
 fn an_unaligned_refcount_block_marks_the_image_corrupt() {
     let queue = queue();

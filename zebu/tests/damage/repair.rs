@@ -95,6 +95,11 @@ pub fn repair(
         let file = files.file.to_vec();
         let two = sound.layout.root_with_another_use(&file);
         assert_eq!(two, None, "{what}: a table, and something else");
+        let counted = sound.layout.counted_past_end(&file);
+        assert_eq!(
+            counted, None,
+            "{what}: a cluster past the end has references"
+        );
     }
     if clean && whole {
         what += ", then a session";

@@ -2,7 +2,7 @@
 //! references that were counted.
 
 use super::cells::Cells;
-use super::{Check, CheckMessage, Metadata, Reader, Use};
+use super::{Check, CheckMessage, Metadata, Reader, Use, Writable};
 use crate::Result;
 use crate::format::{COPIED, Geometry, MAX_REFCOUNT_TABLE_BYTES, OFFSET_MASK, RefcountBlock};
 
@@ -217,16 +217,6 @@ fn for_each_refcount(bytes: &[u8], geometry: &Geometry, mut each: impl FnMut(u64
     }
 }
 
-/// Zeroes the refcounts of a block from entry `first` on. Those of clusters past the end of
-/// the file are not compared with references, and the allocator would skip what they take.
-fn clear_from(bytes: &mut [u8], geometry: &Geometry, first: u64) {
-    let mut block = RefcountBlock::new(bytes, geometry);
-    for entry in first as usize..block.entries() {
-        // The entry is in the block, and 0 fits.
-        let _ = block.set(entry, 0);
-    }
-}
-
 impl Check<'_> {
     /// Counts the refcount blocks themselves.
     pub(super) fn count_refcount_blocks(&mut self, stored: &StoredRefcounts) {
@@ -257,6 +247,8 @@ impl Check<'_> {
     }
 
     /// Compares the stored refcounts with the counted references, and corrects them as `fix` says.
+    /// A repair of leaks also zeroes the refcounts of clusters past the end of the file; like
+    /// QEMU, it does not report them.
     ///
     /// A repair lowers refcounts here: the caller has made the removal of references durable.
     pub(super) async fn compare(&mut self, stored: &StoredRefcounts, fix: Fix) -> Result<()> {
@@ -266,7 +258,13 @@ impl Check<'_> {
             end += 1;
         }
         let per_block = geometry.refcount_block_entries() as u64;
-        let indices = 0..end.div_ceil(per_block);
+        // Where something refers to clusters past the end, the file may have been cut off.
+        let clear =
+            fix.leaks && (self.writable.as_ref()).is_some_and(Writable::has_nothing_outside);
+        let indices = match clear {
+            true => 0..stored.table.len() as u64,
+            false => 0..end.div_ceil(per_block),
+        };
         let offsets: Vec<u64> = indices
             .clone()
             .filter_map(|index| match stored.block(index) {
@@ -280,7 +278,7 @@ impl Check<'_> {
         let mut highest = 0;
         for index in indices {
             let first = index * per_block;
-            let count = per_block.min(end - first);
+            let count = per_block.min(end.saturating_sub(first));
             match stored.block(index) {
                 Block::None => {
                     for cluster in first..first + count {
@@ -293,11 +291,12 @@ impl Check<'_> {
                     let Some(bytes) = blocks.next().await? else {
                         break;
                     };
-                    let repaired = self.compare_block(bytes, first, count, fix, &mut highest);
-                    if let (Some(mut bytes), Some(writable)) = (repaired, &self.writable) {
-                        if fix.leaks && writable.has_nothing_outside() {
-                            clear_from(&mut bytes, &geometry, count);
-                        }
+                    let mut repaired = Repaired::new(bytes, &geometry);
+                    self.compare_block(&mut repaired, first, count, fix, &mut highest);
+                    if clear {
+                        repaired.clear_from(count);
+                    }
+                    if let (Some(bytes), Some(writable)) = (repaired.bytes, &self.writable) {
                         writable.writer.write(offset, &bytes).await?;
                     }
                 }
@@ -307,18 +306,17 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Compares `count` clusters from `first` on with their refcount block. Returns the block if it
-    /// is to be written.
+    /// Compares `count` clusters from `first` on with their refcount block.
     fn compare_block(
         &mut self,
-        block: &[u8],
+        repaired: &mut Repaired<'_>,
         first: u64,
         count: u64,
         fix: Fix,
         highest: &mut u64,
-    ) -> Option<Vec<u8>> {
+    ) {
         let geometry = self.metadata.geometry;
-        let mut repaired = Repaired::new(block, &geometry);
+        let block = repaired.block;
         if geometry.refcount_order() != 4 {
             for_each_refcount(block, &geometry, |entry, refcount| {
                 if entry < count
@@ -327,7 +325,7 @@ impl Check<'_> {
                     repaired.set(entry, new);
                 }
             });
-            return repaired.bytes;
+            return;
         }
         let (mut stored, _) = block.as_chunks::<2>();
         stored = &stored[..stored.len().min(count as usize)];
@@ -348,7 +346,6 @@ impl Check<'_> {
             stored = &stored[done..];
             cluster += done as u64;
         }
-        repaired.bytes
     }
 
     /// Compares one cluster. Returns its new refcount if it is to be changed.
@@ -436,5 +433,15 @@ impl<'a> Repaired<'a> {
         let bytes = self.bytes.get_or_insert_with(|| self.block.to_vec());
         // The entry is in the block, and counts end where refcounts do.
         let _ = RefcountBlock::new(&mut bytes[..], self.geometry).set(entry as usize, refcount);
+    }
+
+    /// Zeroes the refcounts from entry `first` on.
+    fn clear_from(&mut self, first: u64) {
+        let block = self.block;
+        for_each_refcount(block, self.geometry, |entry, refcount| {
+            if entry >= first && refcount != 0 {
+                self.set(entry, 0);
+            }
+        });
     }
 }

@@ -11,8 +11,9 @@
 //!
 //! 1. Invalid entries are cleared, so that they name no cluster.
 //! 2. Refcounts are written. A lower one belongs to references that are gone, a higher one to
-//!    references that exist. Rebuilt refcounts are complete before the header names them; until
-//!    then the old ones do not change.
+//!    references that exist. Those of clusters past the end of the file are zeroed, unless there are
+//!    references to such clusters. Rebuilt refcounts are complete before the header names them;
+//!    until then the old ones do not change.
 //! 3. Copied flags are set to agree with the refcounts.
 //! 4. A new snapshot table is written to clusters that are counted. Then the header names it, the
 //!    clusters of the old one are freed, and copied flags are corrected again.
@@ -61,8 +62,9 @@ pub enum RepairMode {
 ///
 /// `emit` is called for everything found and repaired, in the order and the words of QEMU. The
 /// report says what was repaired and what was not. If nothing is left but leaks, the image is no
-/// longer marked as dirty or corrupt. `on_progress` is called with the L1 entries looked at, which
-/// takes several passes; see [`jobs`](crate::jobs).
+/// longer marked as dirty or corrupt. Refcounts of clusters past the end of the file are zeroed, and
+/// not reported. `on_progress` is called with the L1 entries looked at, which takes several passes;
+/// see [`jobs`](crate::jobs).
 ///
 /// # Errors
 /// If the repair could not be done, or was cancelled. The image is no worse than it was, and can
@@ -244,20 +246,17 @@ impl Repair<'_> {
         check.count_references(&stored).await?;
         let counted = check.report;
         check.compare(&stored, Fix::NOTHING).await?;
-        let found = check.report;
         if check.incomplete || check.rebuild {
             return Ok(Counted::of(check, stored));
         }
-        if found.leaks != 0 || found.corruptions != 0 {
-            // The entries cleared above named clusters that are freed here.
-            self.writer.barrier().await?;
-            check.report = counted;
-            let fix = match self.mode {
-                RepairMode::Leaks => Fix::LEAKS,
-                RepairMode::All => Fix::ALL,
-            };
-            check.compare(&stored, fix).await?;
-        }
+        // The entries cleared above named clusters that are freed here.
+        self.writer.barrier().await?;
+        check.report = counted;
+        let fix = match self.mode {
+            RepairMode::Leaks => Fix::LEAKS,
+            RepairMode::All => Fix::ALL,
+        };
+        check.compare(&stored, fix).await?;
         let counted = Counted::of(check, stored);
         self.repair_copied(counted, emit).await
     }

@@ -199,6 +199,31 @@ fn lost_refcounts() {
 }
 
 #[test]
+fn refcounts_past_the_end() {
+    let mut image = TestImage::new(10);
+    image.set_refcount(DATA + 20, 3);
+    // A block that counts only such clusters.
+    image.put(REFCOUNT_TABLE, 1, image.bytes.len() as u64);
+    image.bytes.extend([1; CLUSTER]);
+    image.set_refcount(DATA + 10, 1);
+    assert_eq!(repairs(&image).leaks_fixed, 0);
+    for mode in [RepairMode::Leaks, RepairMode::All] {
+        let (_, after, _) = repair_logged(&file(&image), mode);
+        let place = |cluster| REFCOUNT_BLOCK * CLUSTER + 2 * cluster;
+        assert_eq!(after[place(DATA + 10)..place(DATA + 11)], [0, 1]);
+        assert_eq!(after[place(DATA + 20)..place(DATA + 21)], [0, 0]);
+        assert_eq!(after[(DATA + 10) * CLUSTER..], [0; CLUSTER]);
+    }
+    // Those of what was cut off stay.
+    let mut image = TestImage::new(10);
+    image.bytes.truncate((DATA + 5) * CLUSTER);
+    let before = file(&image);
+    let (report, after, _) = repair_logged(&before, RepairMode::All);
+    assert_eq!(report.unwrap().corruptions, 5);
+    assert!(after == before);
+}
+
+#[test]
 fn a_table_that_was_cut_off_gets_its_end() {
     let mut image = TestImage::new(0);
     image.bytes.truncate(L2 * CLUSTER + 100);
