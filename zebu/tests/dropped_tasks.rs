@@ -1,5 +1,5 @@
 //! Guards against harm by a task that goes on after its request was dropped: a load that reads a
-//! cluster with another use.
+//! cluster with another use, and a change of the header beside another one.
 //!
 //! blkdebug suspends the task at the step where it does harm.
 
@@ -119,4 +119,46 @@ fn a_table_is_not_reused_while_it_is_loaded() {
     debug.resume_all();
     flush(&queue, &device);
     assert_eq!(read(&queue, &device, 0), 1);
+}
+
+#[test]
+fn the_header_is_changed_by_one_at_a_time() {
+    let (queue, other) = (queue(), queue());
+    // The refcount table counts 2 MiB.
+    let options = CreateQcow2::default().size(4 << 20).cluster_bits(9);
+    let memory = create(&queue, options.refcount_order(6));
+    let (debug, mut device) = open_debugged(&queue, &memory);
+    let filled = 1500;
+    for at in 0..filled {
+        let bytes = [1; 1024];
+        device.write_blocking(&queue, at * 1024, &bytes).unwrap();
+        if at % 64 == 0 {
+            flush(&queue, &device);
+        }
+    }
+    // A flush of the other queue has the gate, and a larger refcount table waits for it.
+    debug.suspend_at(Event::FlushToDisk, "gate");
+    drop_after_one_poll(device.flush(&other));
+    let waits = (filled..4096).any(|at| {
+        let write = device.write_buffer(&other, at * 1024, Buffer::new(1024), 1024);
+        poll_once(pin!(write)).is_pending()
+    });
+    assert!(waits);
+    {
+        let mut change = pin!(device.set_backing(&queue, Some("base".as_ref()), Some("raw")));
+        assert!(poll_once(change.as_mut()).is_pending());
+        assert!(debug.resume("gate"));
+        other.turn();
+        queue.turn();
+        debug.suspend_at(Event::FlushToDisk, "header");
+        assert!(poll_once(change.as_mut()).is_pending());
+        while other.turn() {}
+        debug.resume_all();
+        while other.turn() {}
+        queue.block_on(change).unwrap();
+    }
+    queue.block_on(device.close(&queue)).unwrap();
+    let options = OpenOptions::default().no_backing(true);
+    let device = Device::from_storage(&queue, memory, &options).unwrap();
+    assert_eq!(device.top().backing().unwrap().name, b"base");
 }

@@ -66,6 +66,8 @@ impl Device {
         if !is_broken(Rule::DataBeforeBacking) {
             self.flush(queue).await?;
         }
+        // The task of a dropped request may be about to change the header, too.
+        self.wait_for_tasks().await;
         self.top_qcow2()?.change_header(queue, change).await
     }
 
