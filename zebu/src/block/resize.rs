@@ -129,7 +129,7 @@ impl Device {
         if let Some(file) = host_file(&*file) {
             file.lock_length()?;
         }
-        let (end, at) = (raw.offset() + size, raw.offset() + old);
+        let (end, at) = (raw.offset().saturating_add(size), raw.offset() + old);
         if size < old {
             // Before the file is shorter, so that this holds if the future is dropped meanwhile.
             self.set_raw_size(size);

@@ -91,6 +91,7 @@ impl Device {
             let format = self.top().format().name();
             return Err(Error::Refused(format!("{format} images have no VM state")));
         };
+        self.check_range(0, 0)?;
         let start = image.vm_state_offset();
         start
             .checked_add(position)
