@@ -333,8 +333,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: the image refuses writes
-    /// from now on.
+    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: from now on a qcow2 image
+    /// refuses writes, and every flush of a raw image fails unless its I/O is direct.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         if self.write.is_none() {
             return Ok(());
