@@ -147,6 +147,11 @@ pub struct LimitExceeded {
 }
 
 impl Error {
+    /// The error of the operating system with this number.
+    pub(crate) fn os(errno: i32) -> Self {
+        Error::Io(io::Error::from_raw_os_error(errno))
+    }
+
     /// The error with a context: `context: error`.
     pub fn during(self, context: impl Into<String>) -> Self {
         Error::While {

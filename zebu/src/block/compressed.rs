@@ -13,10 +13,6 @@ use crate::{Error, Result};
 /// Clusters that are compressed at once.
 const AT_ONCE: usize = 8;
 
-fn errno<T>(errno: i32) -> Result<T> {
-    Err(Error::Io(std::io::Error::from_raw_os_error(errno)))
-}
-
 impl Device {
     /// Writes whole clusters compressed. `offset` is at a cluster boundary. `iov` consists of whole
     /// clusters, but for the last one of the disk. Data that do not shrink are written as they are.
@@ -32,7 +28,7 @@ impl Device {
         let end = offset + length;
         let whole = end.is_multiple_of(size) || end == self.size();
         if !offset.is_multiple_of(size) || !whole {
-            return errno(libc::EINVAL);
+            return Err(Error::os(libc::EINVAL));
         }
         let mut at = 0;
         while at < iov.len() {
@@ -69,7 +65,7 @@ impl Device {
                 && *guest >= next
                 && guest.is_multiple_of(size);
             if !fits {
-                return errno(libc::EINVAL);
+                return Err(Error::os(libc::EINVAL));
             }
             next = guest + size;
         }
@@ -81,7 +77,7 @@ impl Device {
     fn packed_top(&self, offset: u64, length: u64) -> Result<&Image> {
         match self.top_for_writing(offset, length)? {
             Top::Qcow2(image) if !image.geometry().has_data_file() => Ok(image),
-            _ => errno(libc::ENOTSUP),
+            _ => Err(Error::os(libc::ENOTSUP)),
         }
     }
 

@@ -10,15 +10,6 @@ use crate::format::{FormatError, Header, MAX_BACKING_FORMAT, MAX_BACKING_NAME};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// The error of an operation that this format or image does not support.
-fn not_supported() -> Error {
-    Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
-}
-
-fn invalid() -> Error {
-    Error::Io(std::io::Error::from_raw_os_error(libc::EINVAL))
-}
-
 impl Device {
     /// Gives the top image another backing file, with the name of its format, or none. Nothing is
     /// opened: the device keeps the chain that it was opened with, and should be closed afterwards.
@@ -43,7 +34,7 @@ impl Device {
             || format.is_some_and(|format| format.len() > MAX_BACKING_FORMAT)
             || (name.is_some() && header.is_data_file_raw())
         {
-            return Err(invalid());
+            return Err(Error::os(libc::EINVAL));
         }
         let mut after = header.clone();
         after.set_backing(name, format);
@@ -66,6 +57,8 @@ impl Device {
         if !is_broken(Rule::DataBeforeBacking) {
             self.flush(queue).await?;
         }
+        // The task of a dropped request may be about to change the header, too.
+        self.wait_for_tasks().await;
         self.top_qcow2()?.change_header(queue, change).await
     }
 
@@ -87,6 +80,7 @@ impl Device {
 
     /// The top image; an error unless it is qcow2.
     pub(crate) fn top_qcow2(&self) -> Result<&Image> {
-        self.top().as_qcow2().ok_or_else(not_supported)
+        let image = self.top().as_qcow2();
+        image.ok_or_else(|| Error::os(libc::ENOTSUP))
     }
 }

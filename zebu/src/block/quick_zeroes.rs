@@ -1,9 +1,7 @@
 //! Zeroes that are not written as data, or an error.
 
-use std::io;
-
 use super::write::Top;
-use super::{Device, Raw, Zeroing};
+use super::{Device, Zeroing};
 use crate::drivers::qcow2::Image;
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
@@ -25,7 +23,8 @@ impl Device {
         match self.top_for_writing(offset, length)? {
             Top::Raw(raw) => {
                 let _pass = raw.zero_start(queue, offset, length).await?;
-                zero_file(queue, raw, offset, length).await?;
+                let host = raw.offset() + offset;
+                storage::zero_quickly(&**raw.storage(), queue, host, length).await?;
             }
             Top::Qcow2(image) => {
                 self.check_quick(queue, image, offset, length).await?;
@@ -46,13 +45,13 @@ impl Device {
         let geometry = image.geometry();
         let (unit, end) = (geometry.subcluster_size(), offset + length);
         if geometry.version() < 3 {
-            return Err(unsupported());
+            return Err(Error::os(libc::EOPNOTSUPP));
         }
         for at in [offset, end] {
             let start = at - at % unit;
             let is_whole = at == start || at == self.size();
             if !is_whole && !self.status_is_zero(queue, start, start + unit).await? {
-                return Err(unsupported());
+                return Err(Error::os(libc::EOPNOTSUPP));
             }
         }
         Ok(())
@@ -70,14 +69,4 @@ impl Device {
         }
         Ok(true)
     }
-}
-
-fn unsupported() -> Error {
-    io::Error::from_raw_os_error(libc::EOPNOTSUPP).into()
-}
-
-/// Zeroes a range of the file by a call of the file system.
-async fn zero_file(queue: &Queue, raw: &Raw, offset: u64, length: u64) -> Result<()> {
-    let host = raw.offset() + offset;
-    Ok(storage::zero_quickly(&**raw.storage(), queue, host, length).await?)
 }

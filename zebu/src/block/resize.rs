@@ -129,7 +129,7 @@ impl Device {
         if let Some(file) = host_file(&*file) {
             file.lock_length()?;
         }
-        let (end, at) = (raw.offset() + size, raw.offset() + old);
+        let (end, at) = (raw.offset().saturating_add(size), raw.offset() + old);
         if size < old {
             // Before the file is shorter, so that this holds if the future is dropped meanwhile.
             self.set_raw_size(size);
@@ -200,7 +200,7 @@ impl Device {
         image.check_resize()?;
         let entries = image.geometry().l1_entries_for(size);
         if size > i64::MAX as u64 || entries * 8 > MAX_L1_BYTES {
-            let error = Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG));
+            let error = Error::os(libc::EFBIG);
             return Err(error.during("Failed to grow the L1 table"));
         }
         image.announce(queue).await?;

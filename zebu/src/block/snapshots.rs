@@ -58,7 +58,7 @@ impl Device {
     /// The top image, if it can have snapshots and is open for writing.
     fn image_with_snapshots(&mut self) -> Result<&mut Image> {
         if let Top::Raw(_) = self.top_for_writing(0, 0)? {
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP)));
+            return Err(Error::os(libc::ENOTSUP));
         }
         self.own_image()
     }

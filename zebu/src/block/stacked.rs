@@ -57,7 +57,7 @@ async fn perform(
             return Ok(extent.put(&iov));
         }
         (_, Some(_)) if inside < length => {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
+            return Err(Error::os(libc::ENOSPC));
         }
         (_, Some(iov)) => {
             device.write(queue, offset, &iov).await?;

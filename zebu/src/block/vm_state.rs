@@ -75,7 +75,7 @@ impl Device {
         }
         let entries = image.geometry().l1_entries_for(offset + iov.len() as u64);
         if entries * 8 > MAX_L1_BYTES {
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+            return Err(Error::os(libc::EFBIG));
         }
         image.announce(queue).await?;
         image.grow_l1(queue, entries).await?;
@@ -91,6 +91,7 @@ impl Device {
             let format = self.top().format().name();
             return Err(Error::Refused(format!("{format} images have no VM state")));
         };
+        self.check_range(0, 0)?;
         let start = image.vm_state_offset();
         start
             .checked_add(position)

@@ -11,7 +11,7 @@ impl Device {
         let Some(image) = self.layers_mut()[0].image.as_qcow2_mut() else {
             return Err(Error::Refused("The image is not a qcow2 image".into()));
         };
-        let busy = || Error::Io(std::io::Error::from_raw_os_error(libc::EBUSY));
+        let busy = || Error::os(libc::EBUSY);
         image.get_mut().ok_or_else(busy)
     }
 

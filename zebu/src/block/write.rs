@@ -42,11 +42,6 @@ pub(super) enum Top<'a> {
     Qcow2(&'a Image),
 }
 
-/// The error of a format that is only read, although such images are not opened for writing.
-fn not_writable() -> Error {
-    Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP))
-}
-
 impl Device {
     /// Whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
@@ -57,13 +52,14 @@ impl Device {
     pub(super) fn top_for_writing(&self, offset: u64, length: u64) -> Result<Top<'_>> {
         if self.write.is_none() {
             // The error number of a file that is open for reading.
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM)));
+            return Err(Error::os(libc::EPERM));
         }
         self.check_range(offset, length)?;
         let image = &self.top().image;
         match image.as_qcow2() {
             Some(image) => Ok(Top::Qcow2(image)),
-            None => image.as_raw().map(Top::Raw).ok_or_else(not_writable),
+            // Formats that are only read are not opened for writing.
+            None => (image.as_raw().map(Top::Raw)).ok_or_else(|| Error::os(libc::ENOTSUP)),
         }
     }
 
@@ -337,8 +333,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: the image refuses writes
-    /// from now on.
+    /// [`Error::Io`] if a file cannot be flushed. Data may be lost then: from now on a qcow2 image
+    /// refuses writes, and every flush of a raw image fails unless its I/O is direct.
     pub async fn flush(&self, queue: &Queue) -> Result<()> {
         if self.write.is_none() {
             return Ok(());

@@ -88,7 +88,7 @@ impl Raw {
         changed[..length].copy_from_slice(&bytes[..length]);
         match format_of(&head).is_some() || foreign_format(&head).is_some() {
             false => Ok(pass),
-            true => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EPERM))),
+            true => Err(Error::os(libc::EPERM)),
         }
     }
 }

@@ -217,7 +217,7 @@ impl Raw {
         let result = flush.await;
         match self.flushes.unreported.swap(0, Ordering::SeqCst) {
             0 => Ok(result?),
-            errno => Err(std::io::Error::from_raw_os_error(errno).into()),
+            errno => Err(Error::os(errno)),
         }
     }
 

@@ -9,12 +9,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::engine::{Op, OpKind};
 use super::extent;
 use super::lock::{self, LockRequest};
-use super::{Alignment, Blocks, Iov, Properties, Queue, Started, Storage};
+use super::{Alignment, Blocks, Io, Iov, Properties, Queue, Started, Storage};
 
 /// The largest block of a file system, in bytes.
 const MAX_PAGE: u64 = 64 << 10;
@@ -154,6 +155,7 @@ fn storage_of(file: fs::File, path: PathBuf, cache: CacheMode) -> io::Result<Arc
         locks: OnceLock::new(),
         locked: Mutex::new(LockRequest::NOTHING),
         blocks: (alignment.offset > 1).then(|| Blocks::new(page)),
+        failed_flush: Arc::default(),
         properties: Properties {
             path,
             cache,
@@ -204,6 +206,8 @@ pub struct HostFile {
     locked: Mutex<LockRequest>,
     /// With direct I/O.
     blocks: Option<Blocks>,
+    /// The error number of a flush of the page cache that failed; 0: none did.
+    failed_flush: Arc<AtomicI32>,
     properties: Properties,
 }
 
@@ -299,7 +303,11 @@ unsafe impl Storage for HostFile {
         }
         let op = Op::without_memory(kind, self.fd.as_raw_fd(), offset, length);
         // SAFETY: there is no memory.
-        Started::in_flight(unsafe { queue.submit(op, &self.fd) }, None)
+        let io = unsafe { queue.submit(op, &self.fd) };
+        match kind == OpKind::Flush && buffered {
+            true => Started::later(flush_cache(io, self.failed_flush.clone())),
+            false => Started::in_flight(io, None),
+        }
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -323,6 +331,21 @@ unsafe impl Storage for HostFile {
 
     fn blocks(&self) -> Option<&Blocks> {
         self.blocks.as_ref()
+    }
+}
+
+/// The result of a flush of the page cache. After one has failed all fail: the kernel reports the
+/// error once, and has dropped what it could not write.
+async fn flush_cache(flush: Io, failed: Arc<AtomicI32>) -> io::Result<usize> {
+    let result = flush.await;
+    if let Err(error) = &result
+        && error.kind() != io::ErrorKind::Interrupted
+    {
+        failed.store(error.raw_os_error().unwrap_or(libc::EIO), Ordering::SeqCst);
+    }
+    match failed.load(Ordering::SeqCst) {
+        0 => result,
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 

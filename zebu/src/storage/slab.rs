@@ -61,8 +61,8 @@ impl Slab {
     /// Pieces do not overlap.
     pub(super) fn cut(&mut self, length: usize) -> (NonNull<u8>, Arc<Region>) {
         assert!(length <= HUGE, "a piece of a huge page");
-        let room = |(_, used): &(Arc<Region>, usize)| HUGE - used >= length;
-        let (region, used) = match self.current.take().filter(room) {
+        let fits = |(_, used): &(Arc<Region>, usize)| HUGE - used >= length;
+        let (region, used) = match self.current.take().filter(fits) {
             Some(current) => current,
             None => (Arc::new(Region::new(HUGE)), 0),
         };

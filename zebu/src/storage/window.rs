@@ -26,7 +26,7 @@ impl Window {
     pub fn new(storage: Arc<dyn Storage>, offset: u64, size: Option<u64>) -> Self {
         let page = storage.blocks().map_or(1, Blocks::page);
         let unit = page.max(storage.alignment().offset as u64);
-        let is_aligned = offset.is_multiple_of(unit);
+        let is_aligned = offset.is_multiple_of(unit) && size.unwrap_or(0).is_multiple_of(unit);
         let mut properties = storage.properties().clone();
         // Of fixed size, and its old content not zero: as a device.
         properties.is_device |= size.is_some();
@@ -158,7 +158,9 @@ unsafe impl Storage for Window {
 mod tests {
     //! Guards against bytes outside of the window that are read or written.
     use super::*;
-    use crate::storage::{Memory, QueueOptions, read_vec, set_len, write_slice};
+    use crate::storage::{
+        Blkdebug, BlkdebugLimits, Memory, QueueOptions, read_vec, set_len, write_slice,
+    };
 
     #[test]
     fn nothing_outside_is_touched() {
@@ -183,5 +185,23 @@ mod tests {
         let open = Window::new(memory.clone(), 1000, None);
         queue.block_on(set_len(&open, &queue, 10)).unwrap();
         assert_eq!(memory.to_vec().len(), 1010);
+    }
+
+    #[test]
+    fn it_may_end_inside_a_block() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let memory = Arc::new(Memory::new(vec![7; 8192]));
+        let limits = BlkdebugLimits {
+            align: 4096,
+            ..BlkdebugLimits::default()
+        };
+        let blocks = Arc::new(Blkdebug::new(memory.clone(), Vec::new(), limits).unwrap());
+        let window = Window::new(blocks, 0, Some(4608));
+        let last = queue.block_on(async {
+            write_slice(&window, &queue, 4096, &[1; 512]).await?;
+            read_vec(&window, &queue, 4096, 1024).await
+        });
+        assert_eq!(last.unwrap(), [[1; 512], [0; 512]].concat());
+        assert!(memory.to_vec() == [vec![7; 4096], vec![1; 512], vec![7; 3584]].concat());
     }
 }

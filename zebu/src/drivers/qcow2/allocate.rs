@@ -7,9 +7,9 @@ use super::Image;
 use super::frees::Freed;
 use super::refcounts::{Load, Missing, Run, Taken};
 use super::writer::Writer;
-use crate::Result;
 use crate::format::HostOffset;
 use crate::storage::{self, Queue};
+use crate::{Error, Result};
 
 /// How far the file is made longer than it must be, in bytes: so that most
 /// writes to new clusters are inside it, which the file system does side by
@@ -213,13 +213,13 @@ impl Image {
         match missing {
             Missing::Load(load) => self.load_refcounts(queue, load).await,
             Missing::Grow(index) => self.grow_refcount_table(queue, index).await,
-            Missing::Room(blocks) => self.reserve_refcount_blocks(queue, blocks).await,
+            Missing::Space(blocks) => self.reserve_refcount_blocks(queue, blocks).await,
         }
     }
 
     async fn load_refcounts(&self, queue: &Queue, load: Load) -> Result<()> {
         if self.is_past_end(load.offset.0)? {
-            return Err(crate::Error::Refused(format!(
+            return Err(Error::Refused(format!(
                 "Refcount block {:#x} at {:#x} is past the end of the file",
                 load.index, load.offset.0
             )));
@@ -249,7 +249,7 @@ impl Image {
             return Ok(());
         }
         if self.file.is_device() {
-            return Err(std::io::Error::from_raw_os_error(libc::ENOSPC).into());
+            return Err(Error::os(libc::ENOSPC));
         }
         let cluster_size = self.geometry.cluster_size();
         let unit = cluster_size.max(self.length_unit());
@@ -363,7 +363,7 @@ impl Image {
         &self,
         queue: &Queue,
         freed: Freed,
-    ) -> std::result::Result<(), (Freed, crate::Error)> {
+    ) -> std::result::Result<(), (Freed, Error)> {
         let mut left = freed;
         while left.count > 0 {
             match self.free_some(queue, left).await {

@@ -98,7 +98,7 @@ impl Image {
             // Half as large again, so that it seldom happens.
             let table = (old * 12).div_ceil(size).min(most).max(need);
             if need > most {
-                return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+                return Err(Error::os(libc::EFBIG));
             }
             let now = (blocks + table).div_ceil(per_block);
             if now <= blocks {

@@ -33,7 +33,7 @@ impl Image {
     }
 
     /// The inflated cluster that contains `guest`, through the cache. Concurrent requests share the
-    /// work.
+    /// work. The caller has entered the epoch.
     pub(crate) async fn inflated(
         &self,
         queue: &Queue,
@@ -47,7 +47,7 @@ impl Image {
         if let Some(bytes) = self.inflated.get(key) {
             return Ok(bytes);
         }
-        self.as_task(queue, async move |image, queue| {
+        self.as_own_task(queue, async move |image, queue| {
             let load = async || {
                 image.spend(u64::from(data.inflater.size))?;
                 inflate(queue, &*image.file, guest, data).await

@@ -62,6 +62,8 @@ impl Image {
             return Ok(slice);
         }
         self.as_task(queue, async move |image, queue| {
+            // The table is not reused while it is read.
+            let _stay = image.enter();
             let load = || image.load_slice(queue, guest);
             image.slices.get_or_load(number, load).await
         })

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::Image;
 use super::writer::Writer;
-use crate::Result;
 use crate::format::{ClusterKind, HostOffset, L2Entry};
 use crate::storage::{self, Queue};
+use crate::{Error, Result};
 
 /// Space that was allocated for compressed data. What is not mapped is freed on drop.
 struct Packed<'a> {
@@ -51,7 +51,7 @@ impl Image {
                 ClusterKind::Unallocated | ClusterKind::Zero { host: None } => {}
                 // Of an image with extended L2 entries this includes zeroes
                 // that have a host cluster.
-                _ => return Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
+                _ => return Err(Error::os(libc::EIO)),
             }
         }
         let lengths = clusters.iter().map(|(_, range)| range.len() as u64);

@@ -44,7 +44,7 @@ pub(crate) enum Missing {
     /// The refcount table must grow to have this entry.
     Grow(u64),
     /// Space for new blocks in these clusters ([`Refcounts::note_space`]).
-    Room(Run),
+    Space(Run),
 }
 
 /// A block to be loaded.
@@ -96,7 +96,7 @@ struct State {
     /// Where the next compressed data go: host offset, inside a cluster.
     tail: Option<u64>,
     /// Clusters whose space in the file was taken for new blocks.
-    room: HashSet<u64>,
+    reserved: HashSet<u64>,
 }
 
 /// A dirty block on its way to the disk.
@@ -139,7 +139,7 @@ impl Refcounts {
                 fresh: fresh.map_or(u64::MAX, |bytes| geometry.clusters_for(bytes)),
                 high: 0,
                 tail: None,
-                room: HashSet::new(),
+                reserved: HashSet::new(),
             }),
         }
     }
@@ -306,7 +306,9 @@ impl Refcounts {
         let first = (blocks.first / state.per_block()) as usize;
         let mut entries = state.table.iter().skip(first).take(blocks.count as usize);
         if entries.all(|entry| *entry == 0) {
-            state.room.extend(blocks.first..blocks.first + blocks.count);
+            state
+                .reserved
+                .extend(blocks.first..blocks.first + blocks.count);
         }
     }
 
@@ -487,11 +489,11 @@ impl State {
     /// to be made then.
     fn take_space(&mut self, blocks: Run) -> bool {
         let mut clusters = blocks.first..blocks.first + blocks.count;
-        if !clusters.all(|cluster| self.room.contains(&cluster)) {
+        if !clusters.all(|cluster| self.reserved.contains(&cluster)) {
             return false;
         }
         for cluster in blocks.first..blocks.first + blocks.count {
-            self.room.remove(&cluster);
+            self.reserved.remove(&cluster);
         }
         true
     }
@@ -548,7 +550,7 @@ impl State {
             count: blocks,
         };
         if !self.take_space(run) {
-            return Ok(Err(Missing::Room(run)));
+            return Ok(Err(Missing::Space(run)));
         }
         for nth in 0..blocks {
             self.new_block_at(index + nth, start + nth, protected)?;
@@ -564,7 +566,7 @@ impl State {
     fn offset(&self, cluster: u64) -> Result<u64> {
         match self.geometry.cluster_offset(cluster) {
             Some(offset) if offset.0 < 1 << 56 => Ok(offset.0),
-            _ => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG))),
+            _ => Err(Error::os(libc::EFBIG)),
         }
     }
 
@@ -582,7 +584,7 @@ impl State {
                 };
                 protected.check(self.offset(run.first)?, self.geometry.cluster_size())?;
                 if !self.take_space(run) {
-                    return Ok(Taken::Missing(Missing::Room(run)));
+                    return Ok(Taken::Missing(Missing::Space(run)));
                 }
                 self.new_block(index, protected)?;
             }
@@ -668,7 +670,7 @@ impl State {
             },
         };
         if start + length > self.geometry.compressed_offset_limit() {
-            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EFBIG)));
+            return Err(Error::os(libc::EFBIG));
         }
         let end = start + length;
         self.tail = (!end.is_multiple_of(size)).then_some(end);
@@ -769,23 +771,23 @@ mod tests {
     use crate::format::Header;
 
     #[test]
-    fn room_that_two_have_made_is_used_once() {
+    fn space_that_two_have_taken_is_used_once() {
         let geometry = Geometry::new(&Header::new(16, 1 << 30)).unwrap();
         let mut table = vec![0; 8];
         table[0] = 1 << 16;
         let refcounts = Refcounts::new(geometry, table, 2 << 16, None);
         let protected = Protected::new(geometry.cluster_size(), Default::default());
         let needed = || match refcounts.take_area(1, &protected).unwrap() {
-            Err(Missing::Room(blocks)) => Some(blocks),
+            Err(Missing::Space(blocks)) => Some(blocks),
             Err(other) => panic!("{other:?}"),
             Ok(_) => None,
         };
-        // Two requests find that it is missing, and bring it one after the other.
+        // Two requests find that it is missing, and take it one after the other.
         let (one, two) = (needed().unwrap(), needed().unwrap());
         assert_eq!(one, two);
         refcounts.note_space(one);
         assert_eq!(needed(), None);
         refcounts.note_space(two);
-        assert!(refcounts.state().room.is_empty());
+        assert!(refcounts.state().reserved.is_empty());
     }
 }

@@ -3,7 +3,8 @@
 //! What several requests may need (loading a table, a commit, a change of the
 //! header) is done by a task of the queue of the first such request. The task goes
 //! on when the request that waits for it is dropped or no longer polled, so it
-//! shares ownership of the image.
+//! shares ownership of the image. The epoch of the request ends with it: a task that
+//! uses clusters enters the epoch itself, or is cancelled with the request.
 //!
 //! A change of the whole image (`&mut`) waits until no task is left, and starts
 //! none: its commits are part of its future. See [`Whole`](super::Whole) for what
@@ -107,6 +108,13 @@ impl Tasks {
     }
 }
 
+impl Share {
+    async fn run<T>(self, queue: Queue, work: impl AsyncFnOnce(&Image, &Queue) -> T) -> T {
+        let image = self.image.as_ref().expect("there until it is dropped");
+        work(image, &queue).await
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         // First, so that the `Arc` is unique when the count is 0.
@@ -133,14 +141,23 @@ impl Image {
         queue: &Queue,
         work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,
     ) -> T {
-        let Some(share) = self.tasks.share() else {
+        match self.tasks.share() {
+            Some(share) => queue.detach(|queue| share.run(queue, work)).await,
             // Rare, and would make the futures of all requests larger.
-            return Box::pin(work(self, queue)).await;
-        };
-        let task = async move |queue: Queue| {
-            let image = share.image.as_ref().expect("there until it is dropped");
-            work(image, &queue).await
-        };
-        queue.detach(task).await
+            None => Box::pin(work(self, queue)).await,
+        }
+    }
+
+    /// As [`Image::as_task`], but the task is cancelled when this future is dropped, so that it
+    /// does not use clusters after the request has left the epoch.
+    pub(super) async fn as_own_task<T: 'static>(
+        &self,
+        queue: &Queue,
+        work: impl AsyncFnOnce(&Image, &Queue) -> T + 'static,
+    ) -> T {
+        match self.tasks.share() {
+            Some(share) => queue.begin(|queue| share.run(queue, work)).await,
+            None => Box::pin(work(self, queue)).await,
+        }
     }
 }

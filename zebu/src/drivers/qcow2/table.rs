@@ -158,9 +158,8 @@ impl Slice {
     /// Notes that entries were set; whether that is news. For `dirty.rs` alone,
     /// which lists the slice with it.
     pub(crate) fn set_dirty(&self) -> bool {
-        // Sequentially consistent, as `clean` is: an entry set before a
-        // `clean` that returned true is seen by the `encode` after it; one set
-        // later makes the slice dirty again.
+        // Sequentially consistent, as `clean` is: an entry set before a `clean` is seen by the
+        // `encode` after it; one set later makes the slice dirty again.
         !self.dirty.swap(true, Ordering::SeqCst)
     }
 
@@ -172,9 +171,9 @@ impl Slice {
             .is_ok()
     }
 
-    /// Takes the note back; whether there was one.
-    pub(crate) fn clean(&self) -> bool {
-        self.dirty.swap(false, Ordering::SeqCst)
+    /// Takes the note back.
+    pub(crate) fn clean(&self) {
+        self.dirty.swap(false, Ordering::SeqCst);
     }
 
     /// Writes the entries into `bytes`, as they are on the disk. Each is whole;

@@ -220,6 +220,32 @@ impl Image {
         }
         Ok(kind)
     }
+
+    /// Refuses a write of data that would hit the image's own tables.
+    #[inline]
+    pub(crate) fn check_data_write(&self, host: HostOffset, length: u64) -> Result<()> {
+        match self.geometry.has_data_file() {
+            true => Ok(()),
+            false => self.writer()?.protected.check_data(host.0, length),
+        }
+    }
+
+    /// Prepares a write of data to clusters that the image has. In a file that was cut off they
+    /// may lie behind its end, which other requests move meanwhile.
+    #[inline]
+    pub(crate) async fn prepare_data_write(
+        &self,
+        queue: &Queue,
+        host: HostOffset,
+        length: u64,
+    ) -> Result<()> {
+        self.check_data_write(host, length)?;
+        let end = host.0 + length;
+        if end > self.file_len() && !self.geometry.has_data_file() {
+            Box::pin(self.lengthen(queue, end)).await?;
+        }
+        Ok(())
+    }
 }
 
 /// One cluster, in terms of a writer.

@@ -85,11 +85,9 @@ impl Writer {
     /// Refuses changes after a failed flush, or of an image that is corrupt.
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Relaxed) {
-            0 if self.corrupt.load(Ordering::Relaxed) => {
-                Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)))
-            }
+            0 if self.corrupt.load(Ordering::Relaxed) => Err(Error::os(libc::EIO)),
             0 => Ok(()),
-            errno => Err(Error::Io(std::io::Error::from_raw_os_error(errno))),
+            errno => Err(Error::os(errno)),
         }
     }
 
@@ -277,7 +275,7 @@ impl Image {
     pub(crate) fn writer(&self) -> Result<&Writer> {
         match &self.writer {
             Some(writer) => Ok(writer),
-            None => Err(Error::Io(std::io::Error::from_raw_os_error(libc::EBADF))),
+            None => Err(Error::os(libc::EBADF)),
         }
     }
 
@@ -504,9 +502,7 @@ impl Image {
             return Ok(());
         };
         let _pass = writer.gate.enter().await;
-        if writer.check().is_err() {
-            return writer.check();
-        }
+        writer.check()?;
         // Each round moves what is freed one stage on.
         for _ in 0..4 {
             self.commit(queue, true).await?;

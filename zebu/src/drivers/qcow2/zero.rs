@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::Image;
 use super::table::Slice;
+use crate::Result;
 use crate::format::{ClusterKind, HostOffset, L2Entry};
 use crate::storage::Queue;
-use crate::{Error, Result};
 
 impl Image {
     /// Maps a range of whole subclusters to zeroes; with `unmap`, their host
@@ -110,31 +110,5 @@ impl Image {
             return Ok(Some(entry?));
         };
         Ok(Some(L2Entry::zero_allocated(host, old.copied(), geometry)?))
-    }
-
-    /// Refuses a write of data that would hit the image's own tables.
-    #[inline]
-    pub(crate) fn check_data_write(&self, host: HostOffset, length: u64) -> Result<(), Error> {
-        match self.geometry.has_data_file() {
-            true => Ok(()),
-            false => self.writer()?.protected.check_data(host.0, length),
-        }
-    }
-
-    /// Prepares a write of data to clusters that the image has. In a file that was cut off they
-    /// may lie behind its end, which other requests move meanwhile.
-    #[inline]
-    pub(crate) async fn prepare_data_write(
-        &self,
-        queue: &Queue,
-        host: HostOffset,
-        length: u64,
-    ) -> Result<(), Error> {
-        self.check_data_write(host, length)?;
-        let end = host.0 + length;
-        if end > self.file_len() && !self.geometry.has_data_file() {
-            Box::pin(self.lengthen(queue, end)).await?;
-        }
-        Ok(())
     }
 }

@@ -122,7 +122,7 @@ impl Native {
         if cfg!(target_endian = "big") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let event = Arc::new(EventFd::new()?);
+        let (event, completed) = (Arc::new(EventFd::new()?), EventFd::new()?);
         let mut context: libc::c_ulong = 0;
         // SAFETY: `context` is valid for the kernel to write.
         let result = unsafe { libc::syscall(libc::SYS_io_setup, MAX_IN_KERNEL, &mut context) };
@@ -132,7 +132,7 @@ impl Native {
         Ok(Native {
             context,
             event,
-            completed: EventFd::new()?,
+            completed,
             silent: None,
             wake_armed: false,
             backlog: VecDeque::new(),
@@ -162,8 +162,8 @@ impl Native {
     fn submit_backlog(&mut self) {
         while !self.backlog.is_empty() && self.in_kernel < MAX_IN_KERNEL {
             let mut pointers = [std::ptr::null::<Iocb>(); BATCH];
-            let room = MAX_IN_KERNEL - self.in_kernel;
-            let count = room.min(self.backlog.len()).min(BATCH);
+            let space = MAX_IN_KERNEL - self.in_kernel;
+            let count = space.min(self.backlog.len()).min(BATCH);
             for (pointer, iocb) in pointers.iter_mut().zip(&self.backlog).take(count) {
                 *pointer = match self.watches.get(&(iocb.data as Token)) {
                     Some(watch) if iocb.is_watch() => &raw const **watch,

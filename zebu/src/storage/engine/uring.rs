@@ -260,7 +260,6 @@ impl Engine for Uring {
             // SAFETY: passed on.
             return unsafe { workers.submit([(token, op)]) };
         }
-        self.has_queued = true;
         let entry = entry_for(&op);
         self.push(match op.force_async && self.has_threads {
             true => entry
@@ -268,6 +267,8 @@ impl Engine for Uring {
                 .user_data(ASYNC | u64::from(token)),
             false => entry.user_data(u64::from(token)),
         });
+        // After the push, which submits what was queued before if the queue is full.
+        self.has_queued = true;
     }
 
     fn hand_over(&mut self) {

@@ -88,7 +88,7 @@ impl Input {
     }
 
     /// Space for up to `wanted` bytes in all.
-    fn room(&mut self, wanted: usize) -> &mut [u8] {
+    fn space(&mut self, wanted: usize) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -248,8 +248,8 @@ impl Session {
     fn fill(&mut self, wanted: usize) -> Result<Option<Dry>, Over> {
         let window = self.window().max(wanted);
         while self.input.available().len() < wanted {
-            let room = self.input.room(window);
-            match self.wire.try_recv(&mut [IoSliceMut::new(room)]) {
+            let space = self.input.space(window);
+            match self.wire.try_recv(&mut [IoSliceMut::new(space)]) {
                 Ok(0) => return Err(Over::Lost("it closed the connection".into())),
                 Ok(count) => self.input.end += count,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Some(Dry)),
@@ -286,7 +286,7 @@ impl Session {
             };
             // What follows, and data of dropped requests, are received here.
             let all = direct == data.left;
-            let rest = self.input.room(window);
+            let rest = self.input.space(window);
             let limit = if all { rest.len() } else { data.left };
             if all || direct == 0 {
                 let limit = limit.min(rest.len());

@@ -164,10 +164,10 @@ impl Wire {
             if self.drained {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+            let space: usize = buffers.iter().map(|buffer| buffer.len()).sum();
             let received = again(|| (&self.socket.0).read_vectored(buffers));
             self.drained = match &received {
-                Ok(received) => *received > 0 && *received < room,
+                Ok(received) => *received > 0 && *received < space,
                 Err(e) => e.kind() == io::ErrorKind::WouldBlock,
             };
             return received;

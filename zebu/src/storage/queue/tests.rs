@@ -1,7 +1,7 @@
-//! Guards against a flush that fails because the kernel could not begin it, an
-//! engine's failure that frees memory which the kernel uses, a file that is
-//! closed under an operation that was forgotten, tasks that outlive their
-//! queue, and tasks that are never polled again after another has panicked.
+//! Guards against a flush that fails because the kernel could not begin it, or succeeds after
+//! another has failed, an engine's failure that frees memory which the kernel uses, a file that is
+//! closed under an operation that was forgotten, tasks that outlive their queue, and tasks that are
+//! never polled again after another has panicked.
 #![allow(unsafe_code)]
 
 use super::super::engine::{EngineKind, Interest, Notify, OpKind};
@@ -86,6 +86,14 @@ fn what_cannot_be_begun_now_is_begun_again() {
     let queue = scripted(&[-libc::EIO, -libc::EAGAIN], false);
     let error = queue.block_on(flush(&*file, &queue)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn a_failed_flush_of_the_page_cache_is_final() {
+    let file = file();
+    let queue = scripted(&[0, 0, -libc::EIO, 0], false);
+    let flushes = [(); 3].map(|()| queue.block_on(flush(&*file, &queue)).is_ok());
+    assert_eq!(flushes, [true, false, false]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use super::super::frees::Freed;
 use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
-use super::errno;
 use crate::format::{MAX_L1_BYTES, Snapshot};
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -23,7 +22,7 @@ impl Image {
         }
         self.begin_snapshots(queue).await?;
         let Some(index) = name.position(&self.snapshots) else {
-            return Err(errno(libc::ENOENT));
+            return Err(Error::os(libc::ENOENT));
         };
         let snapshot = self.snapshots[index].clone();
         let size = self.size_at(&snapshot)?;
@@ -65,7 +64,7 @@ impl Image {
             return refuse("Can't resize a v2 image which has snapshots");
         }
         if size > i64::MAX as u64 || self.geometry.l1_entries_for(size) > MAX_L1_BYTES / 8 {
-            return Err(errno(libc::EFBIG));
+            return Err(Error::os(libc::EFBIG));
         }
         Ok(size)
     }

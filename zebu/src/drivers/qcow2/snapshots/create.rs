@@ -4,7 +4,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::super::Image;
 use super::super::frees::Freed;
-use super::errno;
 use crate::broken::{Rule, is_broken};
 use crate::format::{MAX_SNAPSHOTS, Snapshot};
 use crate::storage::Queue;
@@ -43,11 +42,11 @@ impl Image {
             return Err(Error::Refused(text));
         }
         if self.snapshots.len() >= MAX_SNAPSHOTS as usize {
-            return Err(errno(libc::EFBIG));
+            return Err(Error::os(libc::EFBIG));
         }
         let highest = self.snapshots.iter().map(|s| number(&s.id)).max();
         let Some(id) = highest.unwrap_or(0).checked_add(1) else {
-            return Err(errno(libc::EFBIG));
+            return Err(Error::os(libc::EFBIG));
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default();

@@ -3,10 +3,9 @@
 use super::super::frees::Freed;
 use super::super::table::L1Table;
 use super::super::{Image, SnapshotName};
-use super::errno;
-use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::storage::Queue;
+use crate::{Error, Result};
 
 impl Image {
     /// Deletes a snapshot and frees what only it had. Durable on return; after
@@ -18,7 +17,7 @@ impl Image {
     ) -> Result<()> {
         self.begin_snapshots(queue).await?;
         let Some(index) = name.position(&self.snapshots) else {
-            return Err(errno(libc::ENOENT));
+            return Err(Error::os(libc::ENOENT));
         };
         let mut rest = self.snapshots.clone();
         let snapshot = rest.remove(index);

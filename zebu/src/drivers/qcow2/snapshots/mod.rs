@@ -42,7 +42,7 @@ impl Image {
         }
         self.refuse_damage(queue).await?;
         if self.header.has_data_file() {
-            return Err(errno(libc::ENOTSUP));
+            return Err(Error::os(libc::ENOTSUP));
         }
         self.finish_writing(queue).await?;
         self.round_length(queue).await?;
@@ -87,9 +87,4 @@ impl Image {
         self.check_l1(&l1, 0)?;
         Ok(l1)
     }
-}
-
-/// An error of the operating system, as QEMU would have it.
-fn errno(number: i32) -> Error {
-    Error::Io(std::io::Error::from_raw_os_error(number))
 }
