@@ -281,6 +281,10 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
             "--target-is-zero requires use of -n flag",
         ),
         (
+            arguments.target_is_zero && arguments.backing.is_some(),
+            "Cannot use --target-is-zero when the destination image has a backing file",
+        ),
+        (
             arguments.no_create && !arguments.options.is_empty(),
             "-o has no effect when skipping image creation",
         ),
