@@ -261,45 +261,30 @@ impl<'a> Parser<'a> {
 
 /// The character of `\uXXXX`, of two such for those beyond 16 bits.
 fn unicode(chars: &mut std::str::CharIndices<'_>) -> Result<char, String> {
-    let mut unit = || {
-        let mut unit = 0u32;
-        for _ in 0..4 {
-            let digit = chars.next().and_then(|(_, c)| c.to_digit(16))?;
-            unit = unit << 4 | digit;
-        }
-        Some(unit)
-    };
-    let Some(first) = unit() else {
-        return error("invalid escape sequence in string");
-    };
-    if !(0xd800..0xdc00).contains(&first) {
-        return match char::from_u32(first) {
-            Some(c) => Ok(c),
-            None => error(format_args!(
-                "\\u{first:04x} is not a valid Unicode character"
-            )),
-        };
+    let first = unit(chars)?;
+    let mut units = vec![first];
+    if (0xd800..0xdc00).contains(&first) && chars.as_str().starts_with("\\u") {
+        chars.nth(1);
+        units.push(unit(chars)?);
     }
-    let mut ahead = chars.clone();
-    if ahead.next().map(|(_, c)| c) == Some('\\') && ahead.next().map(|(_, c)| c) == Some('u') {
-        *chars = ahead;
-        let mut second = 0u32;
-        for _ in 0..4 {
-            match chars.next().and_then(|(_, c)| c.to_digit(16)) {
-                Some(digit) => second = second << 4 | digit,
-                None => return error("invalid escape sequence in string"),
-            }
-        }
-        if (0xdc00..0xe000).contains(&second) {
-            let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
-            if let Some(c) = char::from_u32(code) {
-                return Ok(c);
-            }
+    match char::decode_utf16(units).next() {
+        Some(Ok(c)) => Ok(c),
+        _ => error(format_args!(
+            "\\u{first:04x} is not a valid Unicode character"
+        )),
+    }
+}
+
+/// The number of four hexadecimal digits.
+fn unit(chars: &mut std::str::CharIndices<'_>) -> Result<u16, String> {
+    let mut unit = 0;
+    for _ in 0..4 {
+        match chars.next().and_then(|(_, c)| c.to_digit(16)) {
+            Some(digit) => unit = unit << 4 | digit as u16,
+            None => return error("invalid escape sequence in string"),
         }
     }
-    error(format_args!(
-        "\\u{first:04x} is not a valid Unicode character"
-    ))
+    Ok(unit)
 }
 
 /// The key of a member of what has this key; the document itself has none.

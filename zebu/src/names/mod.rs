@@ -23,7 +23,7 @@ mod source;
 mod text;
 
 pub use path::protocol;
-pub use quote::json_text;
+pub use quote::json_string;
 pub use source::Source;
 pub use text::{SizeError, first_item, parse_size, split_list};
 

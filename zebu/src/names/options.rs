@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use super::quote::quote;
+use super::quote::json_string;
 use super::text::{SizeError, first_item, parse_size, unescape};
 use crate::block::{OptionSet, OptionValue};
 
@@ -22,7 +22,7 @@ impl OptionValue {
     /// As JSON.
     pub(super) fn json(&self) -> String {
         match self {
-            OptionValue::Text(s) => quote(s),
+            OptionValue::Text(s) => json_string(s.as_bytes()),
             OptionValue::Number(s) => s.clone(),
             OptionValue::Bool(on) => on.to_string(),
             OptionValue::Null => "null".into(),
