@@ -82,9 +82,7 @@ fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
 /// The value of `-r`: bytes a second.
 pub fn rate(value: Option<&str>) -> Result<Option<u64>, Failure> {
     let Some(text) = value else { return Ok(None) };
-    size::parse_option("rate limit", text)
-        .map(Some)
-        .map_err(Failure::new)
+    size::parse_option("rate limit", text).map(Some)
 }
 
 /// The only file name of a command that takes one.

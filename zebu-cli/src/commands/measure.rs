@@ -60,7 +60,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let size = match arguments.size.as_deref() {
-        Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
+        Some(text) => Some(size::parse_option("image size", text)?),
         None => None,
     };
     let source = &arguments.source;
