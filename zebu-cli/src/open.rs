@@ -32,7 +32,7 @@ pub fn options(
     cache: CacheMode,
 ) -> Result<OpenOptions, Failure> {
     source.validate()?;
-    let format = match &source.format {
+    let format = match &source.name.format {
         Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
         None => None,
     };
@@ -44,7 +44,7 @@ pub fn options(
 
 /// The image that `name` and the options mean.
 pub fn source(name: &OsStr, options: &SourceOptions) -> Source {
-    if options.image_opts {
+    if options.name.image_opts {
         Source::Options(name.to_owned())
     } else {
         Source::Name(name.to_owned())

@@ -13,22 +13,15 @@ use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::known_options::{help_line, number};
 use crate::new_image::{log2, parse_format};
-use crate::options::{SourceOptions, target_cache};
+use crate::options::{NameOptions, SourceOptions, target_cache};
 use crate::progress::Progress;
 use crate::{open, output, same_file, signals};
 
 /// Update format-specific options of the image
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image (default: detected)
-    #[arg(short = 'f', long, value_name = "FMT")]
-    format: Option<String>,
-    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
-    #[arg(long)]
-    image_opts: bool,
-    /// QEMU objects, such as secrets: not supported
-    #[arg(long, value_name = "OBJDEF")]
-    object: Vec<OsString>,
+    #[command(flatten)]
+    name: NameOptions,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
@@ -125,19 +118,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         create_options::check_list(list)?;
     }
     let helps = create_options::asks_for_help(&arguments.options);
-    if let Some(format) = arguments.format.as_deref().filter(|_| helps) {
+    if let Some(format) = arguments.name.format.as_deref().filter(|_| helps) {
         let format = parse_format(format).map_err(Failure::new)?;
         return help(format);
     }
     let [name] = arguments.names.as_slice() else {
         return Err(Failure::new("Expecting one image file name"));
     };
-    let source = SourceOptions {
-        format: arguments.format.clone(),
-        image_opts: arguments.image_opts,
-        object: arguments.object.clone(),
-        force_share: false,
-    };
+    let source = SourceOptions::from(arguments.name.clone());
     let cache = target_cache(arguments.cache.as_deref())?;
     let options = open::options(name, &source, cache)?.write(true);
     let queue = open::queue()?;

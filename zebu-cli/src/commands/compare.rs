@@ -75,10 +75,8 @@ fn open_both(
     names: [&OsStr; 2],
     cache: CacheMode,
 ) -> Result<[Device; 2], Failure> {
-    let second = SourceOptions {
-        format: arguments.second_format.clone(),
-        ..arguments.source.clone()
-    };
+    let mut second = arguments.source.clone();
+    second.name.format = arguments.second_format.clone();
     Ok([
         open::device(queue, names[0], &arguments.source, cache)?,
         open::device(queue, names[1], &second, cache)?,

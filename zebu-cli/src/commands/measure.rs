@@ -64,7 +64,8 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         None => None,
     };
     let source = &arguments.source;
-    let of_image = source.image_opts || source.format.is_some() || arguments.snapshot.is_some();
+    let of_image =
+        source.name.image_opts || source.name.format.is_some() || arguments.snapshot.is_some();
     if arguments.names.is_empty() && of_image {
         return Err(Failure::new(
             "--image-opts, -f, and -l require a filename argument.",
