@@ -11,7 +11,7 @@ use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
-use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
 use arguments::{Arguments, Wanted};
@@ -63,28 +63,21 @@ fn serve(
     if let Some(parent) = parent {
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
-    let stop = async {
-        loop {
-            match signals.next(&queue).await {
-                Ok(Event::Statistics) => print_statistics(&exports),
-                Ok(Event::LookAgain) => refresh_size(&exports),
-                Ok(Event::End) | Err(_) => return,
-            }
-        }
-    };
+    let stop = signals.until_end(
+        &queue,
+        || print_statistics(&exports),
+        || refresh_size(&exports),
+    );
     drop(queue.block_on(server.run_until(stop)));
     drop(listeners);
     if arguments.stats {
         print_statistics(&exports);
     }
-    let mut result = Ok(0);
-    for export in exports {
+    let devices = exports.into_iter().map(|export| {
         let name = export.device().top().spec.display_name();
-        let device = Arc::into_inner(export).map(Export::into_device);
-        let closed = serve::close(&queue, &name, device);
-        result = result.and_then(|status| closed.map(|()| status));
-    }
-    result
+        (name, Arc::into_inner(export).map(Export::into_device))
+    });
+    serve::close(&queue, devices).map(|()| 0)
 }
 
 fn open(
