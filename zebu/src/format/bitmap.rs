@@ -270,10 +270,6 @@ pub enum BitmapCluster {
 impl BitmapTableEntry {
     /// Size of an entry in bytes.
     pub const SIZE: usize = 8;
-    /// All bits 0.
-    pub const ZEROS: Self = Self(0);
-    /// All bits 1.
-    pub const ONES: Self = Self(1);
 
     /// An entry for bitmap data in the cluster at `host`.
     pub fn stored(host: HostOffset, geometry: &Geometry) -> Result<Self, FormatError> {
