@@ -190,12 +190,8 @@ pub fn convert<G: IntoControlFlow>(
     });
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
-    // The workers have ended, so their references are gone.
-    let closed = match Arc::into_inner(job) {
-        Some(job) => close(job.target, total, options.engine),
-        None => Ok(()),
-    };
-    ended.and(closed)
+    let job = Arc::into_inner(job).expect("all workers have ended");
+    ended.and(close(job.target, total, options.engine))
 }
 
 fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
