@@ -71,6 +71,9 @@ pub enum CompareError {
 /// with the error `ECANCELED`.
 ///
 /// Strict comparison of the sizes is up to the caller: it needs no reading.
+///
+/// # Errors
+/// If a device cannot be read, the I/O engine cannot be started, or the job is cancelled.
 pub fn compare<G: IntoControlFlow>(
     devices: [Device; 2],
     options: &CompareOptions,

@@ -62,7 +62,10 @@ pub enum RebaseError {
 /// None: on top of nothing. Blocks; uses all cores.
 ///
 /// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends with the
-/// error `ECANCELED`, and the image is unchanged.
+/// error `ECANCELED`, and the image keeps its content and its backing file.
+///
+/// # Errors
+/// If an image cannot be read or written, or the job is cancelled.
 pub fn rebase<G: IntoControlFlow>(
     queue: &Queue,
     overlay: Device,
@@ -106,6 +109,9 @@ pub fn rebase<G: IntoControlFlow>(
 
 /// Writes only the header: allocated ranges keep their content, and ranges read from the backing
 /// file may change. Blocks.
+///
+/// # Errors
+/// If the header cannot be written, or has no space for the name.
 pub fn rebase_unsafe(
     queue: &Queue,
     mut overlay: Device,
@@ -134,6 +140,9 @@ async fn name_backing(
 /// Refuses a chain, from `spec` down, that contains the file `image` or its external data file: an
 /// image cannot be based on itself. The chain is followed as far as it can be opened and `policy`
 /// allows. Blocks.
+///
+/// # Errors
+/// If it is such a chain.
 pub fn check_no_loop(
     queue: &Queue,
     image: &Path,

@@ -153,7 +153,11 @@ impl ConvertError {
 ///
 /// `on_progress` is called on this thread at intervals; if it breaks, the job ends with the error
 /// `ECANCELED`. On return everything was written and, unless the target's cache mode says
-/// otherwise, is durable. After an error the target's content is unspecified.
+/// otherwise, is durable.
+///
+/// # Errors
+/// If a source cannot be read, the target cannot be written, or the job is cancelled. The target's
+/// content is unspecified then. Or if the options do not fit the sources and the target.
 pub fn convert<G: IntoControlFlow>(
     sources: Vec<Device>,
     target: Target,
