@@ -71,10 +71,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (top, base) = cut(&whole, depth);
     // Its locks are in the way of the two that come now.
     drop(whole);
-    let base = jobs::open_spec(&queue, base, &options, &mut |_| {})
-        .map_err(|e| Failure::new(e.to_string()))?;
-    let top =
-        jobs::open_spec(&queue, top, &options, &mut |_| {}).map_err(|e| open::failure(name, &e))?;
+    let base = jobs::open_spec(
+        &queue,
+        base,
+        &options,
+        &mut open::messages(std::io::stderr()),
+    )
+    .map_err(|e| Failure::new(e.to_string()))?;
+    let top = jobs::open_spec(
+        &queue,
+        top,
+        &options,
+        &mut open::messages(std::io::stderr()),
+    )
+    .map_err(|e| open::failure(name, &e))?;
     commit(&queue, &arguments, top, base, rate, &mut progress)
 }
 

@@ -178,7 +178,7 @@ fn make_target(
     };
     make().map_err(|why: String| creation_failure(name, &why))?;
     let options = untrusted::defaults().format(Some(format)).write(true);
-    zebu::jobs::open(queue, &Source::Name(name.to_owned()), &options, &mut |_| {})
+    open::repaired(queue, &Source::Name(name.to_owned()), &options)
         .map_err(|e| open::failure(name, &e))
 }
 

@@ -207,12 +207,11 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     };
     let (before, overlay) = (image.opening.clone(), image.overlay.clone());
     let closed = image.close().map_err(|e| format!("close failed: {e}"));
-    let opened =
-        closed.and_then(|()| OpenImage::open_over(opening, overlay.clone(), &session.program));
+    let opened = closed.and_then(|()| OpenImage::open_over(opening, overlay.clone()));
     let (image, result) = match opened {
         Ok(image) => (image, Ok(())),
         Err(error) => (
-            OpenImage::open_over(&before, overlay, &session.program)
+            OpenImage::open_over(&before, overlay)
                 .map_err(|again| format!("{error}; not open any more: {again}"))?,
             Err(error),
         ),

@@ -45,7 +45,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
     serve::log_to_stderr(arguments.verbose && invocation.name != "qemu-nbd");
-    serve(invocation, &arguments, passed, parent, signals)
+    serve(&arguments, passed, parent, signals)
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -91,7 +91,6 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
 }
 
 fn serve(
-    invocation: &Invocation,
     arguments: &Arguments,
     passed: Vec<Listener>,
     parent: Option<Parent>,
@@ -112,7 +111,7 @@ fn serve(
         tls: tls::server(arguments)?,
         queue: queue_options,
     };
-    let exports = images::open(&queue, arguments, clients != 1, &invocation.name)?;
+    let exports = images::open(&queue, arguments, clients != 1)?;
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();
     let listeners = listeners(arguments, passed)?;

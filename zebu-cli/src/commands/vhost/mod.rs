@@ -34,11 +34,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     serve::log_to_stderr(arguments.verbose);
-    serve(invocation, &arguments, &wanted, parent, signals)
+    serve(&arguments, &wanted, parent, signals)
 }
 
 fn serve(
-    invocation: &Invocation,
     arguments: &Arguments,
     wanted: &[Wanted],
     parent: Option<Parent>,
@@ -47,7 +46,7 @@ fn serve(
     let options = arguments.image.queue_options()?.force_async(2);
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
-    let exports = open(&queue, arguments, wanted, &invocation.name)?;
+    let exports = open(&queue, arguments, wanted)?;
     let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
     let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
     let mut doors = Vec::new();
@@ -84,7 +83,6 @@ fn open(
     queue: &Queue,
     arguments: &Arguments,
     wanted: &[Wanted],
-    program: &str,
 ) -> Result<Vec<Arc<Export>>, Failure> {
     let options = arguments.image.open_options()?;
     let mut names = HashSet::new();
@@ -96,9 +94,7 @@ fn open(
         }
         let mut options = options.clone();
         options.write &= wanted.writable;
-        let device = arguments
-            .image
-            .open(queue, &wanted.image, &options, program)?;
+        let device = arguments.image.open(queue, &wanted.image, &options)?;
         let options = ExportOptions {
             name: wanted.name.clone(),
             queues: wanted.queues,
