@@ -220,6 +220,39 @@ impl Geometry {
         offset & (self.cluster_size() - 1)
     }
 
+    /// Refuses an offset that an entry cannot hold whose bits of it are `mask`.
+    pub(super) fn check_storable(
+        &self,
+        what: &'static str,
+        host: HostOffset,
+        mask: u64,
+    ) -> Result<(), FormatError> {
+        match host.0 != 0 && host.0 & !mask == 0 && host.is_aligned(self.cluster_bits) {
+            true => Ok(()),
+            false => Err(FormatError::OffsetUnstorable {
+                what,
+                offset: host.0,
+            }),
+        }
+    }
+
+    /// Refuses the offset `host` of an entry if it is not aligned to a cluster.
+    pub(super) fn check_aligned(
+        &self,
+        what: &'static str,
+        value: u64,
+        host: HostOffset,
+    ) -> Result<(), FormatError> {
+        match host.is_aligned(self.cluster_bits) {
+            true => Ok(()),
+            false => Err(FormatError::Unaligned {
+                what,
+                value,
+                offset: host.0,
+            }),
+        }
+    }
+
     /// Number of the host cluster that `host` lies in.
     #[must_use]
     pub const fn cluster_index(&self, host: HostOffset) -> u64 {

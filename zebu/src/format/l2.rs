@@ -239,14 +239,8 @@ impl L2Entry {
         // Offset 0 is the header, except in an external data file, where the
         // copied flag distinguishes it from an unallocated cluster.
         let zero_is_fine = geometry.has_data_file() && copied;
-        if (host.0 == 0 && !zero_is_fine)
-            || host.0 & !OFFSET_MASK != 0
-            || !host.is_aligned(geometry.cluster_bits())
-        {
-            return Err(FormatError::OffsetUnstorable {
-                what: "L2 entry",
-                offset: host.0,
-            });
+        if host.0 != 0 || !zero_is_fine {
+            geometry.check_storable("L2 entry", host, OFFSET_MASK)?;
         }
         Ok(Self {
             desc: host.0 | if copied { COPIED } else { 0 },
@@ -337,14 +331,7 @@ impl L2Entry {
     /// for that, call [`L2Entry::without_reserved`] first. A compressed
     /// cluster with the copied flag is for a check to report, and is read.
     pub fn kind(self, geometry: &Geometry) -> Result<ClusterKind, FormatError> {
-        let reserved = self.reserved_bits(geometry);
-        if reserved != 0 {
-            return Err(FormatError::ReservedBits {
-                what: "L2 entry",
-                value: self.desc,
-                bits: reserved,
-            });
-        }
+        FormatError::check_reserved("L2 entry", self.desc, self.reserved_bits(geometry))?;
         if self.is_compressed() {
             if geometry.has_data_file() {
                 return Err(FormatError::CompressedInDataFile(self.desc));
@@ -352,13 +339,7 @@ impl L2Entry {
             return Ok(ClusterKind::Compressed(self.compressed_extent(geometry)));
         }
         let host = self.raw_offset();
-        if !host.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::Unaligned {
-                what: "L2 entry",
-                value: self.desc,
-                offset: host.0,
-            });
-        }
+        geometry.check_aligned("L2 entry", self.desc, host)?;
         if self.desc & ZERO != 0 {
             if geometry.version() < 3 {
                 return Err(FormatError::ZeroInVersion2(self.desc));
