@@ -4,10 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::block::{CreateOption, Format};
-use zebu::names::split_list;
+use zebu::names::{parse_switch, split_list};
 
 use crate::failure::Failure;
-use crate::known_options::{check_value, switch};
+use crate::known_options::check_value;
 use crate::size;
 
 /// Options in the order given. The last value of a key counts.
@@ -72,7 +72,7 @@ impl CreateOptions {
 
     /// Whether a switch is on.
     pub fn is_on(&self, key: &str) -> bool {
-        self.get(key).and_then(switch) == Some(true)
+        self.get(key).and_then(parse_switch) == Some(true)
     }
 }
 

@@ -2,10 +2,9 @@
 //! brackets of empty lists on two lines, and only ASCII.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::names::json_text;
+use zebu::names::json_string;
 
 /// A value. Texts are names, of any bytes: reports for people show these as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +110,7 @@ fn write_value(out: &mut String, value: &Value, level: usize) {
             let items = map.0.iter().map(|(key, item)| (Some(*key), item));
             write_items(out, ('{', '}'), items, level);
         }
-        Value::Text(text) => write_string(out, &json_text(text)),
+        Value::Text(text) => out.push_str(&json_string(text)),
         Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
         Value::Number(number) => out.push_str(&number.to_string()),
     }
@@ -130,7 +129,7 @@ fn write_items<'a>(
         first = false;
         indent(out, level + 1);
         if let Some(key) = key {
-            write_string(out, key);
+            out.push_str(&json_string(key.as_bytes()));
             out.push_str(": ");
         }
         write_value(out, item, level + 1);
@@ -142,30 +141,6 @@ fn write_items<'a>(
 
 fn indent(out: &mut String, level: usize) {
     out.extend(std::iter::repeat_n("    ", level));
-}
-
-/// A string in quotes, everything but printable ASCII as escapes.
-pub fn write_string(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            ' '..='~' => out.push(c),
-            other => {
-                for unit in other.encode_utf16(&mut [0; 2]) {
-                    // Writing to a String cannot fail.
-                    let _ = write!(out, "\\u{unit:04X}");
-                }
-            }
-        }
-    }
-    out.push('"');
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 
 use zebu::block::{CreateOption, Format, OptionKind};
+use zebu::names::{parse_integer, parse_switch};
 
 use crate::size;
 
@@ -54,7 +55,7 @@ pub fn check_value(option: &CreateOption, value: &OsStr) -> Result<(), String> {
         };
     };
     match option.kind {
-        OptionKind::Switch if switch(value).is_none() => {
+        OptionKind::Switch if parse_switch(value).is_none() => {
             Err(format!("Parameter '{name}' expects 'on' or 'off'"))
         }
         OptionKind::Number if number(value).is_none() => {
@@ -75,31 +76,7 @@ pub fn check_value(option: &CreateOption, value: &OsStr) -> Result<(), String> {
     }
 }
 
-/// The value of a switch, as QEMU reads it.
-pub fn switch(value: &str) -> Option<bool> {
-    match value {
-        "on" | "yes" | "true" | "y" => Some(true),
-        "off" | "no" | "false" | "n" => Some(false),
-        _ => None,
-    }
-}
-
 /// A number as C reads it; below zero it wraps around.
 pub fn number(text: &str) -> Option<u64> {
-    let text = text.trim_start();
-    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let (digits, base) = match digits.as_bytes() {
-        [b'0', b'x' | b'X', ..] => (&digits[2..], 16),
-        [b'0', _, ..] => (&digits[1..], 8),
-        _ => (digits, 10),
-    };
-    // Rust would take a second sign.
-    if digits.starts_with(['-', '+']) {
-        return None;
-    }
-    let value = u64::from_str_radix(digits, base).ok()?;
-    Some(match text.starts_with('-') {
-        true => value.wrapping_neg(),
-        false => value,
-    })
+    parse_integer(text).ok().map(|number| number as u64)
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use zebu::block::TlsObjects;
-use zebu::names::split_list;
+use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::failure::Failure;
@@ -118,11 +118,7 @@ impl Object {
                     }
                 }
                 ("verify-peer", _) => {
-                    verify = match &*value {
-                        "on" | "yes" | "true" | "y" => true,
-                        "off" | "no" | "false" | "n" => false,
-                        _ => return Err("verify-peer expects 'on' or 'off'".into()),
-                    }
+                    verify = parse_switch(&value).ok_or("verify-peer expects 'on' or 'off'")?;
                 }
                 ("username", Kind::Keys { user }) => *user = Some(value),
                 _ => return Err(format!("no option '{key}' is part of this version")),

@@ -6,11 +6,12 @@ use std::str::FromStr;
 
 use zebu::Error;
 use zebu::block::{Device, Format, OpenOptions};
-use zebu::jobs;
+use zebu::jobs::{self, CheckMessage};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue, QueueOptions};
 
 use crate::failure::Failure;
+use crate::invocation::Invocation;
 use crate::options::SourceOptions;
 use crate::untrusted;
 
@@ -32,7 +33,7 @@ pub fn options(
     cache: CacheMode,
 ) -> Result<OpenOptions, Failure> {
     source.validate()?;
-    let format = match &source.format {
+    let format = match &source.name.format {
         Some(format) => Some(Format::from_str(format).map_err(|e| failure(name, &e))?),
         None => None,
     };
@@ -44,7 +45,7 @@ pub fn options(
 
 /// The image that `name` and the options mean.
 pub fn source(name: &OsStr, options: &SourceOptions) -> Source {
-    if options.image_opts {
+    if options.name.image_opts {
         Source::Options(name.to_owned())
     } else {
         Source::Name(name.to_owned())
@@ -75,10 +76,7 @@ pub fn device_with(
 ) -> Result<Device, Failure> {
     let source = source(name, source_options);
     let plain = options.clone().snapshot(None);
-    let device = jobs::open(queue, &source, &plain, &mut |_| {}).map_err(|e| failure(name, &e))?;
-    if options.write {
-        warn_if_guessed(&device);
-    }
+    let device = repaired(queue, &source, &plain).map_err(|e| failure(name, &e))?;
     if options.snapshot.is_none() {
         return Ok(device);
     }
@@ -107,23 +105,23 @@ pub fn in_first<T, E>(
 }
 
 /// Opens an image. If it is opened for writing and its last writer did not close it, it is repaired
-/// first, as in QEMU. Messages about that name `program`.
-pub fn repaired(
-    queue: &Queue,
-    source: &Source,
-    options: &OpenOptions,
-    program: &str,
-) -> zebu::Result<Device> {
-    let mut stderr = std::io::stderr();
-    let device = jobs::open(queue, source, options, &mut |message| {
-        // An error of standard error cannot be reported.
-        let _ = match message.names_program() {
-            true => writeln!(stderr, "{program}: {message}"),
-            false => writeln!(stderr, "{message}"),
-        };
-    })?;
+/// first, as in QEMU, which prints what is found.
+pub fn repaired(queue: &Queue, source: &Source, options: &OpenOptions) -> zebu::Result<Device> {
+    let device = jobs::open(queue, source, options, &mut messages(std::io::stderr()))?;
     warn_if_guessed(&device);
     Ok(device)
+}
+
+/// Writes what a check or a repair says, with the program's name where QEMU prints that.
+pub fn messages(mut out: impl Write) -> impl FnMut(CheckMessage) {
+    let program = Invocation::new(std::env::args_os().next()).name;
+    move |message| {
+        // An error of standard error cannot be reported.
+        let _ = match message.names_program() {
+            true => writeln!(out, "{program}: {message}"),
+            false => writeln!(out, "{message}"),
+        };
+    }
 }
 
 /// Says that writes to the start of an image are restricted, if they are.

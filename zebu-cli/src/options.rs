@@ -7,33 +7,52 @@ use zebu::storage::CacheMode;
 use crate::failure::Failure;
 use crate::{objects, size};
 
-/// How the image that a command reads is named and opened.
+/// How an image is named.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct SourceOptions {
+pub struct NameOptions {
     /// Format of the image (default: detected)
     #[arg(short = 'f', long = "format", value_name = "FMT")]
     pub format: Option<String>,
     /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     pub image_opts: bool,
-    /// Open the image although another process may write to it
-    #[arg(short = 'U', long)]
-    pub force_share: bool,
     /// TLS credentials of NBD clients (tls-creds=ID): tls-creds-x509,id=ID,dir=DIR,endpoint=client
     /// or tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=NAME
     #[arg(long, value_name = "OBJDEF")]
     pub object: Vec<OsString>,
 }
 
+/// How the image that a command reads is named and opened.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct SourceOptions {
+    #[command(flatten)]
+    pub name: NameOptions,
+    /// Open the image although another process may write to it
+    #[arg(short = 'U', long)]
+    pub force_share: bool,
+}
+
+impl From<NameOptions> for SourceOptions {
+    fn from(name: NameOptions) -> Self {
+        SourceOptions {
+            name,
+            force_share: false,
+        }
+    }
+}
+
 impl SourceOptions {
     /// Refuses invalid combinations, and defines the objects.
     pub fn validate(&self) -> Result<(), Failure> {
-        if self.image_opts && self.format.is_some() {
+        if self.name.image_opts && self.name.format.is_some() {
             return Err(Failure::new(
                 "--image-opts and --format are mutually exclusive",
             ));
         }
-        self.object.iter().try_for_each(|text| objects::add(text))
+        self.name
+            .object
+            .iter()
+            .try_for_each(|text| objects::add(text))
     }
 }
 
@@ -82,9 +101,7 @@ fn cache(value: Option<&str>, what: &str) -> Result<CacheMode, Failure> {
 /// The value of `-r`: bytes a second.
 pub fn rate(value: Option<&str>) -> Result<Option<u64>, Failure> {
     let Some(text) = value else { return Ok(None) };
-    size::parse_option("rate limit", text)
-        .map(Some)
-        .map_err(Failure::new)
+    size::parse_option("rate limit", text).map(Some)
 }
 
 /// The only file name of a command that takes one.

@@ -3,7 +3,9 @@
 use std::ops::RangeInclusive;
 
 pub use zebu::names::SizeError;
-use zebu::names::parse_size;
+use zebu::names::{parse_integer, parse_size};
+
+use crate::failure::Failure;
 
 /// Reads a size in bytes as everywhere ([`parse_size`]), up to 2^63 - 1.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
@@ -15,22 +17,36 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
 
 /// The message of qemu-img for a size that is wrong: `what` is "image size",
 /// "start offset" and the like.
-pub fn parse_option(what: &str, text: &str) -> Result<u64, String> {
+pub fn parse_option(what: &str, text: &str) -> Result<u64, Failure> {
     parse_within(what, text, 0..=i64::MAX as u64)
 }
 
-/// The same for a number that has other bounds.
-pub fn parse_within(what: &str, text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
-    match parse(text) {
-        Ok(number) if bounds.contains(&number) => Ok(number),
-        Err(SizeError::Syntax) => Err(format!("Invalid {what} specified: '{text}'.")),
+/// The same for a size that has other bounds.
+pub fn parse_within(what: &str, text: &str, bounds: RangeInclusive<u64>) -> Result<u64, Failure> {
+    within(what, text, parse(text), bounds)
+}
+
+/// The same for a number, which is an integer of C and has no suffix.
+pub fn parse_number(what: &str, text: &str, bounds: RangeInclusive<u64>) -> Result<u64, Failure> {
+    let number = parse_integer(text);
+    let number = number.and_then(|number| number.try_into().map_err(|_| SizeError::Range));
+    within(what, text, number, bounds)
+}
+
+fn within(
+    what: &str,
+    text: &str,
+    parsed: Result<u64, SizeError>,
+    bounds: RangeInclusive<u64>,
+) -> Result<u64, Failure> {
+    let bad = match parsed {
+        Ok(number) if bounds.contains(&number) => return Ok(number),
+        Err(SizeError::Syntax) => format!(": '{text}'"),
         Ok(_) | Err(SizeError::Range) => {
-            let (least, most) = bounds.into_inner();
-            Err(format!(
-                "Invalid {what} specified. Must be between {least} and {most}."
-            ))
+            format!(". Must be between {} and {}", bounds.start(), bounds.end())
         }
-    }
+    };
+    Err(Failure::new(format!("Invalid {what} specified{bad}.")))
 }
 
 /// A size with three significant digits and a binary unit, as QEMU's reports

@@ -360,6 +360,7 @@ fn unreadable(patches: &[(u64, &[u8])], map_fails: bool) {
         answer.orderly(&what);
         match command {
             "info" => assert_eq!(answer.status, 0, "{what}: {answer:#?}"),
+            "compare" if map_fails => assert_eq!(answer.status, 3, "{what}: {answer:#?}"),
             "convert" | "map" if command == "convert" || map_fails => {
                 assert_eq!(answer.status, 1, "{what}: {answer:#?}");
                 // QEMU itself says "Image is corrupt" in a line of its own.

@@ -413,6 +413,13 @@ fn existing_images_in_other_ways() {
     let args = ["-O", "qcow2", "-n", "--target-is-zero", "x.qcow2", "out"];
     both(&lab, &args, empty).0.ok("--target-is-zero");
     whole(&lab, "x.qcow2", "--target-is-zero");
+    // Zeroes of the source would be left to the backing file.
+    if !testing_qemu() {
+        lab.make("create -b base.raw -F raw over.qcow2 1M");
+        let args = "convert -n -O qcow2 -B base.raw -F raw --target-is-zero x.qcow2 over.qcow2";
+        let args: Vec<&str> = args.split(' ').collect();
+        lab.zebu(&args).failed_with_one_line(1, "a contradiction");
+    }
     // The promise is believed.
     let promise = "create holes.qcow2 1M; io holes.qcow2: write -P 1 0 64k; \
                    create out 1M; io out: write -P 77 0 1M";

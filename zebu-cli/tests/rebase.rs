@@ -203,6 +203,20 @@ fn a_chain_of_three_loses_its_middle() {
 }
 
 #[test]
+fn the_same_image_over_another_backing_file() {
+    let pair = Pair::new(
+        "raw base.raw 1000000; raw other.raw 1000000; \
+         create -b base.raw -F raw mid.qcow2 1M; random mid.qcow2 1 5 wz; \
+         create -b mid.qcow2 -F qcow2 top.qcow2 1M; random top.qcow2 2 5 wz; \
+         img rebase -u -F qcow2 -b json:{\"driver\":\"qcow2\",\"file.driver\":\"file\",\
+         \"file.filename\":\"mid.qcow2\",\"backing.driver\":\"raw\",\
+         \"backing.file.driver\":\"file\",\"backing.file.filename\":\"other.raw\"} top.qcow2",
+    );
+    let args = ["-b", "mid.qcow2", "-F", "qcow2"];
+    rebase(&pair, &args, "its own backing file");
+}
+
+#[test]
 fn snapshots_stay() {
     let recipe = images("cluster_size=64k", "2M", "2M", "2M", 4);
     let pair = Pair::new(&format!(

@@ -504,13 +504,10 @@ fn what_was_flushed_is_there_after_kill() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
-    // With a cache that the guest flushes; with one that it has switched off;
-    // and for a guest that knows no flushes.
-    let ways = [
-        without(&[]),
-        without(&[]),
-        without(&[FEATURE_FLUSH, FEATURE_WCE]),
-    ];
+    // With a cache that the guest flushes; with one that it has switched off; for a guest that
+    // knows no flushes; the last two after a reset; and a cache that is off, with the next server.
+    let none = without(&[FEATURE_FLUSH, FEATURE_WCE]);
+    let ways = [0, 0, none, 0, none, 0];
     for (way, without) in ways.into_iter().enumerate() {
         let lab = Lab::new();
         lab.make("create x.qcow2 64M");
@@ -520,8 +517,18 @@ fn what_was_flushed_is_there_after_kill() {
             ..Setup::default()
         };
         let mut disk = Disk::new(&lab, setup);
-        if way == 1 {
+        if [1, 3, 5].contains(&way) {
             disk.connection.set_config(32, &[0]).unwrap();
+        }
+        if way == 5 {
+            server.kill(&lab, "x.qcow2");
+            fs::remove_file(socket(&lab)).unwrap();
+            server = serve(&lab, &["x.qcow2"]);
+            disk.connection = reconnect(&mut disk.machine, &lab, &[&disk.ring]);
+        } else if way >= 3 {
+            // Another driver, perhaps, without several queues.
+            let more = disk.machine.features() & !(u64::from(way == 3) << 12);
+            disk.connection.reset(more, &disk.ring).unwrap();
         }
         let cached = disk.connection.config(32, 1).unwrap()[0];
         assert_eq!(cached, u8::from(way == 0));

@@ -341,6 +341,13 @@ impl Connection {
         frontend.set_vring_enable(index, true).map_err(other)
     }
 
+    /// Resets the device, and starts a ring with these features.
+    pub fn reset(&mut self, features: u64, ring: &Ring) -> io::Result<()> {
+        self.frontend.reset_owner().map_err(other)?;
+        self.frontend.set_features(features).map_err(other)?;
+        self.start(ring)
+    }
+
     /// Replaces the descriptor of kicks.
     pub fn kick_by(&mut self, ring: &Ring, descriptor: OwnedFd) -> io::Result<()> {
         let index = usize::from(ring.index);

@@ -20,6 +20,10 @@ const HEADER: usize = 16;
 const ENTRY: usize = 16;
 const ALIGNMENT: usize = 64;
 
+/// Flags of the server's own, in a field of 8 bytes.
+const FLAGS: usize = 0;
+/// In the table of the first queue: the guest has switched the write cache off.
+const CACHE_OFF: u64 = 1 << 63;
 const VERSION: usize = 8;
 const COUNT: usize = 10;
 const LAST: usize = 12;
@@ -77,6 +81,25 @@ impl Inflight {
             queues,
             queue_size,
         })
+    }
+
+    /// Whether the write cache is switched on.
+    pub fn cache_switch(&self) -> bool {
+        let flags = self
+            .region
+            .as_volatile_slice()
+            .load(FLAGS, Ordering::SeqCst);
+        flags.is_ok_and(|flags: u64| flags & CACHE_OFF == 0)
+    }
+
+    /// Keeps the switch for the next server: the front end does not tell it.
+    pub fn set_cache_switch(&self, on: bool) {
+        let flags = if on { 0 } else { CACHE_OFF };
+        // A table without queues has no place for it, and no requests.
+        let _ = self
+            .region
+            .as_volatile_slice()
+            .store(flags, FLAGS, Ordering::SeqCst);
     }
 
     /// The table of the queue `index` of `size` descriptors. `None`: the table has no such queue.

@@ -65,6 +65,10 @@ pub struct Session {
     /// The front end was connected to another server before, and may not have the size that the
     /// disk has now.
     may_be_behind: bool,
+    /// The switch of the write cache. As with other features of the disk, a reset keeps it: a front
+    /// end shows its guest the value that it wrote last, and does not write it again.
+    cache_switch: bool,
+    /// Whether there is a write cache: the switch is on, and the guest knows how to flush.
     write_back: Arc<AtomicBool>,
     vrings: Vec<Vring>,
 }
@@ -90,7 +94,8 @@ impl Session {
             inflight: None,
             made_inflight: false,
             may_be_behind: false,
-            write_back: Arc::new(AtomicBool::new(true)),
+            cache_switch: true,
+            write_back: Arc::new(AtomicBool::new(false)),
             vrings: (0..export.queues()).map(|_| Vring::default()).collect(),
         }
     }
@@ -208,11 +213,23 @@ impl Session {
         Ok(virtqueue)
     }
 
-    /// Sets the write cache. Without the feature of flushes it stays off.
-    fn set_write_back(&self, wanted: bool) {
-        let knows = config::has(self.features, VIRTIO_BLK_F_FLUSH)
-            || config::has(self.features, VIRTIO_BLK_F_CONFIG_WCE);
-        self.write_back.store(wanted && knows, Ordering::Relaxed);
+    /// Whether the guest knows how to flush.
+    fn can_flush(&self) -> bool {
+        config::has(self.features, VIRTIO_BLK_F_FLUSH)
+            || config::has(self.features, VIRTIO_BLK_F_CONFIG_WCE)
+    }
+
+    fn set_cache_switch(&mut self, on: bool) {
+        self.cache_switch = on;
+        if let Some(inflight) = &self.inflight {
+            inflight.set_cache_switch(on);
+        }
+        self.set_write_back();
+    }
+
+    fn set_write_back(&self) {
+        let on = self.cache_switch && self.can_flush();
+        self.write_back.store(on, Ordering::Relaxed);
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -220,7 +237,6 @@ impl Session {
             self.stop(index)?;
             self.vrings[index] = Vring::default();
         }
-        self.write_back.store(true, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -252,7 +268,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
         self.change_all(|session| {
             session.features = features;
-            session.set_write_back(true);
+            session.set_write_back();
         })
     }
 
@@ -381,7 +397,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let config = self.export.config(self.write_back.load(Ordering::Relaxed));
+        // The front end may ask before there is a guest.
+        let cached = self.cache_switch && (self.can_flush() || self.features == 0);
+        let config = self.export.config(cached);
         config.read(offset, size).ok_or(Error::InvalidParam)
     }
 
@@ -394,7 +412,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     ) -> Result<()> {
         match bytes {
             [wanted] if offset == config::WRITE_CACHE => {
-                self.set_write_back(*wanted != 0);
+                self.set_cache_switch(*wanted != 0);
                 Ok(())
             }
             _ => Err(Error::InvalidParam),
@@ -420,7 +438,14 @@ impl VhostUserBackendReqHandlerMut for Session {
         let opened = Inflight::open(inflight, file);
         let opened = opened.ok_or_else(|| failed("memory for requests in flight is too small"))?;
         self.may_be_behind = !self.made_inflight;
-        self.change_all(|session| session.inflight = Some(opened))
+        let switch = match self.made_inflight {
+            true => self.cache_switch,
+            false => opened.cache_switch(),
+        };
+        self.change_all(|session| {
+            session.inflight = Some(opened);
+            session.set_cache_switch(switch);
+        })
     }
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {

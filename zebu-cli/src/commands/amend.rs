@@ -13,22 +13,15 @@ use crate::file_name::file_of;
 use crate::invocation::Invocation;
 use crate::known_options::{help_line, number};
 use crate::new_image::{log2, parse_format};
-use crate::options::{SourceOptions, target_cache};
+use crate::options::{NameOptions, SourceOptions, target_cache};
 use crate::progress::Progress;
 use crate::{open, output, same_file, signals};
 
 /// Update format-specific options of the image
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image (default: detected)
-    #[arg(short = 'f', long, value_name = "FMT")]
-    format: Option<String>,
-    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
-    #[arg(long)]
-    image_opts: bool,
-    /// QEMU objects, such as secrets: not supported
-    #[arg(long, value_name = "OBJDEF")]
-    object: Vec<OsString>,
+    #[command(flatten)]
+    name: NameOptions,
     /// Cache mode of the image: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE")]
@@ -50,38 +43,21 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// The options that can be amended.
-const AMENDABLE: [CreateOption; 13] = [
-    CreateOption::new(
-        "backing_file",
-        OptionKind::Text,
-        "File name of a base image",
-    ),
-    CreateOption::new(
-        "backing_fmt",
-        OptionKind::Text,
-        "Image format of the base image",
-    ),
-    CreateOption::new(
-        "compat",
-        OptionKind::Text,
-        "Compatibility level (v2 [0.10] or v3 [1.1])",
-    ),
-    CreateOption::new(
-        "data_file",
-        OptionKind::Text,
-        "File name of an external data file",
-    ),
-    CreateOption::new(
-        "data_file_raw",
-        OptionKind::Switch,
-        "The external data file must stay valid as a raw image",
-    ),
-    CreateOption::new(
-        "encrypt.iter-time",
-        OptionKind::Number,
-        "Time to spend in PBKDF in milliseconds",
-    ),
+/// The options of new images that can be amended.
+const OF_NEW_IMAGES: [&str; 9] = [
+    "backing_file",
+    "backing_fmt",
+    "compat",
+    "data_file",
+    "data_file_raw",
+    "encrypt.iter-time",
+    "lazy_refcounts",
+    "refcount_bits",
+    "size",
+];
+
+/// The options that new images do not have.
+const OWN: [CreateOption; 4] = [
     CreateOption::new(
         "encrypt.keyslot",
         OptionKind::Number,
@@ -102,18 +78,16 @@ const AMENDABLE: [CreateOption; 13] = [
         OptionKind::Text,
         "Select new state of affected keyslots (active/inactive)",
     ),
-    CreateOption::new(
-        "lazy_refcounts",
-        OptionKind::Switch,
-        "Postpone refcount updates",
-    ),
-    CreateOption::new(
-        "refcount_bits",
-        OptionKind::Number,
-        "Width of a reference count entry in bits",
-    ),
-    CreateOption::new("size", OptionKind::Size, "Virtual disk size"),
 ];
+
+/// The options that can be amended, in the order in which they are shown.
+fn amendable() -> Vec<CreateOption> {
+    let of_new = Format::QCOW2.create_options().iter();
+    let of_new = of_new.filter(|option| OF_NEW_IMAGES.contains(&option.name));
+    let mut all: Vec<CreateOption> = of_new.chain(&OWN).copied().collect();
+    all.sort_by_key(|option| option.name);
+    all
+}
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
@@ -125,19 +99,14 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         create_options::check_list(list)?;
     }
     let helps = create_options::asks_for_help(&arguments.options);
-    if let Some(format) = arguments.format.as_deref().filter(|_| helps) {
+    if let Some(format) = arguments.name.format.as_deref().filter(|_| helps) {
         let format = parse_format(format).map_err(Failure::new)?;
         return help(format);
     }
     let [name] = arguments.names.as_slice() else {
         return Err(Failure::new("Expecting one image file name"));
     };
-    let source = SourceOptions {
-        format: arguments.format.clone(),
-        image_opts: arguments.image_opts,
-        object: arguments.object.clone(),
-        force_share: false,
-    };
+    let source = SourceOptions::from(arguments.name.clone());
     let cache = target_cache(arguments.cache.as_deref())?;
     let options = open::options(name, &source, cache)?.write(true);
     let queue = open::queue()?;
@@ -192,7 +161,7 @@ fn refuse_loop(device: &Device, changes: &AmendOptions) -> Result<(), Failure> {
 fn help(format: Format) -> Outcome {
     refuse_format(format)?;
     let mut text = "Amend options for 'qcow2':\n".to_string();
-    for option in &AMENDABLE {
+    for option in &amendable() {
         text += &help_line(option);
     }
     output::report(&text)
@@ -200,7 +169,8 @@ fn help(format: Format) -> Outcome {
 
 /// The changes that the options request.
 fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
-    let options = CreateOptions::parse_known(&AMENDABLE, texts).map_err(|why| {
+    let known = amendable();
+    let options = CreateOptions::parse_known(&known, texts).map_err(|why| {
         let mut others = Format::QCOW2.create_options().iter();
         let for_creation = others
             .any(|option| !option.of_file && why == format!("Invalid parameter '{}'", option.name));
@@ -222,7 +192,7 @@ fn changes(texts: &[OsString]) -> Result<AmendOptions, String> {
         return Err("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.".into());
     }
     // An encrypted image is not opened for writing.
-    if AMENDABLE
+    if known
         .iter()
         .any(|option| option.name.starts_with("encrypt.") && options.value(option.name).is_some())
     {

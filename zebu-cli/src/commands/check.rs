@@ -5,7 +5,7 @@ use std::io::Write;
 
 use clap::Parser;
 use zebu::block::Layer;
-use zebu::jobs::{self, CheckMessage, CheckReport, RepairMode};
+use zebu::jobs::{self, CheckReport, RepairMode};
 use zebu::qcow2::Image;
 use zebu::storage::Queue;
 
@@ -62,7 +62,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     if mode.is_some() && device.top().as_qcow2().is_some() {
         invocation.end_on_stop("the image is no worse than it was; repair it again");
     }
-    let Some(mut report) = check(invocation, &queue, device.top(), mode)? else {
+    let Some(mut report) = check(&queue, device.top(), mode)? else {
         let failure = Failure::new("This image format does not support checks");
         return Err(failure.with_status(NO_CHECKS));
     };
@@ -71,7 +71,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         if format == OutputFormat::Human && !arguments.quiet {
             output::say(&repaired_text(&report));
         }
-        report = check(invocation, &queue, device.top(), None)?.unwrap_or_default();
+        report = check(&queue, device.top(), None)?.unwrap_or_default();
         report.corruptions_fixed = corruptions_fixed;
         report.leaks_fixed = leaks_fixed;
     }
@@ -104,13 +104,12 @@ fn repair_mode(value: Option<&str>) -> Result<Option<RepairMode>, Failure> {
 /// Checks or repairs the image, and prints errors on standard error. `None`: the format has no
 /// check.
 fn check(
-    invocation: &Invocation,
     queue: &Queue,
     layer: &Layer,
     mode: Option<RepairMode>,
 ) -> Result<Option<CheckReport>, Failure> {
     match layer.as_qcow2() {
-        Some(image) => check_qcow2(invocation, queue, image, mode).map(Some),
+        Some(image) => check_qcow2(queue, image, mode).map(Some),
         None if mode.is_some() => Ok(None),
         None => {
             let mut say = |text: String| {
@@ -127,23 +126,17 @@ fn check(
 }
 
 fn check_qcow2(
-    invocation: &Invocation,
     queue: &Queue,
     image: &Image,
     mode: Option<RepairMode>,
 ) -> Result<CheckReport, Failure> {
     let mut stderr = std::io::BufWriter::new(std::io::stderr());
-    let mut say = |message: CheckMessage| {
-        // A closed stderr cannot be reported.
-        let _ = match message.names_program() {
-            true => writeln!(stderr, "{}: {message}", invocation.name),
-            false => writeln!(stderr, "{message}"),
-        };
-    };
+    let mut say = open::messages(&mut stderr);
     let result = match mode {
         None => queue.block_on(jobs::check(queue, image, &mut say, |_| {})),
         Some(mode) => queue.block_on(jobs::repair_image(queue, image, mode, &mut say, |_| {})),
     };
+    drop(say);
     let _ = stderr.flush();
     result.map_err(|e| Failure::new(format!("Check failed: {e}")))
 }

@@ -11,22 +11,15 @@ use zebu::storage::Queue;
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
-use crate::options::{SourceOptions, one_name, rate, target_cache};
+use crate::options::{NameOptions, SourceOptions, one_name, rate, target_cache};
 use crate::progress::{Progress, interrupted};
 use crate::{open, output};
 
 /// Commit image to its backing file
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image (default: detected)
-    #[arg(short = 'f', long, value_name = "FMT")]
-    format: Option<String>,
-    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
-    #[arg(long)]
-    image_opts: bool,
-    /// QEMU objects, such as secrets: not supported
-    #[arg(long, value_name = "OBJDEF")]
-    object: Vec<OsString>,
+    #[command(flatten)]
+    name: NameOptions,
     /// Cache mode of the images: none, writeback, writethrough, directsync or
     /// unsafe
     #[arg(short = 't', long, value_name = "CACHE_MODE")]
@@ -55,12 +48,7 @@ struct Arguments {
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let name = one_name(&arguments.names)?;
-    let source = SourceOptions {
-        format: arguments.format.clone(),
-        image_opts: arguments.image_opts,
-        object: arguments.object.clone(),
-        force_share: false,
-    };
+    let source = SourceOptions::from(arguments.name.clone());
     let rate = rate(arguments.rate.as_deref())?;
     let cache = target_cache(arguments.cache.as_deref())?;
     let queue = open::queue()?;
@@ -83,10 +71,20 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let (top, base) = cut(&whole, depth);
     // Its locks are in the way of the two that come now.
     drop(whole);
-    let base = jobs::open_spec(&queue, base, &options, &mut |_| {})
-        .map_err(|e| Failure::new(e.to_string()))?;
-    let top =
-        jobs::open_spec(&queue, top, &options, &mut |_| {}).map_err(|e| open::failure(name, &e))?;
+    let base = jobs::open_spec(
+        &queue,
+        base,
+        &options,
+        &mut open::messages(std::io::stderr()),
+    )
+    .map_err(|e| Failure::new(e.to_string()))?;
+    let top = jobs::open_spec(
+        &queue,
+        top,
+        &options,
+        &mut open::messages(std::io::stderr()),
+    )
+    .map_err(|e| open::failure(name, &e))?;
     commit(&queue, &arguments, top, base, rate, &mut progress)
 }
 

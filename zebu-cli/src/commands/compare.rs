@@ -44,7 +44,9 @@ struct Arguments {
 const DIFFERENT: u8 = 1;
 /// It cannot be done at all: 1 always means that the images differ.
 const FAILED: u8 = 2;
-/// An image cannot be read.
+/// The tables of an image cannot be read.
+const NO_STATUS: u8 = 3;
+/// The data of an image cannot be read.
 const CANNOT_READ: u8 = 4;
 
 /// Runs the command.
@@ -73,10 +75,8 @@ fn open_both(
     names: [&OsStr; 2],
     cache: CacheMode,
 ) -> Result<[Device; 2], Failure> {
-    let second = SourceOptions {
-        format: arguments.second_format.clone(),
-        ..arguments.source.clone()
-    };
+    let mut second = arguments.source.clone();
+    second.name.format = arguments.second_format.clone();
     Ok([
         open::device(queue, names[0], &arguments.source, cache)?,
         open::device(queue, names[1], &second, cache)?,
@@ -133,6 +133,11 @@ fn compare(arguments: &Arguments, names: [&OsStr; 2], devices: [Device; 2]) -> O
             let other = || Failure::new(zebu::strerror(&e).to_string());
             Err(interrupted("no difference was found so far").unwrap_or_else(other))
         }
+        Err(CompareError::Status { device, source, .. }) => Err(Failure::new(format!(
+            "Sector allocation test failed for {}: {source}",
+            names[device].display()
+        ))
+        .with_status(NO_STATUS)),
         Err(CompareError::Read {
             device,
             offset,

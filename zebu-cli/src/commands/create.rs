@@ -64,7 +64,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let size = match arguments.names.get(1) {
         Some(text) => {
             let text = text.to_string_lossy();
-            Some(size::parse_option("image size", &text).map_err(Failure::new)?)
+            Some(size::parse_option("image size", &text)?)
         }
         None => None,
     };

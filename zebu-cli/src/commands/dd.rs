@@ -1,6 +1,7 @@
 //! `dd`: a part of an image to a new image.
 
 use std::ffi::{OsStr, OsString};
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
@@ -36,6 +37,9 @@ struct Arguments {
     #[arg(value_name = "OPERANDS", hide = true)]
     operands: Vec<OsString>,
 }
+
+/// The number of blocks that `count` and `skip` take.
+const BLOCKS: RangeInclusive<u64> = 0..=i64::MAX as u64;
 
 /// The operands. `count` is relative to the start of the input, also with `skip`, as in qemu-img.
 struct Operands {
@@ -105,9 +109,9 @@ impl Operands {
             let text = text.to_string_lossy();
             let (name, value) = text.split_once('=').ok_or_else(|| unknown(&text))?;
             match name {
-                "bs" => block = number(name, value, 1, i32::MAX as u64)?,
-                "count" => count = Some(blocks(name, value)?),
-                "skip" => skip = blocks(name, value)?,
+                "bs" => block = size::parse_within(name, value, 1..=i32::MAX as u64)?,
+                "count" => count = Some(size::parse_number(name, value, BLOCKS)?),
+                "skip" => skip = size::parse_number(name, value, BLOCKS)?,
                 _ => return Err(unknown(name)),
             }
         }
@@ -130,35 +134,6 @@ impl Operands {
         let end = self.count.map_or(size, |count| bytes(count).min(size));
         let start = bytes(self.skip);
         Some((start, end.checked_sub(start)?))
-    }
-}
-
-fn number(name: &str, value: &str, least: u64, most: u64) -> Result<u64, Failure> {
-    size::parse_within(name, value, least..=most).map_err(Failure::new)
-}
-
-/// A number of blocks: a whole number as in C, without a suffix.
-fn blocks(name: &str, text: &str) -> Result<u64, Failure> {
-    let invalid = || Failure::new(format!("Invalid {name} specified: '{text}'."));
-    let most = i64::MAX as u64;
-    let range = format!("Invalid {name} specified. Must be between 0 and {most}.");
-    let digits = text.trim_start_matches(|c: char| c.is_ascii_whitespace() || c == '\x0b');
-    let (negative, digits) = match digits.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, digits.strip_prefix('+').unwrap_or(digits)),
-    };
-    let hexadecimal = digits.strip_prefix("0x").or(digits.strip_prefix("0X"));
-    let (base, digits) = match (hexadecimal, digits.len()) {
-        (Some(digits), _) => (16, digits),
-        (None, 2..) if digits.starts_with('0') => (8, &digits[1..]),
-        _ => (10, digits),
-    };
-    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
-        return Err(invalid());
-    }
-    match u64::from_str_radix(digits, base) {
-        Ok(number) if number <= most && (!negative || number == 0) => Ok(number),
-        _ => Err(Failure::new(range)),
     }
 }
 
@@ -203,7 +178,7 @@ fn make_target(
     };
     make().map_err(|why: String| creation_failure(name, &why))?;
     let options = untrusted::defaults().format(Some(format)).write(true);
-    zebu::jobs::open(queue, &Source::Name(name.to_owned()), &options, &mut |_| {})
+    open::repaired(queue, &Source::Name(name.to_owned()), &options)
         .map_err(|e| open::failure(name, &e))
 }
 

@@ -56,7 +56,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let number = |what, text: &Option<String>| {
         text.as_deref()
-            .map(|text| size::parse_option(what, text).map_err(Failure::new))
+            .map(|text| size::parse_option(what, text))
             .transpose()
     };
     let start = number("start offset", &arguments.start_offset)?.unwrap_or(0);

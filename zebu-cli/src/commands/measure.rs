@@ -60,11 +60,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let size = match arguments.size.as_deref() {
-        Some(text) => Some(size::parse_option("image size", text).map_err(Failure::new)?),
+        Some(text) => Some(size::parse_option("image size", text)?),
         None => None,
     };
     let source = &arguments.source;
-    let of_image = source.image_opts || source.format.is_some() || arguments.snapshot.is_some();
+    let of_image =
+        source.name.image_opts || source.name.format.is_some() || arguments.snapshot.is_some();
     if arguments.names.is_empty() && of_image {
         return Err(Failure::new(
             "--image-opts, -f, and -l require a filename argument.",

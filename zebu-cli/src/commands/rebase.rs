@@ -75,10 +75,7 @@ fn open_and_rebase(
     let cache = target_cache(arguments.cache.as_deref())?;
     let backing_cache = source_cache(arguments.backing_cache.as_deref())?;
     // It is for the new backing file; the image is written to.
-    let source = SourceOptions {
-        force_share: false,
-        ..arguments.source.clone()
-    };
+    let source = SourceOptions::from(arguments.source.name.clone());
     let options = open::options(name, &source, cache)?
         .write(true)
         .no_backing(arguments.backing_unsafe);

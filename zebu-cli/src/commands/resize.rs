@@ -7,7 +7,7 @@ use zebu::block::{Length, Preallocation};
 
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
-use crate::options::{SourceOptions, target_cache};
+use crate::options::{NameOptions, SourceOptions, target_cache};
 use crate::{open, output, signals, size};
 
 /// Said of a size that is 0, or that QEMU would take for a negative one.
@@ -21,15 +21,8 @@ const NO_NUMBER: &str = "Parameter 'size' expects a non-negative number below 2^
 /// Resize an image
 #[derive(Parser)]
 struct Arguments {
-    /// Format of the image (default: detected)
-    #[arg(short = 'f', long, value_name = "FMT")]
-    format: Option<String>,
-    /// Interpret the name as options (driver=qcow2,file.filename=PATH)
-    #[arg(long)]
-    image_opts: bool,
-    /// QEMU objects, such as secrets: not supported
-    #[arg(long, value_name = "OBJDEF")]
-    object: Vec<OsString>,
+    #[command(flatten)]
+    name: NameOptions,
     /// Preallocation of the new part: off, metadata, falloc or full
     #[arg(long, value_name = "PREALLOC")]
     preallocation: Option<String>,
@@ -106,12 +99,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         }
         _ => return Err(Failure::new("Extra argument(s) in command line").with_hint()),
     };
-    let source = SourceOptions {
-        format: arguments.format.clone(),
-        image_opts: arguments.image_opts,
-        object: arguments.object.clone(),
-        force_share: false,
-    };
+    let source = SourceOptions::from(arguments.name.clone());
     let mode = arguments.preallocation.as_deref().unwrap_or("off");
     let preallocation = Preallocation::from_name(mode)
         .ok_or_else(|| Failure::new(format!("Invalid preallocation mode '{mode}'")))?;

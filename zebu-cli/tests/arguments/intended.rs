@@ -59,6 +59,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "an image of version 2 keeps its zeroes",
         ),
         (
+            status(1, 0) && both("Cannot use --target-is-zero when"),
+            "convert: what is refused is an error",
+        ),
+        (
             command == "measure" && status(1, 0),
             "measure refuses what create refuses",
         ),

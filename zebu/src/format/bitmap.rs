@@ -270,19 +270,10 @@ pub enum BitmapCluster {
 impl BitmapTableEntry {
     /// Size of an entry in bytes.
     pub const SIZE: usize = 8;
-    /// All bits 0.
-    pub const ZEROS: Self = Self(0);
-    /// All bits 1.
-    pub const ONES: Self = Self(1);
 
     /// An entry for bitmap data in the cluster at `host`.
     pub fn stored(host: HostOffset, geometry: &Geometry) -> Result<Self, FormatError> {
-        if host.0 == 0 || host.0 & !OFFSET_MASK != 0 || !host.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::OffsetUnstorable {
-                what: "bitmap table entry",
-                offset: host.0,
-            });
-        }
+        geometry.check_storable("bitmap table entry", host, OFFSET_MASK)?;
         Ok(Self(host.0))
     }
 
@@ -305,20 +296,8 @@ impl BitmapTableEntry {
         let host = HostOffset(self.0 & OFFSET_MASK);
         let flags = self.0 & !OFFSET_MASK;
         let allowed = if host.0 == 0 { 1 } else { 0 };
-        if flags & !allowed != 0 {
-            return Err(FormatError::ReservedBits {
-                what: WHAT,
-                value: self.0,
-                bits: flags & !allowed,
-            });
-        }
-        if !host.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::Unaligned {
-                what: WHAT,
-                value: self.0,
-                offset: host.0,
-            });
-        }
+        FormatError::check_reserved(WHAT, self.0, flags & !allowed)?;
+        geometry.check_aligned(WHAT, self.0, host)?;
         Ok(match (host.0, flags) {
             (0, 0) => BitmapCluster::Zeros,
             (0, _) => BitmapCluster::Ones,

@@ -277,6 +277,14 @@ pub enum FormatError {
 }
 
 impl FormatError {
+    /// Refuses reserved bits that are set.
+    pub(super) fn check_reserved(what: &'static str, value: u64, bits: u64) -> Result<(), Self> {
+        match bits {
+            0 => Ok(()),
+            bits => Err(FormatError::ReservedBits { what, value, bits }),
+        }
+    }
+
     /// The same error with the place where it was found: entry `index` of
     /// `what`. An entry does not know its position; the code that walks a table
     /// does.

@@ -220,22 +220,37 @@ impl Geometry {
         offset & (self.cluster_size() - 1)
     }
 
-    /// Bytes from the start of the subcluster to `offset`.
-    #[must_use]
-    pub const fn offset_in_subcluster(&self, offset: u64) -> u64 {
-        offset & (self.subcluster_size() - 1)
+    /// Refuses an offset that an entry cannot hold whose bits of it are `mask`.
+    pub(super) fn check_storable(
+        &self,
+        what: &'static str,
+        host: HostOffset,
+        mask: u64,
+    ) -> Result<(), FormatError> {
+        match host.0 != 0 && host.0 & !mask == 0 && host.is_aligned(self.cluster_bits) {
+            true => Ok(()),
+            false => Err(FormatError::OffsetUnstorable {
+                what,
+                offset: host.0,
+            }),
+        }
     }
 
-    /// The start of the cluster that `guest` lies in.
-    #[must_use]
-    pub const fn guest_cluster(&self, guest: GuestOffset) -> GuestOffset {
-        guest.align_down(self.cluster_bits)
-    }
-
-    /// The start of the cluster that `host` lies in.
-    #[must_use]
-    pub const fn host_cluster(&self, host: HostOffset) -> HostOffset {
-        host.align_down(self.cluster_bits)
+    /// Refuses the offset `host` of an entry if it is not aligned to a cluster.
+    pub(super) fn check_aligned(
+        &self,
+        what: &'static str,
+        value: u64,
+        host: HostOffset,
+    ) -> Result<(), FormatError> {
+        match host.is_aligned(self.cluster_bits) {
+            true => Ok(()),
+            false => Err(FormatError::Unaligned {
+                what,
+                value,
+                offset: host.0,
+            }),
+        }
     }
 
     /// Number of the host cluster that `host` lies in.
@@ -288,18 +303,6 @@ impl Geometry {
     #[must_use]
     pub const fn refcount_block_entries(&self) -> usize {
         1 << self.refcount_block_bits()
-    }
-
-    /// Index in the refcount table of the block that counts `host`.
-    #[must_use]
-    pub const fn refcount_table_index(&self, host: HostOffset) -> u64 {
-        self.cluster_index(host) >> self.refcount_block_bits()
-    }
-
-    /// Index of the entry of `host` in its refcount block.
-    #[must_use]
-    pub const fn refcount_block_index(&self, host: HostOffset) -> usize {
-        (self.cluster_index(host) & ((1 << self.refcount_block_bits()) - 1)) as usize
     }
 
     /// Where the sector count starts in a compressed cluster descriptor, in
@@ -388,15 +391,8 @@ mod tests {
             let back = g.guest_offset(g.l1_index(guest), g.l2_index(guest)).unwrap();
             prop_assert_eq!(back.0 + g.offset_in_cluster(at), at);
             prop_assert_eq!(
-                u64::from(g.subcluster_index(guest)) * g.subcluster_size()
-                    + g.offset_in_subcluster(at),
-                g.offset_in_cluster(at)
-            );
-            let host = HostOffset(at);
-            prop_assert_eq!(
-                g.refcount_table_index(host) * g.refcount_block_entries() as u64
-                    + g.refcount_block_index(host) as u64,
-                at / g.cluster_size()
+                u64::from(g.subcluster_index(guest)),
+                g.offset_in_cluster(at) / g.subcluster_size()
             );
         }
     }

@@ -25,12 +25,7 @@ impl L1Entry {
 
     /// An entry that points to the L2 table at `l2`.
     pub fn new(l2: HostOffset, copied: bool, geometry: &Geometry) -> Result<Self, FormatError> {
-        if l2.0 == 0 || l2.0 & !OFFSET_MASK != 0 || !l2.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::OffsetUnstorable {
-                what: "L1 entry",
-                offset: l2.0,
-            });
-        }
+        geometry.check_storable("L1 entry", l2, OFFSET_MASK)?;
         Ok(Self(l2.0).with_copied(copied))
     }
 
@@ -87,21 +82,9 @@ impl L1Entry {
     /// QEMU passes over reserved bits here and only its check reports them;
     /// for that, call [`L1Entry::without_reserved`] first.
     pub fn l2_table(self, geometry: &Geometry) -> Result<Option<HostOffset>, FormatError> {
-        if self.reserved_bits() != 0 {
-            return Err(FormatError::ReservedBits {
-                what: "L1 entry",
-                value: self.0,
-                bits: self.reserved_bits(),
-            });
-        }
+        FormatError::check_reserved("L1 entry", self.0, self.reserved_bits())?;
         let offset = self.raw_offset();
-        if !offset.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::Unaligned {
-                what: "L1 entry",
-                value: self.0,
-                offset: offset.0,
-            });
-        }
+        geometry.check_aligned("L1 entry", self.0, offset)?;
         Ok((offset.0 != 0).then_some(offset))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::bytes::be64;
 use super::error::FormatError;
-use super::geometry::{Geometry, OFFSET_MASK, SUBCLUSTERS};
+use super::geometry::{Geometry, OFFSET_MASK};
 use super::l1::COPIED;
 use super::offset::HostOffset;
 
@@ -239,14 +239,8 @@ impl L2Entry {
         // Offset 0 is the header, except in an external data file, where the
         // copied flag distinguishes it from an unallocated cluster.
         let zero_is_fine = geometry.has_data_file() && copied;
-        if (host.0 == 0 && !zero_is_fine)
-            || host.0 & !OFFSET_MASK != 0
-            || !host.is_aligned(geometry.cluster_bits())
-        {
-            return Err(FormatError::OffsetUnstorable {
-                what: "L2 entry",
-                offset: host.0,
-            });
+        if host.0 != 0 || !zero_is_fine {
+            geometry.check_storable("L2 entry", host, OFFSET_MASK)?;
         }
         Ok(Self {
             desc: host.0 | if copied { COPIED } else { 0 },
@@ -337,14 +331,7 @@ impl L2Entry {
     /// for that, call [`L2Entry::without_reserved`] first. A compressed
     /// cluster with the copied flag is for a check to report, and is read.
     pub fn kind(self, geometry: &Geometry) -> Result<ClusterKind, FormatError> {
-        let reserved = self.reserved_bits(geometry);
-        if reserved != 0 {
-            return Err(FormatError::ReservedBits {
-                what: "L2 entry",
-                value: self.desc,
-                bits: reserved,
-            });
-        }
+        FormatError::check_reserved("L2 entry", self.desc, self.reserved_bits(geometry))?;
         if self.is_compressed() {
             if geometry.has_data_file() {
                 return Err(FormatError::CompressedInDataFile(self.desc));
@@ -352,13 +339,7 @@ impl L2Entry {
             return Ok(ClusterKind::Compressed(self.compressed_extent(geometry)));
         }
         let host = self.raw_offset();
-        if !host.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::Unaligned {
-                what: "L2 entry",
-                value: self.desc,
-                offset: host.0,
-            });
-        }
+        geometry.check_aligned("L2 entry", self.desc, host)?;
         if self.desc & ZERO != 0 {
             if geometry.version() < 3 {
                 return Err(FormatError::ZeroInVersion2(self.desc));
@@ -442,60 +423,6 @@ impl L2Entry {
         };
         Ok((kind, (others >> from).trailing_zeros().min(rest)))
     }
-
-    /// Whether the bitmap agrees with itself and with the descriptor. Always
-    /// so without extended L2 entries.
-    #[must_use]
-    pub const fn bitmap_is_valid(self, geometry: &Geometry) -> bool {
-        if !geometry.has_extended_l2() || self.is_compressed() {
-            return true;
-        }
-        let there = self.raw_offset().0 != 0 || (geometry.has_data_file() && self.copied());
-        self.allocated_bits() & self.zero_bits() == 0 && (there || self.allocated_bits() == 0)
-    }
-
-    /// The same entry with subclusters `from..from + count` allocated, and
-    /// no longer zeros. For images with extended L2 entries.
-    #[must_use]
-    pub const fn with_allocated(self, from: u32, count: u32) -> Self {
-        let run = run_mask(from, count);
-        Self {
-            bitmap: (self.bitmap | run) & !(run << 32),
-            ..self
-        }
-    }
-
-    /// The same entry with subclusters `from..from + count` reading as zeros,
-    /// and no longer allocated. For images with extended L2 entries.
-    #[must_use]
-    pub const fn with_zero(self, from: u32, count: u32) -> Self {
-        let run = run_mask(from, count);
-        Self {
-            bitmap: (self.bitmap | (run << 32)) & !run,
-            ..self
-        }
-    }
-
-    /// The same entry with subclusters `from..from + count` unallocated. For
-    /// images with extended L2 entries.
-    #[must_use]
-    pub const fn with_unallocated(self, from: u32, count: u32) -> Self {
-        let run = run_mask(from, count);
-        Self {
-            bitmap: self.bitmap & !(run | (run << 32)),
-            ..self
-        }
-    }
-}
-
-/// Bits `from..from + count`, as far as there are subclusters.
-const fn run_mask(from: u32, count: u32) -> u64 {
-    if from >= SUBCLUSTERS {
-        return 0;
-    }
-    let rest = SUBCLUSTERS - from;
-    let count = if count < rest { count } else { rest };
-    ((1u64 << count) - 1) << from
 }
 
 #[cfg(test)]
@@ -648,10 +575,6 @@ mod tests {
         );
         assert!(L2Entry::subclusters(None, false, 1, 0, &g).is_err());
         assert!(L2Entry::subclusters(Some(host), false, 1, 1, &g).is_err());
-        assert_eq!(entry.with_allocated(3, 1).bitmap, 0b1111);
-        assert_eq!(entry.with_zero(0, 32).bitmap, ALL_ZERO);
-        assert_eq!(entry.with_zero(40, 2), entry);
-        assert_eq!(entry.with_unallocated(1, 100).bitmap, 1);
     }
 
     /// One subcluster, straight from the specification's words.
@@ -706,10 +629,6 @@ mod tests {
             let same = |i| std::mem::discriminant(&naive(entry, i, &g)) == std::mem::discriminant(&kind);
             let expected = (from..32).take_while(|i| same(*i)).count();
             prop_assert_eq!(run as usize, expected);
-            prop_assert_eq!(
-                entry.bitmap_is_valid(&g),
-                naive(entry, 0, &g) != SubclusterKind::Invalid
-            );
         }
 
         #[test]

@@ -34,13 +34,6 @@ macro_rules! offset_type {
                 }
             }
 
-            /// How many bytes lie from `start` up to this offset; `None` if
-            /// `start` is the greater.
-            #[must_use]
-            pub const fn distance_from(self, start: Self) -> Option<u64> {
-                self.0.checked_sub(start.0)
-            }
-
             /// Whether the offset is a multiple of `1 << bits` bytes. With
             /// `bits` of 64 or more only zero is.
             #[must_use]
@@ -65,19 +58,6 @@ macro_rules! offset_type {
                 Self(self.0 - self.within(bits))
             }
 
-            /// The offset rounded up to a multiple of `1 << bits` bytes;
-            /// `None` past 2^64.
-            #[must_use]
-            pub const fn align_up(self, bits: u32) -> Option<Self> {
-                let rest = self.within(bits);
-                if rest == 0 {
-                    Some(self)
-                } else if bits >= 64 {
-                    None
-                } else {
-                    self.checked_add((1 << bits) - rest)
-                }
-            }
         }
 
         impl fmt::Display for $name {
@@ -118,21 +98,9 @@ mod tests {
     #[test]
     fn alignment_and_its_ends() {
         assert_eq!(HostOffset(0x1_2345).align_down(16), HostOffset(0x1_0000));
-        assert_eq!(
-            HostOffset(0x1_2345).align_up(16),
-            Some(HostOffset(0x2_0000))
-        );
-        assert_eq!(
-            HostOffset(0x2_0000).align_up(16),
-            Some(HostOffset(0x2_0000))
-        );
-        assert_eq!(HostOffset(u64::MAX).align_up(16), None);
-        assert_eq!(HostOffset(7).align_up(64), None);
         assert_eq!(GuestOffset(7).within(64), 7);
         assert!(GuestOffset(0).is_aligned(64));
         assert_eq!(GuestOffset(u64::MAX).checked_add(1), None);
-        assert_eq!(GuestOffset(9).distance_from(GuestOffset(4)), Some(5));
-        assert_eq!(GuestOffset(4).distance_from(GuestOffset(9)), None);
         assert_eq!(HostOffset(0x5_0000).to_string(), "0x50000");
     }
 }

@@ -20,12 +20,7 @@ impl RefcountTableEntry {
 
     /// An entry that points to the refcount block at `block`.
     pub fn new(block: HostOffset, geometry: &Geometry) -> Result<Self, FormatError> {
-        if block.0 == 0 || !block.is_aligned(geometry.cluster_bits()) || block.0 > i64::MAX as u64 {
-            return Err(FormatError::OffsetUnstorable {
-                what: "refcount table entry",
-                offset: block.0,
-            });
-        }
+        geometry.check_storable("refcount table entry", block, i64::MAX as u64)?;
         Ok(Self(block.0))
     }
 
@@ -66,21 +61,9 @@ impl RefcountTableEntry {
     /// [`RefcountTableEntry::without_reserved`] first.
     pub fn block(self, geometry: &Geometry) -> Result<Option<HostOffset>, FormatError> {
         const WHAT: &str = "refcount table entry";
-        if self.reserved_bits() != 0 {
-            return Err(FormatError::ReservedBits {
-                what: WHAT,
-                value: self.0,
-                bits: self.reserved_bits(),
-            });
-        }
+        FormatError::check_reserved(WHAT, self.0, self.reserved_bits())?;
         let offset = self.raw_offset();
-        if !offset.is_aligned(geometry.cluster_bits()) {
-            return Err(FormatError::Unaligned {
-                what: WHAT,
-                value: self.0,
-                offset: offset.0,
-            });
-        }
+        geometry.check_aligned(WHAT, self.0, offset)?;
         if offset.0 > i64::MAX as u64 {
             return Err(FormatError::TableOffsetInvalid {
                 name: "Refcount block",

@@ -48,6 +48,10 @@ pub enum CommitError {
 ///
 /// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends
 /// with the error `ECANCELED`, and no image has lost anything.
+///
+/// # Errors
+/// If `top` cannot be read, or `base` cannot be enlarged, written or made durable. Then `top` is
+/// unchanged. Or if it cannot be emptied.
 pub fn commit<G: IntoControlFlow>(
     queue: &Queue,
     top: Device,

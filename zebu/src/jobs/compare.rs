@@ -41,6 +41,16 @@ pub enum Comparison {
 /// A device could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
+    /// Finding out how a range is stored failed.
+    #[error("Sector allocation test failed at offset {offset}: {source}")]
+    Status {
+        /// Which: 0 or 1.
+        device: usize,
+        /// Where, in bytes.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
     /// Reading failed.
     #[error("Error while reading offset {offset}: {source}")]
     Read {
@@ -61,6 +71,9 @@ pub enum CompareError {
 /// with the error `ECANCELED`.
 ///
 /// Strict comparison of the sizes is up to the caller: it needs no reading.
+///
+/// # Errors
+/// If a device cannot be read, the I/O engine cannot be started, or the job is cancelled.
 pub fn compare<G: IntoControlFlow>(
     devices: [Device; 2],
     options: &CompareOptions,
@@ -183,10 +196,15 @@ impl Job {
                 ..Status::unallocated(u64::MAX - at)
             });
         }
-        self.devices[device]
-            .status(queue, at, size - at)
-            .await
-            .map_err(|e| read_error(device, at, e))
+        let status = self.devices[device].status(queue, at, size - at).await;
+        status.map_err(|source| {
+            let error = CompareError::Status {
+                device,
+                offset: at,
+                source,
+            };
+            (at, Err(error))
+        })
     }
 
     #[allow(unsafe_code)]
@@ -227,20 +245,16 @@ impl Job {
     }
 
     async fn read(&self, queue: &Queue, device: usize, at: u64, iov: &Iov) -> Result<(), Found> {
-        self.devices[device]
-            .read(queue, at, iov)
-            .await
-            .map_err(|e| read_error(device, at, e))
+        let read = self.devices[device].read(queue, at, iov).await;
+        read.map_err(|source| {
+            let error = CompareError::Read {
+                device,
+                offset: at,
+                source,
+            };
+            (at, Err(error))
+        })
     }
-}
-
-fn read_error(device: usize, offset: u64, source: Error) -> Found {
-    let error = CompareError::Read {
-        device,
-        offset,
-        source,
-    };
-    (offset, Err(error))
 }
 
 /// The offset of the first sector for which `is` holds.

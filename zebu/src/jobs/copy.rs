@@ -39,7 +39,11 @@ impl CopyOptions {
 /// error `ECANCELED`.
 ///
 /// On return everything was written and is durable, unless the target's cache
-/// mode says otherwise. After an error the target's content is unspecified.
+/// mode says otherwise.
+///
+/// # Errors
+/// If `source` cannot be read, `target` cannot be written, or the job is cancelled. The target's
+/// content is unspecified then.
 pub fn copy<G: IntoControlFlow>(
     queue: &Queue,
     source: Device,

@@ -87,7 +87,7 @@ pub struct Measure {
 /// If the new image would be too large.
 pub fn measure_size(size: u64, target: &MeasureTarget) -> Result<Measure> {
     match target {
-        MeasureTarget::Raw => Ok(measure_raw(size)),
+        MeasureTarget::Raw => measure_raw(size),
         // A new disk over a backing file has nothing of its own yet.
         MeasureTarget::Qcow2(target) => {
             let target = Qcow2Target {
@@ -113,7 +113,7 @@ pub async fn measure<G: IntoControlFlow>(
     let reporter = Reporter::new(on_progress);
     reporter.plan(device.size());
     let measured = match target {
-        MeasureTarget::Raw => measure_raw(device.size()),
+        MeasureTarget::Raw => measure_raw(device.size())?,
         MeasureTarget::Qcow2(target) => measure_copy(queue, device, target, &reporter).await?,
     };
     reporter.finish();
@@ -141,13 +141,13 @@ async fn measure_copy(
     Ok(measured)
 }
 
-fn measure_raw(size: u64) -> Measure {
-    let size = size.next_multiple_of(512);
-    Measure {
+fn measure_raw(size: u64) -> Result<Measure> {
+    let size = size.checked_next_multiple_of(512).ok_or_else(too_large)?;
+    Ok(Measure {
         required: size,
         fully_allocated: size,
         bitmaps: None,
-    }
+    })
 }
 
 fn measure_qcow2(size: u64, target: &Qcow2Target, data: u64) -> Result<Measure> {

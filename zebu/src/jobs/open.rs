@@ -9,6 +9,9 @@ use crate::{Error, Result};
 /// Opens a device as [`Device::open`] does. An image that its last writer left dirty (the dirty
 /// bit, which QEMU sets for `lazy_refcounts`) is repaired before it is opened for writing; `emit`
 /// receives what is found and repaired. Blocks.
+///
+/// # Errors
+/// Those of [`Device::open`]. Or the image is dirty and cannot be repaired.
 pub fn open(
     queue: &Queue,
     source: &Source,
@@ -21,6 +24,9 @@ pub fn open(
 }
 
 /// As [`open`], for an [`ImageSpec`].
+///
+/// # Errors
+/// Those of [`open`].
 pub fn open_spec(
     queue: &Queue,
     spec: ImageSpec,

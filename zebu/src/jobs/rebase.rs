@@ -18,9 +18,9 @@ use super::progress::{At, Chunks, IntoControlFlow, Progress};
 use super::transfer::cluster_size;
 use super::workers;
 use super::zero::is_zero;
-use crate::block::{Device, FileSpec, ImageSpec, OpenOptions, Policy, Status, Zeroing};
+use crate::block::{Device, FileSpec, ImageSpec, Layer, OpenOptions, Policy, Status, Zeroing};
 use crate::names::Source;
-use crate::storage::{Buffer, EngineKind, Queue};
+use crate::storage::{Buffer, EngineKind, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes that a worker handles at a time, unless clusters are larger.
@@ -62,7 +62,10 @@ pub enum RebaseError {
 /// None: on top of nothing. Blocks; uses all cores.
 ///
 /// `on_progress` is called on this thread with the bytes done; if it breaks, the job ends with the
-/// error `ECANCELED`, and the image is unchanged.
+/// error `ECANCELED`, and the image keeps its content and its backing file.
+///
+/// # Errors
+/// If an image cannot be read or written, or the job is cancelled.
 pub fn rebase<G: IntoControlFlow>(
     queue: &Queue,
     overlay: Device,
@@ -106,6 +109,9 @@ pub fn rebase<G: IntoControlFlow>(
 
 /// Writes only the header: allocated ranges keep their content, and ranges read from the backing
 /// file may change. Blocks.
+///
+/// # Errors
+/// If the header cannot be written, or has no space for the name.
 pub fn rebase_unsafe(
     queue: &Queue,
     mut overlay: Device,
@@ -134,6 +140,9 @@ async fn name_backing(
 /// Refuses a chain, from `spec` down, that contains the file `image` or its external data file: an
 /// image cannot be based on itself. The chain is followed as far as it can be opened and `policy`
 /// allows. Blocks.
+///
+/// # Errors
+/// If it is such a chain.
 pub fn check_no_loop(
     queue: &Queue,
     image: &Path,
@@ -213,16 +222,26 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     })
 }
 
-/// The layer of `overlay` that is also the new backing file, if there is one: its data need no
-/// comparing.
+/// The layer of `overlay` from which on its chain is also that of the new backing file, if there is
+/// one: data from there need no comparing.
 fn common_layer(overlay: &Device, new: Option<&Device>) -> Option<usize> {
-    let new = new?.top();
-    let found = identity(&new.spec.file.path).ok()?;
-    overlay.layers().iter().position(|layer| {
-        layer.format() == new.format()
-            && layer.spec.options == new.spec.options
-            && identity(&layer.spec.file.path).is_ok_and(|id| id == found)
-    })
+    let (old, new) = (overlay.layers(), new?.layers());
+    let common = old.len().checked_sub(new.len())?;
+    let alike = old[common..].iter().zip(new).all(|(a, b)| is_same(a, b));
+    alike.then_some(common)
+}
+
+/// Whether two layers are the same image, opened alike.
+fn is_same(a: &Layer, b: &Layer) -> bool {
+    // The path of a disk of another image does not tell how that was opened.
+    let found = |file: &dyn Storage| match file.is_stacked() {
+        true => None,
+        false => identity(file.path()).ok(),
+    };
+    let files = |layer: &Layer| found(layer.file()).zip(found(layer.data()));
+    a.format() == b.format()
+        && a.spec.options == b.spec.options
+        && files(a).is_some_and(|found| Some(found) == files(b))
 }
 
 struct Job {

@@ -93,8 +93,7 @@ impl<'a> Parser<'a> {
     ) -> Result<(), String> {
         let value = match self.peek() {
             None => return error("premature EOI"),
-            Some('{') => return self.object(key, into, depth),
-            Some('[') => return self.list(key, into, depth),
+            Some(open @ ('{' | '[')) => return self.items(open, key, into, depth),
             Some(quote @ ('"' | '\'')) => OptionValue::Text(self.string(quote)?.into()),
             Some('-' | '0'..='9') => OptionValue::Number(self.number()?),
             Some(c) if c.is_ascii_alphabetic() => match self.word() {
@@ -110,85 +109,68 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn object(
+    /// The items of an object or a list, which `open` begins.
+    fn items(
         &mut self,
+        open: char,
         key: Option<String>,
         into: &mut OptionSet,
         depth: usize,
     ) -> Result<(), String> {
-        self.deeper(depth)?;
-        self.skip('{');
-        if self.peek() == Some('}') {
-            self.skip('}');
+        if depth >= MAX_NESTING {
+            return Err("JSON nesting depth limit exceeded".into());
+        }
+        let (close, what) = match open {
+            '{' => ('}', "dict"),
+            _ => (']', "list"),
+        };
+        self.skip(open);
+        if self.peek() == Some(close) {
+            self.skip(close);
             set(into, key, OptionValue::Empty);
             return Ok(());
         }
         let mut seen = std::collections::HashSet::new();
-        loop {
-            let name = match self.peek() {
-                None => return error("premature EOI"),
-                Some(quote @ ('"' | '\'')) => self.string(quote)?,
-                Some(c) if c.is_ascii_alphabetic() => {
-                    let word = self.word();
-                    return error(format_args!("invalid keyword '{word}'"));
-                }
-                Some('}' | ']' | ':' | ',') => return error("expecting value"),
-                Some(_) => return error("key is not a string in object"),
+        for index in 0u64.. {
+            let name = match open {
+                '{' => self.name()?,
+                _ => index.to_string(),
             };
-            match self.peek() {
-                None => return error("premature EOI"),
-                Some(':') => self.skip(':'),
-                Some(_) => return error("missing : in object pair"),
-            }
-            if seen.contains(&name) {
+            let joined = join(key.as_deref(), &name);
+            if !seen.insert(name) {
                 return error("duplicate key");
             }
-            self.value(join(key.as_deref(), &name), into, depth + 1)?;
-            seen.insert(name);
+            self.value(joined, into, depth + 1)?;
             match self.peek() {
                 None => return error("premature EOI"),
                 Some(',') => self.skip(','),
-                Some('}') => {
-                    self.skip('}');
-                    return Ok(());
-                }
-                Some(_) => return error("expected separator in dict"),
+                Some(c) if c == close => break,
+                Some(_) => return error(format_args!("expected separator in {what}")),
             }
         }
-    }
-
-    fn list(
-        &mut self,
-        key: Option<String>,
-        into: &mut OptionSet,
-        depth: usize,
-    ) -> Result<(), String> {
-        self.deeper(depth)?;
-        self.skip('[');
-        if self.peek() == Some(']') {
-            self.skip(']');
-            set(into, key, OptionValue::Empty);
-            return Ok(());
-        }
-        for index in 0u64.. {
-            self.value(join(key.as_deref(), &index.to_string()), into, depth + 1)?;
-            match self.peek() {
-                None => return error("premature EOI"),
-                Some(',') => self.skip(','),
-                Some(']') => {
-                    self.skip(']');
-                    return Ok(());
-                }
-                Some(_) => return error("expected separator in list"),
-            }
-        }
+        self.skip(close);
         Ok(())
     }
 
-    fn deeper(&self, depth: usize) -> Result<(), String> {
-        match depth < MAX_NESTING {
-            true => Ok(()),
-            false => Err("JSON nesting depth limit exceeded".into()),
+    /// The name of a member of an object, and the colon.
+    fn name(&mut self) -> Result<String, String> {
+        let name = match self.peek() {
+            None => return error("premature EOI"),
+            Some(quote @ ('"' | '\'')) => self.string(quote)?,
+            Some(c) if c.is_ascii_alphabetic() => {
+                let word = self.word();
+                return error(format_args!("invalid keyword '{word}'"));
+            }
+            Some('}' | ']' | ':' | ',') => return error("expecting value"),
+            Some(_) => return error("key is not a string in object"),
+        };
+        match self.peek() {
+            None => error("premature EOI"),
+            Some(':') => {
+                self.skip(':');
+                Ok(name)
+            }
+            Some(_) => error("missing : in object pair"),
         }
     }
 
@@ -261,45 +243,30 @@ impl<'a> Parser<'a> {
 
 /// The character of `\uXXXX`, of two such for those beyond 16 bits.
 fn unicode(chars: &mut std::str::CharIndices<'_>) -> Result<char, String> {
-    let mut unit = || {
-        let mut unit = 0u32;
-        for _ in 0..4 {
-            let digit = chars.next().and_then(|(_, c)| c.to_digit(16))?;
-            unit = unit << 4 | digit;
-        }
-        Some(unit)
-    };
-    let Some(first) = unit() else {
-        return error("invalid escape sequence in string");
-    };
-    if !(0xd800..0xdc00).contains(&first) {
-        return match char::from_u32(first) {
-            Some(c) => Ok(c),
-            None => error(format_args!(
-                "\\u{first:04x} is not a valid Unicode character"
-            )),
-        };
+    let first = unit(chars)?;
+    let mut units = vec![first];
+    if (0xd800..0xdc00).contains(&first) && chars.as_str().starts_with("\\u") {
+        chars.nth(1);
+        units.push(unit(chars)?);
     }
-    let mut ahead = chars.clone();
-    if ahead.next().map(|(_, c)| c) == Some('\\') && ahead.next().map(|(_, c)| c) == Some('u') {
-        *chars = ahead;
-        let mut second = 0u32;
-        for _ in 0..4 {
-            match chars.next().and_then(|(_, c)| c.to_digit(16)) {
-                Some(digit) => second = second << 4 | digit,
-                None => return error("invalid escape sequence in string"),
-            }
-        }
-        if (0xdc00..0xe000).contains(&second) {
-            let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
-            if let Some(c) = char::from_u32(code) {
-                return Ok(c);
-            }
+    match char::decode_utf16(units).next() {
+        Some(Ok(c)) => Ok(c),
+        _ => error(format_args!(
+            "\\u{first:04x} is not a valid Unicode character"
+        )),
+    }
+}
+
+/// The number of four hexadecimal digits.
+fn unit(chars: &mut std::str::CharIndices<'_>) -> Result<u16, String> {
+    let mut unit = 0;
+    for _ in 0..4 {
+        match chars.next().and_then(|(_, c)| c.to_digit(16)) {
+            Some(digit) => unit = unit << 4 | digit as u16,
+            None => return error("invalid escape sequence in string"),
         }
     }
-    error(format_args!(
-        "\\u{first:04x} is not a valid Unicode character"
-    ))
+    Ok(unit)
 }
 
 /// The key of a member of what has this key; the document itself has none.

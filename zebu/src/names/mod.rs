@@ -23,9 +23,9 @@ mod source;
 mod text;
 
 pub use path::protocol;
-pub use quote::json_text;
+pub use quote::json_string;
 pub use source::Source;
-pub use text::{SizeError, first_item, parse_size, split_list};
+pub use text::{SizeError, first_item, parse_integer, parse_size, parse_switch, split_list};
 
 #[cfg(test)]
 mod tests;

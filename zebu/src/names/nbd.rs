@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::path::after_protocol;
-use super::quote::quote;
+use super::quote::json_string;
 use crate::block::{NbdSpec, NbdTls, OptionSet, OptionValue};
 use crate::nbd::{DEFAULT_PORT, MAX_STRING};
 use crate::storage::nbd::{NbdServer, uri as uri_of};
@@ -96,12 +96,12 @@ impl NbdSpec {
             (NbdServer::Unix(path), true) => format!(
                 "\"driver\": \"nbd\"{}, \"path\": {}",
                 export_member(export.as_deref()),
-                quote(path.as_os_str())
+                json_string(path.as_os_str().as_bytes())
             ),
             (NbdServer::Tcp { host, .. }, true) => format!(
                 "{}\"host\": {}, \"driver\": \"nbd\"{}",
                 old_port.map_or_else(String::new, |port| format!("\"port\": {port}, ")),
-                quote(OsStr::new(host)),
+                json_string(host.as_bytes()),
                 export_member(export.as_deref())
             ),
             (server, false) => members(server, export.as_deref()),
@@ -149,7 +149,7 @@ impl NbdSpec {
 /// `, "export": NAME`, if there is one.
 fn export_member(export: Option<&str>) -> String {
     export.map_or_else(String::new, |e| {
-        format!(", \"export\": {}", quote(OsStr::new(e)))
+        format!(", \"export\": {}", json_string(e.as_bytes()))
     })
 }
 
@@ -159,13 +159,13 @@ fn members(server: &NbdServer, export: Option<&str>) -> String {
     match server {
         NbdServer::Unix(path) => format!(
             "\"server.path\": {}, \"driver\": \"nbd\"{export}, \"server.type\": \"unix\"",
-            quote(path.as_os_str())
+            json_string(path.as_os_str().as_bytes())
         ),
         NbdServer::Tcp { host, port } => format!(
             "\"server.host\": {}, \"server.port\": {}, \"driver\": \"nbd\"{export}, \
              \"server.type\": \"inet\"",
-            quote(OsStr::new(host)),
-            quote(OsStr::new(port))
+            json_string(host.as_bytes()),
+            json_string(port.as_bytes())
         ),
     }
 }

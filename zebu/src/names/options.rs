@@ -4,8 +4,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use super::quote::quote;
-use super::text::{SizeError, first_item, parse_size, unescape};
+use super::quote::json_string;
+use super::text::{SizeError, first_item, parse_integer, parse_size, parse_switch, unescape};
 use crate::block::{OptionSet, OptionValue};
 
 impl OptionValue {
@@ -22,7 +22,7 @@ impl OptionValue {
     /// As JSON.
     pub(super) fn json(&self) -> String {
         match self {
-            OptionValue::Text(s) => quote(s),
+            OptionValue::Text(s) => json_string(s.as_bytes()),
             OptionValue::Number(s) => s.clone(),
             OptionValue::Bool(on) => on.to_string(),
             OptionValue::Null => "null".into(),
@@ -180,10 +180,9 @@ impl OptionSet {
         let Some(text) = self.take_text(key) else {
             return Ok(None);
         };
-        match text.as_str() {
-            "on" | "yes" | "true" | "y" => Ok(Some(true)),
-            "off" | "no" | "false" | "n" => Ok(Some(false)),
-            _ => Err(format!("Parameter '{key}' expects 'on' or 'off'")),
+        match parse_switch(&text) {
+            None => Err(format!("Parameter '{key}' expects 'on' or 'off'")),
+            on => Ok(on),
         }
     }
 
@@ -216,21 +215,10 @@ impl OptionSet {
         let Some(text) = self.take_text(key) else {
             return Ok(None);
         };
-        let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
-        let (digits, radix) = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
-            Some(digits) => (digits, 16),
-            None if digits.len() > 1 && digits.starts_with('0') => (digits, 8),
-            None => (digits, 10),
-        };
-        let number = match digits.starts_with(['-', '+']) {
-            true => None,
-            false => u64::from_str_radix(digits, radix).ok(),
-        };
-        let number = number.ok_or_else(|| format!("Parameter '{key}' expects a number"))?;
-        Ok(Some(match text.starts_with('-') {
-            true => number.wrapping_neg() as i64,
-            false => number as i64,
-        }))
+        // As in QEMU, what is above 2^63 wraps around.
+        parse_integer(&text)
+            .map(|number| Some(number as i64))
+            .map_err(|_| format!("Parameter '{key}' expects a number"))
     }
 }
 

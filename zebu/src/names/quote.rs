@@ -1,11 +1,8 @@
 //! Names as strings of JSON, as QEMU writes them.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-
 /// A name in Unicode, as QEMU writes it into JSON: U+FFFD for each invalid sequence, whose length
 /// follows from its first byte (up to six bytes) or from the next character.
-pub fn json_text(name: &[u8]) -> String {
+fn json_text(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
     while let [first, after @ ..] = rest {
@@ -33,9 +30,9 @@ fn is_noncharacter(c: char) -> bool {
     (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe
 }
 
-/// A string as QEMU writes it into JSON: ASCII, with `\uXXXX` for the rest.
-pub(super) fn quote(name: &OsStr) -> String {
-    let text = json_text(name.as_bytes());
+/// A string as QEMU writes it into JSON, in quotes: ASCII, with `\uXXXX` for the rest.
+pub fn json_string(text: &[u8]) -> String {
+    let text = json_text(text);
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {

@@ -2,10 +2,11 @@
 //! `json:{…}`.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::null;
-use super::quote::quote;
+use super::quote::json_string;
 use crate::block::{BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec};
 
 impl FileSpec {
@@ -37,7 +38,7 @@ impl FileSpec {
         };
         format!(
             "{{\"driver\": \"{driver}\", \"filename\": {}}}",
-            quote(self.name())
+            json_string(self.name().as_bytes())
         )
     }
 }
@@ -97,7 +98,7 @@ fn object(mut members: Vec<(String, String)>) -> String {
     members.sort_by_key(|(key, _)| place(key));
     let members: Vec<_> = members
         .iter()
-        .map(|(key, value)| format!("{}: {value}", quote(OsStr::new(key))))
+        .map(|(key, value)| format!("{}: {value}", json_string(key.as_bytes())))
         .collect();
     format!("{{{}}}", members.join(", "))
 }

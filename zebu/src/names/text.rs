@@ -1,15 +1,50 @@
-//! Values of options: sizes, and lists with commas between the items.
+//! Values of options: numbers, sizes, switches, and lists with commas between the items.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Why a size is refused.
+/// Why a number or a size is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeError {
-    /// Not a number with at most one suffix.
+    /// Not a number, or one with a wrong suffix.
     Syntax,
-    /// Below zero or above 2^64 - 1.
+    /// Out of range.
     Range,
+}
+
+/// Reads `on` or `off`, by QEMU's spellings.
+pub fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
+    }
+}
+
+/// Reads a whole number as strtoll(3) does with base 0: decimal, hexadecimal after `0x`, octal after
+/// `0`. Unlike strtoll it takes magnitudes up to 2^64 - 1.
+///
+/// # Errors
+///
+/// [`SizeError`] if it is no such number, or out of range.
+pub fn parse_integer(text: &str) -> Result<i128, SizeError> {
+    let text = text.trim_start_matches(|c: char| c.is_ascii_whitespace() || c == '\x0b');
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (base, digits) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
+        [b'0', _, ..] => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
+        return Err(SizeError::Syntax);
+    }
+    match u64::from_str_radix(digits, base) {
+        Ok(number) => Ok(sign * i128::from(number)),
+        Err(_) => Err(SizeError::Range),
+    }
 }
 
 /// Reads a size in bytes as QEMU does: decimal (also with a fraction, if a suffix above one byte

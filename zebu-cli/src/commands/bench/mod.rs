@@ -144,8 +144,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         ),
         None => None,
     });
-    let device = open::repaired(&queue, &source, &how, &invocation.name)
-        .map_err(|e| can_not(e.to_string()))?;
+    let device = open::repaired(&queue, &source, &how).map_err(|e| can_not(e.to_string()))?;
     let device = Arc::new(device);
     announce(&plan);
     let time = match plan.threads {

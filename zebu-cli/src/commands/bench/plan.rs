@@ -1,8 +1,10 @@
 //! What a run does, as numbers.
 
+use std::ops::RangeInclusive;
+
 use super::Arguments;
 use crate::failure::Failure;
-use crate::size::{self, SizeError};
+use crate::size::{parse_number, parse_option, parse_within};
 
 /// The largest count, depth and size that qemu-img takes.
 const MAX: u64 = i32::MAX as u64;
@@ -37,16 +39,19 @@ pub struct Plan {
 impl Plan {
     /// What the arguments say.
     pub fn new(arguments: &Arguments) -> Result<Plan, Failure> {
-        let depth = number("queue depth", &arguments.depth, integer, 64, 1)?;
-        let count = number("request count", &arguments.count, integer, 75000, 1)?;
-        let size = number("buffer size", &arguments.buffer_size, size::parse, 4096, 1)?;
-        let step = number("step size", &arguments.step_size, size::parse, 0, 0)?;
-        let threads = number("number of threads", &arguments.threads, integer, 1, 1)?;
-        let pattern = pattern(&arguments.pattern)?;
+        let depth = value("queue depth", &arguments.depth, parse_number, 64, 1)?;
+        let count = value("request count", &arguments.count, parse_number, 75000, 1)?;
+        let size = value("buffer size", &arguments.buffer_size, parse_within, 4096, 1)?;
+        let step = value("step size", &arguments.step_size, parse_within, 0, 0)?;
+        let threads = value("number of threads", &arguments.threads, parse_number, 1, 1)?;
+        let pattern = match &arguments.pattern {
+            Some(text) => parse_number("pattern byte", text, 0..=255)? as u8,
+            None => 0,
+        };
         let interval = &arguments.flush_interval;
-        let flush_interval = number("flush interval", interval, integer, 0, 0)?;
+        let flush_interval = value("flush interval", interval, parse_number, 0, 0)?;
         let offset = match &arguments.offset {
-            Some(text) => size::parse_option("offset", text).map_err(Failure::new)?,
+            Some(text) => parse_option("offset", text)?,
             None => 0,
         };
         if size.saturating_mul(depth.min(count)) > MAX_BUFFERS {
@@ -100,50 +105,17 @@ impl Plan {
     }
 }
 
-/// An option's number from `min` to [`MAX`].
-fn number(
+/// An option's value from `min` to [`MAX`].
+fn value(
     what: &str,
     text: &Option<String>,
-    parse: fn(&str) -> Result<u64, SizeError>,
+    parse: fn(&str, &str, RangeInclusive<u64>) -> Result<u64, Failure>,
     default: u64,
     min: u64,
 ) -> Result<u64, Failure> {
-    let Some(text) = text else {
-        return Ok(default);
-    };
-    match parse(text) {
-        Ok(n) if (min..=MAX).contains(&n) => Ok(n),
-        Err(SizeError::Syntax) => Err(Failure::new(format!("Invalid {what} specified: '{text}'."))),
-        _ => Err(Failure::new(format!(
-            "Invalid {what} specified. Must be between {min} and {MAX}."
-        ))),
-    }
-}
-
-/// The byte to write.
-fn pattern(text: &Option<String>) -> Result<u8, Failure> {
-    let Some(text) = text else {
-        return Ok(0);
-    };
-    match integer(text) {
-        Ok(byte @ 0..=255) => Ok(byte as u8),
-        Err(SizeError::Syntax) => Err(Failure::new(format!(
-            "Invalid pattern byte specified: '{text}'."
-        ))),
-        _ => Err(Failure::new(
-            "Invalid pattern byte specified. Must be between 0 and 255.",
-        )),
-    }
-}
-
-/// A number without a suffix.
-fn integer(text: &str) -> Result<u64, SizeError> {
-    match size::parse(text) {
-        Ok(n) if !text.contains(|c: char| c.is_ascii_alphabetic() && !text.starts_with("0x")) => {
-            Ok(n)
-        }
-        Ok(_) => Err(SizeError::Syntax),
-        Err(error) => Err(error),
+    match text {
+        Some(text) => parse(what, text, min..=MAX),
+        None => Ok(default),
     }
 }
 
@@ -172,12 +144,15 @@ pub mod tests {
 
     #[test]
     fn numbers_are_checked() {
+        // Octal, as in C.
+        assert_eq!(plan(&["-c", "010"]).expect("a plan").count, 8);
         for (arguments, text) in [
             (
                 ["-c", "0"],
                 "Invalid request count specified. Must be between 1 and 2147483647.",
             ),
             (["-c", "4k"], "Invalid request count specified: '4k'."),
+            (["-c", "08"], "Invalid request count specified: '08'."),
             (
                 ["-d", "2147483648"],
                 "Invalid queue depth specified. Must be between 1 and 2147483647.",

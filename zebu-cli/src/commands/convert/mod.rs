@@ -214,24 +214,24 @@ fn convert(
 fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
     let sparse = match &arguments.sparse {
         None => 4096,
-        Some(text) => size::parse_option("buffer size for sparse output", text)
-            .map_err(Failure::new)
-            .and_then(|n| match n % 512 == 0 && n <= MAX_SPARSE {
+        Some(text) => size::parse_option("buffer size for sparse output", text).and_then(|n| {
+            match n % 512 == 0 && n <= MAX_SPARSE {
                 true => Ok(n),
                 false => Err(Failure::new(format!(
                     "Invalid buffer size for sparse output specified. Valid sizes are multiples \
                      of 512 up to {MAX_SPARSE}. Select 0 to disable sparse detection (fully \
                      allocates output)."
                 ))),
-            })?,
+            }
+        })?,
     };
     let workers = match &arguments.workers {
         None => None,
-        Some(text) => {
-            let what = "number of coroutines";
-            let number = size::parse_within(what, text, 1..=MAX_WORKERS).map_err(Failure::new)?;
-            Some(number)
-        }
+        Some(text) => Some(size::parse_number(
+            "number of coroutines",
+            text,
+            1..=MAX_WORKERS,
+        )?),
     };
     let rate = rate(arguments.rate.as_deref())?;
     Ok(ConvertOptions::default()
@@ -279,6 +279,10 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
         (
             arguments.target_is_zero && !arguments.no_create,
             "--target-is-zero requires use of -n flag",
+        ),
+        (
+            arguments.target_is_zero && arguments.backing.is_some(),
+            "Cannot use --target-is-zero when the destination image has a backing file",
         ),
         (
             arguments.no_create && !arguments.options.is_empty(),

@@ -215,7 +215,7 @@ impl Wanted<'_> {
                 .cache(cache)
                 // Zeroes free what was there, if the target may have holes.
                 .discard(Some(options.sparse > 0));
-            zebu::jobs::open(self.queue, source, &how, &mut |_| {})
+            open::repaired(self.queue, source, &how)
         });
         opened.map_err(|e| open::failure(self.name, &e))
     }
@@ -316,7 +316,7 @@ impl Wanted<'_> {
         let opened = format.transpose().and_then(|format| {
             let options = untrusted::defaults().format(format);
             let source = Source::Name(beside(backing, self.name));
-            zebu::jobs::open(self.queue, &source, &options, &mut |_| {})
+            open::repaired(self.queue, &source, &options)
         });
         match opened {
             Ok(device) if same_file::reads_any(&device, targets) => {

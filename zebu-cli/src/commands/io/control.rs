@@ -6,9 +6,10 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use zebu::names::parse_integer;
+
 use super::command::{Failure, Handler, Outcome};
 use super::getopt::Getopt;
-use super::number::parse_integer;
 use super::opening::Opening;
 use super::session::{Command, Session};
 use super::words::size;
@@ -174,6 +175,7 @@ fn help(session: &mut Session, args: &[&str]) -> Outcome {
 
 fn sleep(session: &mut Session, args: &[&str]) -> Outcome {
     let milliseconds = parse_integer(args[0])
+        .ok()
         .and_then(|n| u64::try_from(n).ok())
         .ok_or_else(|| Failure::Out(format!("{} is not a valid number", args[0])))?;
     session.out.flush();

@@ -54,17 +54,17 @@ impl OpenImage {
         }
     }
 
-    /// Opens an image. With `-s`, creates the overlay that writes go to. Messages name `program`.
+    /// Opens an image. With `-s`, creates the overlay that writes go to.
     ///
     /// # Errors
     ///
     /// The text that follows `can't open device NAME: `.
-    pub fn open(opening: &Opening, program: &str) -> Result<OpenImage, String> {
+    pub fn open(opening: &Opening) -> Result<OpenImage, String> {
         let overlay = match opening.snapshot && !opening.read_only {
             true => Some(Rc::new(Overlay::new(opening)?)),
             false => None,
         };
-        Self::open_over(opening, overlay, program)
+        Self::open_over(opening, overlay)
     }
 
     /// Opens an image, or the overlay if there is one.
@@ -72,11 +72,7 @@ impl OpenImage {
     /// # Errors
     ///
     /// As [`OpenImage::open`].
-    pub fn open_over(
-        opening: &Opening,
-        overlay: Option<Rc<Overlay>>,
-        program: &str,
-    ) -> Result<OpenImage, String> {
+    pub fn open_over(opening: &Opening, overlay: Option<Rc<Overlay>>) -> Result<OpenImage, String> {
         if opening.force_share && !opening.read_only {
             return Err("force-share=on can only be used with read-only images".into());
         }
@@ -114,8 +110,7 @@ impl OpenImage {
             .cache(opening.cache)
             .force_share(opening.force_share)
             .discard(discard);
-        let device =
-            open::repaired(&queue, &source, &how, program).map_err(|error| error.to_string())?;
+        let device = open::repaired(&queue, &source, &how).map_err(|error| error.to_string())?;
         Ok(OpenImage::new(queue, device, opening.clone(), overlay))
     }
 

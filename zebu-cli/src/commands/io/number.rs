@@ -1,32 +1,14 @@
 //! Numbers as qemu-io parses them, and sizes as it prints them. [`crate::size`] parses sizes.
 
+use zebu::names::parse_integer;
+
 /// The largest number of bytes of one request: QEMU's limit, a multiple of 512
 /// below 2^31.
 pub const MAX_REQUEST: u64 = 0x7fff_fe00;
 
-/// A plain integer as strtol(3) reads it with base 0: decimal, `0x` or, with a
-/// leading 0, octal; nothing may follow. None if it is no such number or does
-/// not fit.
-pub fn parse_integer(text: &str) -> Option<i64> {
-    let text = text.trim_start();
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some(rest) => (-1, rest),
-        None => (1, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let (digits, radix) = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
-        Some(hex) => (hex, 16),
-        None if digits.len() > 1 && digits.starts_with('0') => (&digits[1..], 8),
-        None => (digits, 10),
-    };
-    if !digits.chars().all(|c| c.is_digit(radix)) {
-        return None;
-    }
-    i64::from_str_radix(digits, radix).ok().map(|n| sign * n)
-}
-
 /// A byte to compare or fill with.
 pub fn parse_pattern(text: &str) -> Option<u8> {
-    parse_integer(text).and_then(|n| u8::try_from(n).ok())
+    parse_integer(text).ok()?.try_into().ok()
 }
 
 /// A size with the largest unit that leaves at least 1: `64 KiB`, `1.500 MiB`,

@@ -13,7 +13,7 @@ use zebu::storage::{self, CacheMode, OpenFile, Queue, QueueOptions};
 
 use super::opening::Opening;
 use crate::file_name::as_value;
-use crate::untrusted;
+use crate::{open, untrusted};
 
 /// The directory of temporary images, without `TMPDIR`. They may be large, and `/tmp` is often
 /// memory.
@@ -96,7 +96,7 @@ fn look_at(queue: &Queue, opening: &Opening) -> Result<Device, String> {
         .format(format)
         .cache(opening.cache)
         .inspect(true);
-    zebu::jobs::open(queue, &opening.source(), &how, &mut |_| {}).map_err(|e| e.to_string())
+    open::repaired(queue, &opening.source(), &how).map_err(|e| e.to_string())
 }
 
 /// A name that means the same from any directory.

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::block::Format;
-use zebu::names::split_list;
+use zebu::names::{parse_switch, split_list};
 use zebu::storage::CacheMode;
 
 use super::command::{Failure, Handler, Outcome};
@@ -174,16 +174,16 @@ fn change(
     {
         return Err(format!("Cannot change the option '{key}'"));
     }
-    match (key.as_str(), &*value.to_string_lossy()) {
-        ("read-only", "on" | "yes" | "true" | "y") if opening.read_only => {}
-        ("read-only", "on" | "yes" | "true" | "y") => {
+    match (key.as_str(), parse_switch(&value.to_string_lossy())) {
+        ("read-only", Some(true)) if opening.read_only => {}
+        ("read-only", Some(true)) => {
             let name = opening.name.as_deref().unwrap_or_default();
             let name = name.display();
             return Err(format!(
                 "Read-only block node '{name}' cannot support read-write users"
             ));
         }
-        ("read-only", "off" | "no" | "false" | "n") => opening.read_only = false,
+        ("read-only", Some(false)) => opening.read_only = false,
         _ => {
             opening.changes.retain(|(k, _)| *k != key);
             opening.changes.push((key, value));
@@ -207,12 +207,11 @@ fn exchange(session: &mut Session, opening: &Opening) -> Result<(), String> {
     };
     let (before, overlay) = (image.opening.clone(), image.overlay.clone());
     let closed = image.close().map_err(|e| format!("close failed: {e}"));
-    let opened =
-        closed.and_then(|()| OpenImage::open_over(opening, overlay.clone(), &session.program));
+    let opened = closed.and_then(|()| OpenImage::open_over(opening, overlay.clone()));
     let (image, result) = match opened {
         Ok(image) => (image, Ok(())),
         Err(error) => (
-            OpenImage::open_over(&before, overlay, &session.program)
+            OpenImage::open_over(&before, overlay)
                 .map_err(|again| format!("{error}; not open any more: {again}"))?,
             Err(error),
         ),

@@ -68,8 +68,7 @@ impl Session {
         if self.image.is_some() {
             return Err(Failure::Named("file open already, try 'help close'".into()));
         }
-        let image = OpenImage::open(opening, &self.program)
-            .map_err(|why| Failure::Named(opening.cannot(why)))?;
+        let image = OpenImage::open(opening).map_err(|why| Failure::Named(opening.cannot(why)))?;
         self.image = Some(image);
         Ok(())
     }

@@ -49,12 +49,11 @@ fn named(arguments: &Arguments) -> Result<Vec<(String, OsString)>, Failure> {
     Ok(all)
 }
 
-/// Opens all images. Messages about repairs name `program`.
+/// Opens all images.
 pub fn open(
     queue: &Queue,
     arguments: &Arguments,
     shared: bool,
-    program: &str,
 ) -> Result<Vec<Arc<Export>>, Failure> {
     let long = |text: &&String| text.len() > zebu::internal::nbd::MAX_STRING;
     if arguments.description.as_ref().filter(long).is_some() {
@@ -70,7 +69,7 @@ pub fn open(
         });
     let mut exports = Vec::new();
     for (name, image) in named(arguments)? {
-        let device = arguments.image.open(queue, &image, &options, program)?;
+        let device = arguments.image.open(queue, &image, &options)?;
         let offset = match &arguments.offset {
             None => 0,
             Some(text) => {

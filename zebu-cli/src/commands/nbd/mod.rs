@@ -15,7 +15,7 @@ use zebu::internal::nbd::DEFAULT_PORT;
 use zebu::storage::Queue;
 use zebu_nbd::{Export, Listener, Server, ServerOptions};
 
-use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
 use arguments::Arguments;
@@ -45,7 +45,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     // qemu-nbd prints nothing about clients, also with -v.
     serve::log_to_stderr(arguments.verbose && invocation.name != "qemu-nbd");
-    serve(invocation, &arguments, passed, parent, signals)
+    serve(&arguments, passed, parent, signals)
 }
 
 fn check_addresses(arguments: &Arguments, passed: &[Listener]) -> Result<(), Failure> {
@@ -91,7 +91,6 @@ fn listeners(arguments: &Arguments, passed: Vec<Listener>) -> Result<Vec<Listene
 }
 
 fn serve(
-    invocation: &Invocation,
     arguments: &Arguments,
     passed: Vec<Listener>,
     parent: Option<Parent>,
@@ -112,7 +111,7 @@ fn serve(
         tls: tls::server(arguments)?,
         queue: queue_options,
     };
-    let exports = images::open(&queue, arguments, clients != 1, &invocation.name)?;
+    let exports = images::open(&queue, arguments, clients != 1)?;
     let names = exports.iter().map(|export| export.options().name.clone());
     let names: Vec<String> = names.collect();
     let listeners = listeners(arguments, passed)?;
@@ -124,32 +123,21 @@ fn serve(
     if let Some(parent) = parent {
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
-    let stop = async {
-        loop {
-            match signals.next(&queue).await {
-                Ok(Event::Statistics) => print_statistics(&exports),
-                Ok(Event::LookAgain) => refresh_size(&exports),
-                Ok(Event::End) | Err(_) => return,
-            }
-        }
-    };
+    let stop = signals.until_end(
+        &queue,
+        || print_statistics(&exports),
+        || refresh_size(&exports),
+    );
     let result = queue.block_on(server.run(&queue, listeners, stop));
     if arguments.stats {
         print_statistics(&exports);
     }
     let served = result.map(drop).map_err(|e| failed("a connection", &e));
-    close(&queue, exports).and(served).map(|()| 0)
-}
-
-/// Makes everything durable.
-fn close(queue: &Queue, exports: Vec<Arc<Export>>) -> Result<(), Failure> {
-    let mut result = Ok(());
-    for export in exports {
+    let devices = exports.into_iter().map(|export| {
         let name = export.device().top().spec.display_name();
-        let device = Arc::into_inner(export).map(Export::into_device);
-        result = result.and(serve::close(queue, &name, device));
-    }
-    result
+        (name, Arc::into_inner(export).map(Export::into_device))
+    });
+    serve::close(&queue, devices).and(served).map(|()| 0)
 }
 
 /// Looks whether images have grown: clients that come from now on see it.

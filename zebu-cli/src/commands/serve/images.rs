@@ -131,13 +131,12 @@ impl ImageArguments {
             .snapshot(snapshot.map(SnapshotName::from)))
     }
 
-    /// Opens an image. Messages about repairs name `program`.
+    /// Opens an image.
     pub fn open(
         &self,
         queue: &Queue,
         name: &OsStr,
         options: &OpenOptions,
-        program: &str,
     ) -> Result<Device, Failure> {
         let failure = |why: String| {
             Failure::new(format!(
@@ -166,7 +165,7 @@ impl ImageArguments {
             return Device::open(queue, &source, &options)
                 .map_err(|e| Failure::new(format!("Failed to load snapshot: {e}")));
         }
-        open::repaired(queue, &source, &options, program).map_err(|e| failure(e.to_string()))
+        open::repaired(queue, &source, &options).map_err(|e| failure(e.to_string()))
     }
 
     /// A temporary image over `name`.

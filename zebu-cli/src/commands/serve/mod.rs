@@ -5,7 +5,7 @@ mod daemon;
 mod images;
 mod signals;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use zebu::storage::Queue;
 use crate::failure::Failure;
 pub use daemon::{Parent, fork};
 pub use images::ImageArguments;
-pub use signals::{Event, Signals};
+pub use signals::Signals;
 
 /// The failure to set up `what`.
 pub fn failed(what: &str, error: &std::io::Error) -> Failure {
@@ -42,9 +42,20 @@ pub fn log_to_stderr(verbose: bool) {
     let _ = subscriber.try_init();
 }
 
-/// Makes all of a device durable that is not served any more; None: a thread
-/// still has it, although all have ended.
-pub fn close(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), Failure> {
+/// Makes all devices durable, which are not served any more. They are given with their names; None:
+/// a thread still has it, although all have ended.
+pub fn close(
+    queue: &Queue,
+    devices: impl Iterator<Item = (OsString, Option<Device>)>,
+) -> Result<(), Failure> {
+    let mut result = Ok(());
+    for (name, device) in devices {
+        result = result.and(close_one(queue, &name, device));
+    }
+    result
+}
+
+fn close_one(queue: &Queue, name: &OsStr, device: Option<Device>) -> Result<(), Failure> {
     let Some(device) = device else {
         // What is durable is; the rest is as after a crash.
         let text = format!(

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use zebu::storage::Queue;
 
 /// The action of a signal.
-pub enum Event {
+enum Event {
     /// Print the statistics.
     Statistics,
     /// To look whether images have grown.
@@ -38,8 +38,24 @@ impl Signals {
         Ok(Signals(signals))
     }
 
+    /// Answers signals until one ends the process.
+    pub async fn until_end(
+        &self,
+        queue: &Queue,
+        print_statistics: impl Fn(),
+        look_again: impl Fn(),
+    ) {
+        loop {
+            match self.next(queue).await {
+                Ok(Event::Statistics) => print_statistics(),
+                Ok(Event::LookAgain) => look_again(),
+                Ok(Event::End) | Err(_) => return,
+            }
+        }
+    }
+
     /// The next one.
-    pub async fn next(&self, queue: &Queue) -> io::Result<Event> {
+    async fn next(&self, queue: &Queue) -> io::Result<Event> {
         let mut number = [0];
         loop {
             queue.readable(&self.0).await?;

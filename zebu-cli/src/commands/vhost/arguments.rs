@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::names::split_list;
+use zebu::names::{parse_switch, split_list};
 use zebu_vhost::MAX_QUEUES;
 
 use crate::commands::serve::ImageArguments;
@@ -133,11 +133,8 @@ impl Arguments {
             let (key, value) = part.split_once('=').unwrap_or((&part, "on"));
             match key {
                 "writable" => {
-                    wanted.writable = match value {
-                        "on" | "yes" | "true" | "y" => true,
-                        "off" | "no" | "false" | "n" => false,
-                        _ => return Err(fail("writable expects 'on' or 'off'")),
-                    }
+                    wanted.writable = parse_switch(value)
+                        .ok_or_else(|| fail("writable expects 'on' or 'off'"))?;
                 }
                 "num-queues" => wanted.queues = queues(value)?,
                 "logical-block-size" => wanted.block_size = block_size(value)?,

@@ -11,7 +11,7 @@ use zebu::storage::Queue;
 use zebu_nbd::Listener;
 use zebu_vhost::{Export, ExportOptions, Server};
 
-use crate::commands::serve::{self, Event, Parent, PidFile, Signals, failed};
+use crate::commands::serve::{self, Parent, PidFile, Signals, failed};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{self, Invocation};
 use arguments::{Arguments, Wanted};
@@ -34,11 +34,10 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     };
     let signals = Signals::new().map_err(|e| failed("signals", &e))?;
     serve::log_to_stderr(arguments.verbose);
-    serve(invocation, &arguments, &wanted, parent, signals)
+    serve(&arguments, &wanted, parent, signals)
 }
 
 fn serve(
-    invocation: &Invocation,
     arguments: &Arguments,
     wanted: &[Wanted],
     parent: Option<Parent>,
@@ -47,7 +46,7 @@ fn serve(
     let options = arguments.image.queue_options()?.force_async(2);
     let queue =
         Queue::new(options.clone()).map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
-    let exports = open(&queue, arguments, wanted, &invocation.name)?;
+    let exports = open(&queue, arguments, wanted)?;
     let listeners = wanted.iter().map(|wanted| listen(&wanted.socket));
     let listeners: Vec<Listener> = listeners.collect::<Result<_, _>>()?;
     let mut doors = Vec::new();
@@ -63,35 +62,27 @@ fn serve(
     if let Some(parent) = parent {
         parent.ready().map_err(|e| failed("the daemon", &e))?;
     }
-    let stop = async {
-        loop {
-            match signals.next(&queue).await {
-                Ok(Event::Statistics) => print_statistics(&exports),
-                Ok(Event::LookAgain) => refresh_size(&exports),
-                Ok(Event::End) | Err(_) => return,
-            }
-        }
-    };
+    let stop = signals.until_end(
+        &queue,
+        || print_statistics(&exports),
+        || refresh_size(&exports),
+    );
     drop(queue.block_on(server.run_until(stop)));
     drop(listeners);
     if arguments.stats {
         print_statistics(&exports);
     }
-    let mut result = Ok(0);
-    for export in exports {
+    let devices = exports.into_iter().map(|export| {
         let name = export.device().top().spec.display_name();
-        let device = Arc::into_inner(export).map(Export::into_device);
-        let closed = serve::close(&queue, &name, device);
-        result = result.and_then(|status| closed.map(|()| status));
-    }
-    result
+        (name, Arc::into_inner(export).map(Export::into_device))
+    });
+    serve::close(&queue, devices).map(|()| 0)
 }
 
 fn open(
     queue: &Queue,
     arguments: &Arguments,
     wanted: &[Wanted],
-    program: &str,
 ) -> Result<Vec<Arc<Export>>, Failure> {
     let options = arguments.image.open_options()?;
     let mut names = HashSet::new();
@@ -103,9 +94,7 @@ fn open(
         }
         let mut options = options.clone();
         options.write &= wanted.writable;
-        let device = arguments
-            .image
-            .open(queue, &wanted.image, &options, program)?;
+        let device = arguments.image.open(queue, &wanted.image, &options)?;
         let options = ExportOptions {
             name: wanted.name.clone(),
             queues: wanted.queues,

@@ -1,8 +1,8 @@
 //! Changing a header: backing file, data file, version, features.
 
 use super::super::extensions::{
-    EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_CRYPTO, EXTENSION_DATA_FILE,
-    EXTENSION_FEATURE_NAMES, Extension,
+    EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_DATA_FILE, EXTENSION_FEATURE_NAMES,
+    Extension,
 };
 use super::super::features::{Compression, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_EXTENDED_L2};
 use super::{COMPRESSION_AT, HEADER_LENGTH_MIN, HEADER_LENGTH_V3, Header};
@@ -85,11 +85,5 @@ impl Header {
         } else {
             self.incompatible &= !bits;
         }
-    }
-
-    /// Takes away the encryption header pointer.
-    pub fn remove_crypto(&mut self) {
-        self.extensions.remove(EXTENSION_CRYPTO);
-        self.crypt_method = 0;
     }
 }

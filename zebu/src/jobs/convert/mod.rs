@@ -153,7 +153,11 @@ impl ConvertError {
 ///
 /// `on_progress` is called on this thread at intervals; if it breaks, the job ends with the error
 /// `ECANCELED`. On return everything was written and, unless the target's cache mode says
-/// otherwise, is durable. After an error the target's content is unspecified.
+/// otherwise, is durable.
+///
+/// # Errors
+/// If a source cannot be read, the target cannot be written, or the job is cancelled. The target's
+/// content is unspecified then. Or if the options do not fit the sources and the target.
 pub fn convert<G: IntoControlFlow>(
     sources: Vec<Device>,
     target: Target,
@@ -190,12 +194,8 @@ pub fn convert<G: IntoControlFlow>(
     });
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
-    // The workers have ended, so their references are gone.
-    let closed = match Arc::into_inner(job) {
-        Some(job) => close(job.target, total, options.engine),
-        None => Ok(()),
-    };
-    ended.and(closed)
+    let job = Arc::into_inner(job).expect("all workers have ended");
+    ended.and(close(job.target, total, options.engine))
 }
 
 fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {

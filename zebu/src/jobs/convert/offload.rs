@@ -42,7 +42,7 @@ impl Job {
                     return false;
                 };
                 let layer = &device.layers()[status.depth.min(device.layers().len() - 1)];
-                let from = layer.data().host_file().map(AsFd::as_fd);
+                let from = layer.storage(status.storage).host_file().map(AsFd::as_fd);
                 let (Some(from), Some(host), true) = (from, status.host, status.data) else {
                     return false;
                 };
