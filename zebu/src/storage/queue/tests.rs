@@ -1,7 +1,6 @@
-//! Guards against a flush that fails because the kernel could not begin it, an
-//! engine's failure that frees memory which the kernel uses, a file that is
-//! closed under an operation that was forgotten, tasks that outlive their
-//! queue, and tasks that are never polled again after another has panicked.
+//! Guards against a flush that fails because the kernel could not start it, a failed engine that frees
+//! memory which the kernel uses, a file that is closed while a forgotten operation is in flight, tasks
+//! that outlive their queue, and tasks that are not polled after another one has panicked.
 #![allow(unsafe_code)]
 
 use super::super::engine::{EngineKind, Interest, Notify, OpKind};
@@ -68,7 +67,7 @@ fn file() -> Arc<dyn Storage> {
     std::fs::write(file.path(), [1; 4096]).unwrap();
     let how = OpenFile {
         write: true,
-        // The engine's, also alone.
+        // The engine executes it, also if it is alone.
         cache: CacheMode::WriteThrough,
         ..OpenFile::default()
     };
@@ -76,7 +75,7 @@ fn file() -> Arc<dyn Storage> {
 }
 
 #[test]
-fn what_cannot_be_begun_now_is_begun_again() {
+fn operations_that_cannot_start_are_retried() {
     let file = file();
     let queue = scripted(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
     queue.block_on(flush(&*file, &queue)).unwrap();
@@ -132,7 +131,7 @@ fn tasks_end_with_their_queue_and_unbroken_sections_before() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let (other, alive) = (Rc::new(()), Rc::new(Cell::new(0)));
     let (held, count) = (other.clone(), alive.clone());
-    // Its answer is dropped at once.
+    // Its result is dropped at once.
     drop(queue.detach(|queue| async move {
         let _held = held;
         {
@@ -195,14 +194,14 @@ fn a_panic_of_one_task_loses_no_wake_up_of_others() {
         }
         assert_eq!(ended.get(), 3);
         drop((before, after));
-        // The place of the one that panicked is free again.
+        // The slot of the task that panicked is free again.
         let tasks = queue.inner.tasks.borrow();
         assert_eq!(tasks.free_places(), 4);
     }
 }
 
 #[test]
-fn a_descriptor_that_is_made_late_tells_of_everything() {
+fn a_descriptor_that_is_created_late_reports_earlier_events() {
     use rustix::event::{PollFd, PollFlags, poll};
     for queue in queues() {
         let ended = Rc::new(Cell::new(false));
