@@ -138,7 +138,7 @@ if begin write-errors; then
 fi
 if begin dropped; then
     library --test dropped -- --nocapture
-    end "requests given up at an await point"
+    end "requests abandoned at an await point"
 fi
 if begin simulator; then
     ZEBU_SIM_SECONDS=${ZEBU_SIM_SECONDS:-$(of 30 300 14400)}
@@ -151,7 +151,7 @@ if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
     run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
         cargo test -p zebu --test crash breaks -- --nocapture
-    end "rules broken and noticed, of $rules"
+    end "rules broken and detected, of $rules"
 fi
 if begin full-disk; then
     program --test full_disk -- --nocapture
@@ -239,8 +239,8 @@ if begin miri; then
         run env MIRIFLAGS="-Zmiri-disable-isolation" CARGO_TARGET_DIR=target/miri \
             PROPTEST_CASES="$(of 2 16 256)" \
             cargo +nightly miri test -p zebu --lib -- format:: storage::buffer storage::slab drivers::qcow2::table \
-            --skip a_torn_header --skip what_is_wrong_is_named
-        end "format room and buffers under miri"
+            --skip a_torn_header --skip errors_name_the_invalid_field
+        end "format module and buffers under miri"
     else
         skip "no cargo +nightly miri"
     fi

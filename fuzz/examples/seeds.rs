@@ -14,10 +14,10 @@ fn main() -> std::io::Result<()> {
     let tables = arguments.next().is_some();
     std::fs::create_dir_all(&directory)?;
     for seed in 0..count {
-        let mut random = hostile_images::Random(seed);
+        let mut rng = hostile_images::Rng::new(seed);
         let bytes = match tables {
-            true => hostile_images::table(&mut random),
-            false => hostile_images::build(&mut random, 128 << 10),
+            true => hostile_images::table(&mut rng),
+            false => hostile_images::build(&mut rng, 128 << 10),
         };
         std::fs::write(directory.join(format!("generated-{seed}")), bytes)?;
     }

@@ -1,12 +1,11 @@
-//! Decodes bytes as each structure of the format. What decodes must encode,
-//! and decode again to the same value. (A header need not encode: what only
-//! a reader accepts is refused there, and never by a panic.)
+//! Decodes bytes as each structure of the format. A decoded value must encode, and decode again to
+//! the same value. (A header may be refused by the encoder, which is stricter.)
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use zebu::internal::format::{BitmapTableEntry, Geometry, Header, HostOffset, L1Entry, L2Entry, LuksHeader, RefcountBlock, RefcountTableEntry, SubclusterKind};
 use zebu::qcow2::{BitmapEntry, Snapshot};
-use zebu_fuzz::hostile_images::{Random, build, mutate_once};
+use zebu_fuzz::hostile_images::{Rng, build, mutate_once};
 
 fuzz_target!(|data: &[u8]| {
     if data.len() < 4 {
@@ -42,7 +41,7 @@ fn header(data: &[u8]) {
     }
     if let Ok(bytes) = header.encode() {
         let mut again = Header::decode(&bytes).expect("what was encoded");
-        // Without room after the extensions the name moves.
+        // The name moves if the extensions need its place.
         again.backing_offset = header.backing_offset;
         assert_eq!(again, header);
     }
@@ -106,20 +105,20 @@ fn entries(data: &[u8], geometry: &Geometry) {
 }
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    let mut random = Random(u64::from(seed));
-    if random.one_in(2) {
+    let mut rng = Rng::new(u64::from(seed));
+    if rng.one_in(2) {
         return fuzzer_mutate(data, size, max_size);
     }
-    let mut image = if random.one_in(20) {
-        // Any table of an image may be what the bytes begin with.
-        let mut image = build(&mut random, 64 << 10);
-        let skip = random.below(image.len() as u64) & !511;
+    let mut image = if rng.one_in(20) {
+        // The bytes may begin with any table of an image.
+        let mut image = build(&mut rng, 64 << 10);
+        let skip = rng.below(image.len() as u64) & !511;
         image.drain(..skip as usize);
         image
     } else {
         data[..size].to_vec()
     };
-    mutate_once(&mut random, &mut image);
+    mutate_once(&mut rng, &mut image);
     let length = image.len().min(max_size);
     data[..length].copy_from_slice(&image[..length]);
     length

@@ -1,6 +1,5 @@
-//! Decodes bytes as everything that one side of an NBD connection may get from
-//! the other, handshake and transmission. What decodes must encode, and decode
-//! again to the same value.
+//! Decodes bytes as all messages of an NBD connection, handshake and transmission. A decoded value
+//! must encode, and decode again to the same value.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,9 +1,8 @@
-//! Opens an image from memory and asks for everything: status over the disk,
-//! reads that must agree, VM state, snapshots, check, measure. Finds panics,
-//! loops, large allocations, and answers that contradict each other.
+//! Opens an image from memory and reads everything: status, data, VM state, snapshots, check,
+//! measure. Finds panics, endless loops, large allocations, and results that contradict each other.
 //!
-//! The mutator knows where the numbers of an image are, and now and then
-//! starts from a new, sound one. So do those of the other targets.
+//! The mutator changes fields of the metadata, and now and then starts from a new, sound image. So do
+//! those of the other targets.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

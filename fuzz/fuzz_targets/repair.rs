@@ -1,5 +1,4 @@
-//! Repairs an image. What is left must be what the report says, and a sound
-//! image must read as before.
+//! Repairs an image. A check must agree with the report, and a sound image must read as before.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

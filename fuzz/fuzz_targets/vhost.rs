@@ -1,5 +1,5 @@
-//! Does what bytes say as the front end, or the guest, of a vhost-user-blk server
-//! in this process, which must go on serving.
+//! Interprets bytes as actions of the front end or the guest of a vhost-user-blk server in this
+//! process. The server must keep serving.
 #![no_main]
 
 #[path = "../../zebu-cli/tests/common/hostile_vhost.rs"]

@@ -1,5 +1,5 @@
-//! Writes, zeroes, discards and flushes, then checks. A guest's data must never
-//! land in the tables, and a sound image must stay sound and read back.
+//! Writes, zeroes, discards and flushes, then checks. A guest's data must never be written to tables,
+//! and a sound image must stay sound and read back.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

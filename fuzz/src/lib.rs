@@ -1,12 +1,12 @@
-//! What the targets share. What they do with their input is in the files of
-//! the tests, so that CI does the same with a stable compiler.
+//! Shared by the targets. Most of their code is in the files of the tests, so that CI runs it with a
+//! stable compiler.
 
 #[path = "../../zebu/tests/common/hostile_changes.rs"]
 pub mod hostile_changes;
 #[path = "../../zebu/tests/common/hostile_images.rs"]
 pub mod hostile_images;
 
-use hostile_images::{Random, build, mutate, mutate_once};
+use hostile_images::{Rng, build, mutate, mutate_once};
 use libfuzzer_sys::fuzzer_mutate;
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
@@ -23,21 +23,21 @@ pub fn with_queue(run: impl FnOnce(&Queue)) {
     QUEUE.with(run);
 }
 
-/// Breaks an image where its numbers are, now and then a new one.
+/// Damages the metadata of an image, or now and then of a new one.
 pub fn mutate_image(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let mut random = Random(u64::from(seed));
-    if random.one_in(5) {
+    let mut rng = Rng::new(u64::from(seed));
+    if rng.one_in(5) {
         return fuzzer_mutate(data, size, max_size);
     }
-    let mut image = if size < 512 || random.one_in(20) {
-        build(&mut random, max_size)
+    let mut image = if size < 512 || rng.one_in(20) {
+        build(&mut rng, max_size)
     } else {
         data[..size].to_vec()
     };
-    if random.one_in(3) {
-        mutate(&mut random, &mut image);
+    if rng.one_in(3) {
+        mutate(&mut rng, &mut image);
     } else {
-        mutate_once(&mut random, &mut image);
+        mutate_once(&mut rng, &mut image);
     }
     let length = image.len().min(max_size);
     data[..length].copy_from_slice(&image[..length]);

@@ -11,8 +11,8 @@ use super::writer::BitWriter;
 /// Bytes in a stored block.
 const MAX_STORED: usize = 65535;
 
-/// Cuts the tokens of a segment into blocks and writes them. They stand for the
-/// bytes from `history` on.
+/// Cuts the tokens of a segment, which represent the bytes from `history` on, into blocks, and writes
+/// them.
 #[inline(always)]
 pub(super) fn write_blocks(
     writer: &mut BitWriter,
@@ -68,8 +68,8 @@ fn nlogn(n: u32) -> u32 {
 static NLOGN: std::sync::LazyLock<[u32; 4096]> =
     std::sync::LazyLock::new(|| std::array::from_fn(|n| nlogn(n as u32)));
 
-/// About how many bits (in sixteenths) the block takes, its header included.
-// Not compiled for wide vectors: to gather from the table by them is slower.
+/// The approximate size of the block with its header, in sixteenths of a bit.
+// Not inlined into code for AVX2, where gathers from the table are slower.
 #[inline(never)]
 fn entropy(counts: &Counts<u32>) -> u32 {
     let table = &*NLOGN;
@@ -89,7 +89,7 @@ fn entropy(counts: &Counts<u32>) -> u32 {
     of(&counts[..DISTS]) + of(&counts[DISTS..]) + 16 * (extra + 60)
 }
 
-/// Writes `block`, which stands for `raw`.
+/// Writes `block`, which represents `raw`.
 #[inline(always)]
 fn write_block(
     writer: &mut BitWriter,
@@ -167,7 +167,7 @@ fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
         bits_now >>= count_now & 56;
         count_now &= 7;
     };
-    // Two go together if they are not both long, which hardly ever happens.
+    // Two are written together unless both are long, which is rare.
     let (pairs, rest) = block.as_chunks::<2>();
     for &[first, second] in pairs {
         let (first, count) = code_of(codes, first);
@@ -186,7 +186,7 @@ fn write_tokens(writer: &mut BitWriter, codes: &Codes, block: &[Token]) {
     (*len, *bits, *count) = (at, bits_now, count_now);
 }
 
-/// A token's codes and extra bits, and how many they are: at most 20 + 25.
+/// A token's codes and extra bits, and their number: at most 20 + 25.
 #[inline(always)]
 fn code_of(codes: &Codes, token: Token) -> (u64, u32) {
     let low = codes.litlen[token as usize & ((1 << LOW_BITS) - 1)];

@@ -8,7 +8,7 @@ use super::writer::BitWriter;
 pub(super) const MAX_CODE_BITS: usize = 15;
 const MAX_PRECODE_BITS: usize = 7;
 
-/// With the two that only the fixed code has.
+/// Includes the two symbols that only the fixed code has.
 pub(super) const FIXED_SYMBOLS: usize = 288;
 const PRECODE_SYMBOLS: usize = 19;
 pub(super) const FIXED_LENS: [u8; FIXED_SYMBOLS] = {
@@ -34,7 +34,7 @@ pub(super) struct Codes {
     pub(super) end_of_block: (u16, u8),
 }
 
-/// A code with its extra bits, and how many bits that are.
+/// A code with its extra bits, and its number of bits.
 #[derive(Clone, Copy)]
 pub(super) struct Code {
     pub(super) code: u32,
@@ -119,8 +119,7 @@ pub(super) fn code_lengths(freq: &[u32], lens: &mut [u8], limit: usize) {
         }
     }
     if n <= 2 {
-        // One bit each; zlib wants a complete code of literals, and at least
-        // one symbol.
+        // One bit each. zlib needs a complete code of literals with at least one symbol.
         for &k in &keys[..n] {
             lens[(k & 0x1ff) as usize] = 1;
         }
@@ -179,7 +178,8 @@ pub(super) fn code_lengths(freq: &[u32], lens: &mut [u8], limit: usize) {
         avail = 2 * used;
         depth += 1;
     }
-    // Too deep: lengthen the longest of the others until the sum is 1 again.
+    // Codes above the limit get the limit as their length. Then the longest of the others are
+    // lengthened until the sum is 1 again.
     let one = 1u64 << limit;
     let mut sum: u64 = (1..=limit)
         .map(|l| (per_len[l] as u64) << (limit - l))
@@ -226,7 +226,7 @@ fn assign_codes(lens: &[u8], codes: &mut [u16]) {
     }
 }
 
-/// Both sets of code lengths, as a dynamic block begins with.
+/// Both sets of code lengths, which begin a dynamic block.
 pub(super) struct Header {
     litlens: usize,
     dists: usize,
@@ -319,7 +319,7 @@ fn precode_extra(symbol: u8) -> u32 {
     }
 }
 
-/// How many bits the codes take.
+/// The number of bits that the codes take.
 pub(super) fn bits_of(freq: &[u32], lens: &[u8]) -> u32 {
     freq.iter().zip(lens).map(|(n, &l)| n * u32::from(l)).sum()
 }

@@ -1,4 +1,4 @@
-//! The slower levels: many candidates, and a match gives way to a better one.
+//! The slower levels: many candidates, and lazy matching.
 //!
 //! A bucket is one `u64` that holds the last four positions with the same hash:
 //! to insert is a shift, to search is to compare them without a branch.
@@ -8,20 +8,19 @@ use std::hint::select_unpredictable;
 use super::tokens::{Match, Sink};
 use super::{Buffer, MIN_MATCH, WINDOW, extend, load8};
 
-/// Of both tables.
+/// Bits of the hashes of both tables.
 const HASH_BITS: u32 = 12;
 
-/// How many positions are entered into the tables at a time.
+/// The number of positions that are entered into the tables at a time.
 const BATCH: usize = 256;
-/// Of how many positions the candidates are kept.
+/// The number of positions whose candidates are kept.
 const RING: usize = 2 * BATCH;
 
-/// Finds matches. Positions are entered in batches, ahead of the parse, in a
-/// loop without a branch; what their buckets held before is kept beside them,
-/// so that to search touches no table.
+/// Finds matches. Positions are entered in batches, ahead of the parse, in a loop without a branch.
+/// The former content of their buckets is kept, so that a search reads no table.
 ///
-/// An empty place holds position 0, which is a place like any other, from
-/// position 1 on: that its bytes are equal is always checked.
+/// An empty bucket has position 0, which is a candidate like any other from position 1 on, since its
+/// bytes are always compared.
 pub(super) struct Finder {
     /// The last four positions with each hash of 4 bytes, newest lowest.
     four: [u64; 1 << HASH_BITS],
@@ -49,7 +48,7 @@ impl Finder {
         self.entered = 0;
     }
 
-    /// Makes sure that the candidates of `at` are known.
+    /// Enters batches until the candidates of `at` are known.
     #[inline(always)]
     fn enter(&mut self, buf: &Buffer, at: usize) {
         while self.entered <= at {
@@ -106,7 +105,7 @@ impl Finder {
         let mut len = (best >> 16) as usize;
         let mut from = (best & 0xffff) as usize;
         if len == 7 {
-            // Several may be that long, and one of them longer.
+            // Several candidates may be that long, and one of them longer.
             len = extend(buf, at, from);
             let mut bucket = self.before4[at & (RING - 1)];
             for _ in 0..WAYS {
@@ -131,9 +130,8 @@ impl Finder {
     }
 }
 
-/// Literals passed since the last match. Where there are many the data is
-/// likely to be of the kind that does not compress, and it is passed faster
-/// and faster.
+/// The number of literals since the last match. If there are many, the data are likely to be
+/// incompressible, and positions are skipped at an increasing rate.
 struct Drought(usize);
 
 impl Drought {
@@ -162,7 +160,7 @@ pub(super) fn parse_lazy<const WAYS: u32>(
 ) {
     finder.clear();
     if at == 0 && end > 0 {
-        // Nothing lies before it.
+        // There are no candidates before it.
         sink.literal(buf[0]);
         at = 1;
     }

@@ -45,7 +45,7 @@ use writer::BitWriter;
 const WINDOW: usize = 4096;
 /// Positions are `u16`.
 const SEGMENT: usize = 1 << 16;
-/// Room behind a segment, so that loads need no care at its end.
+/// Padding behind a segment, so that loads need no checks at its end.
 const PAD: usize = 512;
 const MIN_MATCH: usize = 3;
 const MAX_MATCH: usize = 258;
@@ -208,8 +208,7 @@ impl Encoder {
         self.compress_any(effort, src, dst)
     }
 
-    /// The same for the processor that this is, if it is one of those that have more than all
-    /// have: wider vectors, and shorter ways to shift and to count zeroes.
+    /// The same with the instructions of newer processors (AVX2, BMI), if this one has them.
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]
     fn compress_fast(
@@ -221,8 +220,7 @@ impl Encoder {
         if !has_avx2() {
             return None;
         }
-        // SAFETY: the processor has what the function is compiled for, and
-        // that is all it asks: its body is safe.
+        // SAFETY: the processor has the features that the function is compiled for.
         Some(unsafe { self.compress_avx2(effort, src, dst) })
     }
 
@@ -301,12 +299,12 @@ impl std::fmt::Debug for Encoder {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against streams that depend on the processor, where the rest of
-    //! the tests only meet the one that they run on.
+    //! Guards against streams that depend on the processor: the other tests only use the code for the
+    //! processor that they run on.
     use super::*;
 
     #[test]
-    fn every_processor_writes_the_same() {
+    fn every_processor_gives_the_same_stream() {
         // Words of a small language, then noise, then a byte over and over.
         let mut state = 1u64;
         let mut random = || {

@@ -1,50 +1,47 @@
 //! The fast levels: a map of the matches of all positions, then a walk.
 //!
-//! To look for a match only where one is needed makes each step wait for the
-//! length of the match before it. So all positions are looked at, a strip at a
-//! time, and what is done with each does not depend on the others:
-//! - [`Map::enter`] puts positions into the tables, takes out what was there,
-//!   and counts the bytes that are equal: loads and stores without a branch;
-//! - [`Map::choose`] picks the best candidate, and takes a match unless the
-//!   next position has a longer one: 32 bits a position, done in vectors.
+//! A search only where a match is needed would make each step wait for the length of the match before
+//! it. So matches of all positions are searched, a strip at a time and independently of each other:
+//! - [`Map::enter`] enters positions into the tables, takes out their former content, and counts the
+//!   equal bytes: loads and stores without a branch;
+//! - [`Map::choose`] picks the best candidate, and takes a match unless the next position has a
+//!   longer one: 32 bits a position, in vectors.
 //!
-//! The walk then only follows the steps. Few candidates do: the last position
-//! with the same 3 bytes for near and short matches, and the last with the
-//! same 7 for long ones. A third, the last with the same 4, costs a seventh of
-//! the time, and is worth it where there are many matches of middling length:
-//! see [`Third`].
+//! The walk then only follows the steps. Few candidates are enough: the last position with the same 3
+//! bytes for near and short matches, and the last with the same 7 for long ones. A third one, with
+//! the same 4, is used where there are many matches of medium length: see [`Third`].
 //!
-//! An empty place holds position 0, which is a place like any other, from
-//! position 1 on: that its bytes are equal is always checked.
+//! An empty bucket has position 0, which is a candidate like any other from position 1 on, since its
+//! bytes are always compared.
 
 use std::ops::Range;
 
 use super::tokens::{LITERALS, LOW_BITS, Sink, Token};
 use super::{Buffer, MIN_MATCH, WINDOW, extend, load8};
 
-/// How many positions are mapped at a time: few, for the first-level cache.
+/// The number of positions that are mapped at a time. Few, for the first-level cache.
 const STRIP: usize = 256;
 
 const LONG_BITS: u32 = 13;
 const FOUR_BITS: u32 = 12;
 const THREE_BITS: u32 = 13;
 
-/// Longer matches are mapped as this long.
+/// The longest match in the map; longer ones are extended later.
 const LONGEST: usize = 8;
-/// The bits of a token that say a literal or a length, and what they are for [`LONGEST`].
+/// The bits of a token with its literal or length, and their value for [`LONGEST`].
 const LOW: Token = (1 << LOW_BITS) - 1;
 const LONGEST_LOW: Token = (LITERALS - MIN_MATCH + LONGEST) as Token;
 
-/// By position: where a candidate is, and how many bits there are equal, up to 64. (Two stores,
-/// since to make one of them takes two instructions, which vectors have for nothing.)
+/// By position: a candidate, and the number of its equal bits, up to 64. (Two arrays, since vector
+/// instructions combine them at no cost.)
 struct Candidates {
     from: [u16; STRIP],
     equal: [u8; STRIP],
 }
 
-/// From a candidate to how many bytes are equal.
+/// The shift from a candidate to its number of equal bytes.
 const BYTES_SHIFT: u32 = 16 + 3;
-/// A candidate without the bits of a byte that is equal in part.
+/// The mask of a candidate without the bits of a partly equal byte.
 const WHOLE: u32 = 0x78 << 16 | 0xffff;
 
 impl Candidates {
@@ -59,8 +56,8 @@ impl Candidates {
         self.equal[i] = (load8(buf, from) ^ word).trailing_zeros() as u8;
     }
 
-    /// The candidate, and in the high half how many bits are equal, of whole bytes, so that of
-    /// two the larger is the longer match, and of equals the nearer. 0 if it is before `lowest`.
+    /// The candidate, with the number of its equal bits (of whole bytes) in the high half. So the
+    /// larger of two is the longer match, or the nearer of equal ones. 0 if it is before `lowest`.
     #[inline(always)]
     fn get(&self, i: usize, lowest: i32) -> u32 {
         let both = u32::from(self.from[i]) | u32::from(self.equal[i]) << 16;
@@ -73,18 +70,15 @@ impl Candidates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Third {
     Never,
-    /// In those that follow one with neither few tokens nor many: where few do,
-    /// the matches are long ones, where many do there are hardly any, and both
-    /// kinds are likely to go on. A quarter to two thirds of the strips have it, and
-    /// half to four fifths of what it saves is kept.
+    /// In those that follow a strip with a medium number of tokens. With few tokens the matches are
+    /// long, and with many there are hardly any; the next strip is likely to be similar.
     WhereItHelps,
     Always,
 }
 
 impl Third {
-    /// Whether the strip after one of so many tokens has it. (A strip that was
-    /// not looked at in the table leaves out its positions there, no more: what
-    /// is found is always compared.)
+    /// Whether the strip after one of so many tokens has it. (A strip without it does not enter its
+    /// positions into that table.)
     fn after(self, tokens: usize) -> bool {
         match self {
             Self::Never => false,
@@ -99,14 +93,14 @@ pub(super) struct Map {
     long: [u16; 1 << LONG_BITS],
     four: [u16; 1 << FOUR_BITS],
     three: [u16; 1 << THREE_BITS],
-    /// Of the positions from the strip's second to the one behind it.
+    /// The candidates of the positions from the strip's second to the one behind it.
     by_long: Candidates,
     by_four: Candidates,
     by_three: Candidates,
-    /// Of the strip's positions and the one behind it: the best candidate.
+    /// The best candidates of the strip's positions and the one behind it.
     best: [u32; STRIP + 1],
-    /// Of the strip's positions: a token, of which [`LONGEST`] ones are to be extended, and
-    /// the position behind it, counted from the strip's start, too.
+    /// For each position of the strip, a token, and the position behind it relative to the strip's
+    /// start. Matches of [`LONGEST`] are still to be extended.
     steps: [Token; STRIP],
     nexts: [u16; STRIP],
 }
@@ -127,13 +121,12 @@ fn hash8(bytes: u64, bits: u32) -> usize {
     (bytes.wrapping_mul(0x9e37_79b1_7f4a_7c15) >> (64 - bits)) as usize
 }
 
-/// Strips in a row with hardly a match. Where there are many the data is likely
-/// to be of the kind that does not compress, and most of it is passed unseen. (Not
-/// before a whole window of it: it may be about to repeat.)
+/// The number of consecutive strips with hardly a match. If there are many, the data are likely to be
+/// incompressible, and most strips are skipped. (Not before a whole window, which may repeat.)
 struct Quiet(usize);
 
 impl Quiet {
-    /// How many strips to pass, after one of so many bytes and tokens.
+    /// The number of strips to skip, after one of so many bytes and tokens.
     fn after(&mut self, bytes: usize, tokens: usize) -> usize {
         if bytes - tokens > STRIP / 128 {
             self.0 = 0;
@@ -172,7 +165,7 @@ impl Map {
         self.long.fill(0);
         self.four.fill(0);
         self.three.fill(0);
-        // The first position is a literal, since nothing lies before it.
+        // The first position is a literal, since it has no candidates.
         self.best[STRIP] = 0;
         let mut start = 0;
         let mut quiet = Quiet(0);
@@ -201,7 +194,7 @@ impl Map {
                     at += 1;
                 }
                 sink.end_step(at);
-                // What was found for the next position is of another strip.
+                // The best candidate of the next position is of another strip.
                 self.best[STRIP] = 0;
             }
         }
@@ -239,7 +232,7 @@ impl Map {
         self.best[0] = self.best[STRIP];
         let first = start as i32 + 1 - WINDOW as i32;
         for i in 0..STRIP {
-            // Not counted in `usize`, so that the vectors are of 32 bits.
+            // No `usize`, so that the vectors have lanes of 32 bits.
             let lowest = first + i as i32;
             let best = self
                 .by_three
@@ -264,7 +257,7 @@ impl Map {
         }
     }
 
-    /// Follows the steps of `strip` from `at` on, and returns where that ends.
+    /// Follows the steps of `strip` from `at` on, and returns the position after the last one.
     #[inline(always)]
     fn walk(
         &self,
@@ -275,10 +268,10 @@ impl Map {
         sink: &mut Sink<'_>,
     ) -> usize {
         let (start, stop) = (strip.start, strip.end);
-        // Past this a match could be cut by the end.
+        // Behind this position, the end may cut off a match.
         let last = stop.min(end.saturating_sub(LONGEST));
         let last = last.saturating_sub(start).min(STRIP);
-        // Each step waits for one load, of where it leads.
+        // Each step waits for one load, that of its next position.
         let mut i = at - start;
         while i < last {
             let mut token = self.steps[i];

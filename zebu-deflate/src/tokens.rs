@@ -1,10 +1,10 @@
-//! What a segment is parsed into: tokens, and how often each symbol occurs.
+//! The result of parsing a segment: tokens, and the number of occurrences of each symbol.
 
 use super::{MAX_MATCH, MIN_MATCH, SEGMENT, Tokens, WINDOW};
 
-/// A token: in the lowest nine bits a literal (0..=255) or 256 + length - 3; in the
-/// high half the distance, 0 for a literal. Where it is written from, it has the
-/// distance's code between them ([`LOW_BITS`]).
+/// A token: in the lowest nine bits a literal (0..=255) or 256 + length - 3; in the high half the
+/// distance, 0 for a literal. When it is written, it has the distance's code between them
+/// ([`LOW_BITS`]).
 pub(super) type Token = u32;
 
 /// Bits of a token's literal or length.
@@ -14,8 +14,7 @@ pub(super) const LITERALS: usize = 256;
 pub(super) const END_OF_BLOCK: usize = 256;
 pub(super) const LITLEN_SYMBOLS: usize = 286;
 pub(super) const DIST_SYMBOLS: usize = 30;
-/// Where a literal's absent distance is counted, so that counting needs no
-/// branch.
+/// The code under which the absent distance of a literal is counted, without a branch.
 pub(super) const NO_DIST: usize = 30;
 
 /// Tokens are cut into blocks at multiples of this many.
@@ -67,8 +66,8 @@ pub(super) static DIST_SLOT: [u8; 2 * WINDOW] = {
     table
 };
 
-/// How often each symbol occurs: literals, end of block and lengths; and from
-/// [`DISTS`] on the distances.
+/// The number of occurrences of each symbol: literals, end of block and lengths, and from [`DISTS`]
+/// on distances.
 pub(super) type Counts<T> = [T; SYMBOLS];
 pub(super) const SYMBOLS: usize = 320;
 pub(super) const LENGTHS: usize = 257;
@@ -80,7 +79,7 @@ pub(super) struct Match {
     pub(super) dist: usize,
 }
 
-/// Where the parse puts its tokens, and counts them.
+/// The tokens of a parse, and their counts.
 pub(super) struct Sink<'a> {
     tokens: &'a mut Tokens,
     chunks: &'a mut Vec<Chunk>,
@@ -93,12 +92,12 @@ pub(super) struct Sink<'a> {
     chunk_end: usize,
 }
 
-/// Some tokens in a row: how often each symbol occurs, and where they end.
+/// Consecutive tokens: the number of occurrences of each symbol, and their end.
 pub(super) struct Chunk {
     pub(super) counts: Counts<u16>,
     /// Behind the last token.
     pub(super) end: usize,
-    /// Behind the last byte they stand for, in the segment.
+    /// The end of their bytes in the segment.
     pub(super) at: usize,
 }
 

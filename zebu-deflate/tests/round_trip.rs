@@ -1,6 +1,5 @@
-//! Guards against a reader losing data: a stream that does not give back what went in, in one
-//! inflater or another; a distance that a window of 4 KiB does not reach; a stream longer than the
-//! room it was given.
+//! Guards against lost data: a stream that does not round-trip with each inflater, a distance of more
+//! than the window of 4 KiB, a stream that is longer than its buffer.
 
 use std::io::Write;
 
@@ -8,8 +7,8 @@ use proptest::prelude::*;
 use zebu_deflate::{Encoder, Level};
 use zlib_rs::{Inflate, InflateFlush};
 
-/// Inflates byte by byte of output, so that the inflater has nothing but
-/// its 4 KiB window to copy from.
+/// Inflates one byte of output at a time, so that the inflater can only copy from its window of
+/// 4 KiB.
 fn inflate_narrow(stream: &[u8], len: usize) -> Vec<u8> {
     let mut inflate = Inflate::new(false, 12);
     let mut out = Vec::new();
@@ -19,7 +18,7 @@ fn inflate_narrow(stream: &[u8], len: usize) -> Vec<u8> {
         let (was_in, was_out) = (inflate.total_in(), inflate.total_out());
         let status = inflate
             .decompress(rest, &mut piece, InflateFlush::NoFlush)
-            .expect("a good stream with no far distance");
+            .expect("a valid stream without too large a distance");
         rest = &rest[(inflate.total_in() - was_in) as usize..];
         let n = (inflate.total_out() - was_out) as usize;
         out.extend_from_slice(&piece[..n]);
@@ -37,12 +36,12 @@ fn level(number: i32) -> Level {
     Level::new(number).expect("a level from 1 to 9")
 }
 
-/// Compresses with room to spare, checks the stream, returns its length.
+/// Compresses into a large buffer, checks the stream, and returns its length.
 fn round_trip(encoder: &mut Encoder, number: i32, src: &[u8]) -> usize {
     let mut dst = vec![0; src.len() + src.len() / 1000 + 100];
     let len = encoder
         .compress(level(number), src, &mut dst)
-        .expect("room for stored blocks");
+        .expect("space for stored blocks");
     assert!(inflate_narrow(&dst[..len], src.len()) == src);
     let mut back = vec![0; src.len()];
     let mut inflater = libdeflater::Decompressor::new();
@@ -105,11 +104,11 @@ fn every_level() {
         b"abc".repeat(21845),
         text(65536),
         noise(65536, 1),
-        // One byte more than the window apart: must not be found.
+        // A match of one byte more than the window must not be used.
         noise(4097, 2).repeat(16),
         noise(4096, 2).repeat(16),
         (0..=255).cycle().take(65536).collect(),
-        // Frequencies that want codes of more than 15 bits.
+        // Frequencies whose optimal codes have more than 15 bits.
         (0..24u32)
             .flat_map(|i| vec![(i * 7) as u8; 1 << (i / 2)])
             .collect(),
@@ -126,8 +125,7 @@ fn every_level() {
     assert!(round_trip(&mut c, 2, &noise(65536, 1)) <= 65536 + 10);
 }
 
-/// Fibonacci frequencies in an order without matches: the deepest codes
-/// that a block can ask for.
+/// Fibonacci frequencies in an order without matches, which give the longest optimal codes.
 #[test]
 fn deep_codes_are_limited() {
     let (mut a, mut b) = (1usize, 1usize);
@@ -147,7 +145,7 @@ fn deep_codes_are_limited() {
 }
 
 #[test]
-fn what_does_not_fit_is_none() {
+fn a_stream_that_does_not_fit_is_none() {
     let mut c = Encoder::new();
     assert_eq!(
         c.compress(Level::DEFAULT, &noise(65536, 5), &mut [0; 65535]),
@@ -157,7 +155,7 @@ fn what_does_not_fit_is_none() {
     let mut dst = vec![0; 65535];
     for encode in [Encoder::compress, Encoder::compress_zlib] {
         let len = encode(&mut c, Level::DEFAULT, &easy, &mut dst).unwrap();
-        // To the byte.
+        // A buffer of exactly this length.
         let mut exact = vec![0; len];
         assert_eq!(encode(&mut c, Level::DEFAULT, &easy, &mut exact), Some(len));
         assert_eq!(exact, dst[..len]);
@@ -184,7 +182,7 @@ fn a_zlib_stream_names_the_window() {
         for number in 1..=9 {
             let mut dst = vec![0; data.len() + 100];
             let len = c.compress_zlib(level(number), &data, &mut dst).unwrap();
-            // zlib-rs takes no more than the window that it is told.
+            // zlib-rs refuses distances of more than the window of the header.
             let mut inflate = Inflate::new(true, 12);
             let mut back = vec![0; data.len() + 1];
             let status = inflate.decompress(&dst[..len], &mut back, InflateFlush::Finish);
@@ -198,7 +196,7 @@ fn a_zlib_stream_names_the_window() {
 fn any_data() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         (0usize..5000, any::<u64>()).prop_map(|(n, seed)| noise(n, seed | 1)),
-        // From few symbols, so that short matches abound.
+        // Few symbols, so that there are many short matches.
         (0usize..9000, any::<u64>(), 1u8..5).prop_map(|(n, seed, bits)| noise(n, seed | 1)
             .iter()
             .map(|b| b >> (8 - bits))
@@ -216,7 +214,7 @@ proptest! {
         round_trip(&mut Encoder::new(), number, &data);
     }
 
-    /// What came before leaves no trace.
+    /// Earlier input must not influence a stream.
     #[test]
     fn same_stream_from_a_used_encoder(first in any_data(), data in any_data(), number in 1..=9) {
         let mut used = Encoder::new();

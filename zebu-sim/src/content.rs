@@ -1,10 +1,10 @@
-//! Contents of sectors. Each names the write that it is of and its place on the disk, so that a
-//! read shows lost and misplaced writes.
+//! Contents of sectors. Each contains its address and the step that wrote it, so that lost and
+//! misplaced writes are detected.
 
 use crate::disk::SECTOR;
 use crate::rng::Rng;
 
-/// Names the content of a sector: the step that wrote it, a base's number, or [`ZERO`].
+/// The content of a sector: the step that wrote it, the number of a base, or [`ZERO`].
 pub type Tag = u32;
 
 /// Zeroes.
@@ -13,9 +13,9 @@ pub const ZERO: Tag = 0;
 pub const UNKNOWN: Tag = u32::MAX;
 /// Content of a base image.
 const BASE: Tag = 0x4000_0000;
-/// The last sector of a base that ends within it: the bytes that it has are in the tag, too.
+/// The last sector of a base that ends within it. The tag contains the number of bytes.
 const PART: Tag = 0x8000_0000;
-/// The least that such a sector has.
+/// The least number of bytes in such a sector.
 pub const LEAST_PART: u64 = 16;
 
 /// Bytes of a sector.
@@ -26,12 +26,12 @@ pub fn base_tag(base: usize) -> Tag {
     BASE | base as Tag
 }
 
-/// The last sector of a base, of which `bytes` are there.
+/// The last sector of a base, of which the base has `bytes`.
 pub fn part_tag(base: usize, bytes: u64) -> Tag {
     PART | (base as Tag) << 10 | bytes as Tag
 }
 
-/// Fills a sector. Half of the contents are noise, which does not compress.
+/// Fills a sector. Half of the contents are incompressible.
 pub fn fill(tag: Tag, sector: u64, out: &mut [u8]) {
     out.fill(0);
     if tag == ZERO {
@@ -67,7 +67,7 @@ pub fn bytes_of(tags: impl IntoIterator<Item = Tag>, first: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a sector contains.
+/// Identifies the content of a sector.
 pub fn identify(bytes: &[u8], sector: u64) -> Tag {
     if bytes.iter().all(|byte| *byte == 0) {
         return ZERO;
@@ -81,8 +81,8 @@ pub fn identify(bytes: &[u8], sector: u64) -> Tag {
     }
 }
 
-/// Whether every byte is of one of several contents, as a read may find them that runs beside a
-/// write: no more than a sector on the disk is atomic.
+/// Whether every byte is of one of these contents. A read may return a mixture if a write is in
+/// flight.
 pub fn is_mixture(bytes: &[u8], sector: u64, tags: &[Tag]) -> bool {
     let contents: Vec<_> = tags.iter().map(|tag| bytes_of([*tag], sector)).collect();
     let is_of_one = |(n, byte)| contents.iter().any(|content| content[n] == byte);

@@ -1,5 +1,5 @@
-//! A disk in virtual time: files whose operations take a while, overtake each other, fail, and are
-//! torn or lost when the power goes.
+//! A disk in virtual time. Operations take time, are reordered, fail, and are torn or lost in a power
+//! cut.
 //!
 //! When nothing else can run, the scheduler calls [`Disk::advance`], which ends the operation that
 //! is due next. An operation takes effect when it ends, with the memory as it is then. Delays are
@@ -54,13 +54,13 @@ pub enum Failure {
 /// Operations that will fail: `count` of a class, after `skip` others of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Of which kind.
+    /// The class of operations.
     pub class: Class,
-    /// So many succeed first.
+    /// The number that succeed first.
     pub skip: u32,
-    /// So many fail.
+    /// The number that fail.
     pub count: u32,
-    /// How.
+    /// How they fail.
     pub how: Failure,
 }
 
@@ -73,7 +73,7 @@ pub enum Cut {
     Power,
 }
 
-/// Which operations failed since the device was opened.
+/// The number of operations that failed since the device was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hits {
     /// Reads.
@@ -104,7 +104,7 @@ impl Change {
         self.apply_sectors(bytes, || true);
     }
 
-    /// Does it to those sectors that `keeps` wants.
+    /// Applies it to the sectors for which `keeps` is true.
     fn apply_sectors(&self, bytes: &mut Vec<u8>, mut keeps: impl FnMut() -> bool) {
         let mut sectors = |bytes: &mut Vec<u8>, at: u64, length: u64, source: Option<&[u8]>| {
             let mut done = 0;
@@ -140,19 +140,19 @@ impl Change {
     }
 }
 
-/// Something that is not durable.
+/// A change that is not durable.
 #[derive(Debug)]
 struct Pending {
     change: Change,
     ended: u64,
-    /// A flush failed that should have covered it: no later one will.
+    /// A flush that covered it has failed, so no later flush makes it durable.
     lost: bool,
 }
 
 #[derive(Debug, Default)]
 struct FileState {
     bytes: Vec<u8>,
-    /// Which blocks are no holes.
+    /// The blocks that are data and not holes.
     data: Vec<bool>,
     durable: Vec<u8>,
     pending: Vec<Pending>,
@@ -169,7 +169,7 @@ impl FileState {
         file
     }
 
-    /// Blocks of zeroes are holes from now on.
+    /// Makes holes of all blocks of zeroes.
     fn find_holes(&mut self) {
         let is_data = |block: &[u8]| block.iter().any(|b| *b != 0);
         self.data = self.bytes.chunks(BLOCK as usize).map(is_data).collect();
@@ -200,7 +200,7 @@ impl FileState {
         });
     }
 
-    /// A flush that began then has ended.
+    /// A flush that began at `began` has ended.
     fn flushed(&mut self, began: u64) {
         let durable = &mut self.durable;
         self.pending.retain(|pending| {
@@ -211,7 +211,7 @@ impl FileState {
         });
     }
 
-    /// A flush that began then has failed.
+    /// A flush that began at `began` has failed.
     fn flush_failed(&mut self, began: u64) {
         let covered = |p: &&mut Pending| p.ended < began;
         let covered = self.pending.iter_mut().filter(covered);
@@ -234,7 +234,7 @@ struct Operation {
     offset: u64,
     length: u64,
     memory: Option<Place>,
-    /// Bytes of a block: what a short result is a multiple of.
+    /// Bytes of a block. A short result is a multiple of it.
     block: usize,
     began: u64,
     failure: Option<Failure>,
@@ -251,12 +251,12 @@ struct State {
     slow: bool,
     files: Vec<FileState>,
     operations: BTreeMap<u64, Operation>,
-    /// What ends when: time and operation.
+    /// The times at which operations end.
     due: BTreeSet<(u64, u64)>,
     next: u64,
     faults: Vec<Fault>,
     hits: Hits,
-    /// Everything stops so many operations later.
+    /// The disk stops after so many more operations.
     cut: Option<(u32, Cut)>,
     off: bool,
     trace: u64,
@@ -268,7 +268,7 @@ struct State {
 pub struct Disk(Mutex<State>);
 
 impl Disk {
-    /// A disk without files, on which everything is quick.
+    /// A disk without files, whose operations end at once.
     pub fn new() -> Arc<Disk> {
         Arc::new(Disk(Mutex::new(State {
             clock: 0,
@@ -291,7 +291,7 @@ impl Disk {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Adds a file with this content, which is durable; its number.
+    /// Adds a file with this content, which is durable. Returns its number.
     pub fn add(&self, bytes: Vec<u8>) -> usize {
         let mut state = self.state();
         state.files.push(FileState::new(bytes));
@@ -308,12 +308,12 @@ impl Disk {
         self.state().files[file] = FileState::new(bytes);
     }
 
-    /// From now on delays are drawn from this seed.
+    /// Seeds the generator of delays.
     pub fn seed(&self, seed: u64) {
         self.state().rng = Rng::new(seed);
     }
 
-    /// Whether operations take time from now on.
+    /// Sets whether operations take time.
     pub fn set_slow(&self, slow: bool) {
         self.state().slow = slow;
     }
@@ -331,7 +331,7 @@ impl Disk {
         state.cut = None;
     }
 
-    /// What failed since [`Disk::clear_faults`].
+    /// The failures since [`Disk::clear_faults`].
     pub fn hits(&self) -> Hits {
         self.state().hits
     }
@@ -341,8 +341,8 @@ impl Disk {
         self.state().cut = Some((operations, cut));
     }
 
-    /// Cancels that.
-    pub fn cut_off(&self) {
+    /// Cancels [`Disk::cut_after`].
+    pub fn cancel_cut(&self) {
         self.state().cut = None;
     }
 
@@ -370,12 +370,12 @@ impl Disk {
         self.state().trace
     }
 
-    /// Operations until now.
+    /// The number of operations that have begun.
     pub fn operations(&self) -> u64 {
         self.state().started
     }
 
-    /// Whether something is in flight.
+    /// Whether an operation is in flight.
     pub fn is_busy(&self) -> bool {
         !self.state().due.is_empty()
     }
@@ -395,7 +395,7 @@ impl Disk {
         true
     }
 
-    /// Something to read and write a file by.
+    /// Opens a file.
     pub fn open(self: &Arc<Self>, file: usize, cache: CacheMode, align: usize) -> Arc<File> {
         Arc::new(File {
             disk: self.clone(),
@@ -421,7 +421,7 @@ impl State {
         }
     }
 
-    /// Whether an operation of this kind is to fail.
+    /// How an operation of this class fails, if it is to.
     fn failure(&mut self, class: Class) -> Option<Failure> {
         let fault = (self.faults.iter_mut()).find(|f| f.class == class && f.count > 0)?;
         if fault.skip > 0 {
@@ -432,7 +432,7 @@ impl State {
         Some(fault.how)
     }
 
-    /// An operation of this kind has failed.
+    /// Counts a failed operation.
     fn hit(&mut self, class: Class) {
         match class {
             Class::Read => self.hits.reads += 1,
@@ -441,7 +441,7 @@ impl State {
         }
     }
 
-    /// Counts an operation; whether it stops everything.
+    /// Counts an operation. If it stops the disk, returns the wakers of all requests.
     fn count_down(&mut self) -> Option<Vec<Waker>> {
         self.started += 1;
         let (left, cut) = self.cut.as_mut()?;
@@ -454,7 +454,7 @@ impl State {
         Some(self.cut_now(cut))
     }
 
-    /// The memory of an operation, as it is now.
+    /// The first bytes of an operation's memory.
     fn written(operation: &Operation, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         if let Some(Place(iov)) = &operation.memory {
@@ -556,7 +556,7 @@ impl State {
             };
             self.mix(&[id, result.map_or_else(|e| e as u64, |n| n as u64)]);
             operation.result = Some(result);
-            // Not touched any more.
+            // The memory is not used after the end.
             operation.memory = None;
         }
         let waker = operation.waker.take();
@@ -573,7 +573,7 @@ impl State {
             .collect();
         for (number, file) in self.files.iter_mut().enumerate() {
             let in_flight = flights.iter().filter(|f| f.0 == number).map(|f| &f.1);
-            // How much survives, of each operation and of each sector.
+            // The chances that a whole operation or a sector survives.
             let (whole, torn) = (rng.below(5), rng.below(5));
             match cut {
                 Cut::Kill => {
@@ -581,7 +581,7 @@ impl State {
                         let all = rng.one_in(2);
                         change.apply_sectors(&mut file.bytes, || all || rng.below(4) < torn);
                     }
-                    // What the page cache has is taken for durable from here on.
+                    // The content of the page cache counts as durable from here on.
                     *file = FileState::new(std::mem::take(&mut file.bytes));
                 }
                 Cut::Power => {
@@ -625,8 +625,8 @@ fn error(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// Waits for the end of an operation. Dropped, it ends it, as the drop of an operation that the
-/// kernel has waits for its end.
+/// Waits for the end of an operation. If it is dropped, it ends the operation, as a drop waits for an
+/// operation of the kernel.
 struct Flight {
     disk: Arc<Disk>,
     id: u64,
@@ -653,7 +653,7 @@ impl Future for Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let mut state = self.disk.state();
-        // Others end while this one is waited for.
+        // Operations that are due earlier end, too.
         let mut woken = Vec::new();
         while state
             .operations
@@ -673,7 +673,7 @@ impl Drop for Flight {
 }
 
 impl File {
-    /// What the bytes from `offset` on, which is inside the file, are.
+    /// The extent at `offset`, which is inside the file.
     fn extent(&self, offset: u64) -> StorageExtent {
         let state = self.disk.state();
         let file = &state.files[self.number];
@@ -692,8 +692,7 @@ impl File {
     }
 }
 
-// SAFETY: an operation's memory is used until it has ended, which its `Flight` waits for when it
-// is dropped.
+// SAFETY: an operation uses its memory until it ends; the drop of its `Flight` ends it.
 unsafe impl Storage for File {
     unsafe fn start(
         &self,
@@ -742,7 +741,7 @@ unsafe impl Storage for File {
                 result: None,
             },
         );
-        // Mostly in order and quick, sometimes long after all others.
+        // Mostly quick and in order, sometimes long after others.
         let delay = match state.slow {
             false => 0,
             true => [0, 3, 10, 40, 400][state.rng.below(5) as usize],

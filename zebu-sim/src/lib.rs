@@ -1,7 +1,7 @@
-//! A simulator that tests zebu, in the manner of FoundationDB's and TigerBeetle's: everything runs
-//! on one thread in virtual time, on a disk that fails, delays, reorders, tears and loses what it
-//! may, and a model of what may be read. A seed always makes the same scenario. A failing one is
-//! shrunk to the fewest steps that still fail.
+//! A simulator that tests zebu, in the manner of FoundationDB's and TigerBeetle's. Everything runs on
+//! one thread in virtual time, on a disk that delays, reorders, tears and loses operations as a real
+//! one may. A model has the contents that reads may return. A seed always gives the same scenario. A
+//! failing scenario is shrunk to the fewest steps that still fail.
 //!
 //! - `steps`: the scenario as data, drawn from a seed;
 //! - `disk`: the files;
@@ -11,9 +11,12 @@
 //! - `run/`: executes steps and compares with the model;
 //! - `shrink`: the fewest steps that fail.
 
+#[path = "../../zebu/tests/common/allowed_flags.rs"]
+mod allowed_flags;
 pub mod content;
 pub mod disk;
 pub mod model;
+#[path = "../../zebu/tests/common/rng.rs"]
 pub mod rng;
 pub mod run;
 pub mod sched;

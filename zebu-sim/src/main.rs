@@ -1,4 +1,4 @@
-//! `zebu-sim`: simulates seeds, and shows the fewest steps of one that fails.
+//! `zebu-sim`: simulates seeds, and prints the fewest steps of one that fails.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ struct Arguments {
     /// The seeds to simulate, N..M without M.
     #[arg(long, value_parser = parse_range)]
     seeds: Option<(u64, u64)>,
-    /// Simulate for so many seconds.
+    /// Simulate for this number of seconds.
     #[arg(long)]
     seconds: Option<u64>,
     /// Steps of each simulation.
@@ -28,7 +28,7 @@ struct Arguments {
     /// Kinds of steps to leave out.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(KINDS))]
     without: Vec<String>,
-    /// Failures to show before it ends.
+    /// Failures after which it ends.
     #[arg(long, default_value_t = 1)]
     failures: usize,
     /// Show the steps of each simulation.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::content::{self, Tag, UNKNOWN, ZERO};
 
-/// When something happened; every begin and end has a time of its own.
+/// A reading of the model's clock. Each begin and each end has its own.
 pub type Time = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ struct Version {
     ended: Time,
     /// It succeeded.
     done: bool,
-    /// Replaced: only a crash brings it back.
+    /// It was replaced: only a crash brings it back.
     gone: bool,
 }
 
@@ -28,16 +28,16 @@ struct Version {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     versions: Vec<Version>,
-    /// Damage has made it anything.
+    /// It may have any content because of damage.
     pub wild: bool,
-    /// It was written, so that the image itself has its content, not the base.
+    /// It was written, so that its content is in the image itself and not in the base.
     pub explicit: bool,
-    /// The file was cut in front of it.
+    /// The file was truncated before it.
     pub cut: bool,
 }
 
 impl Cell {
-    /// Has this content, durably.
+    /// A sector with this content, which is durable.
     pub fn new(tag: Tag) -> Self {
         Cell {
             versions: vec![Version {
@@ -63,7 +63,7 @@ impl Cell {
         self.wild || self.now().any(|now| now == tag)
     }
 
-    /// It may have this content, too.
+    /// Adds a content that it may have.
     pub fn add(&mut self, tag: Tag, at: Time) {
         if !self.now().any(|now| now == tag) {
             self.versions.push(Version {
@@ -76,7 +76,7 @@ impl Cell {
         }
     }
 
-    /// It was read, while nothing changed it: it has this content and no other.
+    /// It was read while no change was in flight: it has this content and no other.
     fn pin(&mut self, tag: Tag) {
         let is_changing = self.versions.iter().any(|v| v.ended == Time::MAX);
         if self.wild || is_changing || tag == UNREADABLE {
@@ -87,7 +87,7 @@ impl Cell {
         }
     }
 
-    /// The same, and what was read is durable.
+    /// The same, and the content is durable.
     fn fix(&mut self, tag: Tag) {
         if !self.wild && tag != UNREADABLE {
             self.versions = Cell::new(tag).versions;
@@ -107,7 +107,7 @@ impl Cell {
         }
     }
 
-    /// What had ended then is durable.
+    /// Changes that had ended before `until` are durable.
     fn flush(&mut self, until: Time) {
         if self.versions.len() < 2 {
             return;
@@ -124,9 +124,9 @@ impl Cell {
         self.versions.retain(|v| !v.gone);
     }
 
-    /// Whatever was in flight or not durable may be there or not.
+    /// Changes that were in flight or not durable may or may not have taken effect.
     fn crash(&mut self) {
-        // Whether the image itself has the content may be lost, too.
+        // The sector may again be that of the base.
         self.explicit &= self.versions.len() == 1;
         for version in &mut self.versions {
             version.gone = false;
@@ -141,7 +141,7 @@ impl Cell {
 pub struct Snapshot {
     /// Its name.
     pub name: String,
-    /// What it contains.
+    /// Its content.
     pub cells: Vec<Cell>,
 }
 
@@ -150,11 +150,11 @@ pub struct Snapshot {
 pub struct Reading {
     id: u64,
     range: Range<usize>,
-    /// What each sector might have been at some moment.
+    /// The contents that each sector may have had at some moment.
     may_be: Vec<Vec<Tag>>,
 }
 
-/// The disk as it may be.
+/// The contents that the disk may have.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     /// Its sectors.
@@ -164,7 +164,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// How many sectors there are.
+    /// The number of sectors.
     pub fn sectors(&self) -> usize {
         self.cells.len()
     }
@@ -182,16 +182,16 @@ impl Model {
         }
     }
 
-    /// A change that began then has ended.
+    /// A change that began at `began` has ended.
     pub fn end(&mut self, range: Range<usize>, tag: Tag, began: Time, now: Time, done: bool) {
         for cell in &mut self.cells[range] {
             cell.end(tag, began, now, done);
-            // (A discard that was in flight meanwhile may have come later.)
+            // (A discard that was in flight may take effect later.)
             cell.explicit |= done && cell.now().count() == 1;
         }
     }
 
-    /// What had ended before then is durable.
+    /// Changes that had ended before `until` are durable.
     pub fn flushed(&mut self, until: Time) {
         self.cells.iter_mut().for_each(|cell| cell.flush(until));
     }
@@ -203,17 +203,17 @@ impl Model {
             .for_each(|cell| cell.flush(until));
     }
 
-    /// Everything is durable, and nothing is in flight.
+    /// Everything is durable, and no change is in flight.
     pub fn all_durable(&mut self) {
         self.flushed(Time::MAX);
     }
 
-    /// The machine stopped, or the device went without being closed.
+    /// The machine stopped, or the device was dropped without being closed.
     pub fn crashed(&mut self) {
         self.cells.iter_mut().for_each(Cell::crash);
     }
 
-    /// The first sector that is none of what it may be, as a message.
+    /// Describes the first sector with a content that it may not have.
     pub fn check(&self, found: &[Tag]) -> Result<(), String> {
         if found.len() != self.cells.len() {
             let (is, was) = (found.len(), self.cells.len());
@@ -222,8 +222,8 @@ impl Model {
         check_cells(&self.cells, found)
     }
 
-    /// Everything was read while nothing changed: this is the content, also after a crash if it
-    /// is `durable`.
+    /// Everything was read while no change was in flight: the disk has this content, also after a
+    /// crash if it is `durable`.
     pub fn pin(&mut self, found: &[Tag], durable: bool) {
         for (cell, tag) in self.cells.iter_mut().zip(found) {
             match durable {
@@ -234,7 +234,7 @@ impl Model {
     }
 }
 
-/// The first sector that is none of what it may be, as a message.
+/// Describes the first sector with a content that it may not have.
 pub fn check_cells(cells: &[Cell], found: &[Tag]) -> Result<(), String> {
     let wrong = |(cell, tag): (&Cell, &Tag)| *tag != UNREADABLE && !cell.may_be(*tag);
     let Some(sector) = cells.iter().zip(found).position(wrong) else {
@@ -253,7 +253,7 @@ pub fn check_cells(cells: &[Cell], found: &[Tag]) -> Result<(), String> {
     ))
 }
 
-/// A sector that could not be read, of an image that is damaged.
+/// A sector of a damaged image that could not be read.
 pub const UNREADABLE: Tag = UNKNOWN - 1;
 
 /// The reads in flight.
@@ -264,7 +264,7 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// A read begins; its number.
+    /// A read begins. Returns its number.
     pub fn begin(&mut self, model: &Model, range: Range<usize>) -> u64 {
         self.next += 1;
         let cells = &model.cells[range.clone()];
@@ -287,7 +287,7 @@ impl Readings {
         }
     }
 
-    /// A read has ended, and is forgotten.
+    /// A read has ended. Returns the contents that each sector may have had.
     pub fn end(&mut self, id: u64) -> Option<Vec<Vec<Tag>>> {
         let place = self.all.iter().position(|reading| reading.id == id)?;
         Some(self.all.swap_remove(place).may_be)

@@ -1,7 +1,7 @@
 //! The scheduler: an engine that waits in virtual time, and requests that the real queues drive.
 //!
-//! A request is a task of its queue. Its future is wrapped, so that it can be dropped after a
-//! number of polls, or be left alone for a while although it was woken.
+//! A request is a task of its queue. Its future is wrapped, so that it can be dropped or suspended
+//! after a number of polls.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -18,7 +18,7 @@ use zebu::storage::{Queue, QueueOptions};
 use crate::disk::Disk;
 use crate::steps::Fate;
 
-/// An engine that has no operations of its own: what a queue waits for happens on the disk.
+/// An engine without operations of its own: a queue waits for operations of the disk.
 struct Waits(Arc<Disk>);
 
 struct NoNotify;
@@ -51,7 +51,7 @@ impl Engine for Waits {
     }
 }
 
-/// Has all queues of this thread wait for `disk`.
+/// Makes all queues of this thread wait for `disk`.
 pub fn simulate(disk: &Arc<Disk>) {
     let disk = disk.clone();
     simulate_engines(Some(Rc::new(move || Box::new(Waits(disk.clone())))));
@@ -82,7 +82,7 @@ struct Slot {
 #[derive(Clone)]
 pub struct Driven(Rc<RefCell<Slot>>);
 
-/// How many polls of requests there were: whether anything goes on.
+/// The number of polls of requests, which shows whether requests make progress.
 pub type Polls = Rc<std::cell::Cell<u64>>;
 
 struct Task(Driven, Polls);
@@ -108,17 +108,17 @@ impl Driven {
         slot.future.is_none()
     }
 
-    /// Its result; None: it was dropped.
+    /// Takes its result; None: it was dropped.
     pub fn take_outcome(&self) -> Option<Outcome> {
         self.0.borrow_mut().outcome.take()
     }
 
-    /// Whether it is not polled for now.
+    /// Whether it is suspended.
     pub fn is_stalled(&self) -> bool {
         self.0.borrow().stalled
     }
 
-    /// It is polled again, or dropped if that is its fate.
+    /// Resumes it, or drops it if that is its fate.
     pub fn release(&self) {
         let (dropped, waker) = {
             let mut slot = self.0.borrow_mut();
@@ -182,7 +182,7 @@ impl Future for Task {
     }
 }
 
-/// Lets the tasks of a queue run that are ready.
+/// Runs the tasks of a queue that are ready.
 pub fn turn(queue: &Queue) {
     queue.block_on(async {});
 }

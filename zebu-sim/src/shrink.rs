@@ -1,5 +1,4 @@
-//! Runs scenarios so that a panic is a failure like any other, and makes one that fails as short
-//! as it can be.
+//! Runs scenarios, with panics as failures, and shrinks a failing one.
 
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe};
@@ -9,11 +8,11 @@ use crate::run::{Report, run};
 use crate::steps::{Fate, Scenario, Stop, What};
 
 thread_local! {
-    /// Where this thread panicked last, and what it said.
+    /// The last panic of this thread: place and message.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Panics of simulations are kept for their report instead of being printed.
+/// Keeps panics of simulations for the report instead of printing them.
 fn keep_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -32,7 +31,7 @@ fn keep_panics() {
     });
 }
 
-/// Carries a scenario out; the error says what is wrong.
+/// Runs a scenario; the error describes the failure.
 pub fn attempt(scenario: &Scenario) -> Result<Report, String> {
     keep_panics();
     PANIC.set(None);
@@ -51,7 +50,7 @@ fn kind(failure: &str) -> &str {
     failure.split(':').next().unwrap_or_default()
 }
 
-/// The fewest and plainest steps that fail in the same way, and how they do.
+/// The fewest and simplest steps that fail in the same way, and their failure.
 pub fn shrink(scenario: &Scenario, failure: &str, mut attempts: usize) -> (Scenario, String) {
     let mut best = (scenario.clone(), failure.to_string());
     let mut is_better = |candidate: &Scenario, best: &mut (Scenario, String)| {
@@ -104,7 +103,7 @@ pub fn shrink(scenario: &Scenario, failure: &str, mut attempts: usize) -> (Scena
     best
 }
 
-/// Ways to make an image plainer.
+/// Ways to simplify an image.
 const ORIGINS: &[fn(&mut Scenario)] = &[
     |s| s.origin.backing = usize::MAX,
     |s| s.origin.bases.clear(),
@@ -125,7 +124,7 @@ const ORIGINS: &[fn(&mut Scenario)] = &[
     |s| s.origin.bases.iter_mut().for_each(|base| base.qcow2 = None),
 ];
 
-/// Ways to make a step plainer.
+/// Ways to simplify a step.
 const STEPS: &[fn(&mut What)] = &[
     |what| match what {
         What::Request(request) => request.fate = Fate::Run,

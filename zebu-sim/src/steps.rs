@@ -20,41 +20,41 @@ pub struct Scenario {
     pub steps: Vec<Step>,
 }
 
-/// An image and what lies behind it.
+/// An image and its possible backing files.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// How it is made (but for the name of its backing file).
+    /// Its options, without the name of its backing file.
     pub create: CreateQcow2,
-    /// The images that it may have behind it.
+    /// The images that may be its backing file.
     pub bases: Vec<Base>,
-    /// The one that it has: none if there is no such one.
+    /// The index of its backing file; none if there is no such base.
     pub backing: usize,
 }
 
-/// An image to lie behind another one.
+/// A backing file.
 #[derive(Clone, Debug)]
 pub struct Base {
-    /// Bytes of its disk; of a raw one any number.
+    /// Bytes of its disk. For a raw image this is any number.
     pub bytes: u64,
-    /// qcow2: clusters of so many bits, over the base of the next number if `above`.
+    /// The cluster bits of a qcow2 image; None: raw.
     pub qcow2: Option<u32>,
-    /// Whether it lies on the next base.
+    /// Whether the next base is its backing file.
     pub above: bool,
-    /// Of how many pieces one has data.
+    /// One part in this many has data.
     pub sparse: u64,
-    /// What its content is drawn from.
+    /// The seed of its content.
     pub seed: u64,
 }
 
-/// A step. What it draws comes from its own seed, and what it writes has its number, so neither
-/// changes when others are left out.
+/// A step. It has its own seed, and its data contain its number, so neither changes when other steps
+/// are left out.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The tag of what it writes.
     pub id: u32,
-    /// What the disk and the scheduler draw from while it runs.
+    /// The seed of disk and scheduler while it runs.
     pub seed: u64,
-    /// What is done.
+    /// Its kind.
     pub what: What,
 }
 
@@ -79,7 +79,7 @@ pub enum What {
     Cut(Cut),
     /// A job, with the image closed.
     Job(Job, Stop),
-    /// Zeroes at the end of the file are cut off, as QEMU leaves files: to so many bytes.
+    /// Zeroes at the end of the file are cut off, down to this length, as QEMU leaves files.
     Trim(u64),
     /// The file is damaged.
     Damage(Damage),
@@ -104,15 +104,15 @@ pub struct Opening {
     pub queues: usize,
     /// Whether discards are carried out.
     pub discard: bool,
-    /// What becomes of writes of zeroes.
+    /// How writes of zeroes are treated.
     pub detect_zeroes: DetectZeroes,
     /// Bytes of L2 slices.
     pub cache: Option<(u64, u64)>,
-    /// Whether I/O goes past the page cache or not, and when it is durable.
+    /// The cache mode.
     pub mode: CacheMode,
-    /// What direct I/O is aligned to.
+    /// The alignment of direct I/O.
     pub align: usize,
-    /// Parts of a request in flight.
+    /// The most parts of a request in flight.
     pub parts: usize,
 }
 
@@ -121,19 +121,19 @@ pub struct Opening {
 pub struct Request {
     /// The queue that drives it.
     pub queue: usize,
-    /// What is asked.
+    /// Its kind.
     pub kind: Kind,
     /// First sector, modulo the size of the disk.
     pub start: usize,
-    /// How many.
+    /// The number of sectors.
     pub count: usize,
-    /// What becomes of its future.
+    /// What happens to its future.
     pub fate: Fate,
     /// Turns of the scheduler after it has begun.
     pub turns: u32,
 }
 
-/// What is asked.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read.
@@ -150,14 +150,14 @@ pub enum Kind {
     Flush,
 }
 
-/// What becomes of a request's future.
+/// What happens to a request's future.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is polled to its end.
     Run,
-    /// It is dropped after so many polls.
+    /// It is dropped after this number of polls.
     Drop(u32),
-    /// After so many polls it is not polled any more until all the others have ended.
+    /// After this number of polls it is suspended until all other requests have ended.
     Stall(u32),
     /// The same, and then it is dropped.
     StallDrop(u32),
@@ -166,55 +166,55 @@ pub enum Fate {
 /// A change of the whole image.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageChange {
-    /// Another size, in sectors: so many more or less.
+    /// A resize by this number of sectors.
     Resize(i64, Preallocation),
-    /// A snapshot is taken.
+    /// A snapshot is created.
     Take,
-    /// Back to a snapshot, modulo their number.
+    /// A snapshot is applied: its index, modulo their number.
     Apply(usize),
-    /// A snapshot is deleted.
+    /// A snapshot is deleted, likewise.
     Delete(usize),
 }
 
 /// A job on the closed image.
 #[derive(Clone, Copy, Debug)]
 pub enum Job {
-    /// Into the image behind it; whether it is emptied then.
+    /// Commit into the backing file; whether the image is emptied then.
     Commit(bool),
-    /// On top of another base; whether what is written is compressed.
+    /// Rebase to another base; whether written clusters are compressed.
     Rebase(usize, bool),
-    /// Only the name of the base changes.
+    /// An unsafe rebase, which only changes the name of the base.
     RebaseUnsafe(usize),
-    /// Version, refcount order, lazy refcounts.
+    /// Amend: version, refcount order, lazy refcounts.
     Amend(Option<u32>, Option<u32>, Option<bool>),
     /// A repair.
     Repair(RepairMode),
-    /// Into a new image: cluster bits, compressed.
+    /// Convert to a new image: cluster bits, whether compressed.
     Convert(u32, bool),
 }
 
 /// Damage to the file of a closed image.
 #[derive(Clone, Copy, Debug)]
 pub enum Damage {
-    /// A bit of an L1 entry is set that makes it an error, or means nothing.
+    /// A bit of an L1 entry is set that makes it invalid, or is ignored.
     L1(u64),
-    /// The same of an L2 entry.
+    /// The same for an L2 entry.
     L2(u64),
-    /// The same of a refcount table entry.
+    /// The same for a refcount table entry.
     Refcount(u64),
-    /// The file is cut.
+    /// The file is truncated.
     Truncate(u64),
-    /// The file is longer by so many bytes of noise.
+    /// This number of bytes of noise is appended.
     Extend(u64),
 }
 
-/// What a simulation may leave out, to look for the rest.
+/// Kinds of steps that a simulation can leave out.
 pub const KINDS: &[&str] = &[
     "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes",
 ];
 
 impl Scenario {
-    /// The simulation of a seed, with so many steps and without these [`KINDS`] of them.
+    /// The simulation of a seed, with this number of steps and without these [`KINDS`].
     pub fn random(seed: u64, steps: usize, without: &[String]) -> Scenario {
         let with = |kind: &str| !without.iter().any(|w| w == kind);
         let mut rng = Rng::new(seed);
@@ -328,7 +328,7 @@ impl Base {
     }
 }
 
-/// What steps are drawn from.
+/// The properties of the image that steps are drawn for.
 struct Draw {
     rng: Rng,
     /// Sectors of a cluster, and of the disk.
@@ -425,8 +425,8 @@ impl Draw {
             _ => rng.pick(&[1, 1, 4, 8, cluster]),
         };
         let start = match rng.one_in(2) {
-            true => rng.below(self.sectors as u64) as usize,
-            false => self.hot + rng.below(4 * cluster as u64) as usize,
+            true => rng.index(self.sectors),
+            false => self.hot + rng.index(4 * cluster),
         };
         let most = match rng.below(8) {
             0..5 => 2 * unit as u64,
@@ -446,7 +446,7 @@ impl Draw {
                 2 if self.stalls && self.drops => Fate::StallDrop(polls),
                 _ => Fate::Run,
             },
-            turns: [0, 0, 2, 8, 60][rng.below(5) as usize],
+            turns: rng.pick(&[0, 0, 2, 8, 60]),
         }
     }
 

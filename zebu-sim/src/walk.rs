@@ -9,18 +9,18 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 pub struct Entry {
     /// Offset of its 8 bytes.
     pub at: u64,
-    /// What they say.
+    /// The bytes as a number.
     pub value: u64,
 }
 
-/// A part of the disk, in bytes, and where it is stored.
+/// A mapped part of the disk, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
-    /// Where the disk has it.
+    /// Its offset on the disk.
     pub guest: u64,
     /// Its L2 entry.
     pub entry: Entry,
-    /// Where the file has it, and how many bytes; None: in a data file, or nowhere.
+    /// Its offset and length in the file; None: it is in a data file, or nowhere.
     pub host: Option<(u64, u64)>,
 }
 
@@ -31,15 +31,15 @@ pub struct Walk {
     pub cluster: u64,
     /// Bytes of the disk.
     pub size: u64,
-    /// Bytes of the disk that an L2 table is for.
+    /// Bytes of the disk that an L2 table maps.
     pub coverage: u64,
-    /// The active L1 table, and the guest offset that each entry is for.
+    /// The active L1 table: guest offset and entry.
     pub l1: Vec<(u64, Entry)>,
-    /// Everything in the active L2 tables that is not zero.
+    /// All entries of the active L2 tables that are not zero.
     pub mapped: Vec<Mapped>,
     /// The refcount table.
     pub refcounts: Vec<Entry>,
-    /// Where there are tables: offset and length.
+    /// Offset and length of all tables.
     pub tables: Vec<(u64, u64)>,
 }
 
@@ -55,8 +55,7 @@ fn half(bytes: &[u8], at: u64) -> u64 {
     word(bytes, at) >> 32
 }
 
-/// Looks at an image whose header is as it should be. What an unaligned L1 entry leads to is no L2
-/// table: it cannot be read.
+/// Finds the structures of an image with a valid header. Unaligned L1 entries are not followed.
 pub fn walk(bytes: &[u8]) -> Walk {
     let cluster = 1u64 << half(bytes, 20).min(21);
     let version = half(bytes, 4);
@@ -122,7 +121,7 @@ pub fn walk(bytes: &[u8]) -> Walk {
 }
 
 impl Walk {
-    /// Where the last table ends.
+    /// The end of the last table.
     pub fn end_of_tables(&self) -> u64 {
         self.tables.iter().map(|t| t.0 + t.1).max().unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! Guards against whatever a seed may meet: see the crate's documentation. A failure is shown with
-//! the fewest steps that fail, and the command that repeats it.
+//! Runs simulations (see the crate's documentation). A failure is printed with the fewest steps that
+//! fail, and the command that repeats it.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn any_seed() {
-    // So many from one on, or as many as there is time for.
+    // A given number of seeds, or as many as there is time for.
     let first = number("ZEBU_SIM_SEED").unwrap_or(1);
     let count = number("ZEBU_SIM_SEEDS");
     let seconds = number("ZEBU_SIM_SECONDS").or(count.is_none().then_some(30));
@@ -52,9 +52,9 @@ fn any_seed() {
     println!("cases: {runs} simulations of {STEPS} steps ({steps})");
 }
 
-/// A failure could not be repeated, nor shrunk, if anything but the seed mattered.
+/// A failure can only be repeated and shrunk if nothing but the seed matters.
 #[test]
-fn a_seed_is_always_the_same() {
+fn a_seed_always_gives_the_same_result() {
     for seed in 1000..1020 {
         let scenario = scenario(seed);
         let outcome = || match attempt(&scenario) {

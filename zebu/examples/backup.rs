@@ -20,7 +20,7 @@ const PART: u64 = 1 << 20;
 /// Parts that are copied at once.
 const DEPTH: usize = 8;
 
-/// Copies one part; how many bytes that are.
+/// Copies one part. Returns the number of bytes of data.
 async fn copy_part(
     queue: Queue,
     source: Rc<Device>,
@@ -39,7 +39,7 @@ async fn copy_part(
     written.map(|()| length)
 }
 
-/// Copies all data; how many bytes that were. None: `cancelled` was set.
+/// Copies all data. Returns the number of bytes, or None if `cancelled` was set.
 async fn copy(
     queue: &Queue,
     source: &Rc<Device>,
@@ -55,7 +55,7 @@ async fn copy(
         let mut at = if status.zero { end } else { offset };
         while at < end {
             if cancelled.load(Ordering::Relaxed) {
-                // Each waits for what the kernel has, and starts nothing more.
+                // An aborted part waits for its operations in the kernel, and starts no more.
                 in_flight.into_iter().for_each(Handle::abort);
                 return Ok(None);
             }
@@ -83,7 +83,7 @@ async fn copy(
     Ok(Some(copied))
 }
 
-/// Makes the copy. None: it was cancelled, and the target is not complete.
+/// Makes the copy. Returns None if it was cancelled: the target is not complete then.
 fn backup(source: &str, target: &Path, cancelled: &AtomicBool) -> Result<Option<u64>> {
     let queue = Queue::new(QueueOptions::default())?;
     let untrusted = OpenOptions::default().policy(Policy::Untrusted(Limits::default()));

@@ -116,7 +116,7 @@ struct Guest {
     /// Its part of the disk.
     start: u64,
     blocks: usize,
-    /// Requests in flight of the step that it is in: write, flush, read.
+    /// Requests in flight of the current step: write, flush or read.
     in_flight: usize,
     step: usize,
 }
@@ -126,7 +126,7 @@ impl Guest {
         (self.start as usize / BLOCK + block) as u8 | 1
     }
 
-    /// Submits all requests of the step. Each block is two segments, as a guest's may be.
+    /// Submits all requests of the step. Each block has two segments, as a guest's may have.
     fn begin(&mut self) {
         if self.step == 1 {
             self.in_flight = 1;
@@ -143,8 +143,8 @@ impl Guest {
                 iov_len: part.len(),
             });
             let (offset, cookie) = (self.start + (block * BLOCK) as u64, block as u64);
-            // SAFETY: the memory is the guest's, which looks at it after the completion and
-            // lives until the end of the loop.
+            // SAFETY: the memory belongs to the guest, which lives until the end of the loop and
+            // uses it after the completion.
             unsafe {
                 match self.step {
                     0 => self.disk.write_vectored(offset, &iovecs, cookie),

@@ -301,7 +301,7 @@ pub fn strerror(error: &io::Error) -> impl fmt::Display {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a kind that is lost behind a context.
+    //! Guards against an error whose kind is lost when context is added.
     use super::*;
 
     #[test]

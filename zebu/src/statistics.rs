@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_time_has_its_bucket() {
+    fn every_latency_has_a_bucket() {
         for bit in 0..64 {
             for n in [1u64 << bit, (1 << bit) + (1 << bit) / 3, u64::MAX >> bit] {
                 let end = longest(bucket(n)).as_nanos() as u64;

@@ -1,12 +1,15 @@
-//! Guards against data lost where two workers of a conversion write near each
-//! other, against a target that comes out longer than its sources, and against
-//! what is told of a conversion getting lost.
+//! Conversion to a target with aligned I/O. Guards against data that are lost where two workers write
+//! parts of one block, against a wrong length of the target, and against lost reports of progress.
+
+#[path = "common/rng.rs"]
+mod rng;
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rng::Rng;
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::names::Source;
@@ -15,8 +18,8 @@ use zebu::storage::{
     Storage,
 };
 
-/// Memory that wants aligned operations, as direct I/O does, and that takes its
-/// time to read, so that who reads a block to write it back meets the others.
+/// Memory that needs aligned operations, as direct I/O does. Its reads are slow, so that
+/// read-modify-writes of one block overlap.
 #[derive(Debug)]
 struct Aligned(Memory, Blocks, Properties);
 
@@ -54,16 +57,11 @@ unsafe impl Storage for Aligned {
     }
 }
 
-/// Bytes of which no sector is like another, or zero.
+/// Bytes without zero or equal sectors.
 fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..length).map(|_| next()).collect()
+    let mut bytes = vec![0; length];
+    Rng::new(seed).fill(&mut bytes);
+    bytes
 }
 
 fn open(path: &Path) -> Device {
@@ -72,8 +70,8 @@ fn open(path: &Path) -> Device {
     Device::open(&queue, &source, &OpenOptions::default()).unwrap()
 }
 
-/// Converts files of these contents to a target that holds `before`; what it
-/// holds then, and the last progress told.
+/// Converts files with these contents to a target with the content `before`. Returns its new content
+/// and the last report of progress.
 fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) -> (Vec<u8>, u64) {
     let dir = tempfile::tempdir().unwrap();
     let sources = contents.iter().enumerate().map(|(i, content)| {
@@ -102,7 +100,7 @@ fn converted(contents: &[Vec<u8>], before: Vec<u8>, options: &ConvertOptions) ->
 
 #[test]
 fn sources_that_meet_inside_a_block() {
-    // All boundaries of the second source's clusters lie inside blocks.
+    // All clusters of the second source begin within a block.
     let contents = [noise(1536, 1), noise(6 << 20, 2), noise(4096 - 1536, 3)];
     let expected = contents.concat();
     for workers in [1, 8] {
@@ -139,7 +137,7 @@ fn the_target_keeps_its_length() {
         let (got, _) = converted(std::slice::from_ref(&content), vec![0; length], &options);
         assert_eq!(got.len(), length);
         assert!(got == content);
-        // A longer one too: what is behind stays.
+        // A longer target keeps its rest.
         let (got, _) = converted(
             std::slice::from_ref(&content),
             vec![9; length + 512],

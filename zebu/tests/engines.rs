@@ -1,7 +1,6 @@
-//! Guards against: bytes that land elsewhere than they should, on any engine,
-//! cache mode or kind of storage; a file that ends elsewhere; an error that is
-//! lost or a request that never ends; memory that is used after it was freed;
-//! and an engine that behaves differently from the others.
+//! All engines, cache modes and kinds of storage, compared with a vector. Guards against misplaced
+//! bytes, a wrong length of a file, lost errors, requests that never end, memory that is used after
+//! it was freed, and engines that differ.
 
 mod common;
 
@@ -23,7 +22,7 @@ use zebu::storage::{
     self, Buffer, CacheMode, EngineKind, OpenFile, Queue, Storage, StorageExtent, open_file,
 };
 
-/// Bytes around a request's memory that it must leave alone.
+/// The bytes around a request's memory, which it must not change.
 const GUARD: u8 = 0xa5;
 
 fn set_len(storage: &dyn Storage, queue: &Queue, length: u64) {
@@ -43,8 +42,7 @@ async fn read(
     pieces: &mut Pieces,
 ) -> io::Result<()> {
     let (mut before, mut after) = (vec![GUARD; 512], vec![GUARD; 512]);
-    // SAFETY: all three live in this future until the read has ended, also if
-    // it is dropped before.
+    // SAFETY: all three live in this future until the read has ended, also if it is dropped.
     let iov = unsafe { pieces.iov(&mut before, &mut after) };
     let result = storage::read(storage, queue, offset, &iov).await;
     assert!(before.iter().chain(&after).all(|byte| *byte == GUARD));
@@ -63,7 +61,7 @@ async fn write(
     storage::write(storage, queue, offset, &iov).await
 }
 
-/// The bytes as they should be.
+/// The expected content.
 struct Model {
     bytes: Vec<u8>,
     fixed: bool,
@@ -99,7 +97,7 @@ impl Model {
     }
 }
 
-/// All that the storage says of holes must be zeroes.
+/// Holes that the storage reports must be zeroes.
 fn check_extents(setup: &Setup, model: &Model) {
     let end = setup.storage.len().unwrap();
     let mut at = 0;
@@ -118,7 +116,7 @@ fn check_extents(setup: &Setup, model: &Model) {
 }
 
 #[test]
-fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
+fn random_operations_match_a_vector() {
     each(|setup| {
         let Setup { queue, storage, .. } = setup;
         let storage = &**storage;
@@ -129,7 +127,7 @@ fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
             fixed,
         };
         if fixed {
-            // Something, so that its old content does not matter.
+            // The old content of the device is overwritten.
             model.bytes = vec![0; DEVICE_BYTES as usize];
             rng.fill(&mut model.bytes);
             let mut pieces = Pieces::one(model.bytes.len());
@@ -145,7 +143,7 @@ fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
             150
         };
         for step in 0..steps {
-            // Where, mostly around what is there; half of it aligned.
+            // Mostly near the data; half of the ranges are aligned.
             let aligned = rng.one_in(2);
             let unit = if aligned { block } else { 1 };
             let (space, longest) = match fixed {
@@ -228,7 +226,7 @@ fn any_sequence_of_operations_does_what_it_does_to_a_vector() {
         let mut all = Pieces::one(model.bytes.len());
         queue.block_on(read(storage, queue, 0, &mut all)).unwrap();
         assert!(all.get() == model.bytes);
-        // And through another way into the same file.
+        // Read once more through the file system.
         if setup.place != Place::Memory {
             assert!(fs::read(storage.path()).unwrap() == model.bytes);
         }
@@ -343,7 +341,7 @@ fn empty_operations_do_nothing() {
 }
 
 #[test]
-fn a_hole_is_seen_as_one() {
+fn a_punched_hole_is_reported() {
     each(|setup| {
         let (queue, storage) = (&setup.queue, &*setup.storage);
         if !matches!(setup.place, Place::Disk | Place::Tmpfs) {
@@ -368,7 +366,7 @@ fn a_hole_is_seen_as_one() {
 }
 
 #[test]
-fn many_requests_in_flight_stay_apart() {
+fn many_requests_in_flight_are_independent() {
     const REQUESTS: u64 = 96;
     const SPACE: u64 = DEVICE_BYTES / REQUESTS / 4096 * 4096;
     each(|setup| {
@@ -382,8 +380,7 @@ fn many_requests_in_flight_stay_apart() {
                 queue.spawn(async move {
                     let mut rng = Rng::new(seed * 1000 + n);
                     let (storage, queue) = (&*storage, &queue2);
-                    // Whole blocks, whatever the alignment: others write to
-                    // the neighbouring ones.
+                    // Whole blocks of any alignment, since other threads write adjacent blocks.
                     let mut expected = vec![0; SPACE as usize];
                     let mut pieces = Pieces::equal(SPACE as usize / 4096, 4096);
                     for _ in 0..rounds {
@@ -422,11 +419,11 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 fn a_dropped_request_has_ended() {
     each(|setup| {
         let (queue, storage) = (&setup.queue, &*setup.storage);
-        // What goes past the page cache may be made as two operations.
+        // Direct I/O may split it into two operations.
         const LENGTH: usize = 1 << 20;
         let mut rng = Rng::new(setup.seed);
         let mut expected = vec![0; LENGTH];
-        // Something that is always ready: the wait must not depend on it.
+        // A task that is always ready, which must not delay the wait.
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let busy = queue.spawn(poll_fn(move |context| {
@@ -446,7 +443,7 @@ fn a_dropped_request_has_ended() {
             pieces.put(&vec![1; LENGTH]);
             let back = queue.block_on(storage::read_vec(storage, queue, 0, LENGTH));
             assert!(back.unwrap() == expected);
-            // Nothing comes into the memory after a dropped read.
+            // The memory does not change after a read was dropped.
             {
                 let mut reads: Vec<_> =
                     (0..8).map(|_| Pieces::equal(LENGTH / 4096, 4096)).collect();
@@ -501,8 +498,8 @@ fn a_file_open_for_reading_is_not_written() {
     assert_eq!(fs::read(&path).unwrap(), [3; 10_000]);
 }
 
-/// A tmpfs of 1 MiB, if one can be mounted. It is out of sight at once and kept
-/// by the descriptor of its folder, so nothing stays however the test ends.
+/// A tmpfs of 1 MiB, if one can be mounted. It is unmounted lazily at once and lives as long as the
+/// descriptor of its folder, also if the test is killed.
 fn small_disk() -> Option<fs::File> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let done = |command: &mut Command| {
@@ -518,7 +515,7 @@ fn small_disk() -> Option<fs::File> {
 }
 
 #[test]
-fn a_full_file_system_says_so() {
+fn a_full_file_system_is_an_error() {
     let Some(disk) = small_disk() else {
         eprintln!("skipped: cannot mount a small tmpfs");
         return;
@@ -551,13 +548,13 @@ fn a_full_file_system_says_so() {
 }
 
 #[test]
-fn the_last_offsets_are_errors_and_no_more() {
+fn offsets_that_are_too_large_are_errors() {
     const MAX: u64 = i64::MAX as u64;
     each(|setup| {
         let (queue, storage) = (&setup.queue, &*setup.storage);
         let mut pieces = Pieces::equal(2, 4096);
         queue.block_on(async {
-            // Past what a file can have.
+            // Past the largest length of a file.
             for offset in [MAX - 8191, MAX - 1, MAX, MAX + 1, u64::MAX - 4095, u64::MAX] {
                 pieces.put(&[4; 8192]);
                 read(storage, queue, offset, &mut pieces).await.unwrap();
@@ -577,7 +574,7 @@ fn the_last_offsets_are_errors_and_no_more() {
                 errno(storage::zero_range(storage, queue, 1, u64::MAX).await),
                 Some(libc::EFBIG)
             );
-            // Just within: some file systems go as far.
+            // Just below it: some file systems allow that.
             let far = (MAX & !((1 << 20) - 1)) - 8192;
             pieces.put(&[4; 8192]);
             read(storage, queue, far, &mut pieces).await.unwrap();
@@ -593,10 +590,10 @@ fn the_last_offsets_are_errors_and_no_more() {
     });
 }
 
-/// A read by the queue's thread of what the page cache has, in part, and of the end of
-/// the file: bytes that are not there must come from the disk, or be zero.
+/// A read by the queue's thread of a range that is partly in the page cache, and of the end of the
+/// file: the other bytes must come from the disk, or be zero.
 #[test]
-fn a_file_that_is_in_the_page_cache_in_part_is_read_as_a_whole() {
+fn a_partly_cached_range_is_read_in_full() {
     const LENGTH: usize = (1 << 20) + 100;
     const PIECE: usize = 64 << 10;
     let places = Places::new();
@@ -624,7 +621,7 @@ fn a_file_that_is_in_the_page_cache_in_part_is_read_as_a_whole() {
                 }
                 let mut buffer = Buffer::new(length);
                 buffer.fill(GUARD);
-                // SAFETY: the buffer stays until the read, waited for here, has ended.
+                // SAFETY: the buffer lives until the read has ended.
                 let iov = unsafe { buffer.iov() };
                 let read = storage::read(&*storage, &queue, offset as u64, &iov);
                 queue.block_on(read).unwrap();
@@ -654,7 +651,7 @@ fn two_queues_share_a_file() {
                     queue.block_on(async {
                         let mut pieces = Pieces::one(4096);
                         for round in 0..100u32 {
-                            // Each thread has every other block.
+                            // The threads use alternate blocks.
                             let block = rng.below(BLOCKS / 2) * 2 + thread;
                             let value = round as u8 + 1;
                             let known = expected[block as usize];
@@ -697,7 +694,7 @@ fn padding_of_one_write_does_not_cut_off_another() {
             return;
         };
         let queue = queue(engine, false);
-        // The first one, held after it has looked where the file ends.
+        // The first write is held after it has read the length of the file.
         let mut near = Pieces::one(100);
         near.put(&[1; 100]);
         let mut far = Pieces::one(100);
@@ -706,7 +703,7 @@ fn padding_of_one_write_does_not_cut_off_another() {
             let mut first = pin!(write(&*file, &queue, 0, &mut near));
             let _ = poll_once(first.as_mut());
             let mut second = pin!(write(&*file, &queue, 1 << 20, &mut far));
-            // The second waits for the first, so they are driven together.
+            // The second write waits for the first one, so both are polled.
             let (mut one, mut two) = (None, None);
             queue.block_on(std::future::poll_fn(|context| {
                 if one.is_none() {
@@ -731,8 +728,7 @@ fn padding_of_one_write_does_not_cut_off_another() {
     }
 }
 
-/// The kernel writes zeroes to a device that cannot zero, which takes as long as to
-/// write them.
+/// The kernel emulates zeroing of a device by writes, which is not quick.
 #[test]
 fn quick_zeroes_are_refused_by_devices() {
     let places = Places::new();

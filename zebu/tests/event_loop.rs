@@ -1,7 +1,7 @@
-//! A queue in an event loop that is not zebu's, with each engine.
+//! A queue in an event loop of the caller's, with each engine.
 //!
-//! Guards against an end or a wake-up that the descriptor does not tell of, and against one that
-//! it tells of for ever.
+//! Guards against completions and wake-ups that do not make the descriptor readable, and against a
+//! descriptor that stays readable.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -17,7 +17,7 @@ use zebu::storage::{
     EngineKind, OpenFile, Queue, QueueOptions, Storage, flush, open_file, read, write_slice,
 };
 
-/// Long enough for the slowest machine; a test that needs it fails.
+/// Long enough for a slow machine; a test that waits for so long fails.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn queues() -> impl Iterator<Item = Queue> {
@@ -41,7 +41,7 @@ fn becomes_readable(queue: &Queue, time: Duration) -> bool {
     };
     let mut fds = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
     let start = std::time::Instant::now();
-    // A descriptor that is readable and wakes nobody is found when the time is up.
+    // A descriptor that is readable but does not wake `poll` is found when the time is up.
     poll(&mut fds, Some(&limit)).unwrap() > 0 && (time.is_zero() || start.elapsed() < time)
 }
 
@@ -53,14 +53,11 @@ fn drive(queue: &Queue, is_done: impl Fn() -> bool) {
             return;
         }
         let engine = queue.options().engine;
-        assert!(
-            becomes_readable(queue, NEVER),
-            "{engine}: nothing happens any more"
-        );
+        assert!(becomes_readable(queue, NEVER), "{engine}: nothing happens");
     }
 }
 
-/// A file of 64 blocks, each full of its number, past the page cache where that is possible.
+/// A file of 64 blocks, each filled with its number, with direct I/O if that is possible.
 fn file() -> (tempfile::NamedTempFile, Arc<dyn Storage>) {
     let named = tempfile::NamedTempFile::new().unwrap();
     let content: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
@@ -75,7 +72,7 @@ fn file() -> (tempfile::NamedTempFile, Arc<dyn Storage>) {
     (named, file.unwrap())
 }
 
-/// Spawns `count` reads of one block each; counts the ones that ended.
+/// Spawns `count` reads of one block each. Returns the counter of reads that have ended.
 fn spawn_reads(queue: &Queue, file: &Arc<dyn Storage>, count: usize) -> Rc<Cell<usize>> {
     let ended = Rc::new(Cell::new(0));
     for n in 0..count {
@@ -96,7 +93,7 @@ fn spawn_reads(queue: &Queue, file: &Arc<dyn Storage>, count: usize) -> Rc<Cell<
 }
 
 #[test]
-fn operations_end() {
+fn operations_complete() {
     for queue in queues() {
         let (_named, file) = file();
         for count in [1, 2, 3, 40, 1, 700] {
@@ -107,7 +104,7 @@ fn operations_end() {
 }
 
 #[test]
-fn it_is_readable_only_if_there_is_something_to_do() {
+fn the_descriptor_is_readable_only_if_there_is_work() {
     for queue in queues() {
         let (_named, file) = file();
         let ended = spawn_reads(&queue, &file, 20);
@@ -115,7 +112,7 @@ fn it_is_readable_only_if_there_is_something_to_do() {
         while queue.turn() {}
         assert!(!becomes_readable(&queue, Duration::ZERO));
         let ended = spawn_reads(&queue, &file, 1);
-        // The kernel may pass one eventfd's wake-up on to another a moment later.
+        // The kernel may forward the wake-up of one eventfd to another one with a delay.
         assert!(becomes_readable(&queue, NEVER), "it was spawned");
         drive(&queue, || ended.get() == 1);
     }
@@ -127,7 +124,7 @@ fn flushes_writes_sleeps_and_descriptors_are_waited_for() {
         let (_named, file) = file();
         let done = Rc::new(Cell::new(0));
         let (other, ours) = std::os::unix::net::UnixStream::pair().unwrap();
-        // Several waits for one descriptor, begun before and after the first turn.
+        // Several waits for one descriptor, started before and after the first turn.
         let ours = Rc::new(ours);
         let wait = |times| {
             for _ in 0..times {
@@ -160,7 +157,7 @@ fn flushes_writes_sleeps_and_descriptors_are_waited_for() {
 }
 
 #[test]
-fn other_threads_wake_it() {
+fn other_threads_wake_the_queue() {
     for queue in queues() {
         let done = Rc::new(Cell::new(0));
         let (mut from_task, from_other): (Vec<_>, Vec<_>) =
@@ -188,7 +185,7 @@ fn other_threads_wake_it() {
 }
 
 #[test]
-fn eventfds_are_waited_for_again_and_again() {
+fn an_eventfd_can_be_waited_for_repeatedly() {
     for queue in queues() {
         let flags = rustix::event::EventfdFlags::NONBLOCK;
         let kick = Rc::new(rustix::event::eventfd(0, flags).unwrap());
@@ -212,13 +209,13 @@ fn eventfds_are_waited_for_again_and_again() {
 }
 
 #[test]
-fn the_loops_may_alternate() {
+fn block_on_and_the_event_loop_may_alternate() {
     for queue in queues() {
         let (_named, file) = file();
         for round in 0..30 {
             let ended = spawn_reads(&queue, &file, 1 + round % 4);
             queue.turn();
-            // In flight from there; some end here, others below. The descriptor tells of them.
+            // Reads that are submitted here may complete here or in the event loop below.
             queue.block_on(async {
                 let mut buffer = queue.buffer(4096);
                 // SAFETY: the buffer lives until the read has ended.
@@ -253,7 +250,7 @@ fn requests_may_be_polled_by_another_executor() {
             let waker = woken.clone().into();
             let mut poll = || request.as_mut().poll(&mut Context::from_waker(&waker));
             if block % 5 == 4 {
-                // Dropped in flight: that waits in the engine.
+                // Dropping a read in flight waits in the engine.
                 let _ = poll();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The programs in `examples/` do what they say, on small images.
+//! The programs in `examples/`, on small images.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ fn vmm_needs_one_thread() {
         return eprintln!("skipped: no io_uring");
     }
     assert_eq!(said, "3 virtqueues, 42 blocks each, 1 thread(s)\n");
-    // What the guest wrote is there.
+    // The image has the guest's data.
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let mut bytes = vec![0; 42 << 16];
     open(&queue, &path, false)

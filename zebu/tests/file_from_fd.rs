@@ -1,6 +1,6 @@
 //! Devices over descriptors that the caller has opened ([`zebu::storage::file_from_fd`]).
 //!
-//! Guards against a descriptor that is used for something else than it was opened for.
+//! Guards against a descriptor that is used in a way that it was not opened for.
 
 use std::fs::OpenOptions as File;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ fn a_device_over_a_descriptor() {
     queue.block_on(device.close(&queue)).unwrap();
     assert_eq!(std::fs::read(&path).unwrap()[512..1024], [1; 512]);
 
-    // Not opened past the page cache, a directory.
+    // A descriptor without `O_DIRECT`, and a directory.
     assert!(file_from_fd(open(), "fd 3", CacheMode::None).is_err());
     let directory = std::fs::File::open(directory.path()).unwrap();
     assert!(file_from_fd(directory.into(), "fd 3", CacheMode::WriteBack).is_err());

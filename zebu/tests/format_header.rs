@@ -1,6 +1,6 @@
-//! Guards against: an image that QEMU opens and zebu refuses (or the other
-//! way round), and a header that loses something when it is written back:
-//! an unknown extension, a field from the future, the backing file.
+//! Guards against a header that QEMU accepts and zebu refuses, or the opposite, and against a header
+//! that loses something when it is rewritten: an unknown extension, a field of a later version, the
+//! backing file.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use zebu::internal::format::{
 };
 use zebu::qcow2::{BitmapEntry, Compression, FormatError, Snapshot};
 
-/// A header that opens: a disk of 1 GiB, as qemu-img lays it out.
+/// A valid header: a disk of 1 GiB, as qemu-img lays it out.
 fn plain() -> Header {
     let mut header = Header::new(16, 1 << 30);
     header.refcount_table_offset = 0x1_0000;
@@ -31,7 +31,7 @@ fn put64(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
-/// What decoding says after something was changed.
+/// The message of decoding a changed header.
 fn message(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = plain().encode().unwrap();
     change(&mut bytes);
@@ -121,7 +121,7 @@ fn unknown_features_have_names() {
         with64(72, 0x8000_0000_0000_0020),
         "Unsupported qcow2 feature(s): Unknown incompatible feature: 8000000000000020"
     );
-    // Give the names of bit 1 and bit 2 to bits 5 and 63.
+    // The names of bits 1 and 2 are given to bits 5 and 63.
     let named = message(|b| {
         b[120 + 48 + 1] = 5;
         b[120 + 96 + 1] = 63;
@@ -133,7 +133,7 @@ fn unknown_features_have_names() {
         "Unsupported qcow2 feature(s): corrupt bit, e\\u{7}ternal data file, \
          Unknown incompatible feature: 40"
     );
-    // A bit number that no bitmap has is no shift out of range.
+    // A bit number above 63 must not overflow a shift.
     message(|b| {
         b[121] = 200;
         put64(b, 72, 0x20);
@@ -194,7 +194,7 @@ fn extension_messages() {
         "bitmaps_ext: bitmap directory size (67107841) exceeds \
          the maximum supported size (67107840)"
     );
-    // Without the autoclear bit the same extension is kept, not judged.
+    // Without the autoclear bit the same extension is kept and not checked.
     let mut header = plain();
     header.extensions.set(Extension::Bitmaps(BitmapsExtension {
         reserved: 7,
@@ -206,7 +206,7 @@ fn extension_messages() {
 }
 
 #[test]
-fn a_check_sees_what_an_open_refuses() {
+fn a_check_decodes_headers_that_do_not_open() {
     let mut header = plain();
     header.refcount_table_clusters = 0;
     header.snapshots_offset = 7;
@@ -217,11 +217,11 @@ fn a_check_sees_what_an_open_refuses() {
 
 #[test]
 fn short_files_read_as_zeros() {
-    // QEMU sees zeros after the end of the file, so no extensions.
+    // QEMU reads zeroes after the end of the file, so there are no extensions.
     let whole = plain().encode().unwrap();
     let header = Header::decode(&whole[..112]).unwrap();
     assert!(header.extensions.is_empty());
-    // An extension that is only half there is not taken for a whole one.
+    // A truncated extension is an error.
     assert!(matches!(
         Header::decode(&whole[..200]),
         Err(FormatError::Truncated { .. })
@@ -244,14 +244,14 @@ fn old_version_3_headers_stay_short() {
 }
 
 #[test]
-fn the_backing_name_moves_only_if_it_must() {
+fn the_backing_name_moves_only_if_needed() {
     let mut header = plain();
     header.set_backing(Some(b"base.qcow2"), Some(b"qcow2"));
     assert_eq!(header.backing_offset, 112 + 16 + 392 + 8);
     header.backing_offset = 4096;
     let mut again = Header::decode(&header.encode().unwrap()).unwrap();
     assert_eq!(again, header);
-    // An extension that grows over it pushes it on.
+    // An extension that needs its place moves it.
     again.extensions.push(Extension::Unknown {
         kind: 0x1234_5678,
         data: vec![1; 5000],
@@ -266,10 +266,10 @@ fn the_backing_name_moves_only_if_it_must() {
 }
 
 #[test]
-fn small_clusters_go_without_feature_names() {
+fn small_clusters_have_no_feature_names() {
     let mut header = Header::new(9, 0);
     assert!(header.extensions.feature_names().is_none());
-    // A table that is there stays while there is room.
+    // An existing table stays while it fits.
     header
         .extensions
         .set(Extension::FeatureNames(FeatureNames::standard()));
@@ -309,7 +309,7 @@ fn extensions_keep_their_places() {
     assert_eq!(header.extensions.len(), 6);
     let again = Header::decode(&header.encode().unwrap()).unwrap();
     assert_eq!(again.extensions, header.extensions);
-    // One that hides behind a known type would not come back.
+    // An unknown extension with a known type would not decode to the same value.
     header.extensions.push(unknown(0));
     assert!(matches!(header.encode(), Err(FormatError::Inconsistent(_))));
 }
@@ -353,7 +353,7 @@ fn extensions() -> impl Strategy<Value = Extension> {
     ]
 }
 
-/// Headers with anything in them, within what decodes.
+/// Any headers that can be decoded.
 fn headers() -> impl Strategy<Value = Header> {
     (
         (any::<bool>(), 14u32..=21, 0u64..1 << 40, any::<bool>()),
@@ -432,7 +432,7 @@ proptest! {
             let Ok(decoded) = decode(&bytes) else { continue };
             let geometry = Geometry::new(&decoded).unwrap();
             let _ = (geometry.l1_entries(), geometry.guest_clusters());
-            // What decodes can be written, and reads back the same.
+            // A decoded header can be encoded, and decodes to the same value.
             match decoded.encode() {
                 Ok(again) => {
                     let again = Header::decode_for_check(&again).unwrap();
@@ -459,8 +459,8 @@ proptest! {
     }
 }
 
-/// Runs qemu-img in `dir`; `false` if it is not there or refuses the options
-/// (older versions lack some).
+/// Runs qemu-img in `dir`. Returns `false` if it is missing or refuses the options (old versions
+/// lack some).
 fn qemu_img(dir: &Path, args: &[&str]) -> bool {
     Command::new("qemu-img")
         .args(args)
@@ -502,12 +502,12 @@ fn images_of_qemu_img_survive_a_rewrite() {
         let mut create = vec!["create", "-f", "qcow2", "--object", secret];
         create.extend(["-o", option, &name, "20M"]);
         if !qemu_img(dir, &create) {
-            eprintln!("this qemu-img does not make {option}");
+            eprintln!("this qemu-img does not support {option}");
             continue;
         }
         compare(&dir.join(&name), option);
         compared += 1;
-        // The same with what comes later in the life of an image.
+        // The same with a bitmap and a snapshot.
         if qemu_img(dir, &["bitmap", "--add", &name, "b0"]) {
             compare(&dir.join(&name), &format!("{option} with a bitmap"));
         }
@@ -518,7 +518,7 @@ fn images_of_qemu_img_survive_a_rewrite() {
     assert!(compared >= 8, "only {compared} images could be made");
 }
 
-/// Decodes what an image holds and compares what it encodes to.
+/// Decodes the metadata of an image, encodes them again, and compares the bytes.
 fn compare(path: &Path, what: &str) {
     let file = std::fs::read(path).unwrap();
     let fixed = Header::decode_fixed(&file[..112]).unwrap();
@@ -543,7 +543,7 @@ fn compare(path: &Path, what: &str) {
     assert_eq!(header.backing_file().is_some(), what.contains("backing"));
     assert!(!header.is_dirty() && !header.is_corrupt(), "{what}");
 
-    // The tables are where the header says, and hold what they should.
+    // The tables are at the offsets in the header and have valid entries.
     let geometry = Geometry::new(&header).unwrap();
     let len = file.len() as u64;
     let l1_size = u64::from(header.l1_size);
@@ -580,7 +580,7 @@ fn compare(path: &Path, what: &str) {
 }
 
 #[test]
-fn feature_names_can_be_asked() {
+fn feature_names_can_be_looked_up() {
     let names = FeatureNames::standard();
     assert_eq!(
         names.name(FeatureKind::Autoclear, 1),

@@ -1,11 +1,10 @@
-//! Guards against images made to do harm when they are written, repaired or
-//! copied, or when their snapshots are changed: a panic, a loop without end, a
-//! guest's data in the image's own tables, a sound image that is not sound
-//! afterwards, a repair that says more than it did.
+//! Writes, repairs and copies hostile images and changes their snapshots. Guards against panics,
+//! endless loops, guests' data in tables, sound images that are damaged, and a repair that reports
+//! more than it has done.
 //!
-//! `ZEBU_HOSTILE_RUNS` says how many images are generated, `ZEBU_HOSTILE_SEED`
-//! with which number to begin.
+//! `ZEBU_HOSTILE_RUNS` is the number of generated images, `ZEBU_HOSTILE_SEED` the first seed.
 
+mod common;
 #[path = "common/hostile_bounds.rs"]
 mod hostile_bounds;
 #[path = "common/hostile_changes.rs"]
@@ -17,67 +16,67 @@ mod hostile_images;
 use std::sync::Arc;
 
 use hostile_bounds::generated;
-use hostile_images::{Random, build, mutate};
+use hostile_images::{Rng, build, mutate};
 use zebu::block::{Device, OpenOptions};
 use zebu::storage::Memory;
 
 /// An image may grow to 64 MiB in memory, and is copied.
 const MEMORY: usize = 384 << 20;
 
-/// An image that somebody broke, or now and then a sound one.
-fn image(random: &mut Random) -> Vec<u8> {
-    let sound = random.one_in(4);
-    let mut bytes = build(random, 256 << 10);
+/// A damaged image, or now and then a sound one.
+fn image(rng: &mut Rng) -> Vec<u8> {
+    let sound = rng.one_in(4);
+    let mut bytes = build(rng, 256 << 10);
     if !sound {
-        mutate(random, &mut bytes);
+        mutate(rng, &mut bytes);
     }
     bytes
 }
 
-/// What is promised of sound images would not be tested if there were none.
+/// The generator's sound images are sound, or the promises for sound images would not be tested.
 #[test]
 fn sound_images_are_sound() {
-    generated(300, MEMORY, |queue, random| {
-        let bytes = hostile_images::build_sound(random, 256 << 10);
+    generated(300, MEMORY, |queue, rng| {
+        let bytes = hostile_images::build_sound(rng, 256 << 10);
         assert!(hostile_changes::is_sound(queue, &bytes));
     });
 }
 
 #[test]
 fn written() {
-    generated(400, MEMORY, |queue, random| {
-        hostile_changes::write(queue, &image(random));
+    generated(400, MEMORY, |queue, rng| {
+        hostile_changes::write(queue, &image(rng));
     });
 }
 
 #[test]
 fn repaired() {
-    generated(400, MEMORY, |queue, random| {
-        hostile_changes::repair(queue, &image(random));
+    generated(400, MEMORY, |queue, rng| {
+        hostile_changes::repair(queue, &image(rng));
     });
 }
 
 #[test]
 fn snapshots_changed() {
-    generated(400, MEMORY, |queue, random| {
-        hostile_changes::snapshots(queue, &image(random));
+    generated(400, MEMORY, |queue, rng| {
+        hostile_changes::snapshots(queue, &image(rng));
     });
 }
 
-/// Snapshot tables and bitmap directories, a byte or two of them changed.
+/// Snapshot tables and bitmap directories with up to three bytes changed.
 #[test]
 fn tables() {
-    generated(1000, MEMORY, |queue, random| {
-        let mut data = hostile_images::table(random);
-        let changes = random.below(4);
+    generated(1000, MEMORY, |queue, rng| {
+        let mut data = hostile_images::table(rng);
+        let changes = rng.below(4);
         if changes == 0 {
             let memory = Arc::new(Memory::new(hostile_images::with_table(&data)));
             let opened = Device::from_storage(queue, memory, &OpenOptions::default());
             opened.expect("a sound table");
         }
         for _ in 0..changes {
-            let at = random.below(data.len().min(200) as u64) as usize;
-            data[at] = random.next() as u8;
+            let at = rng.index(data.len().min(200));
+            data[at] = rng.next() as u8;
         }
         hostile_changes::table(queue, &data);
     });
@@ -85,12 +84,12 @@ fn tables() {
 
 #[test]
 fn copied() {
-    generated(100, MEMORY, |queue, random| {
-        hostile_changes::copies(queue, &image(random));
+    generated(100, MEMORY, |queue, rng| {
+        hostile_changes::copies(queue, &image(rng));
     });
 }
 
-/// Pieces of names and of options, put together at random.
+/// Pieces of names and of options, joined at random.
 #[test]
 fn names() {
     const PIECES: &[&str] = &[
@@ -131,9 +130,9 @@ fn names() {
         "\u{fffd}",
         "\t",
     ];
-    generated(4000, MEMORY, |_, random| {
-        let pieces = (0..1 + random.below(12)).map(|_| {
-            let piece = random.below(PIECES.len() as u64);
+    generated(4000, MEMORY, |_, rng| {
+        let pieces = (0..1 + rng.below(12)).map(|_| {
+            let piece = rng.below(PIECES.len() as u64);
             PIECES[piece as usize]
         });
         hostile_changes::name(&pieces.collect::<String>());

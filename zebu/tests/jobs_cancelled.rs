@@ -1,5 +1,5 @@
-//! Guards against jobs that do not report their progress, do not end when they are cancelled, or
-//! leave something else then than `zebu::jobs` promises.
+//! Guards against jobs that do not report progress, do not end when they are cancelled, or leave
+//! another state than `zebu::jobs` promises.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ fn open(queue: &Queue, bytes: Vec<u8>, options: OpenOptions) -> Result<Device> {
     Device::from_storage(queue, storage, &options)
 }
 
-/// Calls `job` until it ends, each time stopping it one call of the callback later.
+/// Calls `job` until it ends. The callback stops it at its first call, then at its second, and so
+/// on.
 fn stop_everywhere<T>(
     mut job: impl FnMut(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<T>,
 ) {
@@ -57,7 +58,7 @@ fn stop_everywhere<T>(
         match result {
             Err(e) => {
                 assert_eq!(e.errno(), libc::ECANCELED, "{e}");
-                assert_eq!(calls, stop, "the job went on");
+                assert_eq!(calls, stop, "the job continued after it was cancelled");
                 assert!(last.done < last.total, "{last:?}");
             }
             Ok(_) => {
@@ -125,7 +126,7 @@ fn a_cancelled_creation_leaves_no_image() {
         assert_eq!(is_image(&memory), result.is_ok());
         result
     });
-    // A future that is dropped: the first poll goes on to where the thread would wait.
+    // A future that is dropped. The first poll runs up to the first wait.
     let memory = Memory::new(Vec::new());
     let (options, mut polls) = (options(), 0);
     loop {

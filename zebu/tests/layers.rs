@@ -1,11 +1,11 @@
-//! Guards against a layer that knows one above it (docs/design.md, "Layers").
+//! Guards against a layer that uses one above it (docs/design.md, "Layers").
 //!
-//! The layers are read from the code's own paths: `crate::NAME` within `src/MODULE`.
+//! The test reads the paths in the code: `crate::NAME` in a file of `src/MODULE`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the bottom up. A module may name what is before it, and itself.
+/// From the bottom up. A module may use itself and those before it.
 const LAYERS: [&[&str]; 9] = [
     &["broken", "lock", "options", "statistics"],
     &["format"],
@@ -32,7 +32,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What `code` names behind `crate::`, one by one: `crate::a::b`, `crate::{a::b, c}`.
+/// The names after `crate::` in `code`, as in `crate::a::b` and `crate::{a::b, c}`.
 fn named(code: &str) -> Vec<&str> {
     let word = |text: &str| text.find(|c: char| !c.is_alphanumeric() && c != '_');
     let mut names = Vec::new();
@@ -60,7 +60,7 @@ fn named(code: &str) -> Vec<&str> {
 }
 
 #[test]
-fn no_layer_knows_one_above_it() {
+fn no_layer_uses_one_above_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut paths = Vec::new();
     files(&root, &mut paths);
@@ -81,13 +81,13 @@ fn no_layer_knows_one_above_it() {
             .filter(|line| !line.trim_start().starts_with("//"));
         let code: String = lines.flat_map(|line| [line, "\n"]).collect();
         for name in named(&code) {
-            // Names at the root that are no module are errors and what all use.
+            // Other names at the root are types that all layers use, such as errors.
             if name != module
                 && let Some(other) = layer(name)
             {
                 arrows += 1;
                 if other > own || (other == own && ["block", "qcow2"].contains(&name)) {
-                    wrong.push(format!("{} knows {name}", inside.display()));
+                    wrong.push(format!("{} uses {name}", inside.display()));
                 }
             }
         }

@@ -1,8 +1,9 @@
-//! Guards against the client of NBD servers giving a request the data of
-//! another one, forgetting one, writing to memory that is not its any more, or
-//! standing still: many requests of several threads, on one connection and on
-//! several, with a server that answers in any order, in any pieces, and that
-//! hangs up now and then.
+//! Guards against an NBD client that returns the data of another request, loses a request, writes
+//! to memory after the request has ended, or hangs: many requests of several threads, on one and
+//! on several connections. The server replies in any order and in pieces of any size, and ends
+//! connections now and then.
+
+mod common;
 
 use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
@@ -23,59 +24,66 @@ use zebu::internal::nbd::{
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{self, CacheMode, EngineKind, Queue, QueueOptions};
 
+use common::{Rng, Watchdog, progress};
+
 const SIZE: usize = 4 << 20;
-/// No test may run longer than this.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long the client tries to connect again.
+const RECONNECT: Duration = Duration::from_secs(300);
 
-/// Small random numbers, the same in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % limit
-    }
+/// How a server behaves.
+#[derive(Clone, Copy, Debug)]
+struct Behaviour {
+    headers: Headers,
+    /// It ends a connection after at most twice as many replies.
+    hangs_up: Option<usize>,
+    /// Whether it announces `MULTI_CONN`.
+    multi_conn: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Manners {
-    headers: Headers,
-    /// It hangs up after about so many answers.
-    hangs_up: Option<usize>,
-    many: bool,
+impl Behaviour {
+    fn new(headers: Headers) -> Behaviour {
+        Behaviour {
+            headers,
+            hangs_up: None,
+            multi_conn: false,
+        }
+    }
 }
 
 struct Server {
     bytes: Mutex<Vec<u8>>,
-    manners: Manners,
+    behaviour: Behaviour,
     clients: Mutex<Vec<UnixStream>>,
 }
 
 impl Server {
-    /// Listens at `socket`. The threads end with the process.
-    fn start(socket: &std::path::Path, manners: Manners) -> Arc<Server> {
-        let listener = UnixListener::bind(socket).unwrap();
-        let server = Arc::new(Server {
-            bytes: Mutex::new(vec![0; SIZE]),
-            manners,
+    /// An export full of `byte`.
+    fn new(behaviour: Behaviour, byte: u8) -> Server {
+        Server {
+            bytes: Mutex::new(vec![byte; SIZE]),
+            behaviour,
             clients: Mutex::default(),
-        });
+        }
+    }
+
+    /// Listens at `socket`. The threads end with the process.
+    fn start(socket: &std::path::Path, behaviour: Behaviour) -> Arc<Server> {
+        let listener = UnixListener::bind(socket).unwrap();
+        let server = Arc::new(Server::new(behaviour, 0));
         let ours = server.clone();
         thread::spawn(move || {
             for (seed, stream) in listener.incoming().map_while(Result::ok).enumerate() {
                 let server = ours.clone();
                 let clone = stream.try_clone().unwrap();
                 server.clients.lock().unwrap().push(clone);
-                // That the client goes away is no concern of it.
-                thread::spawn(move || server.serve(stream, Random(seed as u64 * 77 + 5)));
+                // An error: the client has closed the connection.
+                thread::spawn(move || server.serve(stream, Rng::new(seed as u64)));
             }
         });
         server
     }
 
-    /// Ends all connections that there are.
+    /// Ends all connections.
     fn hang_up(&self) {
         for client in self.clients.lock().unwrap().drain(..) {
             let _ = client.shutdown(Shutdown::Both);
@@ -93,7 +101,7 @@ impl Server {
             let mut payload = vec![0; option.length as usize];
             stream.read_exact(&mut payload)?;
             let refused = || vec![OptionReply::error(OptionReplyKind::ErrUnsup, "no")];
-            let best = self.manners.headers;
+            let best = self.behaviour.headers;
             let replies = match option.kind {
                 OptionKind::ExtendedHeaders if best == Headers::Extended => {
                     headers = Headers::Extended;
@@ -114,7 +122,7 @@ impl Server {
                         | transmission::SEND_FLUSH
                         | transmission::SEND_FUA
                         | transmission::SEND_WRITE_ZEROES;
-                    if self.manners.many {
+                    if self.behaviour.multi_conn {
                         flags |= transmission::CAN_MULTI_CONN;
                     }
                     let size = SIZE as u64;
@@ -136,15 +144,15 @@ impl Server {
         }
     }
 
-    fn serve(&self, mut stream: UnixStream, mut random: Random) -> std::io::Result<()> {
+    fn serve(&self, mut stream: UnixStream, mut rng: Rng) -> std::io::Result<()> {
         let headers = self.handshake(&mut stream)?;
-        let (answers, taken) = mpsc::channel::<Vec<u8>>();
+        let (replies, taken) = mpsc::channel::<Vec<u8>>();
         let mut out = stream.try_clone()?;
         let hangs_up = self
-            .manners
+            .behaviour
             .hangs_up
-            .map(|about| 1 + random.below(2 * about));
-        let mut order = Random(random.below(1 << 20) as u64 + 1);
+            .map(|about| 1 + rng.index(2 * about));
+        let mut order = Rng::new(rng.next());
         thread::spawn(move || {
             let mut count = 0;
             while let Ok(first) = taken.recv() {
@@ -155,9 +163,9 @@ impl Server {
                     batch.push(next);
                 }
                 while !batch.is_empty() {
-                    let bytes = batch.swap_remove(order.below(batch.len()));
+                    let bytes = batch.swap_remove(order.index(batch.len()));
                     count += 1;
-                    let cut = order.below(bytes.len() + 1);
+                    let cut = order.index(bytes.len() + 1);
                     let _ = out.write_all(&bytes[..cut]);
                     if Some(count) == hangs_up {
                         let _ = out.shutdown(Shutdown::Both);
@@ -176,20 +184,14 @@ impl Server {
             if request.command == Command::Disconnect {
                 return Ok(());
             }
-            let answer = self.answer(headers, &request, &payload, &mut random);
-            if answers.send(answer).is_err() {
+            let reply = self.reply(headers, &request, &payload, &mut rng);
+            if replies.send(reply).is_err() {
                 return Ok(());
             }
         }
     }
 
-    fn answer(
-        &self,
-        headers: Headers,
-        request: &Request,
-        payload: &[u8],
-        random: &mut Random,
-    ) -> Vec<u8> {
+    fn reply(&self, headers: Headers, request: &Request, payload: &[u8], rng: &mut Rng) -> Vec<u8> {
         let range = request.offset as usize..(request.offset + request.length) as usize;
         let mut bytes = self.bytes.lock().unwrap();
         let mut data = Vec::new();
@@ -201,7 +203,7 @@ impl Server {
             Command::Flush => {}
             Command::BlockStatus => {
                 let extent = Extent {
-                    length: 1 + random.below(request.length as usize) as u64,
+                    length: 1 + rng.below(request.length),
                     flags: 0,
                 };
                 extents = encode_extents(headers, 3, &[extent]);
@@ -217,7 +219,7 @@ impl Server {
             length: 0,
         };
         match request.command {
-            Command::Read if headers != Headers::Simple => pieces(headers, &header, &data, random),
+            Command::Read if headers != Headers::Simple => pieces(headers, &header, &data, rng),
             Command::BlockStatus => {
                 let kind = match headers {
                     Headers::Extended => ChunkKind::BlockStatusExtended,
@@ -232,34 +234,32 @@ impl Server {
                 [header.encode(headers).bytes(), &extents].concat()
             }
             // With structured replies, either form is right here.
-            _ if headers == Headers::Extended
-                || (headers != Headers::Simple && random.below(2) == 0) =>
-            {
+            _ if headers == Headers::Extended || (headers != Headers::Simple && rng.one_in(2)) => {
                 header.encode(headers).bytes().to_vec()
             }
             _ => {
-                let reply = SimpleReply {
+                let simple = SimpleReply {
                     error: 0,
                     cookie: request.cookie,
                 };
-                [&reply.encode()[..], &data].concat()
+                [&simple.encode()[..], &data].concat()
             }
         }
     }
 }
 
-/// The answer to a read in chunks of any order.
-fn pieces(headers: Headers, header: &ChunkHeader, data: &[u8], random: &mut Random) -> Vec<u8> {
+/// The reply to a read, in chunks of any order.
+fn pieces(headers: Headers, header: &ChunkHeader, data: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut cuts = vec![0, data.len()];
-    for _ in 0..random.below(4) {
-        cuts.push(random.below(data.len()));
+    for _ in 0..rng.index(4) {
+        cuts.push(rng.index(data.len()));
     }
     cuts.sort_unstable();
     cuts.dedup();
     let mut ranges: Vec<_> = cuts.windows(2).map(|pair| pair[0]..pair[1]).collect();
     let mut out = Vec::new();
     while !ranges.is_empty() {
-        let range = ranges.swap_remove(random.below(ranges.len()));
+        let range = ranges.swap_remove(rng.index(ranges.len()));
         let header = ChunkHeader {
             done: ranges.is_empty(),
             ..*header
@@ -276,49 +276,26 @@ fn pieces(headers: Headers, header: &ChunkHeader, data: &[u8], random: &mut Rand
     out
 }
 
-/// Ends the process if it is not dropped in time.
-struct Patience(Arc<AtomicBool>);
-
-impl Patience {
-    fn new(what: String) -> Self {
-        let done = Arc::new(AtomicBool::new(false));
-        let seen = done.clone();
-        thread::spawn(move || {
-            let start = std::time::Instant::now();
-            while start.elapsed() < PATIENCE {
-                thread::sleep(Duration::from_millis(100));
-                if seen.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
-            eprintln!("it stands still: {what}");
-            std::process::abort();
-        });
-        Patience(done)
-    }
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_fn(|context| Poll::Ready(pin!(&mut *future).poll(context))).await
 }
 
-impl Drop for Patience {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// What one task does in a part of the disk that is its own; the last quarter of
-/// the part is for what is given up.
+/// The requests of one task, in a part of the export that no other task uses. The last quarter of
+/// the part is for requests that are dropped.
 async fn work(nbd: Arc<Nbd>, queue: Queue, start: usize, length: usize, steps: usize) {
-    let mut random = Random(start as u64 + 1);
+    let mut rng = Rng::new(start as u64);
     let own = length / 4 * 3;
     let mut expected = storage::read_vec(&*nbd, &queue, start as u64, own)
         .await
         .unwrap();
     for step in 0..steps {
-        let from = random.below(own - 1);
-        // Small ones, and now and then all of it.
-        let most = if random.below(8) == 0 { own } else { 5000 };
-        let count = 1 + random.below((own - from).min(most));
+        progress();
+        let from = rng.index(own - 1);
+        // Small ranges, and now and then all of it.
+        let most = if rng.one_in(8) { own } else { 5000 };
+        let count = 1 + rng.index((own - from).min(most));
         let at = (start + from) as u64;
-        match random.below(7) {
+        match rng.index(7) {
             0..=2 => {
                 let bytes: Vec<u8> = (0..count).map(|i| (step + i * 7) as u8).collect();
                 storage::write_slice(&*nbd, &queue, at, &bytes)
@@ -332,7 +309,7 @@ async fn work(nbd: Arc<Nbd>, queue: Queue, start: usize, length: usize, steps: u
                     .unwrap();
                 expected[from..from + count].fill(0);
             }
-            4 => given_up(&nbd, &queue, start + own, length - own, &mut random).await,
+            4 => dropped(&nbd, &queue, start + own, length - own, &mut rng).await,
             5 => {
                 storage::flush(&*nbd, &queue).await.unwrap();
                 let extent = storage::extent(&*nbd, &queue, at).await.unwrap();
@@ -351,11 +328,11 @@ async fn work(nbd: Arc<Nbd>, queue: Queue, start: usize, length: usize, steps: u
     assert!(read.unwrap() == expected, "at the end");
 }
 
-/// A read or a write that nobody waits for to the end.
-async fn given_up(nbd: &Nbd, queue: &Queue, start: usize, length: usize, random: &mut Random) {
-    let polls = random.below(3);
+/// A read or a write whose future is dropped after at most two polls.
+async fn dropped(nbd: &Nbd, queue: &Queue, start: usize, length: usize, rng: &mut Rng) {
+    let polls = rng.index(3);
     let bytes = vec![9; length];
-    let write = random.below(2) == 0;
+    let write = rng.one_in(2);
     let operation = async {
         match write {
             true => storage::write_slice(nbd, queue, start as u64, &bytes).await,
@@ -378,23 +355,23 @@ async fn given_up(nbd: &Nbd, queue: &Queue, start: usize, length: usize, random:
 }
 
 /// Several threads with several tasks each.
-fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind) {
+fn run(behaviour: Behaviour, connections: usize, threads: usize, engine: EngineKind) {
     const STEPS: usize = 60;
     if engine.start().is_err() {
         println!("skipped: {engine}");
         return;
     }
-    let what = format!("{manners:?}, {connections} connections, {threads} threads, {engine}");
+    let what = format!("{behaviour:?}, {connections} connections, {threads} threads, {engine}");
     println!("{what}");
-    let _patience = Patience::new(what);
+    let _watchdog = Watchdog::new(&what);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let server = Server::start(&socket, manners);
+    let server = Server::start(&socket, behaviour);
     let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
     options.write = true;
     options.connections = connections;
-    options.reconnect_delay = PATIENCE;
-    // What this server has answered is never lost.
+    options.reconnect_delay = RECONNECT;
+    // A server that ends a connection does not lose what it has replied to.
     options.cache = CacheMode::Unsafe;
     let nbd = Arc::new(Nbd::open(options).unwrap());
     const TASKS: usize = 8;
@@ -419,7 +396,7 @@ fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind)
             });
         }
     });
-    // What one thread sees is what the server has.
+    // The client reads what the server has.
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let all = queue
         .block_on(storage::read_vec(&*nbd, &queue, 0, SIZE))
@@ -430,30 +407,22 @@ fn run(manners: Manners, connections: usize, threads: usize, engine: EngineKind)
 }
 
 #[test]
-fn a_request_that_is_not_polled_holds_up_no_other() {
+fn a_request_that_is_not_polled_blocks_no_other() {
     for engine in EngineKind::ALL {
-        let manners = Manners {
-            headers: Headers::Structured,
-            hangs_up: None,
-            many: false,
-        };
+        let behaviour = Behaviour::new(Headers::Structured);
         let Ok(queue) = Queue::new(QueueOptions::default().engine(engine)) else {
             continue;
         };
-        let _patience = Patience::new(format!("a request that is not polled, {engine}"));
+        let _watchdog = Watchdog::new(&format!("a request that is not polled, {engine}"));
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
-        let _server = Server::start(&socket, manners);
+        let _server = Server::start(&socket, behaviour);
         let nbd = Nbd::open(NbdOptions::new(NbdServer::Unix(socket), "x")).unwrap();
         let read = |at| storage::read_vec(&nbd, &queue, at, 512);
         let mut kept: Vec<_> = (0..3).map(|nth| Box::pin(read(nth * 512))).collect();
         queue.block_on(async {
             for one in &mut kept {
-                poll_fn(|context| {
-                    let _ = one.as_mut().poll(context);
-                    Poll::Ready(())
-                })
-                .await;
+                let _ = poll_once(one).await;
             }
             for nth in 0..20 {
                 read(nth * 4096).await.unwrap();
@@ -466,65 +435,57 @@ fn a_request_that_is_not_polled_holds_up_no_other() {
 }
 
 #[test]
-fn every_request_gets_its_own_answer() {
+fn every_request_gets_its_own_reply() {
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
-        for (many, connections, threads) in [(false, 4, 1), (false, 4, 4), (true, 3, 4)] {
-            let manners = Manners {
-                headers,
-                hangs_up: None,
-                many,
+        for (multi_conn, connections, threads) in [(false, 4, 1), (false, 4, 4), (true, 3, 4)] {
+            let behaviour = Behaviour {
+                multi_conn,
+                ..Behaviour::new(headers)
             };
             for engine in EngineKind::ALL {
-                run(manners, connections, threads, engine);
+                run(behaviour, connections, threads, engine);
             }
         }
     }
 }
 
 #[test]
-fn no_answer_is_lost_with_a_connection() {
-    for (many, connections, threads) in [(false, 1, 1), (false, 1, 4), (true, 4, 4)] {
-        let manners = Manners {
-            headers: Headers::Structured,
+fn requests_are_repeated_after_a_lost_connection() {
+    for (multi_conn, connections, threads) in [(false, 1, 1), (false, 1, 4), (true, 4, 4)] {
+        let behaviour = Behaviour {
             hangs_up: Some(150),
-            many,
+            multi_conn,
+            ..Behaviour::new(Headers::Structured)
         };
         for engine in EngineKind::ALL {
-            run(manners, connections, threads, engine);
+            run(behaviour, connections, threads, engine);
         }
     }
 }
 
-/// Of two who wait, the one that was woken to receive next goes instead.
+/// One task of a queue receives the replies for all requests. Here a request that waits is dropped
+/// after the first reply, and a third one must still get its own.
 #[test]
-fn who_is_to_lead_may_go() {
-    let _patience = Patience::new("who_is_to_lead_may_go".into());
+fn a_waiting_request_may_be_dropped() {
+    let _watchdog = Watchdog::new("a waiting request is dropped");
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
     let (go, gone) = mpsc::channel();
     let server = thread::spawn(move || {
-        let server = Server {
-            bytes: Mutex::new(vec![7; SIZE]),
-            manners: Manners {
-                headers: Headers::Simple,
-                hangs_up: None,
-                many: false,
-            },
-            clients: Mutex::default(),
-        };
+        let server = Server::new(Behaviour::new(Headers::Simple), 7);
         let (mut stream, _) = listener.accept().unwrap();
         let headers = server.handshake(&mut stream).unwrap();
-        let mut answers = Vec::new();
+        let mut replies = Vec::new();
         for _ in 0..3 {
             let mut header = vec![0; Request::size(headers)];
             stream.read_exact(&mut header).unwrap();
             let request = Request::decode(headers, &header).unwrap();
-            answers.push(server.answer(headers, &request, &[], &mut Random(1)));
+            replies.push(server.reply(headers, &request, &[], &mut Rng::new(1)));
         }
-        stream.write_all(&answers[0]).unwrap();
+        stream.write_all(&replies[0]).unwrap();
         gone.recv().unwrap();
-        stream.write_all(&answers[2]).unwrap();
+        stream.write_all(&replies[2]).unwrap();
     });
     let nbd = Nbd::open(NbdOptions::new(NbdServer::Unix(socket), "x")).unwrap();
     let nbd = Arc::new(nbd);
@@ -535,12 +496,8 @@ fn who_is_to_lead_may_go() {
     };
     queue.block_on(async {
         let (mut first, mut second) = (Box::pin(read(0)), Box::pin(read(512)));
-        poll_fn(|context| {
-            assert!(first.as_mut().poll(context).is_pending());
-            assert!(second.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
+        assert!(poll_once(&mut first).await.is_pending());
+        assert!(poll_once(&mut second).await.is_pending());
         let third = queue.spawn(read(1024));
         first.await;
         drop(second);
@@ -550,11 +507,11 @@ fn who_is_to_lead_may_go() {
     server.join().unwrap();
 }
 
-/// The drop of a write does not block the queue. A server that is still at it afterwards would
-/// undo what is written to the same place next, so that is not sent before the answer.
+/// The drop of a write does not block the queue. Another write to the same range is sent only after
+/// the reply to the dropped one, or the server might execute them in the opposite order.
 #[test]
 fn a_dropped_write_ends_before_the_next_one_begins() {
-    let _patience = Patience::new("a_dropped_write".into());
+    let _watchdog = Watchdog::new("a dropped write");
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -562,15 +519,7 @@ fn a_dropped_write_ends_before_the_next_one_begins() {
     let ended: [Arc<AtomicBool>; 2] = Default::default();
     let ends = ended.clone();
     let server = thread::spawn(move || {
-        let server = Server {
-            bytes: Mutex::new(vec![0; SIZE]),
-            manners: Manners {
-                headers: Headers::Simple,
-                hangs_up: None,
-                many: false,
-            },
-            clients: Mutex::default(),
-        };
+        let server = Server::new(Behaviour::new(Headers::Simple), 0);
         let (mut stream, _) = listener.accept().unwrap();
         let headers = server.handshake(&mut stream).unwrap();
         let receive = |stream: &mut UnixStream| {
@@ -583,24 +532,24 @@ fn a_dropped_write_ends_before_the_next_one_begins() {
             stream.read_exact(&mut payload).unwrap();
             payload
         };
-        let answer = |stream: &mut UnixStream, request: &Request, payload: &[u8]| {
-            let answer = server.answer(headers, request, payload, &mut Random(1));
-            stream.write_all(&answer).unwrap();
+        let reply = |stream: &mut UnixStream, request: &Request, payload: &[u8]| {
+            let reply = server.reply(headers, request, payload, &mut Rng::new(1));
+            stream.write_all(&reply).unwrap();
         };
-        // Its payload does not fit into the socket.
+        // The payload does not fit into the socket.
         let write = receive(&mut stream);
         go.recv().unwrap();
         let payload = receive_payload(&mut stream, &write);
         assert!(payload.iter().all(|byte| *byte == 5));
         let read = receive(&mut stream);
         assert_eq!(read.command, Command::Read);
-        answer(&mut stream, &read, &[]);
+        reply(&mut stream, &read, &[]);
         let short = Duration::from_millis(100);
         stream.set_read_timeout(Some(short)).unwrap();
         assert!(stream.read_exact(&mut [0]).is_err());
         stream.set_read_timeout(None).unwrap();
         ends[0].store(true, Ordering::SeqCst);
-        answer(&mut stream, &write, &payload);
+        reply(&mut stream, &write, &payload);
         for end in [None, Some(&ends[1])] {
             let write = receive(&mut stream);
             let payload = receive_payload(&mut stream, &write);
@@ -608,7 +557,7 @@ fn a_dropped_write_ends_before_the_next_one_begins() {
                 thread::sleep(short);
                 end.store(true, Ordering::SeqCst);
             }
-            answer(&mut stream, &write, &payload);
+            reply(&mut stream, &write, &payload);
         }
         server.bytes.lock().unwrap()[..512].to_vec()
     });
@@ -617,19 +566,15 @@ fn a_dropped_write_ends_before_the_next_one_begins() {
     let nbd = Arc::new(Nbd::open(options).unwrap());
     let queue = Queue::new(QueueOptions::default()).unwrap();
     // Polled once, and dropped.
-    let give_up = |bytes: &[u8]| {
+    let poll_and_drop = |bytes: &[u8]| {
         queue.block_on(async {
             let mut write = Box::pin(storage::write_slice(&*nbd, &queue, 0, bytes));
-            poll_fn(|context| {
-                assert!(write.as_mut().poll(context).is_pending());
-                Poll::Ready(())
-            })
-            .await;
+            assert!(poll_once(&mut write).await.is_pending());
         });
     };
-    give_up(&vec![5; SIZE - 4096]);
+    poll_and_drop(&vec![5; SIZE - 4096]);
     assert!(!ended[0].load(Ordering::SeqCst));
-    // Its memory is another one's now.
+    // The memory of the dropped write may be used again.
     queue.buffer(SIZE).fill(9);
     dropped.send(()).unwrap();
     let next = {
@@ -643,25 +588,21 @@ fn a_dropped_write_ends_before_the_next_one_begins() {
         next.await.unwrap();
     });
     assert!(ended[0].load(Ordering::SeqCst));
-    // A queue ends when what was dropped on it has.
-    give_up(&[7; 512]);
+    // The drop of a queue waits for the dropped write.
+    poll_and_drop(&[7; 512]);
     drop(queue);
     assert!(ended[1].load(Ordering::SeqCst));
     assert_eq!(server.join().unwrap(), [7; 512]);
 }
 
-/// The answer to a request that nobody waits for is not late.
+/// A connection whose only request was dropped does not time out.
 #[test]
-fn an_idle_connection_stays() {
-    let _patience = Patience::new("an_idle_connection_stays".into());
+fn an_idle_connection_does_not_time_out() {
+    let _watchdog = Watchdog::new("an idle connection");
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let manners = Manners {
-        headers: Headers::Structured,
-        hangs_up: None,
-        many: false,
-    };
-    let _server = Server::start(&socket, manners);
+    let behaviour = Behaviour::new(Headers::Structured);
+    let _server = Server::start(&socket, behaviour);
     let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
     let limit = Duration::from_secs(1);
     options.request_timeout = limit;
@@ -669,13 +610,9 @@ fn an_idle_connection_stays() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     queue.block_on(async {
         let mut read = Box::pin(storage::read_vec(&nbd, &queue, 0, SIZE));
-        poll_fn(|context| {
-            assert!(read.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
+        assert!(poll_once(&mut read).await.is_pending());
         drop(read);
-        // Longer than it may owe an answer.
+        // Longer than the timeout of a request.
         thread::sleep(3 * limit);
         let read = storage::read_vec(&nbd, &queue, 0, 512).await;
         assert_eq!(read.unwrap(), [0; 512]);
@@ -683,11 +620,11 @@ fn an_idle_connection_stays() {
 }
 
 #[test]
-fn what_was_not_flushed_is_lost_with_the_server() {
-    let _patience = Patience::new("a lost server".into());
+fn a_lost_server_with_unflushed_writes_is_an_error() {
+    let _watchdog = Watchdog::new("a lost server");
     let queue = Queue::new(QueueOptions::default()).unwrap();
-    // Flushed or not, with which cache mode; whether all goes on.
-    for (flushed, cache, goes_on) in [
+    // Whether the write was flushed; the cache mode; whether later requests succeed.
+    for (flushed, cache, succeeds) in [
         (true, CacheMode::WriteBack, true),
         (false, CacheMode::WriteBack, false),
         (false, CacheMode::WriteThrough, true),
@@ -697,16 +634,15 @@ fn what_was_not_flushed_is_lost_with_the_server() {
         let socket = folder.path().join("s");
         let server = Server::start(
             &socket,
-            Manners {
-                headers: Headers::Structured,
-                hangs_up: None,
-                many: true,
+            Behaviour {
+                multi_conn: true,
+                ..Behaviour::new(Headers::Structured)
             },
         );
         let mut options = NbdOptions::new(NbdServer::Unix(socket), "x");
         options.write = true;
         options.cache = cache;
-        options.reconnect_delay = PATIENCE;
+        options.reconnect_delay = RECONNECT;
         let nbd = Nbd::open(options).unwrap();
         let what = format!("flushed: {flushed}, {cache:?}");
         queue.block_on(async {
@@ -718,10 +654,10 @@ fn what_was_not_flushed_is_lost_with_the_server() {
             }
             server.hang_up();
             let read = storage::read_vec(&nbd, &queue, 0, 512).await;
-            assert_eq!(read.is_ok(), goes_on, "{what}");
-            // As durable as the first were, or never.
+            assert_eq!(read.is_ok(), succeeds, "{what}");
+            // A flush of the new server would not cover the write.
             let flush = storage::flush(&nbd, &queue).await;
-            assert_eq!(flush.is_ok(), goes_on, "{what}");
+            assert_eq!(flush.is_ok(), succeeds, "{what}");
             if let Err(e) = flush {
                 assert!(e.to_string().contains("not flushed yet"), "{e}");
             }

@@ -1,6 +1,6 @@
-//! Guards against: a wake-up that is lost, between two queues or from another
-//! thread, so that a request never ends; a waker that outlives its task and wakes
-//! another one's, or touches what is gone; and a queue that is driven from within.
+//! Guards against a lost wake-up between queues or from another thread, which would hang a request;
+//! a waker that outlives its task and wakes another one or uses freed memory; and a queue that is
+//! driven from one of its own tasks.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use common::{Rng, Watchdog, engines, queue};
 use zebu::storage::{self, Memory, OpenFile, Queue, Storage, open_file};
 
-/// Something that one task waits for until another, on any thread, does it.
+/// A counter that one task waits for and another one raises, on any thread.
 #[derive(Default)]
 struct Signal(Mutex<(u64, Option<Waker>)>);
 
@@ -65,7 +65,7 @@ fn no_wake_up_between_two_queues_is_lost() {
                 if rng.one_in(4) {
                     let at = rng.below(15) * 4096;
                     let mut reading = pin!(storage::read_vec(&*file, queue, at, 4096));
-                    // It begins when it is polled.
+                    // The read is submitted by its first poll.
                     let _ = reading
                         .as_mut()
                         .poll(&mut Context::from_waker(Waker::noop()));
@@ -103,7 +103,7 @@ fn no_wake_up_from_a_plain_thread_is_lost() {
                 let mut rng = Rng::new(11);
                 for round in 1..=ROUNDS {
                     for signal in signals.iter() {
-                        // Several wakes of one task, close to its polls.
+                        // The task is woken several times, close to its polls.
                         signal.raise(round);
                         for _ in 0..rng.below(50) {
                             std::hint::spin_loop();
@@ -136,7 +136,7 @@ fn no_wake_up_from_a_plain_thread_is_lost() {
 }
 
 #[test]
-fn a_queue_goes_with_idle_workers_and_late_wakers() {
+fn a_queue_is_dropped_with_idle_workers_and_late_wakers() {
     for engine in engines() {
         let _watchdog = Watchdog::new(&format!("end of a queue with {engine}"));
         let memory = Arc::new(Memory::new(vec![1; 4096]));
@@ -165,7 +165,7 @@ fn a_queue_goes_with_idle_workers_and_late_wakers() {
                     handle.await;
                 }
             });
-            // Wakers of tasks that have ended, whose places others now have.
+            // Wakers of tasks that have ended, whose slots other tasks use now.
             let wakers = std::mem::take(&mut *late.lock().unwrap());
             let (storage, queue2) = (memory.clone(), queue.clone());
             let next = queue.spawn(async move {
@@ -186,7 +186,7 @@ fn a_queue_goes_with_idle_workers_and_late_wakers() {
 }
 
 #[test]
-fn block_on_within_itself_panics_and_the_queue_goes_on() {
+fn nested_block_on_panics_and_the_queue_stays_usable() {
     for engine in engines() {
         let queue = queue(engine, false);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -1,7 +1,6 @@
-//! Guards against: a wait for a descriptor that never ends, or ends before the
-//! descriptor is ready; one that keeps operations from ending, or that busy
-//! operations keep from ending; one that lives on after it was dropped and
-//! takes what a later one waits for; and an idle queue that does not sleep.
+//! Waiting for descriptors. Guards against a wait that never ends or ends too early, that starves
+//! operations or is starved by them, or that consumes events after it was dropped, and against an
+//! idle queue that does not sleep.
 
 mod common;
 
@@ -17,7 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Pieces, Rng, Sayer, Watchdog, engines, queue};
+use common::{Pieces, PrintOnPanic, Rng, Watchdog, engines, queue};
 use zebu::storage::{self, CacheMode, EngineKind, OpenFile, Queue, Storage};
 
 fn pair() -> (UnixStream, UnixStream) {
@@ -31,7 +30,7 @@ fn pair() -> (UnixStream, UnixStream) {
 fn each_engine(test: impl Fn(&Queue, EngineKind)) {
     for engine in engines() {
         let name = engine.to_string();
-        let _sayer = Sayer(name.clone());
+        let _note = PrintOnPanic(name.clone());
         let _watchdog = Watchdog::new(&name);
         test(&queue(engine, false), engine);
     }
@@ -47,7 +46,7 @@ fn file(folder: &tempfile::TempDir, bytes: &[u8]) -> Arc<dyn Storage> {
 
 async fn read_block(file: &dyn Storage, queue: &Queue, offset: u64) -> Vec<u8> {
     let mut pieces = Pieces::one(512);
-    // SAFETY: the pieces live here until the read has ended.
+    // SAFETY: the pieces live until the read has ended.
     let iov = unsafe { pieces.iov(&mut [], &mut []) };
     storage::read(file, queue, offset, &iov).await.unwrap();
     pieces.get()
@@ -75,7 +74,7 @@ fn a_wait_ends_when_the_descriptor_is_ready_and_not_before() {
         let (mut ours, mut theirs) = pair();
         assert!(!ready_soon(queue, &ours));
         theirs.write_all(b"x").unwrap();
-        // As long as nobody reads.
+        // It stays readable until it is read.
         assert!(ready_soon(queue, &ours));
         assert!(ready_soon(queue, &ours));
         ours.read_exact(&mut [0]).unwrap();
@@ -88,7 +87,7 @@ fn a_wait_ends_when_the_descriptor_is_ready_and_not_before() {
         });
         queue.block_on(queue.readable(&ours)).unwrap();
         ours.read_exact(&mut [0]).unwrap();
-        // The end is something to read.
+        // The end of the stream makes it readable.
         let late = std::thread::spawn(move || drop(late.join().unwrap()));
         queue.block_on(queue.readable(&ours)).unwrap();
         assert_eq!(ours.read(&mut [0]).unwrap(), 0);
@@ -97,7 +96,7 @@ fn a_wait_ends_when_the_descriptor_is_ready_and_not_before() {
 }
 
 #[test]
-fn a_full_socket_is_writable_when_it_was_read_from() {
+fn a_full_socket_is_writable_after_it_was_read_from() {
     each_engine(|queue, _| {
         let (mut ours, mut theirs) = pair();
         queue.block_on(queue.writable(&ours)).unwrap();
@@ -119,7 +118,7 @@ fn a_full_socket_is_writable_when_it_was_read_from() {
 }
 
 #[test]
-fn dropped_waits_are_gone() {
+fn dropped_waits_consume_nothing() {
     each_engine(|queue, _| {
         let (mut ours, mut theirs) = pair();
         let mut context = Context::from_waker(Waker::noop());
@@ -128,7 +127,7 @@ fn dropped_waits_are_gone() {
             let mut asked = queue.readable(&ours);
             assert!(pin!(&mut asked).poll(&mut context).is_pending());
             if round % 2 == 0 {
-                // With the waits in the kernel.
+                // Now the waits are in the kernel.
                 queue.block_on(queue.sleep(Duration::ZERO)).unwrap();
             }
             if round % 3 == 0 {
@@ -149,9 +148,9 @@ fn dropped_waits_are_gone() {
 }
 
 #[test]
-fn a_closed_descriptor_is_nobody_elses() {
-    // The number of a descriptor is used again at once: a wait that lived on
-    // would end by what the new one does.
+fn a_wait_ends_with_its_descriptor() {
+    // The number of a descriptor is reused at once: a wait that was not cancelled would end by an
+    // event of the new one.
     each_engine(|queue, _| {
         for _ in 0..100 {
             let (ours, _theirs) = pair();
@@ -180,7 +179,7 @@ fn many_echoes_beside_reads_of_a_file() {
             ends.push(ours);
             clients.push(std::thread::spawn(move || {
                 theirs.set_nonblocking(false).unwrap();
-                // Each byte asks for a block, of which the first byte comes back.
+                // Each byte requests a block, whose first byte is the reply.
                 for i in 0..200u8 {
                     let ask = i.wrapping_mul(n + 1) % 64;
                     theirs.write_all(&[ask]).unwrap();
@@ -205,7 +204,7 @@ fn many_echoes_beside_reads_of_a_file() {
                             Ok(_) => {}
                             Err(e) => panic!("ready, but {e}"),
                         }
-                        // A task of its own, made while others run.
+                        // A task that is spawned while others run.
                         let (queue, file) = (inner.clone(), file.clone());
                         let read = inner.spawn(async move {
                             read_block(&*file, &queue, u64::from(ask[0]) * 512).await
@@ -227,7 +226,7 @@ fn many_echoes_beside_reads_of_a_file() {
 }
 
 #[test]
-fn who_is_busy_sees_descriptors_too() {
+fn a_busy_queue_polls_descriptors() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = file(&folder, &[1; 4096]);
     each_engine(|queue, _| {
@@ -240,8 +239,7 @@ fn who_is_busy_sees_descriptors_too() {
                 flag.set(true);
             });
             theirs.write_all(b"x").unwrap();
-            // One operation at a time for ever, or a future that is always
-            // ready to run.
+            // One operation after another, or a future that is always ready to run.
             queue.block_on(async {
                 while !seen.get() {
                     if reads {
@@ -270,7 +268,7 @@ fn other_threads_wake_a_queue_that_waits_for_descriptors() {
         let inner = queue.clone();
         let wait = queue.spawn(async move {
             let _ = inner.readable(&ours).await;
-            unreachable!("nobody writes");
+            unreachable!("nothing is written");
         });
         for _ in 0..200 {
             let mut started = false;
@@ -284,7 +282,7 @@ fn other_threads_wake_a_queue_that_waits_for_descriptors() {
             }));
         }
         drop::<zebu::storage::Handle<()>>(wait);
-        // The task that waits holds the queue: left to the end of the process.
+        // The waiting task holds the queue, which lives until the process ends.
     });
 }
 
@@ -340,13 +338,13 @@ fn an_idle_queue_sleeps() {
             .unwrap();
         });
         assert!(start.elapsed() >= Duration::from_millis(300));
-        // Of this thread: a busy wait would use all of it.
+        // A busy wait would use all of the thread's time.
         let used = processor_time() - used;
         assert!(used < Duration::from_millis(150), "{engine}: {used:?}");
     });
 }
 
-/// What this thread has used so far.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
     let mut stat = String::new();
     let mut file = File::open("/proc/thread-self/schedstat").unwrap();

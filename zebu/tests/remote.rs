@@ -1,7 +1,7 @@
 //! A device shared with other runtimes ([`zebu::block::Remote`]).
 //!
 //! Guards against requests that are lost when their future is dropped or the device is closed, a
-//! thread that takes others down, and futures that another thread cannot wait for.
+//! panic that ends other threads' requests, and futures that are not `Send`.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn requests_of_many_threads_are_executed() {
         for part in 0..8u64 {
             let remote = &remote;
             scope.spawn(move || {
-                // The executor does not matter; each thread has one.
+                // Any executor will do; each thread has its own.
                 let queue = Queue::new(QueueOptions::default()).unwrap();
                 queue.block_on(async {
                     let at = part * PART;
@@ -52,7 +52,7 @@ fn requests_of_many_threads_are_executed() {
                         let bytes = vec![(part * 20 + n) as u8; 40_000];
                         let write = assert_send(remote.write(at + n * 45_000, bytes));
                         match n % 4 {
-                            // Dropped: it is executed all the same.
+                            // The write is executed although its future is dropped.
                             3 => drop(write),
                             _ => drop(write.await.unwrap()),
                         }
@@ -87,7 +87,7 @@ fn requests_of_many_threads_are_executed() {
         queue.block_on(late),
         Err(zebu::Error::OutOfRange { .. })
     ));
-    // It is closed for all.
+    // It is closed for all users.
     remote.close().unwrap();
     assert!(matches!(
         queue.block_on(device.enter()),
@@ -130,7 +130,7 @@ fn a_panic_is_the_error_of_its_requests() {
         &QueueOptions::default(),
     )
     .unwrap();
-    let panics = remote.run::<(), _>(|_, _| async { panic!("as it was told") });
+    let panics = remote.run::<(), _>(|_, _| async { panic!("on purpose") });
     assert!(queue.block_on(panics).is_err());
     let results: Vec<_> = (0..4)
         .map(|_| queue.block_on(remote.read(0, 512)).is_ok())
@@ -138,7 +138,7 @@ fn a_panic_is_the_error_of_its_requests() {
     assert_eq!(
         results,
         [true, false, true, false],
-        "the other thread goes on"
+        "the other thread still serves requests"
     );
 }
 

@@ -1,9 +1,8 @@
-//! Guards against two writes to one unallocated cluster that each allocate it:
-//! the data of one are lost then, or a cluster leaks.
+//! Guards against two writes that both allocate the same guest cluster: the data of one would be
+//! lost, or a cluster leaked.
 //!
-//! Many threads write pieces of the same clusters at the same time, each its
-//! own. Afterwards every piece is there, and as many clusters are allocated as
-//! were written to.
+//! Many threads write different parts of the same clusters at the same time. Afterwards all parts
+//! must be there, and each cluster must be allocated once.
 
 mod common;
 
@@ -20,7 +19,7 @@ use zebu::storage::{Buffer, CacheMode, EngineKind, Queue, QueueOptions};
 const THREADS: usize = 4;
 const CLUSTERS: usize = 24;
 const CLUSTER: usize = 64 << 10;
-/// Each thread writes so many pieces of each cluster.
+/// The number of parts of each cluster that a thread writes.
 const PIECES: usize = 2;
 const PIECE: usize = CLUSTER / THREADS / PIECES;
 
@@ -28,13 +27,13 @@ fn queue(engine: EngineKind) -> Queue {
     Queue::new(QueueOptions::default().engine(engine)).unwrap()
 }
 
-/// What is written to a place.
+/// The byte that is written at an offset.
 fn byte(at: usize) -> u8 {
     (at / PIECE % 251) as u8 + 1
 }
 
-/// Writes all pieces of one thread, cluster by cluster, all of them in flight
-/// together within one cluster.
+/// Writes all parts of one thread, cluster by cluster. The writes to one cluster are in flight
+/// together.
 fn write_own(device: &Device, engine: EngineKind, thread: usize, start: &Barrier) {
     let queue = queue(engine);
     let mut rng = Rng::new(thread as u64 + 1);
@@ -49,7 +48,7 @@ fn write_own(device: &Device, engine: EngineKind, thread: usize, start: &Barrier
             buffer.fill(byte(at));
             device.write_buffer(&queue, at as u64, buffer, PIECE)
         };
-        // All threads come to each cluster together.
+        // All threads begin each cluster together.
         start.wait();
         queue.block_on(async {
             for piece in pieces {

@@ -1,7 +1,7 @@
 //! A device that is resized, snapshotted and closed while many threads use it
 //! ([`zebu::block::SharedDevice`]).
 //!
-//! Guards against a change of the whole device that runs beside requests or is overtaken for ever,
+//! Guards against a change of the whole device that runs at the same time as requests or starves,
 //! against waiters that are not woken, and against a device that is lost with a dropped future.
 
 use std::future::Future;
@@ -39,7 +39,7 @@ fn open(queue: &Queue, storage: &Arc<Memory>) -> Device {
     Device::from_storage(queue, storage.clone(), &options).unwrap()
 }
 
-/// The bytes that thread `thread` has written to all of its blocks before it leaves.
+/// Fills the blocks of a thread. No change of the device may come between the two writes.
 async fn round(shared: &SharedDevice, queue: &Queue, thread: u64, round: u64) {
     let device = shared.enter().await.unwrap();
     let size = device.size();
@@ -50,11 +50,11 @@ async fn round(shared: &SharedDevice, queue: &Queue, thread: u64, round: u64) {
         let (_, result) = device.write_buffer(queue, at, buffer, BLOCK as usize).await;
         result.unwrap();
     }
-    // No change came between.
+    // No resize came between.
     assert_eq!(device.size(), size);
 }
 
-/// What the block has, which is one byte repeated.
+/// The byte that fills a block.
 fn block(device: &Device, queue: &Queue, number: u64) -> u8 {
     let mut bytes = vec![0; BLOCK as usize];
     device
@@ -140,7 +140,7 @@ fn a_change_that_waits_and_is_dropped_lets_others_enter() {
     {
         let mut resize = pin!(shared.resize(&queue, 2 * SIZE, Preallocation::Off));
         assert!(resize.as_mut().poll(&mut context).is_pending());
-        // It goes before those who come later.
+        // The waiting change has priority over later requests.
         assert!(pin!(shared.enter()).poll(&mut context).is_pending());
     }
     assert!(matches!(

@@ -1,9 +1,8 @@
-//! Guards against writes that cannot be done and do harm: outside the disk, to
-//! an image that is not to be written, to an entry that points to the image's
-//! own tables, on a disk that is full or fails.
+//! Guards against damage by writes that fail: outside the disk, to a read-only image, through an
+//! entry that refers to the image's own tables, on a disk that is full or fails.
 //!
-//! After each failure the request has told of it, the image is consistent,
-//! what was not to be changed is as it was, and later writes work.
+//! Each failure must be returned by its request. The image must be consistent, other data
+//! unchanged, and later writes must succeed.
 
 mod common;
 
@@ -12,7 +11,7 @@ use std::sync::Arc;
 
 use common::faulty::{Faulty, libc_eio, libc_enospc};
 use common::peer::{assert_clean, assert_consistent, assert_content, qemu_img, qemu_io, text};
-use common::{Rng, Sayer, Watchdog, cases, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, progress};
 use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::names::Source;
@@ -34,7 +33,7 @@ fn open(queue: &Queue, path: &Path, options: &OpenOptions) -> Result<Device> {
 /// Every request that changes something, of `length` bytes at `offset`.
 fn change_all(queue: &Queue, device: &Device, offset: u64, length: u64) -> Vec<Result<()>> {
     let bytes = vec![0x77; length as usize];
-    // SAFETY: `bytes` is there until all have ended, and is only read.
+    // SAFETY: `bytes` lives until all requests have ended, and is only read.
     let iov = unsafe { Iov::from_raw(bytes.as_ptr().cast_mut(), bytes.len()) };
     queue.block_on(async {
         vec![
@@ -72,7 +71,7 @@ fn outside_the_disk() {
                 );
             }
         }
-        // Nothing at the very end is inside.
+        // An empty range at the end is inside the disk.
         device.write_blocking(&queue, size, &[]).unwrap();
         queue.block_on(device.close(&queue)).unwrap();
         assert_content(
@@ -124,7 +123,7 @@ fn entries_that_point_to_tables() {
         let entry = l2_table(&image);
         image[entry..entry + 8].copy_from_slice(&(host | 1 << 63).to_be_bytes());
         if host == 0 {
-            // An entry of all zeroes is none: the refcount block instead.
+            // An entry of 0 is unallocated, so the refcount block is used instead.
             let block = table(&image, table(&image, 48) as usize);
             image[entry..entry + 8].copy_from_slice(&(block | 1 << 63).to_be_bytes());
         }
@@ -132,11 +131,11 @@ fn entries_that_point_to_tables() {
         let device = open(&queue, &path, &writable()).unwrap();
         let result = device.write_blocking(&queue, 512, &[5; 512]);
         assert!(result.is_err(), "{what}");
-        // The image says so from now on.
+        // The image is marked as corrupt.
         let result = device.write_blocking(&queue, 64 << 10, &[5; 512]);
         assert!(
             result.is_err(),
-            "{what}: written after it was found corrupt"
+            "{what}: a write to a corrupt image succeeds"
         );
         let _ = queue.block_on(device.close(&queue));
         let result = open(&queue, &path, &writable());
@@ -144,8 +143,11 @@ fn entries_that_point_to_tables() {
         assert!(error.contains("corrupt"), "{what}: {error}");
         let after = std::fs::read(&path).unwrap();
         // Only the header has changed.
-        assert!(after[512..] == image[512..], "{what}: it was written to");
-        open(&queue, &path, &OpenOptions::default()).expect("it can still be read");
+        assert!(
+            after[512..] == image[512..],
+            "{what}: more than the header has changed"
+        );
+        open(&queue, &path, &OpenOptions::default()).expect("a corrupt image opens for reading");
     }
 }
 
@@ -156,7 +158,7 @@ struct Trial {
     faulty: Arc<Faulty>,
     queue: Queue,
     bytes: Vec<u8>,
-    /// What requests touched since this was cleared.
+    /// The bytes that requests wrote since this was cleared.
     touched: Vec<bool>,
     cluster: usize,
     refused: usize,
@@ -184,7 +186,7 @@ impl Trial {
             .unwrap();
         let faulty = Faulty::new(memory.clone(), seed);
         let options = writable()
-            // Small, so that metadata are written in between.
+            // Small caches, so that metadata are written between flushes.
             .l2_cache_entry_size(Some(512))
             .l2_cache_size(rng.one_in(2).then_some(1024));
         let device = Device::from_storage(&queue, faulty.clone(), &options).unwrap();
@@ -201,13 +203,13 @@ impl Trial {
         (trial, device)
     }
 
-    /// One request; what it left is old or new, byte by byte, if it failed.
+    /// One request. If it failed, each byte must be old or new.
     fn step(&mut self, device: &Device, must_work: bool) {
         progress();
         let size = self.bytes.len();
-        let start = self.rng.below(size as u64) as usize;
-        let most = [512, self.cluster, 3 * self.cluster][self.rng.below(3) as usize];
-        let mut range = start..(start + 1 + self.rng.below(most as u64) as usize).min(size);
+        let start = self.rng.index(size);
+        let most = self.rng.pick(&[512, self.cluster, 3 * self.cluster]);
+        let mut range = start..(start + 1 + self.rng.index(most)).min(size);
         let kind = self.rng.below(10);
         if kind == 9 {
             range.start = range.start / self.cluster * self.cluster;
@@ -240,9 +242,9 @@ impl Trial {
         let read = device.read_blocking(queue, offset, &mut found);
         read.unwrap_or_else(|e| panic!("read after {result:?}: {e}"));
         match result {
-            Ok(()) => assert!(found == new, "{kind} at {range:x?} is not there"),
+            Ok(()) => assert!(found == new, "{kind} at {range:x?} reads as other data"),
             Err(e) => {
-                // Of a compressed write, that something is there already.
+                // A compressed write fails where a cluster is allocated.
                 assert!(!must_work || kind == 9, "{kind} at {range:x?}: {e}");
                 self.refused += 1;
                 let old = &self.bytes[range.clone()];
@@ -250,7 +252,7 @@ impl Trial {
                 let wrong = known.filter(|(f, (o, n))| f != o && f != n).count();
                 assert!(
                     wrong == 0,
-                    "{kind} at {range:x?}: {e}: {wrong} bytes made up"
+                    "{kind} at {range:x?}: {e}: {wrong} bytes are neither old nor new"
                 );
             }
         }
@@ -258,8 +260,8 @@ impl Trial {
         self.bytes[range].copy_from_slice(&found);
     }
 
-    /// What QEMU says of the image.
-    fn judge(&self, folder: &Path, clean: bool) {
+    /// QEMU checks and reads the image.
+    fn verify(&self, folder: &Path, clean: bool) {
         let path = folder.join("disk.qcow2");
         std::fs::write(&path, self.memory.to_vec()).unwrap();
         match clean {
@@ -270,12 +272,12 @@ impl Trial {
     }
 }
 
-/// Tries `seeds` with failures that `fail` brings about for a while.
+/// Runs the trials of `seeds`, with failures that `fail` causes for some time.
 fn tried(seeds: std::ops::Range<u64>, fail: impl Fn(&Faulty, &mut Rng)) {
     let folder = tempfile::tempdir().unwrap();
     let (mut refused, mut failures) = (0, 0);
     for seed in seeds.clone() {
-        let _sayer = Sayer(format!("seed {seed}"));
+        let _note = PrintOnPanic(format!("seed {seed}"));
         let _watchdog = Watchdog::new(&format!("seed {seed}"));
         let (mut trial, device) = Trial::new(seed);
         for _ in 0..1 + trial.rng.below(3) {
@@ -287,14 +289,14 @@ fn tried(seeds: std::ops::Range<u64>, fail: impl Fn(&Faulty, &mut Rng)) {
                 trial.step(&device, false);
             }
             trial.faulty.fail_writes(0, 0);
-            trial.faulty.leave_room(0);
+            trial.faulty.set_free_blocks(0);
             for _ in 0..20 {
                 trial.step(&device, true);
             }
         }
         let queue = trial.queue.clone();
         queue.block_on(device.close(&queue)).unwrap();
-        trial.judge(folder.path(), true);
+        trial.verify(folder.path(), true);
         refused += trial.refused;
         failures += trial.faulty.failures();
     }
@@ -305,24 +307,26 @@ fn tried(seeds: std::ops::Range<u64>, fail: impl Fn(&Faulty, &mut Rng)) {
 
 #[test]
 fn a_full_disk() {
-    tried(1..40, |faulty, rng| faulty.leave_room(1 + rng.below(40)));
+    tried(1..40, |faulty, rng| {
+        faulty.set_free_blocks(1 + rng.below(40))
+    });
 }
 
 #[test]
 fn writes_that_fail() {
     tried(100..140, |faulty, rng| {
-        let errno = [libc_eio(), libc_enospc()][rng.below(2) as usize];
+        let errno = rng.pick(&[libc_eio(), libc_enospc()]);
         faulty.fail_writes(1 + rng.below(20), errno);
     });
 }
 
-/// What a flush that failed should have made durable may be lost, and nobody
-/// can tell: nothing is written any more.
+/// The data that a failed flush covered may be lost, which cannot be detected. So every later write
+/// must fail.
 #[test]
 fn flushes_that_fail() {
     let folder = tempfile::tempdir().unwrap();
     for seed in 1..20 {
-        let _sayer = Sayer(format!("seed {seed}"));
+        let _note = PrintOnPanic(format!("seed {seed}"));
         let (mut trial, device) = Trial::new(seed);
         for _ in 0..30 {
             trial.step(&device, true);
@@ -342,7 +346,7 @@ fn flushes_that_fail() {
         assert!(queue.block_on(device.flush(&queue)).is_err());
         assert!(device.write_blocking(&queue, 0, &[2; 512]).is_err());
         assert!(queue.block_on(device.close(&queue)).is_err());
-        // As it is on the disk: what was flushed, unless it was changed later.
+        // On the disk, each byte is as at the last flush, unless it was written later.
         let path = folder.path().join("disk.qcow2");
         let image = trial.memory.to_vec();
         std::fs::write(&path, &image).unwrap();

@@ -98,7 +98,7 @@ impl Run<'_> {
             self.others.push(after);
             return self.after_cut();
         }
-        self.disk.cut_off();
+        self.disk.cancel_cut();
         match result {
             Some(Ok(())) => {
                 self.others.clear();
@@ -106,13 +106,13 @@ impl Run<'_> {
                 Ok(())
             }
             Some(Err(e)) if !self.may_fail() => {
-                // Refused: nothing has happened.
+                // Refused: the image is unchanged.
                 match is_refusal(&e) && size == old as u64 {
                     true => Ok(()),
                     false => Err(format!("error: {change:?}: {e}")),
                 }
             }
-            // It has failed, or was dropped.
+            // It failed, or was dropped.
             result => {
                 self.change_dropped |= result.is_none();
                 self.untidy = true;
@@ -132,7 +132,7 @@ impl Run<'_> {
                         "promise: {change:?} failed ({e}), and the size has changed"
                     ));
                 }
-                // The device knows which it is; the file may still become the other one.
+                // The device has one of the two sizes; the file may have the other one.
                 self.others.push(match size == new as u64 && new != old {
                     true => std::mem::replace(&mut self.model, after),
                     false => {

@@ -34,13 +34,13 @@ impl Run<'_> {
         }
     }
 
-    /// Damages the file, and notes which sectors that touches.
+    /// Damages the file, and marks the sectors that are affected.
     pub(super) fn damage(&mut self, damage: Damage) {
         let mut bytes = self.disk.bytes(self.image);
         let seen = walk(&bytes);
         let version = self.version;
-        // A reserved bit, one of the offset that is zero where clusters are aligned, or one that
-        // leads behind the end of any file.
+        // A reserved bit, a bit that makes the offset unaligned, or one that makes it larger than
+        // any file.
         let bit = |n: u64, low: u64| {
             let align = seen.cluster.trailing_zeros() as u64;
             let bits: Vec<u64> = (low..align)
@@ -75,12 +75,12 @@ impl Run<'_> {
             }
             Damage::Extend(n) => {
                 let mut rng = Rng::new(n);
-                // The cluster in which the file ends is there as a whole, as zeroes.
+                // The rest of the last cluster becomes zeroes.
                 bytes.resize(bytes.len().next_multiple_of(seen.cluster as usize), 0);
                 let noise = (0..n).map(|_| rng.next() as u8);
                 bytes.extend(noise);
                 self.disk.set_bytes(self.image, bytes);
-                // What was cut off may be there again, as noise.
+                // Truncated sectors may be inside of the file again, as noise.
                 let cut = self.model.cells.iter_mut().filter(|cell| cell.cut);
                 cut.for_each(|cell| cell.wild = true);
                 self.untidy = true;
@@ -97,7 +97,7 @@ impl Run<'_> {
         self.untidy = true;
     }
 
-    /// The file of an image was cut: what lay behind its end is an error, or what it was.
+    /// The file was truncated: sectors behind its end are errors, or as before.
     pub(super) fn truncated(&mut self, seen: &crate::walk::Walk, length: u64, old: u64) {
         if length == old {
             return;
@@ -114,14 +114,14 @@ impl Run<'_> {
             let last = ((guest + size).div_ceil(SECTOR) as usize).min(sectors);
             cells[first.min(last)..last].iter_mut().for_each(change);
         };
-        // Tables that are gone: what they mapped may be anything that the base has, or zero.
+        // Where a table was truncated, sectors may be those of the base, or zero.
         let main = seen.tables.first().is_some_and(|t| lost(t.0, t.1));
         if main {
             each(0, u64::MAX >> 1, &mut |cell| cell.wild = true);
         }
         for (guest, entry) in &seen.l1 {
             let table = entry.value & 0x00ff_ffff_ffff_fe00;
-            // (What is unaligned may be repaired by the next damage.)
+            // (The next damage may make an unaligned entry valid again.)
             let is_unaligned = !table.is_multiple_of(seen.cluster);
             if is_unaligned || lost(table, seen.cluster) || lost(entry.at, 8) {
                 each(*guest, seen.coverage, &mut |cell| cell.wild = true);
@@ -147,7 +147,7 @@ impl Run<'_> {
         }
     }
 
-    /// A damaged file is opened for writing, and may grow: what was cut off is zero then.
+    /// A damaged file is opened for writing, and may grow: truncated sectors are zero then.
     pub(super) fn regrow(&mut self) {
         let now = self.now();
         let cut = self.model.cells.iter_mut().filter(|cell| cell.cut);

@@ -43,7 +43,7 @@ impl Run<'_> {
         if off {
             return self.after_cut();
         }
-        self.disk.cut_off();
+        self.disk.cancel_cut();
         self.judge()
     }
 
@@ -75,7 +75,7 @@ impl Run<'_> {
             .empty(empty)
             .engine(EngineKind::Threads);
         let result = jobs::commit(&queue, top, base, &options, |_| {});
-        // The base has what the image says, and the image reads as before.
+        // The base gets the data of the image, and the image reads as before.
         let now = self.now();
         let below = &mut self.bases[number].cells;
         if below.len() < self.model.cells.len() {
@@ -97,7 +97,7 @@ impl Run<'_> {
             }
         }
         self.shift_snapshots(number);
-        // Other images that lie on it show its content.
+        // Images above the base show its content.
         let mut changed = vec![number];
         for above in (0..number).rev() {
             let Some(below) = self.bases[above]
@@ -115,7 +115,7 @@ impl Run<'_> {
         result.map_err(|e| e.to_string())
     }
 
-    /// Snapshots show the base where they say nothing themselves.
+    /// Snapshots show the content of the base where they are unallocated.
     pub(super) fn shift_snapshots(&mut self, number: usize) {
         let now = self.now();
         let base = self.bases[number].cells.clone();
@@ -209,7 +209,7 @@ impl Run<'_> {
             .refcount_order(order)
             .lazy_refcounts(lazy);
         if version == Some(2) {
-            // There a cluster cannot say that it is zero.
+            // Version 2 has no zero clusters.
             for model in self.models() {
                 let zeroes = model.cells.iter_mut().filter(|cell| cell.may_be(ZERO));
                 zeroes.for_each(|cell| cell.explicit = false);
@@ -227,7 +227,7 @@ impl Run<'_> {
         let report = queue.block_on(jobs::repair(&queue, file, mode, &mut |_| {}, |_| {}));
         let report = report.map_err(|e| e.to_string())?;
         if self.damaged {
-            // The model does not say what is left of damaged clusters: the run ends.
+            // The model does not cover the repair of damaged clusters, so the run ends.
             self.refused = true;
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl Run<'_> {
             .engine(EngineKind::Threads);
         let result = jobs::convert(vec![source], Target::Image(target), &options, |_| {});
         result.map_err(|e| e.to_string())?;
-        // Work goes on with the new image.
+        // The run continues with the new image.
         self.image = file;
         self.data = None;
         self.cluster = 1 << (cluster_bits - 9);
@@ -274,7 +274,7 @@ impl Run<'_> {
             cell.explicit = has_data;
         }
         if self.damaged {
-            // It has what could be read.
+            // All of the new image can be read.
             self.damaged = false;
             self.lost_snapshots = false;
         }

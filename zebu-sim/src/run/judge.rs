@@ -1,18 +1,19 @@
 //! Reads the image after a session, compares it with the model, and checks it.
 
 use zebu::block::{Device, OpenOptions};
-use zebu::jobs::{self, CheckMessage};
+use zebu::jobs;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::Queue;
 
 use super::{Contents, Run, Verdict, context};
+use crate::allowed_flags::allowed_flags;
 use crate::content::{self, Tag, ZERO};
 use crate::disk::{Cut, SECTOR};
 use crate::model::{Model, UNREADABLE, check_cells};
 use crate::sched;
 
 impl Run<'_> {
-    /// What a device contains; sectors of a damaged image that cannot be read say so.
+    /// Reads a device in full. Sectors of a damaged image may be [`UNREADABLE`].
     pub(super) fn read_all(&self, queue: &Queue, device: &Device) -> Verdict<Vec<Tag>> {
         let sectors = (device.size() / SECTOR) as usize;
         let mut tags = Vec::with_capacity(sectors);
@@ -39,10 +40,10 @@ impl Run<'_> {
         Ok(tags)
     }
 
-    /// Opens what is left, reads all of it and has it checked.
+    /// Opens the image, reads it in full, compares it with the model and checks it.
     pub(super) fn judge(&mut self) -> Verdict {
         if self.disk.hits().flushes > 0 {
-            // What that flush should have covered may be lost, and no later one makes it durable.
+            // Data that the failed flush covered may be lost, and no later flush makes them durable.
             self.disk.cut(Cut::Power);
             self.disk.power_on();
             self.models().for_each(Model::crashed);
@@ -56,7 +57,7 @@ impl Run<'_> {
         let device = match self.open(&queue, &Run::plain(), read_only) {
             Ok(device) => device,
             Err(_) if self.damaged => {
-                // Refused. A repair may still come.
+                // The image is refused. A later step may repair it.
                 return Ok(());
             }
             Err(e) => return Err(format!("error: open to look: {e}")),
@@ -96,7 +97,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The base that the image names, which may be an old one or a new one.
+    /// Finds the base that the image names, which may be an old one or a new one.
     pub(super) fn find_backing(&mut self, queue: &Queue) -> Verdict {
         let inspect = OpenOptions::default().inspect(true);
         let device = match self.open(queue, &Run::plain(), inspect) {
@@ -130,7 +131,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Names and contents of the snapshots; None if that is not followed.
+    /// Names and contents of the snapshots; None if the model does not have them.
     pub(super) fn read_snapshots(
         &self,
         queue: &Queue,
@@ -170,7 +171,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What is said to be zero is.
+    /// Sectors whose status is zero must read as zeroes.
     pub(super) fn check_status(&self, queue: &Queue, device: &Device, found: &[Tag]) -> Verdict {
         let size = device.size();
         let mut at = 0;
@@ -205,7 +206,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A check finds leaked clusters at worst, and none if nothing was interrupted.
+    /// A check must find at most leaked clusters, and none if nothing was interrupted.
     pub(super) fn check_tables(&mut self, queue: &Queue, device: &Device) -> Verdict {
         if self.damaged {
             return Ok(());
@@ -221,7 +222,7 @@ impl Run<'_> {
             |_| {},
         ));
         let report = report.map_err(context("check"))?;
-        // A leaked reference to an L2 table has a change of snapshots take it for a shared one.
+        // With a leaked reference, a change of snapshots treats an L2 table as shared.
         let allowed = match self.flags || self.untidy {
             true => allowed_flags(&messages, image.geometry().cluster_size()),
             false => 0,
@@ -253,37 +254,8 @@ impl Run<'_> {
     }
 }
 
-/// The contents of sectors.
+/// Identifies the contents of sectors.
 fn identify_all(bytes: &[u8], first: usize) -> impl Iterator<Item = Tag> + '_ {
     let sectors = (first as u64..).zip(bytes.chunks(SECTOR as usize));
     sectors.map(|(sector, bytes)| content::identify(bytes, sector))
-}
-
-/// How many copied flags are wrong without danger, as docs/reliability.md has it: one that is
-/// missing where the refcount is 1, and one that is set where there is one reference and the
-/// refcount is too high.
-fn allowed_flags(messages: &[CheckMessage], cluster_size: u64) -> u64 {
-    const COPIED: u64 = 1 << 63;
-    const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-    let alone = |entry: u64| {
-        messages.iter().any(|message| match message {
-            CheckMessage::Leaked {
-                cluster,
-                references,
-                ..
-            } => *references == 1 && *cluster == (entry & OFFSET) / cluster_size,
-            _ => false,
-        })
-    };
-    let is_allowed = |message: &&CheckMessage| match **message {
-        CheckMessage::CopiedL2 {
-            entry, refcount, ..
-        }
-        | CheckMessage::CopiedData { entry, refcount } => match entry & COPIED {
-            0 => refcount == 1,
-            _ => refcount > 1 && alone(entry),
-        },
-        _ => false,
-    };
-    messages.iter().filter(is_allowed).count() as u64
 }

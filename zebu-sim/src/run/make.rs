@@ -1,4 +1,4 @@
-//! The image that a simulation begins with, the images behind it, and how they are opened.
+//! The image that a simulation begins with and its backing files: how they are created and opened.
 
 use std::sync::Arc;
 
@@ -180,7 +180,7 @@ impl<'a> Run<'a> {
         Device::from_storages(queue, storages, &options.format(Some(Format::QCOW2)))
     }
 
-    /// How the image is opened where nothing depends on it.
+    /// The options for opening the image where any will do.
     pub(super) fn plain() -> Opening {
         Opening {
             queues: 1,

@@ -21,12 +21,12 @@ mod judge;
 mod make;
 mod session;
 
-/// Requests in flight at most.
+/// The most requests in flight.
 const MOST_IN_FLIGHT: usize = 24;
-/// Turns of the scheduler without any request ending that count as a hang.
+/// The number of turns in which no request ends that counts as a hang.
 const TURNS: usize = 200_000;
 
-/// Turns of all queues in which nothing happens, until nothing will.
+/// The number of idle turns of all queues after which nothing can happen.
 const IDLE_ROUNDS: usize = 16;
 
 /// A failure: its kind in one word, and a message.
@@ -46,7 +46,7 @@ pub struct Report {
     pub steps: usize,
 }
 
-/// Carries out a scenario; the error says the step and what is wrong.
+/// Runs a scenario; the error describes the step and the failure.
 pub fn run(scenario: &Scenario) -> Verdict<Report> {
     let disk = Disk::new();
     sched::simulate(&disk);
@@ -69,13 +69,13 @@ pub fn run(scenario: &Scenario) -> Verdict<Report> {
     })
 }
 
-/// An image behind another one.
+/// A backing file.
 struct Base {
     file: usize,
     format: Format,
-    /// The base that it lies on.
+    /// The index of its own backing file.
     below: Option<usize>,
-    /// Its own content, as a device shows it.
+    /// The content of its disk.
     cells: Vec<Cell>,
 }
 
@@ -112,23 +112,23 @@ struct Run<'a> {
     cluster: usize,
     version: u32,
     model: Model,
-    /// What else the image may turn out to be when it is opened again: a change of the whole image
-    /// failed or was interrupted.
+    /// Other contents that the image may have when it is opened again, after a change of the whole
+    /// image that failed or was interrupted.
     others: Vec<Model>,
     session: Option<Session>,
-    /// The file was damaged: errors are right answers, wrong content is none.
+    /// The file was damaged: requests may fail, but must not return wrong data.
     damaged: bool,
-    /// What the damage has done to snapshots is not followed.
+    /// The model does not cover snapshots after damage.
     lost_snapshots: bool,
-    /// A damaged image that cannot be opened: there is nothing more to do.
+    /// The damaged image cannot be opened: the run ends.
     refused: bool,
-    /// A device went without being closed, or something failed: clusters may be leaked.
+    /// A device was dropped without being closed, or an operation failed: clusters may be leaked.
     untidy: bool,
     /// Whether copied flags may be wrong: a change of snapshots was interrupted.
     flags: bool,
-    /// Everything has stopped since the image was looked at: what is there is durable.
+    /// Everything has stopped since the last verification: the content is durable.
     restarted: bool,
-    /// A change of the whole image was dropped: there are no more writes until it is opened again.
+    /// A change of the whole image was dropped: writes fail until it is opened again.
     change_dropped: bool,
 }
 
@@ -194,7 +194,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether an error is a right answer now.
+    /// Whether a request may fail now.
     fn may_fail(&self) -> bool {
         self.damaged || self.change_dropped || self.disk.is_off() || !self.disk.hits().is_none()
     }

@@ -30,7 +30,7 @@ impl Run<'_> {
             match self.open(queue, opening, options.clone()) {
                 Ok(device) => {
                     if self.damaged {
-                        // Clusters that were cut off may be part of the file again.
+                        // Truncated clusters may be inside of the file again.
                         self.regrow();
                     }
                     return Ok(Some(device));
@@ -42,7 +42,7 @@ impl Run<'_> {
                     self.refused = true;
                     return Ok(None);
                 }
-                // What was to fail has failed.
+                // The fault has made it fail.
                 Err(_) => self.disk.clear_faults(),
             }
         }
@@ -75,7 +75,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The session, begun if there is none.
+    /// The session. Opens the image if there is none.
     pub(super) fn session(&mut self) -> Verdict<Option<&mut Session>> {
         self.open_session(&Run::plain())?;
         Ok(self.session.as_mut())
@@ -149,7 +149,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Something goes on: an operation of the disk ends, or a queue has its turn.
+    /// One turn of the scheduler: an operation of the disk ends, or a queue runs.
     pub(super) fn turn(&mut self) -> Verdict {
         let Some(session) = &mut self.session else {
             return Ok(());
@@ -157,7 +157,7 @@ impl Run<'_> {
         if self.rng.one_in(2) {
             self.disk.advance();
         } else {
-            let which = self.rng.below(session.queues.len() as u64) as usize;
+            let which = self.rng.index(session.queues.len());
             sched::turn(&session.queues[which]);
         }
         self.collect()
@@ -175,7 +175,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Goes on until a request has ended, or releases one that is left alone.
+    /// Runs until a request has ended, or releases a suspended one.
     pub(super) fn go_on(&mut self) -> Verdict {
         let in_flight = |run: &Self| run.session.as_ref().map_or(0, |s| s.flying.len());
         let before = in_flight(self);
@@ -190,8 +190,8 @@ impl Run<'_> {
             if self.disk.is_busy() {
                 continue;
             }
-            // Nothing is in flight on the disk: does a task still run? Tasks of the library may
-            // wake each other before they wake a request.
+            // No operation is in flight. Tasks of the library may still wake each other before they
+            // wake a request.
             let polls = session.polls.get();
             let still = |_| {
                 session.queues.iter().for_each(sched::turn);
@@ -204,7 +204,7 @@ impl Run<'_> {
         Err(format!("hang: no request has ended within {TURNS} turns"))
     }
 
-    /// Nothing goes on by itself.
+    /// No request can make progress: releases a suspended one, or reports a hang.
     pub(super) fn idle(&mut self) -> Verdict {
         let Some(session) = &self.session else {
             return Ok(());
@@ -225,7 +225,7 @@ impl Run<'_> {
             None => {
                 let ids: Vec<_> = waiting.map(|f| f.id).collect();
                 if !ids.is_empty() {
-                    return Err(format!("hang: nothing goes on, and steps {ids:?} wait"));
+                    return Err(format!("hang: no progress, and steps {ids:?} wait"));
                 }
             }
         }
@@ -271,7 +271,7 @@ impl Run<'_> {
                 let hits = self.disk.hits();
                 let may = match kind {
                     Kind::Compressed => true,
-                    // What only reads have failed with can still be made durable.
+                    // If only reads failed, a flush must succeed.
                     Kind::Flush => {
                         self.damaged
                             || self.change_dropped
@@ -290,7 +290,8 @@ impl Run<'_> {
         };
         match kind {
             Kind::Read => {
-                // After a change of the whole image was dropped it may be the old one or the new one.
+                // After a dropped change of the whole image, the content may be the old or the new
+                // one.
                 if let (Some(Ok(bytes)), Some(seen), false) = (outcome, seen, self.change_dropped) {
                     check_read(&self.model, &range, &seen, &bytes)
                         .map_err(|e| format!("{e}, {what}"))?;
@@ -331,7 +332,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Closes the device, and judges what is left.
+    /// Closes the device, and verifies the image.
     pub(super) fn close(&mut self, stop: Stop) -> Verdict {
         if self.session.is_none() {
             return Ok(());
@@ -350,7 +351,7 @@ impl Run<'_> {
             _ => None,
         };
         let result = sched::run_or_drop(&queue, drop_after, device.close(&queue));
-        // With the last handle of a queue its tasks end.
+        // The tasks of a queue end with its last handle.
         drop((queue, session.queues));
         if self.disk.is_off() {
             return self.after_cut();
@@ -381,7 +382,7 @@ impl Run<'_> {
         for flying in &session.flying {
             flying.driven.abandon();
         }
-        // The tasks end, and with them what they hold.
+        // The tasks end and drop what they hold.
         session.queues.iter().for_each(sched::turn);
         drop(session);
         self.untidy = true;
@@ -389,7 +390,7 @@ impl Run<'_> {
         self.judge()
     }
 
-    /// Judges the image after everything has stopped.
+    /// Verifies the image after everything has stopped.
     pub(super) fn after_cut(&mut self) -> Verdict {
         if let Some(session) = self.session.take() {
             for flying in &session.flying {
@@ -439,8 +440,7 @@ async fn perform(
         }
         _ => Vec::new(),
     };
-    // SAFETY: `bytes` outlives the request: the future that awaits it is a temporary, which is
-    // dropped before the variables of this function.
+    // SAFETY: `bytes` outlives the request, whose future is a temporary that is dropped first.
     #[allow(unsafe_code)]
     let iov = unsafe { Iov::from_raw(bytes.as_mut_ptr(), bytes.len()) };
     match kind {

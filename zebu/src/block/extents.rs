@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_are_alike_are_one() {
+    fn equal_neighbours_are_joined() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let device = device(&queue);
         for cluster in [3, 4, 5, 40] {

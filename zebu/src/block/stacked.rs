@@ -201,7 +201,7 @@ mod tests {
                 let mut waits = Box::pin(above.flush(&one));
                 assert!(waits.as_mut().poll(&mut context).is_pending());
                 drop(waits);
-                // The other one is not driven meanwhile.
+                // The other queue is not driven meanwhile.
                 drop(one);
                 other.block_on(begun).unwrap();
             }

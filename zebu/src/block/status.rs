@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_join_where_the_file_goes_on() {
+    fn extents_that_are_adjacent_in_the_file_are_joined() {
         let data = |length, host: Option<u64>| Status {
             compressed: host.is_none(),
             host,

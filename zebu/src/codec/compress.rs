@@ -99,8 +99,8 @@ impl std::fmt::Debug for Compressor {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a guest losing data: a cluster that does not come back, a stream longer than
-    //! the space it was given.
+    //! Guards against lost data: a cluster that does not round-trip, a stream that is longer than
+    //! its buffer.
 
     use super::*;
     use crate::codec::Decompressor;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_none() {
+    fn a_stream_that_does_not_fit_is_none() {
         let mut c = Compressor::new();
         let (hard, easy) = (noise(65536), text(65536));
         for kind in [Compression::Zlib, Compression::Zstd] {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_cluster_comes_back() {
+    fn a_compressed_cluster_round_trips() {
         let mut c = Compressor::new();
         let mut d = Decompressor::new();
         let zstd = [None, Some(1), Some(3), Some(-5), Some(19), Some(22), None];

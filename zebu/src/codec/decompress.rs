@@ -123,9 +123,8 @@ fn inflate_prefix(src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a guest reading wrong bytes, or an error, from a cluster
-    //! that QEMU reads well; against a damaged cluster being taken for a good
-    //! one; and against a hostile stream that makes the process panic.
+    //! Guards against wrong bytes, or an error, for a cluster that QEMU reads; against a damaged
+    //! cluster that is accepted; and against a hostile stream that causes a panic.
 
     use std::io::Write;
 
@@ -150,8 +149,7 @@ mod tests {
         zstd::bulk::compress(data, 3).unwrap()
     }
 
-    /// A frame that says neither how long its content is nor that it is one
-    /// segment.
+    /// A frame without the size of its content that is not a single segment.
     fn zstd_frame_unsized(data: &[u8], window_log: u32) -> Vec<u8> {
         let mut encoder = zstd::Encoder::new(Vec::new(), 3).unwrap();
         encoder.window_log(window_log).unwrap();
@@ -204,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_short_is_an_error() {
+    fn a_stream_that_is_too_short_is_an_error() {
         let data = text(CLUSTER);
         for kind in [Compression::Zlib, Compression::Zstd] {
             let src = encode(kind, &data);
@@ -220,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zlib_stream_that_goes_on_is_good() {
+    fn a_zlib_stream_may_be_longer_than_a_cluster() {
         let data = text(CLUSTER);
         let src = deflate(&data);
         for len in [1, 512, CLUSTER - 1] {
@@ -233,11 +231,11 @@ mod tests {
 
     #[test]
     fn a_zlib_stream_may_lack_its_end() {
-        // Stored blocks: cut right behind the last literal byte.
+        // Stored blocks, truncated after the last literal byte.
         let mut src = vec![0, 0, 2, 0xff, 0xfd];
         src.extend(text(512));
         assert_eq!(decompress(Compression::Zlib, &src, 512).unwrap(), text(512));
-        // Huffman codes: losing the end-of-block code can cost no data.
+        // Huffman codes: without the end-of-block code no data are lost.
         let data = text(CLUSTER);
         let whole = deflate(&data);
         let cut = &whole[..whole.len() - 1];
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn zstd_frames_add_up() {
+    fn zstd_frames_are_concatenated() {
         let data = text(CLUSTER);
         let (a, b) = data.split_at(1000);
         let skippable = [0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
@@ -273,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zstd_frame_that_goes_on_is_an_error() {
+    fn a_zstd_frame_longer_than_a_cluster_is_an_error() {
         let data = text(CLUSTER);
         for src in [zstd_frame(&data), zstd_frame_unsized(&data, 17)] {
             for len in [1, 1000, CLUSTER - 1] {
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_zstd_frame_is_an_error() {
+    fn a_truncated_zstd_frame_is_an_error() {
         let data = text(4096);
         let mut encoder = zstd::Encoder::new(Vec::new(), 3).unwrap();
         encoder.include_checksum(true).unwrap();
@@ -306,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn one_decompressor_survives_errors() {
+    fn a_decompressor_is_usable_after_errors() {
         let data = text(CLUSTER);
         let mut d = Decompressor::new();
         let mut dst = vec![0; CLUSTER];
@@ -341,7 +339,7 @@ mod tests {
             prop_assert_eq!(decompress(kind, &src, data.len()).unwrap(), data);
         }
 
-        /// A prefix of a good stream is an error, or it is the right bytes.
+        /// A prefix of a valid stream gives an error or the right bytes.
         #[test]
         fn cut(kind in any_kind(), data in any_data(), at in any::<prop::sample::Index>()) {
             let src = encode(kind, &data);
@@ -351,7 +349,7 @@ mod tests {
             }
         }
 
-        /// A good zlib stream gives any prefix of its content.
+        /// A valid zlib stream gives any prefix of its content.
         #[test]
         fn long(data in any_data(), at in any::<prop::sample::Index>()) {
             let len = at.index(data.len()) + 1;
@@ -359,8 +357,8 @@ mod tests {
             prop_assert_eq!(&got[..], &data[..len]);
         }
 
-        /// A damaged stream gives an error or some bytes, and libdeflate
-        /// accepts nothing that zlib would fill otherwise.
+        /// A damaged stream gives an error or some bytes. If libdeflate accepts it, zlib gives the
+        /// same bytes.
         #[test]
         fn mutated(
             kind in any_kind(),

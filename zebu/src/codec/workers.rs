@@ -107,13 +107,13 @@ impl<T> Future for Running<T> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a reader that waits for ever for work that has panicked,
-    //! and against fewer threads after that.
+    //! Guards against a reader that hangs after its work has panicked, and against the loss of a
+    //! thread.
     use super::*;
     use crate::storage::{Queue, QueueOptions};
 
     #[test]
-    fn a_panic_is_the_waiters() {
+    fn a_panic_is_passed_to_the_waiter() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         for _ in 0..100 {
             let running = run(|| -> u32 { resume_unwind(Box::new("broken")) });

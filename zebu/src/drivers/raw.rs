@@ -243,7 +243,7 @@ mod tests {
     use crate::storage::{Memory, QueueOptions};
 
     #[test]
-    fn it_grows_with_its_storage_and_never_shrinks() {
+    fn a_raw_image_grows_with_its_storage_and_never_shrinks() {
         let storage: Arc<dyn Storage> = Arc::new(Memory::new(vec![0; 4096]));
         let part = |offset, size| Raw::part_of(storage.clone(), offset, size).unwrap();
         let (whole, rest) = (part(None, None), part(Some(1024), None));

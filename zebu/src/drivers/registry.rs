@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_one_driver_takes_the_rest() {
+    fn names_are_unique_and_one_driver_accepts_any_content() {
         for format in Format::all() {
             assert_eq!(format.name().parse::<Format>().ok(), Some(format));
             let same = Format::all().filter(|other| *other == format);

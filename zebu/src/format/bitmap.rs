@@ -308,8 +308,8 @@ impl BitmapTableEntry {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: a backup that misses changes because a bitmap was
-    //! misread, and a directory that leads past its end.
+    //! Guards against a bitmap that is decoded wrong, so that a backup would miss changes, and a
+    //! directory that makes the reader run past its end.
     use super::super::header::Header;
     use super::*;
     use proptest::prelude::*;

@@ -91,7 +91,7 @@ impl L1Entry {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: following an L1 entry that is not one.
+    //! Guards against invalid L1 entries that are accepted.
     use super::super::header::Header;
     use super::*;
     use proptest::prelude::*;

@@ -427,8 +427,8 @@ impl L2Entry {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: a guest reading another cluster's bytes because an L2
-    //! entry was misread, and a run of subclusters that is a bit too long.
+    //! Guards against an L2 entry that is decoded wrong, so that a guest would read another cluster,
+    //! and a run of subclusters that is too long.
     use super::super::header::Header;
     use super::*;
     use proptest::prelude::*;
@@ -516,11 +516,11 @@ mod tests {
             L2Entry::compressed(HostOffset(0x5_0123), 1000, &g),
             Ok(entry)
         );
-        // Of a 2 MiB cluster the offset has only 49 bits.
+        // With clusters of 2 MiB the offset has only 49 bits.
         let large = geometry(21, false, false);
         assert!(L2Entry::compressed(HostOffset((1 << 49) - 1), 1, &large).is_ok());
         assert!(L2Entry::compressed(HostOffset(1 << 49), 1, &large).is_err());
-        // Of a 512-byte cluster it has 61, of which the upper 5 are reserved.
+        // With clusters of 512 bytes it has 61, of which the upper 5 are reserved.
         let small = geometry(9, false, false);
         assert!(matches!(
             desc(COMPRESSED | (1 << 56)).kind(&small),
@@ -577,7 +577,7 @@ mod tests {
         assert!(L2Entry::subclusters(Some(host), false, 1, 1, &g).is_err());
     }
 
-    /// One subcluster, straight from the specification's words.
+    /// The kind of one subcluster, written as the specification has it.
     fn naive(entry: L2Entry, index: u32, g: &Geometry) -> SubclusterKind {
         let place = |host: HostOffset| HostOffset(host.0 + u64::from(index) * g.subcluster_size());
         let host = match entry.kind(g).unwrap() {
@@ -609,11 +609,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_as_the_naive_model(
+        fn runs_match_a_naive_model(
             cluster in 0u64..3, allocated: u32, zero: u32, mix in 0u32..4, from in 0u32..32,
         ) {
             let g = geometry(16, true, false);
-            // Mostly bitmaps that make sense, with long runs among them.
+            // Mostly valid bitmaps, some with long runs.
             let (allocated, zero) = match mix {
                 0 => (allocated, zero),
                 1 => (allocated, zero & !allocated),

@@ -482,8 +482,7 @@ fn find_cipher(name: &[u8], mode: LuksMode, key_bytes: u32) -> Result<LuksCipher
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: a header that crashes a program that examines it, and
-    //! an image that is said to be encrypted otherwise than it is.
+    //! Guards against a header that causes a panic, and wrong information about the encryption.
     use super::*;
     use proptest::prelude::*;
 
@@ -550,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_understood() {
+    fn names_are_decoded() {
         for (cipher, mode, key_bytes, expected) in [
             (
                 &b"serpent\0"[..],
@@ -595,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let slot = |n: usize| SLOTS + 48 * n;
         let zero = 0u32.to_be_bytes();
         for (at, patch, message) in [
@@ -700,7 +699,7 @@ mod tests {
             }
         }
 
-        /// What lies behind the header does not matter.
+        /// The bytes behind the header do not matter.
         #[test]
         fn any_field_values(key_bytes: u32, payload: u32, sectors: [u32; LUKS_SLOTS]) {
             let mut bytes = header();

@@ -237,8 +237,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> RefcountBlock<B> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against: a refcount that touches its neighbour, wraps around,
-    //! or is looked for at the wrong end of a byte.
+    //! Guards against a refcount that changes its neighbour, overflows, or is read from the wrong
+    //! bits of a byte.
     use super::super::header::Header;
     use super::*;
     use proptest::prelude::*;

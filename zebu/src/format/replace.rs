@@ -97,8 +97,8 @@ impl Header {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a header that is neither the old one nor the new one
-    //! after a power cut: each sector of what is written is there or not.
+    //! Guards against a header that is neither the old one nor the new one after a power cut, which
+    //! may lose any of the written sectors.
 
     use super::*;
 
@@ -106,7 +106,8 @@ mod tests {
         vec![byte; length]
     }
 
-    /// Every state on the way decodes as one of the two; whether it can be so.
+    /// Fails unless every intermediate state decodes as one of the two headers. Returns whether the
+    /// replacement is possible.
     fn is_safe(old: &Header, bytes: &[u8], new: &Header, steps: &Replacement) -> bool {
         let is_one = |bytes: &[u8]| match Header::decode(bytes) {
             Ok(header) => {

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_told_from_disks() {
+    fn formats_are_distinguished_from_disks() {
         for (at, start, name) in [
             (0, &b"QFI\xfb\0\0\0\x01"[..], Some("qcow")),
             (0, b"QFI\xfb\0\0\0\0", None),

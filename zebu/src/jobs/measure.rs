@@ -252,7 +252,7 @@ mod tests {
 
     /// Figures of qemu-img 10 measure.
     #[test]
-    fn sizes_as_qemu_has_them() {
+    fn sizes_match_qemu() {
         let size = |size, target| measure_size(size, &MeasureTarget::Qcow2(target)).unwrap();
         let plain = Qcow2Target::default();
         assert_eq!(size(1 << 30, plain).required, 393_216);

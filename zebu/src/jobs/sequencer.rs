@@ -109,8 +109,8 @@ impl Future for Wait<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against workers that overtake each other, and against a job that waits for ever for a
-    //! ticket that was dropped.
+    //! Guards against workers that run out of order, and against a job that hangs because a ticket was
+    //! dropped.
     use super::*;
     use crate::storage::{Queue, QueueOptions};
     use std::cell::RefCell;
@@ -118,7 +118,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn in_order_of_tickets() {
+    fn workers_run_in_order_of_their_tickets() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let sequencer: &'static Sequencer = Box::leak(Box::default());
         let seen = Rc::new(RefCell::new(Vec::new()));
@@ -131,7 +131,7 @@ mod tests {
             .map(|(ticket, i)| {
                 let seen = seen.clone();
                 queue.spawn(async move {
-                    // Every third drops its ticket.
+                    // Every third worker drops its ticket.
                     if i % 3 != 1 {
                         ticket.wait().await;
                         seen.borrow_mut().push(i);

@@ -230,7 +230,7 @@ fn run_thread<J: Job>(job: &Arc<J>, engine: EngineKind, workers: usize) -> io::R
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a job whose end, or whose last chunks, the caller does not notice.
+    //! Guards against a job whose end or last chunks are not reported.
     use super::*;
     use std::time::Instant;
 
@@ -275,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn leaps_count_once_and_skip_nothing_that_is_taken() {
+    fn skipped_ranges_are_counted_once_and_exclude_claimed_ones() {
         let cursor = Cursor::new(10);
         let first = cursor.take(|at| at + 2).unwrap();
         assert_eq!(first, 0..2);
         cursor.skip(2, 5);
         assert_eq!(cursor.take(|at| at + 2), Some(5..7));
-        // Too late: these bytes are taken.
+        // Too late: these bytes are claimed already.
         cursor.skip(2, 9);
         cursor.skip(5, 9);
         // Backwards, or empty.

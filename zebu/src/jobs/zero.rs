@@ -45,8 +45,8 @@ fn skip(bytes: &[u8], mut at: usize, block: usize, zero: bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against data taken for zeroes: a single byte set anywhere must
-    //! be found, and the runs must cover everything in order.
+    //! Guards against data that are taken for zeroes: a single byte that is not zero must be found, and
+    //! the runs must cover everything in order.
     use super::*;
 
     #[test]

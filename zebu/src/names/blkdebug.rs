@@ -249,7 +249,7 @@ fn section_of(rest: &str) -> (&str, Option<&str>) {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against configuration files that are read otherwise than by QEMU.
+    //! Guards against configuration files that are parsed differently from QEMU.
     use super::*;
 
     #[test]

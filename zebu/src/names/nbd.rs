@@ -354,8 +354,7 @@ fn decoded(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a name that leads to another server or export than it
-    //! does with QEMU and libnbd.
+    //! Guards against a name that refers to another server or export than with QEMU and libnbd.
     use super::*;
 
     fn tcp(host: &str, port: &str) -> NbdServer {
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_servers() {
+    fn names_are_resolved_to_servers() {
         let unix = |path: &str| NbdServer::Unix(path.into());
         for (name, server, export) in [
             ("nbd://h", tcp("h", "10809"), ""),

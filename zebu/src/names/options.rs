@@ -224,7 +224,7 @@ impl OptionSet {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against lists of options that mean another thing here than to QEMU.
+    //! Guards against lists of options that are parsed differently from QEMU.
     use super::*;
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_under_a_prefix_are_taken_alone() {
+    fn keys_under_a_prefix_are_split_off() {
         let mut options =
             OptionSet::parse(OsStr::new("file-x=1,file.a=2,file.b.c=3,file=4,filf.d=5"));
         let mut under = options.take_under("file");

@@ -1,6 +1,6 @@
-//! Guards against opening another file than the one that was named, or the
-//! same in another way: a comma, a colon or a directory misread, an option
-//! ignored. And against a name from an untrusted image that panics.
+//! Guards against opening another file than the one that is named, or with other options: a comma, a
+//! colon or a directory that is parsed wrong, an option that is ignored. And against a name from an
+//! untrusted image that causes a panic.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -23,12 +23,12 @@ fn opts(text: &str) -> Result<ImageSpec> {
     Source::Options(text.into()).resolve(None, None)
 }
 
-fn says(result: Result<ImageSpec>) -> String {
+fn message(result: Result<ImageSpec>) -> String {
     result.expect_err("should be refused").to_string()
 }
 
 #[test]
-fn three_ways_to_say_the_same() {
+fn three_notations_give_the_same_spec() {
     for spec in [
         name(r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"d/x"}}"#),
         name(r#"json:{"driver":"qcow2","file.driver":"file","file.filename":"d/x"}"#),
@@ -64,14 +64,14 @@ fn names_are_relative_to_the_image_that_has_them() {
     }
     let of = Some(OsStr::new(r#"json:{"driver":"raw"}"#));
     let relative = Source::Name("b".into()).resolve(of, None);
-    assert!(says(relative).contains("relative"), "no directory");
+    assert!(message(relative).contains("relative"), "no directory");
     assert!(Source::Name("/b".into()).resolve(of, None).is_ok());
     let data = FileSpec::resolve(OsStr::new("x.raw"), Some(OsStr::new("d/o"))).unwrap();
     assert_eq!(data.path, Path::new("d/x.raw"));
 }
 
 #[test]
-fn options_are_understood() {
+fn options_are_parsed() {
     let spec = opts(
         "driver=qcow2,l2-cache-size=1M,lazy-refcounts=on,overlap-check=constant,\
          overlap-check.active-l2=on,discard=unmap,detect-zeroes=unmap,read-only=on,\
@@ -101,7 +101,7 @@ fn options_are_understood() {
 }
 
 #[test]
-fn the_formats_options_wait_for_the_format() {
+fn options_are_parsed_when_the_format_is_known() {
     let spec = opts("offset=512,file.filename=x").unwrap();
     let mut raw = spec.clone();
     raw.set_format(Format::RAW).unwrap();
@@ -116,7 +116,7 @@ fn the_formats_options_wait_for_the_format() {
 }
 
 #[test]
-fn names_show_what_the_path_does_not_say() {
+fn display_names_include_options() {
     for (text, header, shown) in [
         (r#""backing":null,"#, None, "x"),
         (
@@ -149,7 +149,7 @@ fn names_show_what_the_path_does_not_say() {
 #[test]
 fn nesting_is_bounded() {
     let deep = format!("json:{}1{}", "{\"a\":".repeat(5000), "}".repeat(5000));
-    assert!(says(name(&deep)).ends_with("JSON nesting depth limit exceeded"));
+    assert!(message(name(&deep)).ends_with("JSON nesting depth limit exceeded"));
     assert!(name(&format!("json:{}", "[".repeat(100_000))).is_err());
     let mut text = String::from("driver=qcow2,file.filename=x");
     let mut prefix = String::new();
@@ -157,8 +157,8 @@ fn nesting_is_bounded() {
         prefix.push_str("backing.");
         text.push_str(&format!(",{prefix}driver=qcow2,{prefix}file.filename=x"));
     }
-    assert!(says(opts(&text)).contains("More than 64 images"));
-    // What is not parsed until the format is known counts as well.
+    assert!(message(opts(&text)).contains("More than 64 images"));
+    // Options that are not parsed until the format is known count, too.
     let text = text.replace("driver=qcow2", "read-only=on");
     let mut spec = opts(&text).unwrap();
     let mut depth = 0;
@@ -172,9 +172,9 @@ fn nesting_is_bounded() {
     assert!(depth <= MAX_DEPTH);
 }
 
-/// What QEMU answers, too: each asked of qemu-img where it is there.
+/// The messages are those of QEMU. If qemu-img is installed, each is compared.
 #[test]
-fn refusals_are_in_qemus_words() {
+fn refusals_have_the_messages_of_qemu() {
     let cases: &[(bool, &str, &str)] = &[
         (false, "", "The 'file' block driver requires a file name"),
         (false, "foo:bar", "Unknown protocol 'foo'"),
@@ -414,7 +414,7 @@ fn refusals_are_in_qemus_words() {
             true => opts(text),
             false => name(text),
         };
-        assert_eq!(says(spec), *said, "{text}");
+        assert_eq!(message(spec), *said, "{text}");
         let Some(qemu) = &qemu else { continue };
         let mut command = Command::new(qemu);
         command.arg("info").current_dir(&dir);
@@ -429,7 +429,7 @@ fn refusals_are_in_qemus_words() {
 }
 
 #[test]
-fn names_are_shown_as_qemu_shows_them() {
+fn display_names_match_qemu() {
     let Some(qemu) = qemu_img() else { return };
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
@@ -478,7 +478,7 @@ fn names_are_shown_as_qemu_shows_them() {
     }
 }
 
-/// qemu-img, if it is there and words its messages as QEMU 10 does.
+/// qemu-img, if it is installed and has the messages of QEMU 10.
 fn qemu_img() -> Option<String> {
     let name = std::env::var("ZEBU_QEMU_IMG").unwrap_or_else(|_| "qemu-img".into());
     let version = match Command::new(&name).arg("--version").output() {
@@ -495,7 +495,7 @@ fn qemu_img() -> Option<String> {
     Some(name)
 }
 
-/// What names and options are made of, in any order.
+/// Pieces of names and options, in any order.
 fn pieces() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "json:",
@@ -540,7 +540,7 @@ fn pieces() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
 }
 
-/// A name that was well formed before something was done to it.
+/// A valid name with random changes.
 fn damaged() -> impl Strategy<Value = String> {
     let whole = r#"json:{"driver":"qcow2","backing":{"driver":"raw","size":512,"file":{"driver":"file","filename":"\u00e9\ud83d\ude00x"}},"file.filename":"y","l2-cache-size":"1.5M","data-file":null}"#;
     (0..whole.len(), any::<char>(), any::<bool>()).prop_map(move |(at, c, keep)| {
@@ -601,7 +601,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_shown_names_the_same_image(path in "[a-z\"\\\\é,:{}\u{1f600} ]{1,12}", offset in 0u64..1 << 40) {
+    fn a_display_name_resolves_to_the_same_image(path in "[a-z\"\\\\é,:{}\u{1f600} ]{1,12}", offset in 0u64..1 << 40) {
         let escaped = path.replace(',', ",,");
         let spec = opts(&format!("driver=raw,offset={offset},file.driver=file,file.filename={escaped}")).unwrap();
         let again = Source::Name(spec.display_name()).resolve(None, None).unwrap();

@@ -169,12 +169,12 @@ pub fn split_list(list: &OsStr) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against sizes and lists of options that mean another thing here than to QEMU: a
-    //! disk window or a cache of the wrong size, a file whose name has a comma not found.
+    //! Guards against sizes and lists of options that are parsed differently from QEMU: a window or a
+    //! cache of the wrong size, a file name with a comma.
     use super::*;
 
     #[test]
-    fn sizes_are_those_that_qemu_reads() {
+    fn sizes_match_qemu() {
         for (text, bytes) in [
             ("0", 0),
             ("-0", 0),

@@ -1,5 +1,5 @@
-//! Guards against a value that the other side would read as another one, and
-//! against hostile bytes that make a decoder panic or take memory.
+//! Guards against values that the peer would decode differently, and against hostile bytes that make
+//! a decoder panic or allocate.
 
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ fn bytes_on_the_wire() {
 }
 
 #[test]
-fn what_is_encoded_is_decoded() {
+fn handshake_messages_round_trip() {
     let go = Go {
         name: "disk".into(),
         wanted: vec![3, 1, 77],
@@ -111,7 +111,7 @@ fn what_is_encoded_is_decoded() {
 
 proptest! {
     #[test]
-    fn no_bytes_are_fatal(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = Go::decode(&bytes);
         let _ = ContextQuery::decode(&bytes);
         let _ = ContextQuery::decode_context(&bytes);
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_come_back(
+    fn requests_round_trip(
         number in 0u16..20, flags: u16, cookie: u64, offset: u64, length: u32,
     ) {
         for headers in HEADERS {

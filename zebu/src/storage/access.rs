@@ -727,7 +727,7 @@ pub async fn write_zeroes(
 
 #[cfg(test)]
 mod tests {
-    //! Guards against memory in more pieces than the kernel takes at once.
+    //! Guards against vectors with more segments than the kernel accepts at once.
     #![allow(unsafe_code)]
     use super::super::queue::tests::queues;
     use super::super::{OpenFile, open_file};

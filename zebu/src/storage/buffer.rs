@@ -361,12 +361,12 @@ impl fmt::Debug for Iov {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against bytes landing in the wrong segment: scatter and gather
-    //! are sliced at every position and compared with plain slices.
+    //! Guards against bytes that are copied to the wrong segment: vectors are sliced at every position
+    //! and compared with plain slices.
     use super::*;
 
     #[test]
-    fn slices_of_segments_are_the_bytes_asked_for() {
+    fn slices_of_segments_match_slices_of_bytes() {
         let mut parts: Vec<Vec<u8>> = vec![vec![0; 3], vec![], vec![0; 5], vec![0; 1], vec![0; 7]];
         let segments: Vec<_> = parts
             .iter_mut()

@@ -270,8 +270,8 @@ fn locked_by_others(fd: RawFd, byte: libc::off_t) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against two programs that write to one image, or one that reads what another writes:
-    //! conflicts must be those of QEMU. And against a lock that outlives a failure.
+    //! Guards against two programs that write one image, or one that reads while another writes: the
+    //! conflicts must be those of QEMU. And against locks that remain after a failure.
 
     use std::fs::File;
     use std::io::{BufRead, BufReader};
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    /// Unlocked before it is closed: tests beside this one start processes.
+    /// Unlocked before it is closed, since other tests start processes.
     #[derive(Debug)]
     struct Locked(File);
 
@@ -325,11 +325,11 @@ mod tests {
         let refused = File::open(path).unwrap();
         let fd = refused.as_raw_fd();
         lock(fd, path, LockRequest::QCOW2_WRITE).unwrap_err();
-        // Neither its hold of "write" nor that it does not share it is left.
+        // The failed request left no lock.
         open(path, LockRequest::QCOW2_READ).unwrap();
         drop(reader);
         open(path, LockRequest::QCOW2_WRITE).unwrap();
-        // What was locked before stays so.
+        // Earlier locks are kept.
         lock(fd, path, LockRequest::QCOW2_READ).unwrap();
         let reader = open(path, LockRequest::QCOW2_READ).unwrap();
         let (read, write) = (LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE);
@@ -344,8 +344,8 @@ mod tests {
         open(path, LockRequest::QCOW2_WRITE).unwrap();
     }
 
-    /// A way to use a file: what zebu asks for, and how qemu-io is made to do
-    /// the same, `N` standing for 1 or 2: two images that use the file.
+    /// A use of a file: zebu's request, and the arguments of qemu-io for the same use. `N` is 1 or 2
+    /// for two images that use the file.
     type Use = (LockRequest, &'static [&'static str]);
 
     /// Files, and the ways to use each.
@@ -385,7 +385,7 @@ mod tests {
         command
     }
 
-    /// A qemu-io that has images open until it is dropped.
+    /// A qemu-io process that keeps images open until it is dropped.
     struct Holder(Child);
 
     impl Holder {
@@ -395,7 +395,7 @@ mod tests {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            // Once it answers, it has opened the image.
+            // When it replies, it has opened the image.
             io::Write::write_all(child.stdin.as_mut().unwrap(), b"length\n").unwrap();
             let mut line = String::new();
             let stdout = child.stdout.as_mut().unwrap();
@@ -412,7 +412,7 @@ mod tests {
         }
     }
 
-    /// What qemu-io says when it may not open.
+    /// The error of qemu-io if it cannot open an image.
     fn qemu_says(dir: &Path, args: &[&str]) -> Result<(), String> {
         let output = qemu_io(dir, args, "2")
             .args(["-c", "quit"])

@@ -109,14 +109,14 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a thread that never sleeps though nothing happens, and one that never polls
+    //! Guards against a thread that never sleeps although nothing happens, and one that never polls
     //! again.
     use super::*;
 
     const FOR_EVER: Duration = Duration::from_secs(3600);
     const NO_TIME: Duration = Duration::from_nanos(1);
 
-    /// Waits without success; how often it polled again.
+    /// Waits without success. Returns how often it polled.
     fn in_vain(polling: &Polling) -> usize {
         let looks = (0..).take_while(|_| polling.looks_again()).count();
         assert!(!polling.looks_again(), "it sleeps until something is found");
@@ -125,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn it_sleeps_at_once_where_that_is_wanted() {
+    fn without_polling_it_sleeps_at_once() {
         let polling = Polling::new(Duration::ZERO);
         assert!((0..1000).all(|_| in_vain(&polling) == 0));
     }
 
     #[test]
-    fn what_never_comes_is_looked_for_ever_more_seldom() {
+    fn polling_without_success_becomes_rare() {
         let polling = Polling::new(NO_TIME);
         let waits = 10 * SELDOM as usize;
         let tries: Vec<usize> = (0..waits).filter(|_| in_vain(&polling) > 0).collect();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_is_not_looked_for() {
+    fn slow_events_are_not_polled_for() {
         let polling = Polling::new(NO_TIME);
         for _ in 0..MOST {
             polling.looks_again();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_once_is_looked_for_again() {
+    fn polling_resumes_after_a_success() {
         let mut polling = Polling::new(NO_TIME);
         while in_vain(&polling) > 0 {}
         polling.longest = FOR_EVER;

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_as_many_as_requests_at_once() {
+    fn there_are_as_many_tasks_as_concurrent_requests() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let pool = Rc::new(RequestPool::new(&queue));
         let done = Rc::<RefCell<Vec<usize>>>::default();

@@ -127,11 +127,11 @@ unsafe fn unmap(memory: NonNull<u8>, length: usize) {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against two pieces that share memory, and against pieces whose region is gone.
+    //! Guards against pieces that share memory, and against pieces whose region was freed.
     use super::*;
 
     #[test]
-    fn pieces_are_apart_and_keep_their_regions() {
+    fn pieces_are_disjoint_and_keep_their_regions() {
         let mut slab = Slab::default();
         let mut pieces = Vec::new();
         for i in 0..if cfg!(miri) { 6 } else { 60 } {

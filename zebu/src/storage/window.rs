@@ -163,7 +163,7 @@ mod tests {
     };
 
     #[test]
-    fn nothing_outside_is_touched() {
+    fn bytes_outside_of_the_window_are_not_accessed() {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let memory = Arc::new(Memory::new(vec![7; 4096]));
         let window = Window::new(memory.clone(), 1000, Some(512));

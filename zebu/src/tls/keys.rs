@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_psktool_writes_is_read() {
+    fn files_of_psktool_are_read() {
         let text = b"alice:00ff\n#613a62:0A0b\r\n\nbob b:112233";
         let keys = parse(text).unwrap_or_else(|e| panic!("{e}"));
         let read: Vec<_> = keys.iter().map(|k| (&*k.user, &*k.secret)).collect();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told() {
+    fn invalid_lines_are_errors() {
         for (text, why) in [
             ("alice", "line 1: not USER:KEY"),
             ("a:00ff\nb", "line 2: not USER:KEY"),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_its_own_key_and_a_server_all() {
+    fn a_client_loads_its_key_and_a_server_all_keys() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys.psk");
         let long = "0123456789abcdef".repeat(2);

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_as_they_were_sent() {
+    fn bytes_are_received_as_they_were_sent() {
         for most in [1, 7, 1000, usize::MAX] {
             let keys = [key("a", 1), key("b", 2)];
             let (mut client, mut server) = pair(&keys[1], &keys);
@@ -483,7 +483,7 @@ mod tests {
                 }
             }
             assert!(read == bytes, "{most}");
-            // A close_notify is no loss of the connection.
+            // A close_notify is not a lost connection.
             server.send_close_notify();
             carry(&mut server, &mut client, most).unwrap();
             let mut one = [0];
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_key_gets_nowhere() {
+    fn a_peer_without_a_key_is_refused() {
         for (client, why) in [
             (key("a", 2), "the client has another key of that user"),
             (
@@ -515,8 +515,8 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_has_an_end() {
-        // Empty records without end.
+    fn an_endless_handshake_is_an_error() {
+        // Any number of empty records.
         let (mut client, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         carry(&mut client, &mut server, usize::MAX).unwrap();
         let nothing = [20, 3, 3, 0, 1, 1].repeat(4000);
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_ends_are_told() {
+    fn garbage_and_lost_connections_are_errors() {
         let (_, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         server.read_tls(&mut &[0x55; 30_000][..]).unwrap();
         let error = server.process().unwrap_err();
@@ -541,8 +541,7 @@ mod tests {
         let error = server.process().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert!(server.is_handshaking());
-        // Nor is a session lost without close_notify one that ended. A peer that sends no more
-        // may still be answered.
+        // A connection that ends without close_notify is lost. Data may still be sent to the peer.
         let (_, mut server) = pair(&key("a", 1), &[key("a", 1)]);
         shake(&mut client, &mut server, usize::MAX).unwrap();
         client.read_tls(&mut &[][..]).unwrap();

@@ -1,4 +1,4 @@
-//! A storage that fails when it is told to.
+//! A storage whose operations fail on request.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,23 +9,24 @@ use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 
 use super::Rng;
 
-/// Bytes of a block of the file system that it pretends to be.
+/// Bytes of a block of the simulated file system.
 const BLOCK: u64 = 4096;
 
-/// Passes everything on, but what is to fail.
+/// Passes operations on, except those that are to fail.
 #[derive(Debug)]
 pub struct Faulty {
     inner: Arc<dyn Storage>,
-    /// One write in so many fails; 0: none.
+    /// One write in this many fails; 0: none.
     one_in: AtomicU64,
-    /// With this.
+    /// The error of these writes.
     errno: AtomicI32,
-    /// One flush in so many fails; 0: none.
+    /// One flush in this many fails; 0: none.
     flushes: AtomicU64,
-    /// How many blocks there are on the disk; 0: enough.
+    /// The number of blocks that the disk has; 0: any number.
     blocks: AtomicU64,
+    /// Blocks that were written.
     taken: Mutex<HashSet<u64>>,
-    /// Bytes that it may have; 0: any number.
+    /// Operations that end behind this offset fail; 0: none.
     most: AtomicU64,
     rng: Mutex<Rng>,
     failures: AtomicU64,
@@ -57,15 +58,14 @@ impl Faulty {
         self.flushes.store(one_in, Ordering::SeqCst);
     }
 
-    /// The disk has room for `blocks` blocks of 4 KiB more than it has now; 0:
-    /// for any number.
-    pub fn leave_room(&self, blocks: u64) {
+    /// Limits the disk to `blocks` free blocks of 4 KiB; 0: any number.
+    pub fn set_free_blocks(&self, blocks: u64) {
         let taken = self.taken.lock().unwrap().len() as u64;
         let all = if blocks == 0 { 0 } else { taken + blocks };
         self.blocks.store(all, Ordering::SeqCst);
     }
 
-    /// The disk has no room behind its first `most` bytes.
+    /// Limits the disk to its first `most` bytes.
     pub fn limit(&self, most: u64) {
         self.most.store(most, Ordering::SeqCst);
     }
@@ -84,7 +84,7 @@ impl Faulty {
         one_in != 0 && self.rng.lock().unwrap().one_in(one_in)
     }
 
-    /// Why a write cannot be, if so.
+    /// The error of a write that fails.
     fn write_error(&self, offset: u64, length: u64) -> Option<i32> {
         if self.is_time(self.one_in.load(Ordering::SeqCst)) {
             return Some(self.errno.load(Ordering::SeqCst));

@@ -1,6 +1,5 @@
-//! Bounds on what one hostile image may cost, and the runs over generated ones:
-//! shared by the `hostile*.rs` tests. Memory is counted by the allocator, so a
-//! test binary that includes this counts all that it allocates.
+//! Bounds on the time and memory that one hostile image may cost, and runs over generated images,
+//! for the `hostile*.rs` tests. The allocator of these test binaries counts memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,11 +9,12 @@ use std::time::Duration;
 
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
-use crate::hostile_images::Random;
+use crate::common::{PrintOnPanic, number};
+use crate::hostile_images::Rng;
 
 /// Processor time that a case may take.
 const TIME: Duration = Duration::from_secs(2);
-/// Bytes of memory that looking at an image may take.
+/// Bytes of memory that opening and reading an image may take.
 const MEMORY: usize = 64 << 20;
 
 /// Counts what is allocated.
@@ -56,8 +56,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// What the process has used so far. Not the time of the clock: that a busy
-/// machine is slow says nothing of the library.
+/// The processor time of the process, which does not depend on how busy the machine is.
 fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -69,14 +68,14 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Runs a case within the bounds.
+/// Runs a case. Fails the test if it takes more than [`TIME`] or [`MEMORY`].
 #[track_caller]
 pub fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
     println!("cases: 1 image: {name}");
     case_within(name, MEMORY, run)
 }
 
-/// The same with `memory` bytes.
+/// The same with at most `memory` bytes.
 #[track_caller]
 pub fn case_within<T>(name: &str, memory: usize, run: impl FnOnce() -> T) -> T {
     let before = NOW.load(Ordering::Relaxed);
@@ -100,34 +99,17 @@ pub fn queue() -> Queue {
     Queue::new(options).expect("a queue")
 }
 
-/// A number from the environment.
-pub fn from_env(name: &str, default: u64) -> u64 {
-    let value = std::env::var(name).ok();
-    value.map_or(default, |v| v.parse().expect("a number"))
-}
-
-/// Runs `ZEBU_HOSTILE_RUNS` (or `runs`) cases, each within the bounds, with a
-/// number of its own, from `ZEBU_HOSTILE_SEED` on. A failure tells the number.
-pub fn generated(runs: u64, memory: usize, run: impl Fn(&Queue, &mut Random)) {
+/// Runs `ZEBU_HOSTILE_RUNS` (or `runs`) cases within the bounds, each with its own seed, the first
+/// of which is `ZEBU_HOSTILE_SEED`. A failure prints the seed.
+pub fn generated(runs: u64, memory: usize, run: impl Fn(&Queue, &mut Rng)) {
     let _alone = alone();
     let queue = queue();
-    let first = from_env("ZEBU_HOSTILE_SEED", 0);
-    let runs = from_env("ZEBU_HOSTILE_RUNS", runs);
+    let first = number("ZEBU_HOSTILE_SEED").unwrap_or(0);
+    let runs = number("ZEBU_HOSTILE_RUNS").unwrap_or(runs);
     for seed in first..first + runs {
-        // A panic does not say which case it was.
-        let told = Told(seed);
-        let name = format!("seed {seed}");
-        case_within(&name, memory, || run(&queue, &mut Random(seed)));
-        std::mem::forget(told);
+        let name = format!("ZEBU_HOSTILE_SEED={seed} ZEBU_HOSTILE_RUNS=1");
+        let _note = PrintOnPanic(name.clone());
+        case_within(&name, memory, || run(&queue, &mut Rng::new(seed)));
     }
     println!("cases: {runs} generated");
-}
-
-/// Tells the seed while a panic unwinds.
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        eprintln!("with ZEBU_HOSTILE_SEED={} ZEBU_HOSTILE_RUNS=1", self.0);
-    }
 }

@@ -1,16 +1,14 @@
-//! What changes or copies an image, done to images as a stranger would make
-//! them: shared by `hostile_changes.rs` and, by path, by the fuzz targets.
+//! Changes and copies of hostile images, for `hostile_changes.rs` and, by path, for the fuzz
+//! targets.
 //!
-//! Each function takes the bytes of an image, whatever they are, and panics if
-//! one of the promises does not hold that are made of any image:
+//! Each function takes any bytes as an image and panics unless:
 //!
 //! - nothing panics or takes memory in proportion to a number in the file;
-//! - what a guest writes never lands in the image's own tables;
+//! - a guest's data are never written to the image's tables;
 //! - an image that was sound is sound afterwards, and reads as it should;
-//! - what repair calls sound, check calls sound.
+//! - a check finds nothing after a repair that reported nothing left.
 //!
-//! What is done is chosen by the last bytes of the image, so that the same bytes
-//! are treated alike.
+//! The last bytes of the image determine what is done, so that the same bytes give the same result.
 
 use std::ffi::OsStr;
 use std::io;
@@ -24,12 +22,11 @@ use zebu::jobs::{
     RepairMode, Target,
 };
 use zebu::names::Source;
-use zebu::qcow2::Snapshot;
-use zebu::qcow2::SnapshotName;
+use zebu::qcow2::{Snapshot, SnapshotName};
 use zebu::storage::{EngineKind, Iov, Memory, OpKind, Queue, Started, Storage};
 use zebu::{Error, Result};
 
-use crate::hostile_images::{self, Random};
+use crate::hostile_images::{self, Rng};
 
 /// Bytes that an image may grow to.
 const MOST: u64 = 64 << 20;
@@ -37,14 +34,14 @@ const MOST: u64 = 64 << 20;
 const WINDOW: u64 = 256 << 10;
 /// Requests made of one image.
 const REQUESTS: usize = 24;
-/// What guests write, again and again.
+/// The pattern that guests write.
 const MAGIC: &[u8; 16] = b"<a guest's data>";
 /// Disks up to this size are copied.
 const COPIED: u64 = 2 << 20;
-/// Tables of a kind that are looked at.
+/// The number of tables of each kind that are verified.
 const TABLES: usize = 4096;
 
-/// Memory that is full when it has so many bytes.
+/// Memory that is full when it has [`MOST`] bytes.
 #[derive(Debug)]
 pub struct Small(Memory);
 
@@ -83,13 +80,13 @@ unsafe impl Storage for Small {
     }
 }
 
-/// Numbers that go with the image.
-fn random_of(bytes: &[u8]) -> Random {
+/// The generator of an image: the same bytes are always treated alike.
+fn rng_of(bytes: &[u8]) -> Rng {
     let tail = bytes.iter().rev().take(8);
-    Random(tail.fold(bytes.len() as u64, |n, b| n << 8 ^ n >> 56 ^ u64::from(*b)))
+    Rng::new(tail.fold(bytes.len() as u64, |n, b| n << 8 ^ n >> 56 ^ u64::from(*b)))
 }
 
-/// Opens it for writing, without what it names.
+/// Opens an image for writing, without its backing file.
 pub fn open(queue: &Queue, storage: Arc<dyn Storage>) -> Option<Device> {
     let options = OpenOptions::default()
         .write(true)
@@ -103,26 +100,19 @@ fn open_to_read(queue: &Queue, bytes: &[u8]) -> Option<Device> {
     Device::from_storage(queue, Arc::new(Memory::new(bytes.to_vec())), &options).ok()
 }
 
-/// What a check finds; the error of what cannot be checked.
-pub fn check(queue: &Queue, bytes: &[u8]) -> Result<CheckReport> {
-    let options = OpenOptions::default().inspect(true).check(true);
-    let storage = Arc::new(Memory::new(bytes.to_vec()));
-    let device = Device::from_storage(queue, storage, &options)?;
-    match device.top().as_qcow2() {
-        Some(image) => queue.block_on(jobs::check(queue, image, &mut |_| {}, |_| {})),
-        None => Err(Error::Refused("a raw image".into())),
-    }
+/// What a check finds.
+fn check(queue: &Queue, bytes: &[u8]) -> Result<CheckReport> {
+    hostile_images::check(queue, Arc::new(Memory::new(bytes.to_vec())))
 }
 
-/// Whether it opens for writing, and a check finds no error.
+/// Whether an image opens for writing and a check finds no error.
 pub fn is_sound(queue: &Queue, bytes: &[u8]) -> bool {
     open(queue, Arc::new(Memory::new(bytes.to_vec()))).is_some_and(|d| d.top().as_qcow2().is_some())
         && check(queue, bytes).is_ok_and(|r| r.corruptions == 0 && r.check_errors == 0)
 }
 
-/// Where the tables of an image are, as far as they can be found: the header,
-/// the tables that it names and the tables that these name. Its own reading of
-/// them, not the library's.
+/// The tables of an image that can be found: the header, the tables that it refers to, and those
+/// that these refer to. Independent of the library's way to open an image.
 fn tables(bytes: &[u8]) -> Vec<(&'static str, Range<u64>)> {
     let Ok(header) = Header::decode(&bytes[..bytes.len().min(2 << 20)]) else {
         return Vec::new();
@@ -181,7 +171,7 @@ fn tables(bytes: &[u8]) -> Vec<(&'static str, Range<u64>)> {
     all
 }
 
-/// Places in `within` where guests' data are.
+/// The offsets in `within` of guests' data.
 fn magic_in(bytes: &[u8], within: &Range<u64>) -> Vec<u64> {
     let part = bytes.get(within.start as usize..within.end as usize);
     let found = part.unwrap_or(&[]).windows(MAGIC.len()).enumerate();
@@ -189,8 +179,7 @@ fn magic_in(bytes: &[u8], within: &Range<u64>) -> Vec<u64> {
     hits.map(|(at, _)| within.start + at as u64).collect()
 }
 
-/// Tables of `before` that are tables of `after` too have nothing of a guest
-/// that they did not have.
+/// Fails if a table that is in both images has got data of a guest.
 fn tables_are_untouched(before: &[u8], after: &[u8]) {
     let still = tables(after);
     for (what, table) in tables(before) {
@@ -205,40 +194,39 @@ fn tables_are_untouched(before: &[u8], after: &[u8]) {
     }
 }
 
-/// A range that somebody might ask for: at the start of the disk, or at its
-/// end.
-fn range(random: &mut Random, size: u64) -> (u64, usize) {
+/// A random range near the start of the disk, or at its end.
+fn range(rng: &mut Rng, size: u64) -> (u64, usize) {
     let window = size.min(WINDOW);
     let lengths = [1, 32, 512, 513, 4096, 16 << 10, 64 << 10];
-    let mut length = lengths[random.below(7) as usize].min(window);
-    let mut offset = random.below(window - length + 1);
-    if random.one_in(2) {
+    let mut length = rng.pick(&lengths).min(window);
+    let mut offset = rng.below(window - length + 1);
+    if rng.one_in(2) {
         (offset, length) = (offset & !511, length.next_multiple_of(512).min(window));
         offset = offset.min(window - length);
     }
-    match random.one_in(8) {
+    match rng.one_in(8) {
         true => (size - length, length as usize),
         false => (offset, length as usize),
     }
 }
 
-/// One request of a guest; where it was carried out, `model` follows.
-fn request(queue: &Queue, device: &Device, random: &mut Random, model: &mut [u8]) -> Result<()> {
+/// One random request. If it succeeds, `model` is changed, too.
+fn request(queue: &Queue, device: &Device, rng: &mut Rng, model: &mut [u8]) -> Result<()> {
     let size = device.size();
-    let (offset, length) = range(random, size);
+    let (offset, length) = range(rng, size);
     let bytes: Vec<u8> = MAGIC.iter().copied().cycle().take(length).collect();
     let mut written = |bytes: &[u8]| {
         let start = (offset as usize).min(model.len());
         let end = (start + length).min(model.len());
         model[start..end].copy_from_slice(&bytes[..end - start]);
     };
-    match random.below(10) {
+    match rng.below(10) {
         0..=4 => {
             device.write_blocking(queue, offset, &bytes)?;
             written(&bytes);
         }
         5 | 6 => {
-            let how = match random.one_in(2) {
+            let how = match rng.one_in(2) {
                 true => Zeroing::Unmap,
                 false => Zeroing::default(),
             };
@@ -247,7 +235,7 @@ fn request(queue: &Queue, device: &Device, random: &mut Random, model: &mut [u8]
         }
         7 => {
             queue.block_on(device.discard(queue, offset, length as u64))?;
-            // Whole clusters read as zeroes, others are as they were.
+            // Whole clusters read as zeroes, the rest of the range is unchanged.
             let start = (offset as usize).min(model.len());
             let end = (start + length).min(model.len());
             device.read_blocking(queue, start as u64, &mut model[start..end])?;
@@ -261,7 +249,7 @@ fn request(queue: &Queue, device: &Device, random: &mut Random, model: &mut [u8]
     Ok(())
 }
 
-/// Opens it for writing, writes, zeroes, discards and flushes, and checks.
+/// Opens an image for writing, writes, zeroes, discards and flushes, and checks it.
 pub fn write(queue: &Queue, bytes: &[u8]) {
     let sound = is_sound(queue, bytes);
     let storage = Small::new(bytes);
@@ -272,11 +260,11 @@ pub fn write(queue: &Queue, bytes: &[u8]) {
         return;
     }
     let mut model = vec![0; device.size().min(WINDOW) as usize];
-    // In an image that is not sound, two clusters of the disk may be one.
+    // In an image that is not sound, two guest clusters may share a host cluster.
     let mut exact = sound && device.read_blocking(queue, 0, &mut model).is_ok();
-    let mut random = random_of(bytes);
+    let mut rng = rng_of(bytes);
     for _ in 0..REQUESTS {
-        if let Err(error) = request(queue, &device, &mut random, &mut model) {
+        if let Err(error) = request(queue, &device, &mut rng, &mut model) {
             assert!(!error.to_string().is_empty());
             exact = false;
         }
@@ -286,7 +274,7 @@ pub fn write(queue: &Queue, bytes: &[u8]) {
         let result = device.read_blocking(queue, 0, &mut read);
         result.expect("a sound image reads");
         let differs = read.iter().zip(&model).position(|(a, b)| a != b);
-        assert_eq!(differs, None, "the first byte that is another one");
+        assert_eq!(differs, None, "the first byte that differs");
     };
     if exact {
         compare(&device);
@@ -295,7 +283,7 @@ pub fn write(queue: &Queue, bytes: &[u8]) {
     let after = storage.to_vec();
     tables_are_untouched(bytes, &after);
     if sound {
-        assert!(is_sound(queue, &after), "it was sound");
+        assert!(is_sound(queue, &after), "it was sound before");
     }
     if exact {
         closed.expect("a sound image closes");
@@ -303,23 +291,22 @@ pub fn write(queue: &Queue, bytes: &[u8]) {
     }
 }
 
-/// Repairs it. What is left is what the report says, and of a sound image
-/// nothing changes that a guest sees.
+/// Repairs an image. A check must agree with the report, and a sound image must read as before.
 pub fn repair(queue: &Queue, bytes: &[u8]) {
     let sound = is_sound(queue, bytes);
-    let mode = match random_of(bytes).one_in(4) {
+    let mode = match rng_of(bytes).one_in(4) {
         true => RepairMode::Leaks,
         false => RepairMode::All,
     };
     let storage = Small::new(bytes);
-    let mut told = 0;
+    let mut messages = 0;
     let result = queue.block_on(jobs::repair(
         queue,
         storage.clone(),
         mode,
         &mut |message| {
-            told += 1;
-            assert!(told > 50 || !message.to_string().is_empty());
+            messages += 1;
+            assert!(messages > 50 || !message.to_string().is_empty());
         },
         |_| {},
     ));
@@ -329,9 +316,9 @@ pub fn repair(queue: &Queue, bytes: &[u8]) {
     };
     if report.corruptions == 0 && report.check_errors == 0 {
         let again = match check(queue, &after) {
-            // Of an image that says that it has a data file, and not which.
+            // The image has a data file and does not name it.
             Err(Error::Refused(_)) => return,
-            again => again.expect("what was repaired can be checked"),
+            again => again.expect("a repaired image can be checked"),
         };
         assert_eq!(
             (again.corruptions, again.check_errors),
@@ -360,7 +347,7 @@ pub fn table(queue: &Queue, data: &[u8]) {
     snapshots(queue, &image);
 }
 
-/// Takes, applies and deletes snapshots.
+/// Creates, applies and deletes snapshots.
 pub fn snapshots(queue: &Queue, bytes: &[u8]) {
     let sound = is_sound(queue, bytes);
     let storage = Small::new(bytes);
@@ -373,27 +360,27 @@ pub fn snapshots(queue: &Queue, bytes: &[u8]) {
     let ids = image.snapshots().iter().take(3).map(|s| s.id.clone());
     let mut ids: Vec<String> = ids.filter_map(|id| String::from_utf8(id).ok()).collect();
     ids.push("new".into());
-    let mut random = random_of(bytes);
+    let mut rng = rng_of(bytes);
     for _ in 0..4 {
-        let id = &ids[random.below(ids.len() as u64) as usize];
+        let id = &ids[rng.index(ids.len())];
         let name = SnapshotName::IdOrName(id.clone().into());
-        let _ = match random.below(4) {
+        let _ = match rng.below(4) {
             0 => queue.block_on(device.snapshot_create(queue, "new")),
             1 => queue.block_on(device.snapshot_apply(queue, &name)),
             2 => queue.block_on(device.snapshot_delete(queue, &name)),
-            _ if device.size() > 0 => request(queue, &device, &mut random, &mut []),
+            _ if device.size() > 0 => request(queue, &device, &mut rng, &mut []),
             _ => Ok(()),
         };
     }
     let _ = queue.block_on(device.close(queue));
     let after = storage.to_vec();
-    // It may be marked as corrupt, which forbids writing.
+    // It may be marked as corrupt, and then opens for reading only.
     assert!(open_to_read(queue, &after).is_some());
     tables_are_untouched(bytes, &after);
-    assert!(!sound || is_sound(queue, &after), "it was sound");
+    assert!(!sound || is_sound(queue, &after), "it was sound before");
 }
 
-/// Converts it to raw and to qcow2, which must have what reading it gives.
+/// Converts an image to raw and to qcow2. The copies must read as the image does.
 pub fn copies(queue: &Queue, bytes: &[u8]) {
     let source = || open_to_read(queue, bytes);
     let Some(device) = source().filter(|d| d.size() <= COPIED) else {
@@ -412,7 +399,7 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     let converted = jobs::convert(sources(), Target::Raw(raw.clone()), &options, |_| {});
     assert_eq!(converted.is_ok(), readable, "{converted:?}");
     if readable {
-        assert!(raw.to_vec() == whole, "the raw copy is another disk");
+        assert!(raw.to_vec() == whole, "the raw copy differs");
     }
     let create = CreateQcow2::default()
         .size(size.next_multiple_of(512))
@@ -422,12 +409,12 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
         .block_on(jobs::create_qcow2(queue, &*storage, None, &create, |_| {}))
         .expect("a new image");
     let target = open(queue, storage.clone()).expect("a new image opens");
-    let compress = random_of(bytes).one_in(2);
+    let compress = rng_of(bytes).one_in(2);
     let options = options.compress(compress.then(CompressOptions::default));
     let converted = jobs::convert(sources(), Target::Image(target), &options, |_| {});
     assert_eq!(converted.is_ok(), readable, "{converted:?}");
     let copy = storage.to_vec();
-    assert!(is_sound(queue, &copy), "a copy that is not sound");
+    assert!(is_sound(queue, &copy), "the copy is not sound");
     if readable {
         let copy = open_to_read(queue, &copy).expect("a copy opens");
         let pair = [source().expect("it opened before"), copy];
@@ -437,7 +424,7 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
     }
 }
 
-/// Resolves a text as a name and as options, which opens nothing.
+/// Resolves a text as a name and as options, without opening anything.
 pub fn name(text: &str) {
     for source in [
         Source::Name(text.into()),

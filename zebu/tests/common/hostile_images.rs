@@ -1,11 +1,13 @@
-//! Images as a stranger would make them, and what everybody does with an
-//! image: shared by `hostile.rs` and, by path, by the fuzz targets.
+//! Hostile images, and all operations that only read an image, for the `hostile*.rs` tests and, by
+//! path, for the fuzz targets.
 //!
-//! [`build`] makes a small image with the format room's own encoders, of any
-//! geometry, whose tables may share clusters and name what is nowhere;
-//! [`build_sound`] one in which a check finds nothing. [`mutate`] then breaks
-//! what the header, the tables and the streams say. [`exercise`] opens it, asks for everything, and compares
-//! the answers with each other.
+//! [`build`] makes a small image of any geometry. Its tables may share clusters and refer to
+//! clusters that do not exist. [`build_sound`] makes an image in which a check finds nothing.
+//! [`mutate`] damages header, tables and compressed data. [`exercise`] opens an image, reads
+//! everything, and compares the results with each other.
+
+#[path = "rng.rs"]
+mod rng;
 
 use std::sync::Arc;
 
@@ -16,47 +18,20 @@ use zebu::internal::format::{
     HostOffset, INCOMPATIBLE_DATA_FILE, L1Entry, L2Entry, RefcountBlock, RefcountTableEntry,
 };
 use zebu::internal::{CacheOptions, OpenImage};
-use zebu::jobs::{self, MeasureTarget, Qcow2Target};
-use zebu::qcow2::SnapshotName;
-use zebu::qcow2::{BitmapEntry, Compression, Snapshot};
+use zebu::jobs::{self, CheckReport, MeasureTarget, Qcow2Target};
+use zebu::qcow2::{BitmapEntry, Compression, Snapshot, SnapshotName};
 use zebu::storage::{Buffer, Memory, Queue, Storage};
+use zebu::{Error, Result};
 
-/// Numbers that look random: splitmix64.
-pub struct Random(pub u64);
+pub use rng::Rng;
 
-impl Random {
-    /// Any number.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which is not 0.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    /// True once in `n` times.
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
-
-/// An image that is being put together, cluster by cluster.
+/// An image that is built cluster by cluster.
 struct Builder {
     header: Header,
     geometry: Geometry,
-    /// Without the header's cluster.
     bytes: Vec<u8>,
     refcounts: Vec<u64>,
-    /// Whether a check shall find nothing.
+    /// Whether a check must find nothing.
     sound: bool,
     /// References to each cluster of the disk: one, and one for each snapshot.
     shares: u64,
@@ -67,7 +42,7 @@ impl Builder {
         self.bytes.len() as u64
     }
 
-    /// Puts something of the disk into clusters of its own.
+    /// Appends data of the disk in new clusters, which the snapshots share.
     fn put_shared(&mut self, bytes: &[u8]) -> HostOffset {
         let first = self.refcounts.len();
         let at = self.put(bytes);
@@ -75,12 +50,12 @@ impl Builder {
         at
     }
 
-    /// Whether the active disk alone refers to its clusters.
+    /// Whether no snapshot shares the clusters of the disk.
     fn copied(&self) -> bool {
         self.shares == 1
     }
 
-    /// Puts something into clusters of its own.
+    /// Appends bytes in new clusters.
     fn put(&mut self, bytes: &[u8]) -> HostOffset {
         let at = self.end();
         self.bytes.extend_from_slice(bytes);
@@ -97,64 +72,63 @@ impl Builder {
     }
 }
 
-/// Bytes of one cluster, `kind` telling how well they compress.
-fn content(random: &mut Random, size: u64) -> Vec<u8> {
-    let (seed, step) = (random.next(), random.pick(&[1, 7, 64, 4096]));
+/// Bytes of one cluster, which compress well or badly.
+fn content(rng: &mut Rng, size: u64) -> Vec<u8> {
+    let (seed, step) = (rng.next(), rng.pick(&[1, 7, 64, 4096]));
     (0..size)
         .map(|i| (seed.wrapping_mul(i / step + 1) >> 24) as u8)
         .collect()
 }
 
-/// A sound image of any geometry, of at most about `most` bytes (that may be
-/// cut off within the last table), with everything in it that an image can
+/// An image of any geometry, of about at most `most` bytes, with all features that an image can
 /// have.
-pub fn build(random: &mut Random, most: usize) -> Vec<u8> {
-    match random.one_in(2) {
-        true => build_sound(random, most),
-        false => build_kind(random, most, false),
+pub fn build(rng: &mut Rng, most: usize) -> Vec<u8> {
+    match rng.one_in(2) {
+        true => build_sound(rng, most),
+        false => build_kind(rng, most, false),
     }
 }
 
-/// The same of which a check finds nothing and that opens for writing.
-pub fn build_sound(random: &mut Random, most: usize) -> Vec<u8> {
-    build_kind(random, most, true)
+/// An image in which a check finds nothing and that opens for writing.
+pub fn build_sound(rng: &mut Rng, most: usize) -> Vec<u8> {
+    build_kind(rng, most, true)
 }
 
-fn build_kind(random: &mut Random, most: usize, sound: bool) -> Vec<u8> {
+fn build_kind(rng: &mut Rng, most: usize, sound: bool) -> Vec<u8> {
     let cluster_bits = match most {
-        0..=0x3ffff => random.pick(&[9, 9, 9, 10, 12, 12, 14]),
-        _ => random.pick(&[9, 9, 10, 12, 12, 14, 14, 16, 21]),
+        0..=0x3ffff => rng.pick(&[9, 9, 9, 10, 12, 12, 14]),
+        _ => rng.pick(&[9, 9, 10, 12, 12, 14, 14, 16, 21]),
     };
     let cluster_size = 1u64 << cluster_bits;
-    let clusters = 1 + random.below(200);
-    let size = clusters * cluster_size - random.pick(&[0, 0, 512, 511, 1]).min(cluster_size - 1);
-    let v2 = random.one_in(6);
+    let clusters = 1 + rng.below(200);
+    let size = clusters * cluster_size - rng.pick(&[0, 0, 512, 511, 1]).min(cluster_size - 1);
+    let v2 = rng.one_in(6);
     let mut header = if v2 {
         Header::new_v2(cluster_bits, size)
     } else {
         Header::new(cluster_bits, size)
     };
     if !v2 {
-        header.refcount_order = random.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6]);
-        header.set_extended_l2(cluster_bits >= 14 && random.one_in(2));
-        if random.one_in(3) {
+        header.refcount_order = rng.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6]);
+        header.set_extended_l2(cluster_bits >= 14 && rng.one_in(2));
+        if rng.one_in(3) {
             header.set_compression(Compression::Zstd);
         }
-        if !sound && random.one_in(8) {
+        if !sound && rng.one_in(8) {
             header.set_incompatible(INCOMPATIBLE_DATA_FILE, true);
             header.set_data_file_name(Some(b"/etc/passwd"));
         }
-        if !sound && random.one_in(16) {
+        if !sound && rng.one_in(16) {
             header.crypt_method = 2;
-            let (offset, length) = (random.below(64) * cluster_size, 592);
+            let (offset, length) = (rng.below(64) * cluster_size, 592);
             let crypto = CryptoExtension { offset, length };
             header.extensions.set(Extension::Crypto(crypto));
         }
-        if random.one_in(4) {
-            header.compatible = random.below(if sound { 2 } else { 4 });
+        if rng.one_in(4) {
+            header.compatible = rng.below(if sound { 2 } else { 4 });
         }
     }
-    if random.one_in(4) {
+    if rng.one_in(4) {
         header.set_backing(Some(b"json:{\"file.driver\":\"nbd\"}"), Some(b"raw"));
     }
     let geometry = Geometry::new(&header).expect("a sound geometry");
@@ -166,22 +140,18 @@ fn build_kind(random: &mut Random, most: usize, sound: bool) -> Vec<u8> {
         sound,
         shares: 1,
     };
-    let count = if random.one_in(3) {
-        1 + random.below(3)
-    } else {
-        0
-    };
+    let count = if rng.one_in(3) { 1 + rng.below(3) } else { 0 };
     if sound && count < geometry.refcount_max() {
         image.shares += count;
     }
-    disk(random, &mut image, clusters, most);
+    disk(rng, &mut image, clusters, most);
     if sound {
-        own_snapshots(random, &mut image);
+        own_snapshots(rng, &mut image);
     } else if count > 0 {
-        snapshots(random, &mut image, count);
+        snapshots(rng, &mut image, count);
     }
-    if !v2 && random.one_in(3) {
-        bitmaps(random, &mut image);
+    if !v2 && rng.one_in(3) {
+        bitmaps(rng, &mut image);
     }
     refcounts(&mut image);
     if image.header.fit().is_err() {
@@ -194,14 +164,14 @@ fn build_kind(random: &mut Random, most: usize, sound: bool) -> Vec<u8> {
     image.bytes
 }
 
-fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
+fn disk(rng: &mut Rng, image: &mut Builder, clusters: u64, most: usize) {
     let geometry = image.geometry;
     let entries = geometry.l1_entries_for(clusters << geometry.cluster_bits());
-    let mut l1 = vec![0; (entries as usize + random.below(3) as usize) * 8];
+    let mut l1 = vec![0; (entries as usize + rng.below(3) as usize) * 8];
     image.header.l1_size = l1.len() as u32 / 8;
     image.header.l1_offset = image.put(&l1).0;
     for index in 0..entries {
-        if random.one_in(5) {
+        if rng.one_in(5) {
             continue;
         }
         let mut table = vec![0; geometry.cluster_size() as usize];
@@ -210,7 +180,7 @@ fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
             .min(geometry.l2_entries() as u64)
             .min(64);
         for entry in 0..used as usize {
-            if let Some(entry_value) = cluster(random, image, most) {
+            if let Some(entry_value) = cluster(rng, image, most) {
                 let _ = entry_value.write(&mut table, entry, &geometry);
             }
         }
@@ -222,11 +192,11 @@ fn disk(random: &mut Random, image: &mut Builder, clusters: u64, most: usize) {
     image.write(at, &l1);
 }
 
-/// What one cluster of the disk is, its data put into the file.
-fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2Entry> {
+/// The L2 entry of one cluster of the disk. Appends its data to the file.
+fn cluster(rng: &mut Rng, image: &mut Builder, most: usize) -> Option<L2Entry> {
     let geometry = image.geometry;
     let full = image.bytes.len() + 4 * geometry.cluster_size() as usize > most;
-    let kind = random.below(if full { 3 } else { 9 });
+    let kind = rng.below(if full { 3 } else { 9 });
     if kind == 0 || (kind == 2 && image.sound) {
         return None;
     }
@@ -234,11 +204,11 @@ fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2En
         return L2Entry::zero_plain(&geometry).ok();
     }
     if kind == 2 {
-        // Nowhere, or shared with what is there.
-        let at = random.below(image.refcounts.len() as u64 + 1) << geometry.cluster_bits();
-        return L2Entry::data(HostOffset(at), random.one_in(2), &geometry).ok();
+        // Behind the end of the file, or shared with another structure.
+        let at = rng.below(image.refcounts.len() as u64 + 1) << geometry.cluster_bits();
+        return L2Entry::data(HostOffset(at), rng.one_in(2), &geometry).ok();
     }
-    let data = content(random, geometry.cluster_size());
+    let data = content(rng, geometry.cluster_size());
     if kind <= 4 {
         let kind = match image.header.compression {
             Compression::Zlib => codec::Compression::Zlib,
@@ -247,7 +217,7 @@ fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2En
         let mut stream = vec![0; data.len()];
         let length = Compressor::new().compress(kind, None, &data, &mut stream);
         let length = length.ok().flatten()?;
-        let skip = random.below(600) as usize % (geometry.cluster_size() as usize / 2);
+        let skip = rng.below(600) as usize % (geometry.cluster_size() as usize / 2);
         let mut padded = vec![0; skip];
         padded.extend_from_slice(&stream[..length]);
         let at = image.put_shared(&padded).0 + skip as u64;
@@ -259,15 +229,15 @@ fn cluster(random: &mut Random, image: &mut Builder, most: usize) -> Option<L2En
         return L2Entry::zero_allocated(host, copied, &geometry).ok();
     }
     if geometry.has_extended_l2() && kind <= 7 {
-        let (allocated, zero) = (random.next() as u32, random.next() as u32);
+        let (allocated, zero) = (rng.next() as u32, rng.next() as u32);
         return L2Entry::subclusters(Some(host), copied, allocated, zero & !allocated, &geometry)
             .ok();
     }
     L2Entry::data(host, copied, &geometry).ok()
 }
 
-/// Snapshots that were taken as they should be, of the disk as it is now.
-fn own_snapshots(random: &mut Random, image: &mut Builder) {
+/// Valid snapshots of the disk.
+fn own_snapshots(rng: &mut Rng, image: &mut Builder) {
     let length = image.header.l1_size as usize * 8;
     let start = image.header.l1_offset as usize;
     let mut l1 = image.bytes[start..start + length].to_vec();
@@ -281,7 +251,7 @@ fn own_snapshots(random: &mut Random, image: &mut Builder) {
                 l1_offset: image.put(&l1).0,
                 l1_size: image.header.l1_size,
                 id: n.to_string().into_bytes(),
-                name: vec![b'x'; random.below(40) as usize],
+                name: vec![b'x'; rng.below(40) as usize],
                 ..Snapshot::default()
             };
             snapshot.set_extra(0, image.header.size, None);
@@ -296,18 +266,18 @@ fn own_snapshots(random: &mut Random, image: &mut Builder) {
     image.header.nb_snapshots = table.len() as u32;
 }
 
-fn snapshots(random: &mut Random, image: &mut Builder, count: u64) {
+fn snapshots(rng: &mut Rng, image: &mut Builder, count: u64) {
     let table: Vec<Snapshot> = (0..count)
         .map(|n| {
             let mut snapshot = Snapshot {
                 l1_offset: image.header.l1_offset,
                 l1_size: image.header.l1_size,
                 id: (n + 1).to_string().into_bytes(),
-                name: vec![b'x'; random.below(40) as usize],
+                name: vec![b'x'; rng.below(40) as usize],
                 ..Snapshot::default()
             };
-            if random.one_in(2) {
-                snapshot.set_extra(random.below(9000), image.header.size, None);
+            if rng.one_in(2) {
+                snapshot.set_extra(rng.below(9000), image.header.size, None);
             }
             snapshot
         })
@@ -318,16 +288,16 @@ fn snapshots(random: &mut Random, image: &mut Builder, count: u64) {
     }
 }
 
-fn bitmaps(random: &mut Random, image: &mut Builder) {
+fn bitmaps(rng: &mut Rng, image: &mut Builder) {
     let data = image.put(&[0x55; 64]).0;
     let table = image.put(&data.to_be_bytes()).0;
-    // They share a table.
-    let count = if image.sound { 1 } else { 1 + random.below(3) };
+    // All bitmaps share a table.
+    let count = if image.sound { 1 } else { 1 + rng.below(3) };
     let list: Vec<BitmapEntry> = (0..count)
         .map(|n| BitmapEntry {
             table_offset: table,
             table_size: 1,
-            flags: random.below(4) as u32,
+            flags: rng.below(4) as u32,
             kind: BITMAP_TYPE_DIRTY_TRACKING,
             granularity_bits: 16,
             extra_data: Vec::new(),
@@ -346,21 +316,21 @@ fn bitmaps(random: &mut Random, image: &mut Builder) {
     }
 }
 
-/// What [`with_table`] makes an image of: a sound table, for a start.
-pub fn table(random: &mut Random) -> Vec<u8> {
+/// A sound table as the argument of [`with_table`].
+pub fn table(rng: &mut Rng) -> Vec<u8> {
     let image = &mut Builder {
         sound: true,
         ..plain()
     };
-    let is_directory = random.one_in(2);
+    let is_directory = rng.one_in(2);
     let count = match is_directory {
         true => {
-            bitmaps(random, image);
+            bitmaps(rng, image);
             1
         }
         false => {
-            let count = 1 + random.below(3);
-            snapshots(random, image, count);
+            let count = 1 + rng.below(3);
+            snapshots(rng, image, count);
             count
         }
     };
@@ -373,9 +343,8 @@ pub fn table(random: &mut Random) -> Vec<u8> {
     data
 }
 
-/// A sound image but for its snapshot table or, if the first byte is odd, its
-/// bitmap directory: the second byte is how many entries it says it has, the
-/// rest its bytes.
+/// A sound image with this snapshot table or, if the first byte is odd, bitmap directory. The second
+/// byte is the number of entries in the header, the rest are the bytes of the table.
 pub fn with_table(data: &[u8]) -> Vec<u8> {
     let [kind, count, rest @ ..] = data else {
         return Vec::new();
@@ -402,7 +371,7 @@ pub fn with_table(data: &[u8]) -> Vec<u8> {
     image.bytes
 }
 
-/// An image with an L1 table, an L2 table and a data cluster, at fixed places.
+/// An image with an L1 table, an L2 table and a data cluster at fixed offsets.
 fn plain() -> Builder {
     let mut header = Header::new(12, 1 << 20);
     let geometry = Geometry::new(&header).expect("a sound header");
@@ -424,12 +393,12 @@ fn plain() -> Builder {
     image
 }
 
-/// Refcount table and blocks, at the end of the file.
+/// Appends refcount table and blocks.
 fn refcounts(image: &mut Builder) {
     let geometry = image.geometry;
     let cluster_size = geometry.cluster_size();
     let per_block = geometry.refcount_block_entries() as u64;
-    // Blocks and table count themselves, too.
+    // Blocks and table have refcounts, too.
     let (mut blocks, mut table_clusters) = (0, 0);
     loop {
         let clusters = image.refcounts.len() as u64 + blocks + table_clusters;
@@ -459,7 +428,7 @@ fn refcounts(image: &mut Builder) {
     }
 }
 
-/// Where the numbers of a header are: offset and length.
+/// The fields of a header: offset and length.
 const FIELDS: &[(usize, usize)] = &[
     (4, 4),
     (8, 8),
@@ -492,35 +461,35 @@ fn set_number(bytes: &mut [u8], at: usize, length: usize, value: u64) {
     }
 }
 
-/// A number that somebody may not have thought of, near `was` or not.
-fn odd_number(random: &mut Random, was: u64, cluster_size: u64, file_len: u64) -> u64 {
+/// An unusual number for a field that has the value `was`.
+fn odd_number(rng: &mut Rng, was: u64, cluster_size: u64, file_len: u64) -> u64 {
     let clusters = file_len / cluster_size + 2;
-    match random.below(14) {
+    match rng.below(14) {
         0 => was.wrapping_add(1),
         1 => was.wrapping_sub(1),
-        2 => was ^ (1 << random.below(64)),
+        2 => was ^ (1 << rng.below(64)),
         3 => u64::MAX,
         4 => 0,
-        5 => random.next(),
-        6 => 1 << random.below(64),
-        7 => (1u64 << random.below(64)).wrapping_sub(1),
-        8 => file_len.wrapping_add(random.below(3)).wrapping_sub(1),
-        9 => was << random.below(64) | was,
-        10 => was ^ (random.below(8) << 61),
+        5 => rng.next(),
+        6 => 1 << rng.below(64),
+        7 => (1u64 << rng.below(64)).wrapping_sub(1),
+        8 => file_len.wrapping_add(rng.below(3)).wrapping_sub(1),
+        9 => was << rng.below(64) | was,
+        10 => was ^ (rng.below(8) << 61),
         // Another cluster of this file: tables overlap.
-        _ => (random.below(clusters) * cluster_size) | (was & 0xe000_0000_0000_0001),
+        _ => (rng.below(clusters) * cluster_size) | (was & 0xe000_0000_0000_0001),
     }
 }
 
-/// Breaks an image in one to eight places.
-pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
-    for _ in 0..1 + random.below(8) {
-        mutate_once(random, bytes);
+/// Damages an image in one to eight places.
+pub fn mutate(rng: &mut Rng, bytes: &mut Vec<u8>) {
+    for _ in 0..1 + rng.below(8) {
+        mutate_once(rng, bytes);
     }
 }
 
-/// Breaks an image in one place, most often one that has a meaning.
-pub fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>) {
+/// Damages an image in one place, mostly in metadata.
+pub fn mutate_once(rng: &mut Rng, bytes: &mut Vec<u8>) {
     if bytes.is_empty() {
         return;
     }
@@ -528,68 +497,77 @@ pub fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>) {
     let bits = number(bytes, 20, 4).clamp(9, 21);
     let cluster_size = 1u64 << bits;
     let l1 = number(bytes, 40, 8) as usize;
-    let l1_entry = l1.saturating_add(8 * random.below(4) as usize);
+    let l1_entry = l1.saturating_add(8 * rng.below(4) as usize);
     let l2 = (number(bytes, l1_entry, 8) & 0x00ff_ffff_ffff_fe00) as usize;
-    let l2_entry = l2.saturating_add(8 * random.below(64) as usize);
+    let l2_entry = l2.saturating_add(8 * rng.below(64) as usize);
     let table = number(bytes, 48, 8) as usize;
-    let (at, length) = match random.below(16) {
-        0..=2 => random.pick(FIELDS),
+    let (at, length) = match rng.below(16) {
+        0..=2 => rng.pick(FIELDS),
         3 | 4 => (l1_entry, 8),
         5..=7 => (l2_entry, 8),
         8 => {
             // Fields of the compressed descriptor: sectors and offset.
             let was = number(bytes, l2_entry, 8);
             let shift = 62 - (bits - 8);
-            let sectors = random.below(1 << (bits - 8));
+            let sectors = rng.below(1 << (bits - 8));
             let offset = was & ((1 << shift) - 1);
-            let offset = random.pick(&[offset, len - 1, len, 1 << 40, (len - 1) & !511, 1 << 48]);
+            let offset = rng.pick(&[offset, len - 1, len, 1 << 40, (len - 1) & !511, 1 << 48]);
             let value = 1 << 62 | sectors << shift | (offset & ((1 << shift) - 1));
             return set_number(bytes, l2_entry, 8, value);
         }
-        9 => (table.saturating_add(8 * random.below(4) as usize), 8),
+        9 => (table.saturating_add(8 * rng.below(4) as usize), 8),
         10 => {
             let snapshot = number(bytes, 64, 8) as usize;
             let fields = [(0, 8), (8, 4), (12, 2), (14, 2), (32, 4), (36, 4), (40, 8)];
-            let (at, length) = random.pick(&fields);
+            let (at, length) = rng.pick(&fields);
             (snapshot.saturating_add(at), length)
         }
         11 => {
             // A header extension: type or length.
             let start = number(bytes, 100, 4) as usize;
-            (start.saturating_add(4 * random.below(40) as usize), 4)
+            (start.saturating_add(4 * rng.below(40) as usize), 4)
         }
         12 => {
-            // Cut off.
-            return bytes.truncate(1 + random.below(len) as usize);
+            // A truncated file.
+            return bytes.truncate(1 + rng.below(len) as usize);
         }
         13 => {
-            // One table moves over another.
-            let from = random.below(len) / cluster_size * cluster_size;
-            let to = random.below(len) / cluster_size * cluster_size;
+            // A cluster is copied over another one.
+            let from = rng.below(len) / cluster_size * cluster_size;
+            let to = rng.below(len) / cluster_size * cluster_size;
             let count = cluster_size.min(len - from.max(to)) as usize;
             let (from, to) = (from as usize, to as usize);
             return bytes.copy_within(from..from + count, to);
         }
-        14 => (random.below(len) as usize & !7, 8),
-        _ => (random.below(len) as usize, 1),
+        14 => (rng.below(len) as usize & !7, 8),
+        _ => (rng.below(len) as usize, 1),
     };
     let was = number(bytes, at, length);
-    let value = odd_number(random, was, cluster_size, len);
+    let value = odd_number(rng, was, cluster_size, len);
     set_number(bytes, at, length, value);
 }
 
-/// Steps of a walk over the disk at most.
+/// What a check finds.
+pub fn check(queue: &Queue, storage: Arc<dyn Storage>) -> Result<CheckReport> {
+    let options = OpenOptions::default().inspect(true).check(true);
+    let device = Device::from_storage(queue, storage, &options)?;
+    match device.top().as_qcow2() {
+        Some(image) => queue.block_on(jobs::check(queue, image, &mut |_| {}, |_| {})),
+        None => Err(Error::Refused("a raw image".into())),
+    }
+}
+
+/// The most status requests for one disk.
 const STEPS: usize = 1500;
-/// Bytes read at the start of the disk, twice and compared.
+/// Bytes at the start of the disk that are read twice and compared.
 const WINDOW: u64 = 96 << 10;
 
-/// Opens what `bytes` hold and asks for all that can be asked of an image.
-/// Panics on answers that contradict each other.
+/// Opens an image and performs every operation that only reads. Panics if results contradict each
+/// other.
 pub fn exercise(queue: &Queue, bytes: &[u8]) {
     let storage: Arc<dyn Storage> = Arc::new(Memory::new(bytes.to_vec()));
     let options = OpenOptions::default().no_backing(true);
-    // What it names must not be opened: an image that names something opens
-    // only when that is left aside.
+    // The image must not open other files: if it names one, it opens only with `no_backing`.
     let strict = OpenOptions::default();
     assert_eq!(strict.policy, Policy::Follow);
     if let Ok(device) = Device::from_storage(queue, storage.clone(), &strict) {
@@ -635,7 +613,7 @@ fn disk_of(queue: &Queue, device: &Device) {
     let _ = queue.block_on(state);
 }
 
-/// Goes over the disk, and looks at its end.
+/// Requests the status of the whole disk, and at its end.
 fn walk(queue: &Queue, device: &Device) {
     let size = device.size();
     let mut at = 0;
@@ -662,7 +640,12 @@ fn walk(queue: &Queue, device: &Device) {
     }
 }
 
-fn read(queue: &Queue, device: &Device, at: u64, length: u64) -> Result<Vec<u8>, String> {
+fn read(
+    queue: &Queue,
+    device: &Device,
+    at: u64,
+    length: u64,
+) -> std::result::Result<Vec<u8>, String> {
     let mut bytes = vec![0xa5; length as usize];
     match device.read_blocking(queue, at, &mut bytes) {
         Ok(()) => Ok(bytes),
@@ -674,8 +657,7 @@ fn read(queue: &Queue, device: &Device, at: u64, length: u64) -> Result<Vec<u8>,
     }
 }
 
-/// Reads in pieces of several kinds, which must agree with each other and
-/// with the status.
+/// Reads ranges of several kinds, which must agree with each other and with the status.
 fn reads(queue: &Queue, device: &Device) {
     let size = device.size();
     let window = size.min(WINDOW);
@@ -717,19 +699,19 @@ fn reads(queue: &Queue, device: &Device) {
     let _ = read(queue, device, size - tail, tail);
 }
 
-/// What needs the metadata only.
+/// The jobs that only need metadata.
 fn jobs_of(queue: &Queue, device: &Device) {
     assert!(read(queue, device, 0, 1).is_err());
     let Some(image) = device.top().as_qcow2() else {
         return;
     };
-    let mut told = 0;
+    let mut messages = 0;
     let _ = queue.block_on(jobs::check(
         queue,
         image,
         &mut |message| {
-            told += 1;
-            if told < 50 {
+            messages += 1;
+            if messages < 50 {
                 assert!(!message.to_string().is_empty());
             }
         },
@@ -739,7 +721,7 @@ fn jobs_of(queue: &Queue, device: &Device) {
     let _ = queue.block_on(image.luks_header(queue));
 }
 
-/// Maps an image with its data in a file that the caller gives.
+/// Maps an image whose external data file is given by the caller.
 fn with_data_file(queue: &Queue, storage: &Arc<dyn Storage>) {
     let Ok(image) = queue.block_on(OpenImage::new(queue, storage.clone())) else {
         return;

@@ -1,11 +1,12 @@
-//! What the tests of the storage room need: places to put bytes in, random
-//! numbers that can be had again, memory in pieces, and a watchdog.
+//! What many tests need: storages of each kind, reproducible random numbers, vectored memory, a
+//! watchdog, and QEMU as a peer.
 
 // Each test crate uses a part of this module.
 #![allow(dead_code)]
 
 pub mod faulty;
 pub mod peer;
+mod rng;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,62 +17,48 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use zebu::jobs::{self, CheckReport, RepairMode};
 use zebu::storage::{
     Buffer, CacheMode, EngineKind, Iov, Memory, OpenFile, Queue, QueueOptions, Storage, open_file,
 };
 
-/// xorshift64*
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub use rng::Rng;
 
-impl Rng {
-    pub fn new(seed: u64) -> Self {
-        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 16) % n
-    }
-
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            let n = self.next().to_le_bytes();
-            chunk.copy_from_slice(&n[..chunk.len()]);
-        }
-    }
-}
-
-/// Counts what has ended: requests, states, cases.
+/// Counts requests, states or cases that have ended.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// Something has ended: the test goes on.
+/// Tells the [`Watchdog`] that a request, state or case has ended.
 pub fn progress() {
     PROGRESS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Says how many cases a test had; `scripts/reliability.sh` adds these up.
+/// The value of an environment variable, if it is set.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().expect(name))
+}
+
+/// Repairs all of an image.
+pub fn repair_all(queue: &Queue, file: Arc<dyn Storage>) -> zebu::Result<CheckReport> {
+    queue.block_on(jobs::repair(
+        queue,
+        file,
+        RepairMode::All,
+        &mut |_| {},
+        |_| {},
+    ))
+}
+
+/// Prints how many cases a test had; `scripts/reliability.sh` adds these up.
 pub fn cases(count: u64, what: &str) {
     println!("cases: {count} {what}");
 }
 
-/// Ends the whole process if nothing in it makes [`progress`] while this is
-/// there: a hang must not look like a slow test. Counted are looks, not what
-/// the clock says, so that a process that is not let run is not ended for it.
+/// Aborts the process if there is no [`progress`] for [`LOOKS`] looks, so that a hang is not taken
+/// for a slow test. It counts looks instead of time, since a busy machine may stop the process.
 pub struct Watchdog(Option<(mpsc::Sender<()>, JoinHandle<()>)>);
 
-/// Seconds between two looks, and how many without progress are a hang.
+/// The time between two looks, and the number of looks without progress that is a hang.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 120;
 
@@ -105,7 +92,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Memory in pieces: what a request reads into or writes from.
+/// The vectored memory of a request.
 pub struct Pieces {
     /// Keeps the memory.
     buffer: Buffer,
@@ -131,18 +118,18 @@ impl Pieces {
         }
     }
 
-    /// `length` bytes in pieces of any size, multiples of `align` at multiples
-    /// of `align`, with empty ones among them.
+    /// `length` bytes in pieces of random size, some of them empty. Their sizes and addresses are
+    /// multiples of `align`.
     pub fn random(rng: &mut Rng, length: usize, align: usize) -> Self {
         let mut pieces = Vec::new();
         let (mut at, mut left) = (0, length);
-        let most = 1 + rng.below((length / align).max(1) as u64) as usize;
+        let most = 1 + rng.index((length / align).max(1));
         while left > 0 {
             if rng.one_in(5) {
                 pieces.push((at, 0));
             }
             at += align * rng.below(3) as usize;
-            let n = (align * (1 + rng.below(most as u64) as usize)).min(left);
+            let n = (align * (1 + rng.index(most))).min(left);
             pieces.push((at, n));
             at += n;
             left -= n;
@@ -172,11 +159,11 @@ impl Pieces {
             .collect()
     }
 
-    /// As an `Iov`, with `before` and `after` bytes around it that no request
-    /// may touch, sliced away.
+    /// The pieces as an `Iov`. `before` and `after` are around them in the vector that it is a
+    /// slice of, and must not change.
     ///
     /// # Safety
-    /// As [`Iov::from_raw`]: this lives until what uses the result has ended.
+    /// As [`Iov::from_raw`]: `self` must live until the request that uses the result has ended.
     pub unsafe fn iov(&mut self, before: &mut [u8], after: &mut [u8]) -> Iov {
         let base = self.buffer.as_mut_ptr();
         let mut segments = vec![(before.as_mut_ptr(), before.len())];
@@ -186,12 +173,12 @@ impl Pieces {
         }
         segments.push((after.as_mut_ptr(), after.len()));
         let length = self.pieces.iter().map(|p| p.1).sum();
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller promises that the memory lives long enough.
         unsafe { Iov::from_segments(&segments) }.slice(before.len(), length)
     }
 }
 
-/// Where the bytes of a test are.
+/// Where a test keeps its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Disk,
@@ -200,15 +187,15 @@ pub enum Place {
     Memory,
 }
 
-/// The places that there are on this machine, each said once if it is missing.
+/// The places that this machine has. One that is missing is reported once.
 pub struct Places {
     disk: tempfile::TempDir,
     tmpfs: Option<tempfile::TempDir>,
     device: Option<LoopDevice>,
 }
 
-/// A loop device. It was told to go when nobody has it open any more, so the
-/// descriptor keeps it, and nothing stays however the test ends.
+/// A loop device. It is detached already, so the kernel removes it when the descriptor is closed,
+/// also if the test is killed.
 struct LoopDevice {
     path: PathBuf,
     _open: fs::File,
@@ -261,7 +248,7 @@ impl Places {
         }
     }
 
-    /// The path of a file that is not there yet, or of the device.
+    /// The path of a file, which need not exist, or of the device.
     pub fn path(&self, place: Place, name: &str) -> Option<PathBuf> {
         match place {
             Place::Disk => Some(self.disk.path().join(name)),
@@ -271,7 +258,7 @@ impl Places {
         }
     }
 
-    /// An empty file, or the device with whatever is on it.
+    /// Opens an empty file, or the device with its old content.
     pub fn open(&self, place: Place, cache: CacheMode) -> Option<Arc<dyn Storage>> {
         if place == Place::Memory {
             return Some(Arc::new(Memory::default()));
@@ -295,7 +282,7 @@ impl Places {
     }
 }
 
-/// One combination of what the suite runs with.
+/// One combination of engine, place and cache mode.
 pub struct Setup {
     pub queue: Queue,
     pub storage: Arc<dyn Storage>,
@@ -304,7 +291,7 @@ pub struct Setup {
     pub seed: u64,
 }
 
-/// The engines that there are on this machine.
+/// The engines that this machine supports.
 pub fn engines() -> Vec<EngineKind> {
     let mut engines = EngineKind::ALL.to_vec();
     engines.retain(|engine| match engine.start() {
@@ -327,10 +314,10 @@ pub fn queue(engine: EngineKind, inline_buffered: bool) -> Queue {
     .unwrap()
 }
 
-/// Says which setup failed, and with which seed.
-pub struct Sayer(pub String);
+/// Prints its text if the test panics: how to reproduce the failure.
+pub struct PrintOnPanic(pub String);
 
-impl Drop for Sayer {
+impl Drop for PrintOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed with {}", self.0);
@@ -350,7 +337,7 @@ pub fn each(test: impl Fn(&Setup)) {
                     continue;
                 }
                 let name = format!("{engine}, {place:?}, {}, seed {seed}", cache.name());
-                let _sayer = Sayer(name.clone());
+                let _note = PrintOnPanic(name.clone());
                 let _watchdog = Watchdog::new(&name);
                 let Some(storage) = places.open(place, cache) else {
                     continue;

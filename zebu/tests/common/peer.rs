@@ -1,4 +1,4 @@
-//! QEMU's programs, as makers and judges of images.
+//! QEMU's programs: they create and verify images.
 //!
 //! | variable         | meaning                                      |
 //! |------------------|----------------------------------------------|
@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a program said, and its exit status.
+/// The output of a program and its exit status.
 #[derive(Debug)]
 pub struct Answer {
     pub status: i32,
@@ -58,15 +58,14 @@ pub fn qemu_img(args: &[&str]) -> Answer {
     run("ZEBU_QEMU_IMG", "qemu-img", Path::new("."), args)
 }
 
-/// The same for an image whose external data file has a relative name, which
-/// QEMU looks for in the current folder.
+/// Runs qemu-img in the folder of the image. QEMU opens an external data file with a relative name
+/// in the current folder.
 fn qemu_img_at(image: &Path, args: &[&str]) -> Answer {
     let folder = image.parent().expect("images of tests are in a folder");
     run("ZEBU_QEMU_IMG", "qemu-img", folder, args)
 }
 
-/// Carries out `commands` on an image; with `-t unsafe`, since no test of ours
-/// ends the machine.
+/// Runs `commands` of qemu-io on an image, with `-t unsafe`, since no test stops the machine.
 pub fn qemu_io(image: &Path, format: &str, options: &[&str], commands: &[String]) -> Answer {
     let mut args = vec!["-f", format, "-t", "unsafe"];
     args.extend(options);
@@ -75,7 +74,7 @@ pub fn qemu_io(image: &Path, format: &str, options: &[&str], commands: &[String]
     }
     args.push(text(image));
     let answer = run("ZEBU_QEMU_IO", "qemu-io", Path::new("."), &args);
-    // qemu-io before version 4 or so ends with 0 whatever happened.
+    // Old versions of qemu-io exit with 0 after errors, too.
     let failed = ["failed", "Pattern verification"]
         .iter()
         .any(|word| answer.out.contains(word) || answer.err.contains(word));
@@ -96,7 +95,7 @@ pub fn assert_clean(image: &Path, what: &str) {
         .ok(&format!("{what}: qemu-img check"));
 }
 
-/// Fails the test if QEMU finds errors. Leaks are freed.
+/// Fails the test if QEMU finds errors. Leaks are repaired.
 #[track_caller]
 pub fn assert_consistent(image: &Path, what: &str) {
     let answer = qemu_img_at(image, &["check", "-f", "qcow2", text(image)]);
@@ -126,7 +125,7 @@ pub fn assert_content(image: &Path, format: &str, expected: &[u8], what: &str) {
     let _ = std::fs::remove_file(raw);
 }
 
-/// A file of these bytes, with holes for zeroes.
+/// Writes a file with these bytes, with holes for zeroes.
 pub fn write_sparse(path: &Path, bytes: &[u8]) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(path).unwrap();

@@ -1,5 +1,5 @@
-//! Shows that the replay can fail: each rule of the order on the disk is broken
-//! in turn, and each time the replay, or the faults, find it.
+//! Proves that the replay can fail: each rule of the order on the disk is broken in turn, and the
+//! crash replay or the faults must detect it.
 //!
 //! `RUSTFLAGS="--cfg zebu_break" cargo test -p zebu --test crash breaks`
 
@@ -11,10 +11,10 @@ use crate::common::cases;
 use crate::workloads::{self, Workload};
 use crate::{Effort, faults, run};
 
-/// Runs of a workload that should notice, at most.
+/// The most runs of a workload that should detect a broken rule.
 const RUNS: u64 = 60;
 
-/// The workloads that lean on a rule, those that notice soonest first.
+/// The workloads that depend on a rule, the quickest to detect it first.
 fn workloads_of(rule: Rule) -> &'static [&'static str] {
     match rule {
         Rule::RefcountsBeforeMappings | Rule::DurableBeforeMappings => &["allocating"],
@@ -39,8 +39,8 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
     }
 }
 
-/// What notices that a rule is broken, if anything does.
-fn noticed(rule: Rule) -> Option<String> {
+/// The failure by which a broken rule was detected; None: it was not.
+fn detected(rule: Rule) -> Option<String> {
     let effort = Effort {
         samples: 4,
         more: 4,
@@ -75,7 +75,7 @@ fn breaks() {
     let mut missed = Vec::new();
     for rule in Rule::ALL {
         break_rule(Some(rule));
-        match noticed(rule) {
+        match detected(rule) {
             Some(what) => println!("{rule:?}: {what}"),
             None => missed.push(rule),
         }
@@ -83,7 +83,7 @@ fn breaks() {
     }
     cases(
         (Rule::ALL.len() - missed.len()) as u64,
-        &format!("of {} broken rules noticed", Rule::ALL.len()),
+        &format!("of {} broken rules detected", Rule::ALL.len()),
     );
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "not detected: {missed:?}");
 }

@@ -1,10 +1,9 @@
-//! Guards against a change of the whole image that damage makes fail half way,
-//! and after which the same session loses or mixes up what is not damaged.
+//! Guards against a change of the whole image that fails because of damage, after which the same
+//! session loses or mixes up data that are not damaged.
 //!
-//! One entry of an L1 or L2 table is damaged. Then requests to all the rest,
-//! resizes and changes of snapshots follow each other in one session, each of
-//! which may fail; then the image is opened again. `ZEBU_DAMAGED_SEEDS=N`: N
-//! images; `ZEBU_CRASH_SEED`: the first seed.
+//! One entry of an L1 or L2 table is damaged. One session makes requests to the other ranges,
+//! resizes and changes of snapshots, which may fail. Then the image is opened again.
+//! `ZEBU_DAMAGED_SEEDS` is the number of images, `ZEBU_CRASH_SEED` the first seed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,21 +14,21 @@ use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue};
 
-use crate::common::{Rng, Sayer, Watchdog, cases, progress};
-use crate::{number, queue};
+use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use crate::queue;
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// An image in use, and what is known of it.
+/// An image in use, and its expected content.
 struct Damaged {
     rng: Rng,
     queue: Queue,
     cluster: usize,
-    /// What the disk reads as.
+    /// The content of the disk.
     active: Vec<u8>,
-    /// What cannot be read or written.
+    /// The range that cannot be read or written.
     lost: Range<usize>,
-    /// Names, what the disk was, and what of it was lost.
+    /// Name, content and lost range of each snapshot.
     snapshots: Vec<(String, Vec<u8>, Range<usize>)>,
     taken: u64,
     /// Changes of the whole image that failed.
@@ -44,7 +43,7 @@ fn set_word(image: &mut [u8], at: usize, word: u64) {
     image[at..at + 8].copy_from_slice(&word.to_be_bytes());
 }
 
-fn how() -> OpenOptions {
+fn open_options() -> OpenOptions {
     OpenOptions::default()
         .write(true)
         .discard(Some(true))
@@ -55,15 +54,15 @@ impl Damaged {
     /// A range of the disk that is not damaged.
     fn range(&mut self) -> Option<Range<usize>> {
         let size = self.active.len();
-        let most = [512, self.cluster, 5 * self.cluster][self.rng.below(3) as usize];
-        let start = self.rng.below(size as u64) as usize / 512 * 512;
-        let length = 1 + self.rng.below(most as u64) as usize;
+        let most = self.rng.pick(&[512, self.cluster, 5 * self.cluster]);
+        let start = self.rng.index(size) / 512 * 512;
+        let length = 1 + self.rng.index(most);
         let range = start..(start + length.next_multiple_of(512)).min(size);
         let apart = range.end <= self.lost.start || range.start >= self.lost.end;
         apart.then_some(range)
     }
 
-    /// One request; what it left of the range is old or new.
+    /// One request. Its range must then be old or new.
     fn request(&mut self, device: &Device) {
         let Some(range) = self.range() else {
             return;
@@ -92,7 +91,7 @@ impl Damaged {
         self.active[range].copy_from_slice(&found);
     }
 
-    /// A change of the whole image, which happens or not.
+    /// A change of the whole image, which must succeed or change nothing.
     fn change(&mut self, device: &mut Device) {
         let queue = self.queue.clone();
         let lost = self.lost.clone();
@@ -126,11 +125,11 @@ impl Damaged {
                     Preallocation::Falloc,
                 ];
                 let mode = match new > self.active.len() {
-                    true => modes[self.rng.below(3) as usize],
+                    true => self.rng.pick(&modes),
                     false => Preallocation::Off,
                 };
                 self.active.resize(new, 0);
-                // What is cut off is not damaged when it comes again.
+                // A range that was cut off is not damaged when the disk grows again.
                 self.lost.end = self.lost.end.min(new);
                 queue.block_on(device.resize(&queue, new as u64, mode))
             }
@@ -142,7 +141,7 @@ impl Damaged {
         self.compare(device, &format!("after {result:?}"));
     }
 
-    /// All but what is lost reads as it must.
+    /// Verifies the content of disk and snapshots, except the lost ranges.
     fn compare(&self, device: &Device, what: &str) {
         assert_eq!(device.size() as usize, self.active.len(), "{what}");
         for range in [
@@ -160,7 +159,7 @@ impl Damaged {
     }
 }
 
-/// Damages one entry of a table; what of the disk that is.
+/// Damages one entry of a table. Returns the range of the disk that it maps.
 fn damage(rng: &mut Rng, image: &mut [u8], cluster: usize, size: usize) -> Option<Range<usize>> {
     let header = Header::decode(&image[..cluster]).unwrap();
     let coverage = cluster / 8 * cluster;
@@ -182,12 +181,12 @@ fn damage(rng: &mut Rng, image: &mut [u8], cluster: usize, size: usize) -> Optio
     if old & OFFSET == 0 || old >> 62 & 1 == 1 {
         return None;
     }
-    // Inside of a cluster, or far behind the end of the file.
-    set_word(image, at, old ^ [1 << 9, 1 << 50][rng.below(2) as usize]);
+    // An unaligned offset, or one far behind the end of the file.
+    set_word(image, at, old ^ rng.pick(&[1 << 9, 1 << 50]));
     Some(lost.start.min(size)..lost.end.min(size))
 }
 
-/// One image; how many changes of it failed. None if nothing was damaged.
+/// Tests one image. Returns the number of changes that failed; None if nothing was damaged.
 fn use_on(seed: u64) -> Option<u64> {
     let mut rng = Rng::new(seed);
     let cluster_bits = 10 + rng.below(3) as u32;
@@ -211,7 +210,7 @@ fn use_on(seed: u64) -> Option<u64> {
         failed: 0,
     };
     let file = Arc::new(Memory::new(made.to_vec()));
-    let device = Device::from_storage(&used.queue, file.clone(), &how()).unwrap();
+    let device = Device::from_storage(&used.queue, file.clone(), &open_options()).unwrap();
     for _ in 0..30 {
         used.request(&device);
     }
@@ -219,7 +218,7 @@ fn use_on(seed: u64) -> Option<u64> {
     let mut image = file.to_vec();
     used.lost = damage(&mut used.rng, &mut image, cluster, used.active.len())?;
     let file = Arc::new(Memory::new(image));
-    let mut device = Device::from_storage(&used.queue, file.clone(), &how()).ok()?;
+    let mut device = Device::from_storage(&used.queue, file.clone(), &open_options()).ok()?;
     for _ in 0..4 {
         for _ in 0..used.rng.below(6) {
             used.request(&device);
@@ -242,7 +241,7 @@ fn damage_makes_a_change_fail() {
     let (mut used, mut failed) = (0, 0);
     let _watchdog = Watchdog::new("damaged images");
     for seed in first..first + seeds {
-        let _sayer = Sayer(format!("ZEBU_CRASH_SEED={seed}"));
+        let _note = PrintOnPanic(format!("ZEBU_CRASH_SEED={seed}"));
         if let Some(count) = use_on(seed) {
             used += 1;
             failed += count;

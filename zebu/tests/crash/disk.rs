@@ -1,9 +1,7 @@
-//! A disk that remembers everything done to it: the files of a workload, one
-//! log of what reached them, and one clock.
+//! A disk that records all operations: the files of a workload with a common log and clock.
 //!
-//! An operation takes its time: it begins, and ends some polls later, in an
-//! order of its own. So requests are in flight together as on a real disk, and
-//! a flush covers what had ended before it began, not what merely had begun.
+//! An operation begins, and ends some polls later, in any order. So requests are in flight together
+//! as on a real disk, and a flush covers the operations that had ended before it began.
 //!
 //! One operation can be made to fail ([`Fault`]).
 
@@ -19,10 +17,10 @@ use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 use crate::common::Rng;
 use crate::common::faulty::libc_eio;
 
-/// When something happened: each begin and each end has a time of its own.
+/// A reading of the disk's clock. Each begin and each end has its own.
 pub type Time = u64;
 
-/// Something that was done to a file.
+/// An operation of a file.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub file: usize,
@@ -35,48 +33,48 @@ pub struct Entry {
 #[derive(Clone, Debug)]
 pub enum What {
     Write(u64, Vec<u8>),
-    /// Offset and length; what is past the end of the file stays there.
+    /// Offset and length. It does not change the length of the file.
     Zero(u64, u64),
     SetLen(u64),
-    /// The file is at least so long.
+    /// The file gets at least this length.
     Reach(u64),
-    /// Everything that had ended before it began is durable when it has ended.
+    /// When it has ended, all operations that had ended before it began are durable.
     Flush,
 }
 
-/// What an operation comes to that is to fail.
+/// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// This error, and nothing is done.
+    /// With this error and without any effect.
     Error(i32),
-    /// A part is read or written. What moves no bytes fails with `EIO`.
+    /// It transfers a part of its bytes. Operations without data fail with `EIO`.
     Short,
 }
 
 /// Which operation is to fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// The first is 1.
+    /// The number of the operation; the first is 1.
     pub nth: u64,
     pub how: Failure,
 }
 
-/// What the files of a disk have in common.
+/// The common state of the files.
 #[derive(Debug)]
 pub struct Disk {
     log: Mutex<Vec<Entry>>,
     clock: AtomicU64,
-    /// How long operations take; None: none takes any time.
+    /// The generator of delays; None: operations end at once.
     delays: Option<Mutex<Rng>>,
     fault: Option<Fault>,
-    /// Operations until now.
+    /// The number of operations.
     operations: AtomicU64,
-    /// What failed: the operation, its offset and its file.
+    /// The operation that failed, its offset and its file.
     failed: Mutex<Option<(OpKind, u64, usize)>>,
     flush_failed: AtomicBool,
 }
 
-/// Below it lies an image's header, and no data.
+/// Bytes of the image's header, which has no data.
 const HEADER: u64 = 512;
 
 impl Disk {
@@ -92,12 +90,12 @@ impl Disk {
         })
     }
 
-    /// How many operations there were.
+    /// The number of operations that have begun.
     pub fn operations(&self) -> u64 {
         self.operations.load(Ordering::SeqCst)
     }
 
-    /// Whether one of them failed.
+    /// Whether an operation failed.
     pub fn failed(&self) -> bool {
         self.failure_of().is_some()
     }
@@ -106,8 +104,7 @@ impl Disk {
         *self.failed.lock().unwrap()
     }
 
-    /// Whether one failed of which no flush may hear: one that frees space, or
-    /// only looks.
+    /// Whether an operation failed that must not make a flush fail: a read, or one that frees space.
     pub fn free_failed(&self) -> bool {
         matches!(
             self.failure_of(),
@@ -115,9 +112,8 @@ impl Disk {
         )
     }
 
-    /// Whether what failed may have made the image refuse every write from then
-    /// on: nobody knows what is on the disk after a flush that failed, or
-    /// which header.
+    /// Whether the image may refuse every write after the failure: after a failed flush, or a failed
+    /// write of the header, the content of the disk is unknown.
     pub fn is_final(&self) -> bool {
         match self.failure_of() {
             Some((OpKind::Flush, ..)) => true,
@@ -126,12 +122,12 @@ impl Disk {
         }
     }
 
-    /// Whether that was a flush.
+    /// Whether a flush failed.
     pub fn flush_failed(&self) -> bool {
         self.flush_failed.load(Ordering::SeqCst)
     }
 
-    /// Counts an operation; how it fails, if it does.
+    /// Counts an operation. Returns how it fails, if it does.
     fn failure(&self, kind: OpKind, offset: u64, file: usize) -> Option<Failure> {
         let nth = self.operations.fetch_add(1, Ordering::SeqCst) + 1;
         let how = self.fault.filter(|fault| fault.nth == nth)?.how;
@@ -149,7 +145,7 @@ impl Disk {
         })
     }
 
-    /// Files with these contents, which are durable.
+    /// Makes files with these contents, which are durable.
     pub fn files(self: &Arc<Self>, contents: Vec<Vec<u8>>) -> Vec<Arc<File>> {
         let files = contents.into_iter().enumerate();
         files
@@ -164,12 +160,12 @@ impl Disk {
             .collect()
     }
 
-    /// The time, which goes on with each look at it.
+    /// The time. Each call advances the clock.
     pub fn now(&self) -> Time {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Everything done until now, in the order in which it began.
+    /// All operations, in the order in which they began.
     pub fn log(&self) -> MutexGuard<'_, Vec<Entry>> {
         self.log.lock().unwrap()
     }
@@ -208,7 +204,7 @@ impl File {
 }
 
 impl What {
-    /// Does it; the bytes written.
+    /// Applies it. Returns the number of bytes written.
     pub fn apply(&self, file: &mut Vec<u8>) -> usize {
         match self {
             What::Write(offset, bytes) => {
@@ -243,7 +239,7 @@ enum Operation {
 }
 
 impl Operation {
-    /// Does it; the bytes moved.
+    /// Performs it. Returns the number of bytes transferred.
     fn perform(&self, bytes: &mut Vec<u8>) -> usize {
         match self {
             Operation::Read(offset, iov) => {
@@ -257,12 +253,12 @@ impl Operation {
     }
 }
 
-/// An operation in flight. Dropped, it ends at once.
+/// An operation in flight. If it is dropped, it ends at once.
 struct InFlight {
     disk: Arc<Disk>,
     bytes: Arc<Mutex<Vec<u8>>>,
     operation: Option<Operation>,
-    /// Its place in the log.
+    /// Its index in the log.
     entry: Option<usize>,
     /// Polls until it ends.
     left: u64,
@@ -318,7 +314,7 @@ unsafe impl Storage for File {
         if let Some(Failure::Error(errno)) = failure {
             return Started::done(Err(io::Error::from_raw_os_error(errno)));
         }
-        // At least a byte: none at all is the end of a file.
+        // At least one byte, since zero bytes mean the end of the file.
         let short = |iov: &Iov| iov.slice(0, iov.len().div_ceil(2));
         let part = memory.filter(|_| failure.is_some()).map(short);
         let memory = part.as_ref().or(memory);
@@ -341,7 +337,7 @@ unsafe impl Storage for File {
             Operation::Read(..) => None,
             Operation::Change(what) => Some(self.disk.begin(self.number, what.clone())),
         };
-        // Mostly at once, sometimes after all the others.
+        // Mostly at once, sometimes after many others.
         let left = self.disk.delays.as_ref().map_or(0, |rng| {
             let mut rng = rng.lock().unwrap();
             [0, 0, rng.below(4), rng.below(16)][rng.below(4) as usize]

@@ -1,25 +1,24 @@
-//! Guards against an error that does harm: one that nobody is told of, that
-//! leaves an image inconsistent, or that makes a request wait for ever.
+//! Guards against an error that is not reported, that leaves an image inconsistent, or that makes a
+//! request hang.
 //!
-//! Each workload is done again and again, and each time another operation on
-//! the disk fails: with an error, or by moving less than it was asked. Then:
-//! - a request that is told of success has what was asked; a write that failed
-//!   reads as before or as after, a change of the whole image has not happened;
-//! - the same session goes on, and what failed is done once more: nothing
-//!   fails any more, unless it was a flush or the header, after which no
-//!   write succeeds;
-//! - a flush fails only if something may be lost;
-//! - the image is consistent, also if the machine stops then.
+//! Each workload is repeated, and each time another operation of the disk fails: with an error, or
+//! by a short transfer. Then:
+//! - a request that succeeds is complete; the range of a write that failed reads as before or as
+//!   after it; a failed change of the whole image has not happened;
+//! - the session continues, and the failed change is retried: nothing else fails, unless a flush or
+//!   the header write failed, after which no write succeeds;
+//! - a flush fails only if data may be lost;
+//! - the image is consistent, also after a power cut at that moment.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::faulty::{libc_eio, libc_enospc};
-use crate::common::{Rng, Sayer, Watchdog, cases, progress};
+use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
 use crate::disk::{Failure, Fault};
 use crate::judge::{Expected, Judge};
+use crate::queue;
 use crate::states::Cutter;
 use crate::workloads::{self, Dice, History, Workload};
-use crate::{number, queue};
 
 const FAILURES: [Failure; 3] = [Failure::Error(5), Failure::Error(28), Failure::Short];
 
@@ -31,7 +30,7 @@ fn do_workload(workload: Workload, seed: u64, fault: Option<Fault>) -> History {
     (workload.run)(&queue(), &mut dice)
 }
 
-/// Does a workload with a fault, and looks at what is left.
+/// Runs a workload with a fault, and verifies the result.
 fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
     let mut history = do_workload(workload, seed, Some(fault));
     history.layout.flags_stay = history.disk.failed();
@@ -47,7 +46,7 @@ fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
         folder: folder.path(),
     };
     let mut verdict = Ok(());
-    // The second time without anything that is not durable, too.
+    // The second time without the operations that are not durable.
     for _ in 0..2 {
         let now = history.disk.now();
         expected.advance(now);
@@ -61,8 +60,8 @@ fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
     verdict.map(|()| history.disk.failed())
 }
 
-/// Lets one operation in `step` of a workload fail, each in turn; how many did,
-/// and what went wrong.
+/// Runs a workload once for every `step`th of its operations, which fails. Returns the number of
+/// failures, or a description of what is wrong.
 pub fn try_workload(workload: Workload, seed: u64, step: u64) -> Result<usize, String> {
     let operations = do_workload(workload, seed, None).disk.operations();
     let mut count = 0;
@@ -70,7 +69,7 @@ pub fn try_workload(workload: Workload, seed: u64, step: u64) -> Result<usize, S
         let how = FAILURES[(nth + seed) as usize % FAILURES.len()];
         let fault = Fault { nth, how };
         let name = format!("{}, seed {seed}, {fault:?}", workload.name);
-        let _sayer = Sayer(name.clone());
+        let _note = PrintOnPanic(name.clone());
         let _watchdog = Watchdog::new(&name);
         let failed = fail(workload, seed, fault).map_err(|e| format!("{name}: {e}"))?;
         progress();

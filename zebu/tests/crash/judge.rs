@@ -1,28 +1,29 @@
-//! What must hold of an image after a power cut.
+//! The conditions that an image must meet after a power cut.
 //!
-//! - It opens, and a check finds leaked clusters at worst.
-//! - What was flushed reads back. A sector that was changed since reads as it
-//!   was, or as one of the changes made it; never as anything else.
-//! - A change of the whole image (size, snapshots) has happened or not.
-//! - Whoever goes on writing does no harm.
+//! - It opens, and a check finds at most leaked clusters.
+//! - Flushed data read back. A sector that was written since the flush reads as before, or as one of
+//!   the writes left it.
+//! - A change of the whole image (size, snapshots) is atomic.
+//! - Further writes do not damage anything.
 //!
-//! One exception: while a snapshot is taken, applied or deleted, flags and
-//! refcounts cannot change at one instant. See [`allowed_flags`].
+//! One exception: while a snapshot is created, applied or deleted, copied flags and refcounts do not
+//! change at the same instant. See [`allowed_flags`].
 
 use std::path::Path;
 use std::sync::Arc;
 
 use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages};
-use zebu::jobs::{self, CheckMessage, RepairMode};
+use zebu::jobs;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue, Storage};
 
-use crate::common::Rng;
+use crate::allowed_flags::allowed_flags;
 use crate::common::peer::{assert_consistent, assert_content, qemu_img, text};
+use crate::common::{Rng, repair_all};
 use crate::disk::Time;
 use crate::states::{Left, SECTOR};
 
-/// What a disk and its snapshots hold.
+/// The content of a disk and of its snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub active: Vec<u8>,
@@ -30,8 +31,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Whether the snapshots are the same. (Of one that is not as large as the
-    /// disk, what both have.)
+    /// Whether the snapshots are the same. Of contents of different length, the common part is
+    /// compared.
     fn has_snapshots_of(&self, other: &Model) -> bool {
         let mut pairs = self.snapshots.iter().zip(&other.snapshots);
         self.snapshots.len() == other.snapshots.len()
@@ -51,7 +52,7 @@ impl PartialEq for Model {
 /// The name of an external data file.
 pub const DATA_FILE: &str = "data.raw";
 
-/// Something that a workload did, and when.
+/// A request or change of a workload, and its time.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub began: Time,
@@ -61,36 +62,36 @@ pub struct Event {
 
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// The bytes from an offset on are these now.
+    /// A write of these bytes at an offset.
     Write(usize, Vec<u8>),
-    /// All that had ended before it began is durable.
+    /// All changes that had ended before it began are durable.
     Flush,
-    /// Everything is so now, durably: all of it, or nothing yet.
+    /// An atomic change of the whole image to this content, which is durable.
     Becomes(Model),
 }
 
-/// What the files of a disk are: the first is the image.
+/// The purpose of the files of a disk. The first is the image.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// Which one is its external data file.
+    /// The external data file.
     pub data: Option<usize>,
-    /// What the image may name as its backing file.
+    /// The backing files that the image may name.
     pub backings: Vec<(&'static str, Under)>,
-    /// Snapshots are changed: the exception above holds.
+    /// Snapshots are changed, so the exception above applies.
     pub has_snapshots: bool,
-    /// One of these changes met an error: it holds from then on.
+    /// A change of snapshots failed, so the exception applies from then on.
     pub flags_stay: bool,
     /// The image is damaged, and being repaired.
     pub damaged: bool,
-    /// The image is made in the log: before this moment it may be none.
+    /// The workload creates the image; before this time it need not be one.
     pub made: Time,
-    /// What each sector of the backing image may read as.
+    /// The contents that the backing image may have, sector by sector.
     pub base: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, Debug)]
 pub enum Under {
-    /// A raw image that nobody writes.
+    /// A raw image that is not written.
     Raw(Arc<Memory>),
     /// A qcow2 image: this file of the disk.
     Image(usize),
@@ -170,19 +171,19 @@ pub fn content(queue: &Queue, device: &Device) -> Result<Vec<u8>, String> {
     read.map_err(said("read")).map(|()| bytes)
 }
 
-/// What is expected at a moment.
+/// The expected content at a moment.
 pub struct Expected<'a> {
     events: &'a [Event],
-    /// What was flushed.
+    /// The flushed content.
     durable: Model,
-    /// Writes that may be there, in the order in which they ended.
+    /// Writes that need not be durable, in the order in which they ended.
     later: Vec<(Time, usize, &'a [u8])>,
-    /// What everything may have become.
+    /// The content after a change of the whole image that is in flight.
     becomes: Option<&'a Model>,
     moment: Time,
-    /// Events before it have begun.
+    /// The index of the first event that has not begun.
     next: usize,
-    /// Changes of everything before it have ended.
+    /// All changes of the whole image before this index have ended.
     became: usize,
 }
 
@@ -199,7 +200,7 @@ impl<'a> Expected<'a> {
         }
     }
 
-    /// Goes on to a moment. Events are in the order in which they began.
+    /// Advances to a moment. Events are in the order in which they began.
     pub fn advance(&mut self, moment: Time) {
         self.moment = moment;
         while let Some(event) = self.events.get(self.next).filter(|e| e.began <= moment) {
@@ -211,7 +212,7 @@ impl<'a> Expected<'a> {
         self.later.sort_by_key(|(ended, ..)| *ended);
         let begun = &self.events[..self.next];
         self.becomes = None;
-        // Nothing else happens while everything changes.
+        // There are no other requests during a change of the whole image.
         for (nth, event) in begun.iter().enumerate().skip(self.became) {
             if let Change::Becomes(model) = &event.what {
                 if event.ended > moment {
@@ -227,12 +228,12 @@ impl<'a> Expected<'a> {
             .iter()
             .filter(|e| matches!(e.what, Change::Flush) && e.ended <= moment);
         if let Some(until) = flushes.map(|e| e.began).max() {
-            self.settle(until);
+            self.set_durable(until);
         }
     }
 
-    /// What had ended before `until` is durable.
-    fn settle(&mut self, until: Time) {
+    /// Writes that had ended before `until` are durable.
+    fn set_durable(&mut self, until: Time) {
         let count = self.later.partition_point(|(ended, ..)| *ended < until);
         for (_, at, bytes) in self.later.drain(..count) {
             self.durable.active[at..at + bytes.len()].copy_from_slice(bytes);
@@ -276,7 +277,7 @@ impl<'a> Expected<'a> {
         Ok(())
     }
 
-    /// Whether some of the later writes make of the sector at `at` what it is.
+    /// Whether a subset of the later writes explains the content of the sector at `at`.
     fn explain(&self, at: usize, old: &[u8], new: &[u8]) -> Verdict {
         let end = at + old.len();
         let touches = |w: &&(Time, usize, &[u8])| w.1 < end && w.1 + w.2.len() > at;
@@ -320,11 +321,11 @@ impl<'a> Expected<'a> {
     }
 }
 
-/// What was found in an image.
+/// The content of an image after a power cut.
 struct Found {
     model: Model,
-    /// Copied flags that are not what the refcounts say.
-    flags: usize,
+    /// The number of copied flags that do not match the refcounts.
+    flags: u64,
 }
 
 pub struct Judge<'a> {
@@ -334,8 +335,8 @@ pub struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Looks at a state; with `more`, also at what becomes of it when it is
-    /// written to, and with `qemu`, at what QEMU says of it.
+    /// Verifies a state. With `more`, it is then written and verified again; with `qemu`, QEMU
+    /// checks and reads it.
     pub fn judge(
         &self,
         state: &[Arc<Left>],
@@ -402,7 +403,7 @@ impl Judge<'_> {
         content(self.queue, &device.map_err(said("open a snapshot"))?)
     }
 
-    /// Each sector of the backing image is one that it may be.
+    /// Verifies each sector of the backing image.
     fn check_base(&self, state: &[Arc<Left>]) -> Verdict {
         let (_, under) = &self.layout.backings[0];
         let base = under.open(self.queue, state, false);
@@ -417,7 +418,7 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Writes the whole disk anew; everything else stays.
+    /// Overwrites the whole disk, which must change nothing else.
     fn go_on(&self, state: &[Arc<Left>], found: &Found, rng: &mut Rng) -> Verdict {
         let queue = self.queue;
         let options = OpenOptions::default().write(true).discard(Some(true));
@@ -446,35 +447,28 @@ impl Judge<'_> {
         }
     }
 
-    /// Makes the disk larger: what is added is zero, whatever was there or is
-    /// behind it.
+    /// Enlarges the disk. The added part must be zero.
     fn enlarge(&self, device: &mut Device, active: &mut Vec<u8>, rng: &mut Rng) -> Verdict {
         let more = 512 * (1 + rng.below(300)) as usize;
         let size = (active.len() + more) as u64;
         let modes = [Preallocation::Off, Preallocation::Metadata];
-        let mode = modes[rng.below(2) as usize];
+        let mode = rng.pick(&modes);
         let resize = device.resize(self.queue, size, mode);
         match self.queue.block_on(resize) {
-            // Version 2, with snapshots.
+            // An image of version 2 with snapshots cannot be resized.
             Err(zebu::Error::Refused(_)) => return Ok(()),
-            other => other.map_err(said("made larger after a power cut"))?,
+            other => other.map_err(said("enlarged after a power cut"))?,
         }
         active.resize(size as usize, 0);
         match content(self.queue, device)? == *active {
             true => Ok(()),
-            false => Err("made larger after a power cut, it shows something else".into()),
+            false => Err("enlarged after a power cut, it reads as something else".into()),
         }
     }
 
-    /// Repairs a damaged image; its content stays.
+    /// Repairs a damaged image, which must not change its content.
     fn repair(&self, state: &[Arc<Left>], found: &Found) -> Verdict {
-        let repaired = self.queue.block_on(jobs::repair(
-            self.queue,
-            state[0].clone(),
-            RepairMode::All,
-            &mut |_| {},
-            |_| {},
-        ));
+        let repaired = repair_all(self.queue, state[0].clone());
         repaired.map_err(said("repair again"))?;
         let sound = Judge {
             layout: &Layout {
@@ -490,7 +484,7 @@ impl Judge<'_> {
         }
     }
 
-    /// QEMU finds leaks at worst, and reads the same.
+    /// QEMU must find at most leaks and read the same data.
     fn ask_qemu(&self, state: &[Arc<Left>], found: &Found) {
         let image = self.folder.join("image.qcow2");
         self.save(state, self.folder);
@@ -526,9 +520,8 @@ fn is_qcow2(bytes: &[u8]) -> bool {
     bytes.starts_with(b"QFI\xfb")
 }
 
-/// Checks an image; how many flags are wrong, of which none may be unless
-/// `changing`.
-fn check(queue: &Queue, image: &zebu::qcow2::Image, changing: bool) -> Result<usize, String> {
+/// Checks an image. Returns the number of wrong flags, which is 0 unless `changing`.
+fn check(queue: &Queue, image: &zebu::qcow2::Image, changing: bool) -> Result<u64, String> {
     let mut messages = Vec::new();
     let report = queue.block_on(jobs::check(
         queue,
@@ -541,39 +534,9 @@ fn check(queue: &Queue, image: &zebu::qcow2::Image, changing: bool) -> Result<us
         true => allowed_flags(&messages, image.geometry().cluster_size()),
         false => 0,
     };
-    if report.corruptions as usize > flags || report.check_errors != 0 {
+    if report.corruptions > flags || report.check_errors != 0 {
         let messages: Vec<_> = messages.iter().map(ToString::to_string).collect();
         return Err(format!("check: {report:?}\n{}", messages.join("\n")));
     }
     Ok(flags)
-}
-
-/// How many copied flags are wrong without danger: one that is missing where
-/// the refcount is 1 (a write copies for nothing), and one that is set where
-/// there is one reference, and the refcount is too high (the cluster is leaked
-/// by that much; a write in place is right).
-fn allowed_flags(messages: &[CheckMessage], cluster_size: u64) -> usize {
-    const COPIED: u64 = 1 << 63;
-    const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-    let alone = |entry: u64| {
-        messages.iter().any(|message| match message {
-            CheckMessage::Leaked {
-                cluster,
-                references,
-                ..
-            } => *references == 1 && *cluster == (entry & OFFSET) / cluster_size,
-            _ => false,
-        })
-    };
-    let is_allowed = |message: &&CheckMessage| match **message {
-        CheckMessage::CopiedL2 {
-            entry, refcount, ..
-        }
-        | CheckMessage::CopiedData { entry, refcount } => match entry & COPIED {
-            0 => refcount == 1,
-            _ => refcount > 1 && alone(entry),
-        },
-        _ => false,
-    };
-    messages.iter().filter(is_allowed).count()
 }

@@ -1,25 +1,26 @@
-//! Guards against an image that a power cut makes inconsistent, against data
-//! that were flushed and are not there afterwards, and against data that
-//! nobody wrote.
+//! Guards against a power cut that leaves an inconsistent image, loses flushed data or shows data
+//! that were not written.
 //!
-//! - `disk`: a disk that remembers what was done to it;
-//! - `states`: everything that a power cut may leave of that;
-//! - `workloads`: what is done;
-//! - `judge`: what must hold of each state;
-//! - `faults`: each operation fails in turn, and the session goes on;
-//! - `damaged`: damage makes a change fail, and the session goes on;
-//! - `breaks`: the rules of the order, broken one by one: each is noticed.
+//! - `disk`: a disk that records all operations;
+//! - `states`: the states that a power cut may leave;
+//! - `workloads`: the requests and changes;
+//! - `judge`: the conditions that each state must meet;
+//! - `faults`: each operation fails in turn, and the session continues;
+//! - `damaged`: a change fails because of damage, and the session continues;
+//! - `breaks`: each rule of the order is broken, which must be detected.
 //!
 //! | variable              | meaning                                           |
 //! |-----------------------|---------------------------------------------------|
-//! | `ZEBU_CRASH_STATES`   | states of each workload, at least                 |
+//! | `ZEBU_CRASH_STATES`   | the least number of states of each workload       |
 //! | `ZEBU_CRASH_WORKLOAD` | only this one                                     |
 //! | `ZEBU_CRASH_SEED`     | the first seed                                    |
 //! | `ZEBU_DAMAGED_SEEDS`  | damaged images                                    |
 //!
-//! A failure says the seed that makes it again. (With `queues`, `commit`,
-//! `rebase` and `convert` threads meet differently each time.)
+//! A failure prints the seed that repeats it. (`queues`, `commit`, `rebase` and `convert` have
+//! threads, whose schedule differs in each run.)
 
+#[path = "../common/allowed_flags.rs"]
+mod allowed_flags;
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -35,24 +36,24 @@ mod workloads;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Rng, Sayer, Watchdog, cases, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
 use judge::{Expected, Judge, Verdict};
 use states::Cutter;
 use workloads::{Dice, Workload};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
-/// How states are looked at.
+/// How thoroughly states are verified.
 #[derive(Clone, Copy)]
 struct Effort {
-    /// Random states of each moment with many.
+    /// Random states of a moment that has many.
     samples: usize,
-    /// One state in so many is written to.
+    /// One state in this many is written to.
     more: u64,
-    /// One state in so many is shown to QEMU.
+    /// One state in this many is verified by QEMU.
     qemu: u64,
 }
 
-/// What was looked at.
+/// The numbers of states that were verified.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     runs: usize,
@@ -75,7 +76,7 @@ fn queue() -> Queue {
     Queue::new(options).unwrap()
 }
 
-/// Does a workload, and looks at what power cuts may leave of it.
+/// Runs a workload, and verifies the states that power cuts may leave.
 fn run(workload: Workload, seed: u64, effort: Effort) -> Result<Tally, String> {
     let mut dice = Dice {
         rng: Rng::new(seed),
@@ -122,12 +123,7 @@ fn run(workload: Workload, seed: u64, effort: Effort) -> Result<Tally, String> {
     verdict.map(|()| tally)
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect(name))
-}
-
-/// Looks at `states` states of a workload at least.
+/// Verifies at least `states` states of a workload.
 fn look(workload: Workload, states: usize, effort: Effort) -> Tally {
     let mut tally = Tally::default();
     let first = number("ZEBU_CRASH_SEED").unwrap_or(1);
@@ -136,7 +132,7 @@ fn look(workload: Workload, states: usize, effort: Effort) -> Tally {
             "ZEBU_CRASH_WORKLOAD={} ZEBU_CRASH_SEED={seed}",
             workload.name
         );
-        let _sayer = Sayer(name.clone());
+        let _note = PrintOnPanic(name.clone());
         let _watchdog = Watchdog::new(&name);
         tally.add(run(workload, seed, effort).unwrap_or_else(|what| panic!("{what}")));
         if tally.states * workload.weight >= states {
@@ -146,8 +142,8 @@ fn look(workload: Workload, states: usize, effort: Effort) -> Tally {
     tally
 }
 
-/// Looks at all workloads, and prints a table.
-fn look_at_all(states: usize, effort: Effort) -> Tally {
+/// Verifies states of all workloads, and prints a table.
+fn verify_all(states: usize, effort: Effort) -> Tally {
     let states = number("ZEBU_CRASH_STATES").map_or(states, |n| n as usize);
     let only = std::env::var("ZEBU_CRASH_WORKLOAD").ok();
     let wanted = |w: &&Workload| only.as_deref().is_none_or(|only| only == w.name);
@@ -167,7 +163,7 @@ fn look_at_all(states: usize, effort: Effort) -> Tally {
         }
     });
     let mut all = Tally::default();
-    println!("workload              runs   states  written to  shown to QEMU");
+    println!("workload              runs   states  written to       to QEMU");
     for (name, tally) in rows.into_inner().unwrap() {
         let Tally {
             runs,
@@ -179,7 +175,7 @@ fn look_at_all(states: usize, effort: Effort) -> Tally {
         all.add(tally);
     }
     cases(all.states as u64, "states after a power cut");
-    println!("{} written to, {} shown to QEMU", all.written, all.qemu);
+    println!("{} written to, {} verified by QEMU", all.written, all.qemu);
     all
 }
 
@@ -190,7 +186,7 @@ fn at_any_moment() {
         more: 16,
         qemu: 200,
     };
-    look_at_all(600, effort);
+    verify_all(600, effort);
 }
 
 #[test]
@@ -201,7 +197,7 @@ fn at_any_moment_a_hundred_thousand_times() {
         more: 16,
         qemu: 400,
     };
-    let tally = look_at_all(10_000, effort);
+    let tally = verify_all(10_000, effort);
     let is_part = ["STATES", "WORKLOAD"].map(|n| std::env::var_os(format!("ZEBU_CRASH_{n}")));
     assert!(tally.states >= 100_000 || is_part.iter().any(Option::is_some));
 }

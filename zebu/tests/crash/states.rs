@@ -1,5 +1,5 @@
-//! What a power cut may leave: everything that was durable, and of the rest
-//! any part, sector by sector.
+//! The states that a power cut may leave: all durable operations, and any part of the others, sector
+//! by sector.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,15 +10,15 @@ use zebu::storage::{Iov, OpKind, Queue, Started, Storage};
 use crate::common::Rng;
 use crate::disk::{Entry, File, Time, What};
 
-/// What a disk writes as a whole or not at all, in bytes.
+/// The atomic unit of writes, in bytes.
 pub const SECTOR: u64 = 512;
-/// Of so many things that are not durable every combination is tried.
+/// The most operations of which every combination is tried.
 const FEW: usize = 5;
-/// Bytes that a state copies of a file when it changes them.
+/// The unit of copy on write, in bytes.
 const PAGE: usize = 4096;
 
-/// A file as it may be after a power cut: what was durable, shared by all
-/// states, and pages of its own. It can be written to.
+/// A file as it may be after a power cut: the durable content, which all states share, and pages
+/// that differ. It can be written.
 #[derive(Debug)]
 pub struct Left {
     base: Arc<Vec<u8>>,
@@ -29,7 +29,7 @@ pub struct Left {
 struct Own {
     pages: HashMap<usize, Box<[u8; PAGE]>>,
     length: usize,
-    /// So much of the base is valid.
+    /// The length of the base that is valid.
     valid: usize,
 }
 
@@ -76,7 +76,7 @@ impl Left {
         }
     }
 
-    /// Writes what `byte` gives for a place in the range.
+    /// Writes `source`, or zeroes.
     fn write_at(&self, offset: usize, length: usize, source: Option<&[u8]>) {
         let mut own = self.own();
         own.length = own.length.max(offset + length);
@@ -115,7 +115,7 @@ impl Left {
         own.length = length;
     }
 
-    /// Does what was done, to the sectors that `keeps` wants.
+    /// Applies an operation to the sectors for which `keeps` is true.
     fn apply(&self, what: &What, mut keeps: impl FnMut() -> bool) {
         let mut each_sector = |offset: u64, length: u64, source: Option<&[u8]>| {
             let mut done = 0;
@@ -152,12 +152,12 @@ impl Left {
     }
 }
 
-/// How much of what is not durable is there.
+/// Which of the operations that are not durable took effect.
 #[derive(Clone, Copy, Debug)]
 enum Pick {
     All,
     Nothing,
-    /// Those whose bit is set.
+    /// Those whose bits are set.
     Subset(u64),
     /// The last one alone.
     OnlyNewest,
@@ -169,15 +169,14 @@ enum Pick {
     Torn(u64),
 }
 
-/// Goes through the log of a disk, and builds the states that a power cut may
-/// leave at each moment.
+/// Builds the states that a power cut may leave at each moment of a log.
 pub struct Cutter<'a> {
     log: &'a [Entry],
-    /// Entries before it have begun.
+    /// The index of the first entry that has not begun.
     next: usize,
-    /// What of each file is durable.
+    /// The durable content of each file.
     durable: Vec<Arc<Vec<u8>>>,
-    /// What is not, in the order in which it ended.
+    /// The entries that are not durable, in the order in which they ended.
     pending: Vec<usize>,
 }
 
@@ -191,8 +190,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Moments at which more may be there, or more must be, than before;
-    /// without those of the workload itself.
+    /// The moments at which the possible states change.
     pub fn moments(log: &[Entry]) -> Vec<Time> {
         let moment = |entry: &Entry| match entry.what {
             What::Flush => entry.ended,
@@ -201,8 +199,8 @@ impl<'a> Cutter<'a> {
         log.iter().map(moment).filter(|t| *t != Time::MAX).collect()
     }
 
-    /// Calls `judge` with states of this moment, which is not before the last
-    /// one; `samples` of them where there are many.
+    /// Calls `judge` with the states of a moment, or with `samples` of them if there are many.
+    /// Moments must not decrease.
     pub fn cut(
         &mut self,
         moment: Time,
@@ -217,20 +215,20 @@ impl<'a> Cutter<'a> {
             picks.push(Pick::Nothing);
         }
         if count > 0 && count <= FEW {
-            // With the newest; those without were there before.
+            // With the newest: the combinations without it were tried before.
             let newest = self.newest();
             let subsets = (0..1 << count).filter(|bits| bits >> newest & 1 == 1);
             picks.extend(subsets.map(Pick::Subset));
         }
         if count > FEW {
             picks.push(Pick::OnlyNewest);
-            picks.push(Pick::AllBut(rng.below(count as u64) as usize));
+            picks.push(Pick::AllBut(rng.index(count)));
         }
         for _ in 0..if count == 0 { 0 } else { samples } {
             let chance = 2 + rng.below(3);
             picks.push(match rng.below(3) {
                 0 if count > FEW => Pick::Some(chance),
-                1 if count > FEW => Pick::AllBut(rng.below(count as u64) as usize),
+                1 if count > FEW => Pick::AllBut(rng.index(count)),
                 _ => Pick::Torn(chance),
             });
         }
@@ -240,7 +238,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Goes on to a moment; whether something new may be there.
+    /// Advances to a moment. Returns whether more operations may have taken effect.
     fn advance(&mut self, moment: Time) -> bool {
         let mut has_new = false;
         while let Some(entry) = self.log.get(self.next).filter(|e| e.began <= moment) {
@@ -271,7 +269,7 @@ impl<'a> Cutter<'a> {
         has_new
     }
 
-    /// Which of the pending ones began last.
+    /// The index of the pending entry that began last.
     fn newest(&self) -> usize {
         let pending = self.pending.iter().enumerate();
         pending.max_by_key(|(_, n)| **n).map_or(0, |(nth, _)| nth)
@@ -301,7 +299,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-// SAFETY: each operation has ended when it was started.
+// SAFETY: each operation ends before `start` returns.
 unsafe impl Storage for Left {
     unsafe fn start(
         &self,

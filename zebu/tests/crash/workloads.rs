@@ -1,5 +1,4 @@
-//! What is done to images while the disk remembers: one function a workload,
-//! each with random details.
+//! The workloads: one function each, with random details.
 
 mod jobs;
 mod many;
@@ -22,13 +21,13 @@ use crate::judge::{Change, Event, Layout, Model, Under};
 #[derive(Clone, Copy)]
 pub struct Workload {
     pub name: &'static str,
-    /// Does it, on a disk that fails as it is told.
+    /// Runs it on a recording disk.
     pub run: fn(&Queue, &mut Dice) -> History,
-    /// One state of it costs as much as so many of the others.
+    /// The cost of a state, relative to other workloads.
     pub weight: usize,
 }
 
-/// What a workload is made from: random numbers, and what is to fail.
+/// The random numbers of a workload, and the operation that is to fail.
 pub struct Dice {
     pub rng: Rng,
     pub fault: Option<Fault>,
@@ -85,18 +84,18 @@ pub const ALL: [Workload; 19] = [
     light("convert-compressed", jobs::convert_compressed),
 ];
 
-/// A workload that was done, and everything about it.
+/// A workload that has run.
 pub struct History {
     pub disk: Arc<Disk>,
     pub files: Vec<Arc<File>>,
     pub layout: Layout,
     pub before: Model,
-    /// In the order in which they began.
+    /// Requests and changes, in the order in which they began.
     pub events: Vec<Event>,
 }
 
 impl History {
-    /// Files with these contents, and nothing done yet.
+    /// Files with these contents, before the first event.
     pub fn new(rng: &mut Dice, layout: Layout, contents: Vec<Vec<u8>>, before: Model) -> Self {
         let delays = rng.one_in(2).then(|| Rng::new(rng.next()));
         let disk = Disk::new(delays, rng.fault);
@@ -112,33 +111,33 @@ impl History {
     pub fn open(&self, queue: &Queue, options: &OpenOptions) -> Device {
         let open = || self.layout.open(queue, &self.files, options);
         let opened = open().or_else(|e| match self.disk.failed() {
-            // It works the next time.
+            // One operation fails, so a second attempt succeeds.
             true => open(),
             false => Err(e),
         });
         opened.unwrap_or_else(|e| panic!("open: {e}"))
     }
 
-    /// Panics over an error that nothing was to cause.
+    /// Panics unless an operation was to fail.
     #[track_caller]
     pub fn allow(&self, error: &dyn Display) {
         assert!(self.disk.failed(), "{error}");
     }
 
-    /// Notes what was begun, and failed: it may have happened or not.
+    /// Records a change that failed: it may have happened.
     pub fn note_failure(&mut self, began: Time, what: Change) {
         let ended = Time::MAX;
         self.events.push(Event { began, ended, what });
     }
 
-    /// Notes what was done since `began`.
+    /// Records a change that began at `began` and has ended.
     pub fn note(&mut self, began: Time, what: Change) {
         let ended = self.disk.now();
         self.events.push(Event { began, ended, what });
     }
 }
 
-/// An image in memory, made of these options.
+/// Creates an image with these options in memory.
 fn made(queue: &Queue, options: &CreateQcow2) -> Vec<u8> {
     let (memory, data) = (Memory::default(), Memory::default());
     let data: Option<&dyn Storage> = options.data_file.is_some().then_some(&data);
@@ -164,7 +163,7 @@ fn options(rng: &mut Rng, clusters: u64) -> CreateQcow2 {
         })
 }
 
-/// How images are opened: metadata are written in between, sometimes.
+/// Options for writing. Some caches are so small that metadata are written between flushes.
 fn writable(rng: &mut Rng) -> OpenOptions {
     OpenOptions::default()
         .write(true)
@@ -173,7 +172,7 @@ fn writable(rng: &mut Rng) -> OpenOptions {
         .l2_cache_size(rng.one_in(2).then_some(1024))
 }
 
-/// Bytes of which no sector is like another, with some zeroes among them.
+/// Bytes without equal sectors, with some zeroes among them.
 fn noise(rng: &mut Rng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     for chunk in bytes.chunks_mut(2048) {
@@ -184,7 +183,7 @@ fn noise(rng: &mut Rng, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A raw image behind another, of these bytes.
+/// A raw backing file with these bytes.
 fn raw(name: &'static str, bytes: &[u8]) -> (&'static str, Under) {
     (name, Under::Raw(Arc::new(Memory::new(bytes.to_vec()))))
 }

@@ -14,7 +14,7 @@ use crate::common::peer::{self, qemu_img, qemu_io, text};
 use crate::layout::Layout;
 use crate::storage::Sparse;
 
-/// An image of which everything is known.
+/// A sound image with known content.
 #[derive(Clone)]
 pub struct Sound {
     pub name: String,
@@ -22,11 +22,11 @@ pub struct Sound {
     pub data: Option<Vec<u8>>,
     pub base: Option<Vec<u8>>,
     pub layout: Layout,
-    /// What the active disk reads, and each snapshot.
+    /// The content of the active disk and of each snapshot.
     pub content: Vec<Vec<u8>>,
 }
 
-/// An image that work is done to: its files.
+/// The files of an image in use.
 pub struct Files {
     pub file: Arc<Sparse>,
     pub data: Option<Arc<Sparse>>,
@@ -34,7 +34,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Those of `sound`, with another image file.
+    /// The files of `sound`, with another image file.
     pub fn new(sound: &Sound, file: &[u8]) -> Files {
         Files {
             file: Sparse::new(file),
@@ -43,7 +43,7 @@ impl Files {
         }
     }
 
-    /// Those of `sound`, with a shorter data file.
+    /// The files of `sound`, with a truncated data file.
     pub fn with_data_cut(sound: &Sound, length: usize) -> Files {
         let data = sound.data.as_deref().expect("it has a data file");
         Files {
@@ -63,7 +63,7 @@ impl Files {
             }))
     }
 
-    /// Opens the chain, or the image alone, to be read or written.
+    /// Opens the chain, or the image without its backing file.
     pub fn open(&self, queue: &Queue, write: bool, chain: bool) -> zebu::Result<Device> {
         let options = OpenOptions::default()
             .format(Some(Format::QCOW2))
@@ -73,7 +73,7 @@ impl Files {
         Device::from_storages(queue, self.storages(queue, chain), &options)
     }
 
-    /// Opens a snapshot, by its id.
+    /// Opens a snapshot by its id.
     pub fn open_snapshot(&self, queue: &Queue, id: &str) -> zebu::Result<Device> {
         let options = OpenOptions::default()
             .format(Some(Format::QCOW2))
@@ -91,7 +91,7 @@ impl Files {
     }
 }
 
-/// All of a device that is sound.
+/// Reads a sound device in full.
 pub fn whole(queue: &Queue, device: &Device) -> Vec<u8> {
     let mut bytes = vec![0; device.size() as usize];
     device
@@ -133,13 +133,13 @@ pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckRepor
     let device = Device::from_storage(queue, file.clone(), &options)?;
     match device.top().as_qcow2() {
         Some(image) => {
-            let mut told = 0;
+            let mut messages = 0;
             queue.block_on(jobs::check(
                 queue,
                 image,
                 &mut |message| {
-                    told += 1;
-                    if told < 10 {
+                    messages += 1;
+                    if messages < 10 {
                         eprintln!("check: {message}");
                     }
                 },
@@ -150,8 +150,8 @@ pub fn check(queue: &Queue, file: &Arc<Sparse>) -> zebu::Result<jobs::CheckRepor
     }
 }
 
-/// Bytes of sectors that say where they are and which write they are of, so
-/// that none is taken for another.
+/// Bytes whose sectors contain their offset and the number of the write, so that misplaced and lost
+/// data are detected.
 pub fn stamp(rng: &mut Rng, offset: u64, length: usize) -> Vec<u8> {
     let seed = rng.next();
     let mut bytes = vec![0; length];
@@ -165,7 +165,7 @@ pub fn stamp(rng: &mut Rng, offset: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A random one that zebu makes.
+/// A random image that zebu makes.
 pub fn by_zebu(queue: &Queue, rng: &mut Rng) -> Sound {
     loop {
         let bits = match rng.below(24) {
@@ -178,8 +178,7 @@ pub fn by_zebu(queue: &Queue, rng: &mut Rng) -> Sound {
     }
 }
 
-/// One with clusters of `1 << bits` bytes; `None` if the options do not go
-/// together.
+/// The same with clusters of `1 << bits` bytes; `None` if the options conflict.
 pub fn try_by_zebu(queue: &Queue, rng: &mut Rng, bits: u32) -> Option<Sound> {
     let cluster = 1u64 << bits;
     let clusters = match bits {
@@ -200,7 +199,7 @@ pub fn try_by_zebu(queue: &Queue, rng: &mut Rng, bits: u32) -> Option<Sound> {
             rng.below(7) as u32
         })
         .extended_l2(bits >= 14 && rng.one_in(2))
-        .compression([Compression::Zlib, Compression::Zstd][rng.below(2) as usize])
+        .compression(rng.pick(&[Compression::Zlib, Compression::Zstd]))
         .preallocation(match rng.below(4) {
             0 => Preallocation::Metadata,
             _ => Preallocation::Off,
@@ -250,7 +249,7 @@ pub fn try_by_zebu(queue: &Queue, rng: &mut Rng, bits: u32) -> Option<Sound> {
     Some(Sound::new(queue, name, &files))
 }
 
-/// One write of any kind, of whole clusters or not.
+/// One write of any kind, of whole clusters or of parts.
 fn fill(queue: &Queue, rng: &mut Rng, device: &Device, cluster: u64) {
     let size = device.size();
     let unit = if rng.one_in(2) { cluster } else { 512 };
@@ -271,10 +270,10 @@ fn fill(queue: &Queue, rng: &mut Rng, device: &Device, cluster: u64) {
             let bytes = stamp(rng, at, cluster.min(size - at) as usize);
             let mut buffer = zebu::storage::Buffer::new(bytes.len());
             buffer[..bytes.len()].copy_from_slice(&bytes);
-            // SAFETY: `buffer` lives until the write, waited for here, has ended.
+            // SAFETY: `buffer` lives until the write has ended.
             #[allow(unsafe_code)]
             let iov = unsafe { buffer.iov() }.slice(0, bytes.len());
-            // What cannot be compressed (a data file, a cluster in use) stays.
+            // It fails for a data file and for an allocated cluster.
             let _ = queue.block_on(device.write_compressed(queue, at, &iov));
         }
         _ => {
@@ -286,7 +285,7 @@ fn fill(queue: &Queue, rng: &mut Rng, device: &Device, cluster: u64) {
     }
 }
 
-/// A set of them that QEMU makes.
+/// A set of images that QEMU makes.
 pub fn by_qemu(queue: &Queue, rng: &mut Rng, folder: &Path) -> Vec<Sound> {
     let kinds: &[(&str, u64, bool)] = &[
         ("cluster_size=512", 200, true),
@@ -384,7 +383,7 @@ pub fn by_qemu(queue: &Queue, rng: &mut Rng, folder: &Path) -> Vec<Sound> {
                         }
                     })
                     .collect();
-                // Compressed data do not go over what is there.
+                // Compressed writes fail where a cluster is allocated.
                 let _ = qemu_io(&image, "qcow2", &[], &commands);
                 if round + 1 < rounds {
                     let name = format!("s{round}");

@@ -1,13 +1,13 @@
-//! Where the structures of an image are, and what depends on each: a reading
-//! of the format of its own, not the library's.
+//! The places of an image's structures, and what depends on each. Independent of the library's
+//! decoder.
 
 use std::ops::Range;
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
 const COPIED: u64 = 1 << 63;
-/// A session adds at most so many clusters to the file, or 4 MiB if that is more (a MiB is
-/// allocated ahead for small tables).
+/// The most clusters that a session adds to the file, but at least 4 MiB (a MiB is allocated ahead
+/// for small tables).
 const REACH: u64 = 512;
 
 pub fn be32(bytes: &[u8], at: u64) -> u32 {
@@ -30,7 +30,7 @@ fn be16(bytes: &[u8], at: u64) -> u64 {
     u64::from(be32(bytes, at) >> 16)
 }
 
-/// The way from the header to the bytes of one guest cluster.
+/// The mapping of one guest cluster, from the L1 entry to its data.
 #[derive(Clone, Debug, Default)]
 pub struct Path {
     /// The L1 entry.
@@ -39,12 +39,12 @@ pub struct Path {
     pub table: Option<u64>,
     /// The L2 entry.
     pub entry: Range<u64>,
-    /// Where the data are in the file; empty without data there.
+    /// The data in the file; empty if there are none.
     pub data: Range<u64>,
     pub compressed: bool,
-    /// All bytes of the cluster are read from there.
+    /// Whether all bytes of the cluster are read from there.
     pub stored: bool,
-    /// It has a cluster of the external data file.
+    /// Whether it has a cluster of the external data file.
     pub external: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct Field {
     pub at: Range<u64>,
 }
 
-/// What an image consists of.
+/// The structures of an image.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub cluster: u64,
@@ -69,7 +69,7 @@ pub struct Layout {
     pub snapshot_table: Range<u64>,
     /// Of the active disk, then of each snapshot.
     pub paths: Vec<Vec<Path>>,
-    /// Where a refcount block is, by number; 0 for none.
+    /// The offsets of the refcount blocks; 0 for none.
     pub blocks: Vec<u64>,
     pub fields: Vec<Field>,
     pub snapshot_ids: Vec<String>,
@@ -148,7 +148,7 @@ impl Layout {
         if self.extended { 16 } else { 8 }
     }
 
-    /// Where in the file an L2 entry leads.
+    /// The data in the file that an L2 entry refers to.
     fn data_of(&self, desc: u64) -> (Range<u64>, bool) {
         if desc & COMPRESSED != 0 {
             let shift = self.compressed_shift;
@@ -164,7 +164,7 @@ impl Layout {
         }
     }
 
-    /// Adds the disk that an L1 table makes.
+    /// Adds the disk that an L1 table maps.
     fn disk(&mut self, file: &[u8], l1: u64, entries: u32) {
         let step = self.entry_size();
         let per_table = self.cluster / step;
@@ -308,8 +308,8 @@ impl Layout {
         self.cluster / self.entry_size()
     }
 
-    /// Whether the refcount table of a damaged image of version 3, which is where it
-    /// was, has an entry that is not aligned.
+    /// Whether the refcount table of a damaged image of version 3 has an unaligned entry. The table
+    /// must be at its old place.
     pub fn has_unaligned_block(&self, file: &[u8]) -> bool {
         let at = |nth: usize| self.refcount_table.start + nth as u64 * 8;
         let same = be64(file, 48) == self.refcount_table.start;
@@ -318,10 +318,10 @@ impl Layout {
         self.version >= 3 && be32(file, 4) == self.version && same && wrong.next().is_some()
     }
 
-    /// A cluster of an image that was repaired which is a part of the header, an L1 table or
-    /// the snapshot table, and data, an L2 table or a refcount block, too.
+    /// A cluster of a repaired image that has two uses: as header, L1 table or snapshot table, and
+    /// as data, L2 table or refcount block.
     pub fn root_with_another_use(&self, file: &[u8]) -> Option<u64> {
-        // Of an image with another size or place of something less is known.
+        // If the header has other sizes or offsets, this cannot be told.
         let (here, sound) = (Layout::header_of(file), self.header);
         if here != sound {
             return None;
@@ -365,7 +365,7 @@ impl Layout {
         clusters.find(|cluster| now.refcount(file, *cluster) != 0)
     }
 
-    /// What of the header says how large the disk is and where tables are.
+    /// The fields of the header with the size of the disk and the places of tables.
     fn header_of(file: &[u8]) -> [u64; 6] {
         [
             be64(file, 0),
@@ -382,7 +382,7 @@ impl Layout {
         self.cluster * 8 / self.refcount_bits
     }
 
-    /// The bytes of the file that the refcounts in a range of a block count.
+    /// The bytes of the file whose refcounts are in a range of a block.
     fn counted(&self, number: u64, block: u64, bytes: Range<u64>) -> Range<u64> {
         let first = number * self.per_block();
         let bits = self.refcount_bits;
@@ -392,25 +392,24 @@ impl Layout {
     }
 }
 
-/// Which clusters of which disk (the active one, then the snapshots) may be
-/// other than they were.
+/// The clusters of each disk (the active one, then the snapshots) whose content may have changed.
 #[derive(Clone, Debug)]
 pub struct Suspects {
-    /// When they are read.
+    /// When the image is read.
     pub read: Vec<Vec<bool>>,
-    /// Once something was written to the image.
+    /// When the image was written.
     pub written: Vec<Vec<bool>>,
-    /// Those that are mapped to what the file does not have any more: to read
-    /// them is an error. Of the active disk.
+    /// Clusters of the active disk that are mapped behind the end of the truncated file, so that
+    /// reading them is an error.
     pub gone: Vec<bool>,
-    /// Whether the snapshot table is other than it was.
+    /// Whether the snapshot table has changed.
     pub snapshot_table: bool,
-    /// Whether the header says something else of the disk.
+    /// Whether the header describes another disk.
     pub header: bool,
-    /// Whether the external data file was cut off.
+    /// Whether the external data file was truncated.
     pub data_file: bool,
-    /// Whether a damaged entry refers to a cluster that is free, or to what a session may
-    /// add to the file.
+    /// Whether a damaged entry refers to a free cluster, or to a cluster that a session may add to
+    /// the file.
     pub free: bool,
 }
 
@@ -422,7 +421,7 @@ impl Suspects {
     }
 }
 
-/// What of `before` is not as it was.
+/// The parts of `before` that have changed.
 struct Changed<'a> {
     before: &'a [u8],
     after: &'a [u8],
@@ -444,23 +443,21 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl Layout {
-    /// What damage to a sound image of this layout may do.
+    /// The effect that damage to a sound image of this layout may have.
     ///
-    /// - A cluster whose L1 or L2 entry, or whose stored bytes are damaged reads as
-    ///   anything, or not at all. All others read as before.
-    /// - What an entry leads to that is damaged and still names a cluster of the
-    ///   file may be lost when the image is written: it cannot be detected that
-    ///   the cluster has another use.
-    /// - The same holds for clusters whose refcount is damaged; and for all where the
-    ///   header names other refcounts, unless those cannot be. A refcount block
-    ///   that cannot be where the table says is known to be damaged: then all of
-    ///   the disk must survive.
-    /// - What a session writes may go to where a damaged entry refers to a free cluster, or
-    ///   past the end of the file. It is lost when that entry goes.
+    /// - A cluster whose L1 or L2 entry or stored bytes are damaged reads as anything, or fails.
+    ///   All others read as before.
+    /// - If a damaged entry refers to a cluster of the file, the content of that cluster may be lost
+    ///   when the image is written: it cannot be detected that the cluster has another use.
+    /// - The same holds for clusters whose refcount is damaged, and for all clusters if the header
+    ///   refers to other refcounts, unless those are invalid. A refcount block at an invalid offset
+    ///   is known to be damaged, so the whole disk must survive.
+    /// - A session may write to free clusters, or behind the end of the file, where a damaged entry
+    ///   refers to. These data are lost with that entry.
     pub fn suspects(&self, before: &[u8], after: &[u8]) -> Suspects {
         let changed = Changed { before, after };
         let lost = self.lost_refcounts(&changed);
-        let led_to = self.led_to(&changed);
+        let led_to = self.damaged_targets(&changed);
         let ext_end = match self.version >= 3 {
             true => 104..self.cluster,
             false => 72..self.cluster,
@@ -483,8 +480,10 @@ impl Layout {
                     && (refcounts
                         || lost
                             .iter()
-                            .any(|range| self.leans_on(path, range, view > 0))
-                        || led_to.iter().any(|range| self.leans_on(path, range, true))))
+                            .any(|range| self.depends_on(path, range, view > 0))
+                        || led_to
+                            .iter()
+                            .any(|range| self.depends_on(path, range, true))))
         };
         let all = |written| {
             let views = self.paths.iter().enumerate();
@@ -512,8 +511,8 @@ impl Layout {
         }
     }
 
-    /// The same where the external data file has `length` bytes left. (It may end within
-    /// a cluster: what that lacks reads as zeroes.)
+    /// The effect of an external data file that was truncated to `length` bytes. (If it ends within
+    /// a cluster, the rest of the cluster reads as zeroes.)
     pub fn suspects_of_cut(&self, file: &[u8], length: u64) -> Suspects {
         let mut suspects = self.suspects(file, file);
         for (n, path) in self.paths[0].iter().enumerate().filter(|(_, p)| p.external) {
@@ -528,8 +527,8 @@ impl Layout {
         suspects
     }
 
-    /// Whether the header names refcounts that cannot be: the header's own
-    /// cluster has one reference.
+    /// Whether the refcounts that the header refers to are known to be wrong: the refcount of the
+    /// header's own cluster must be 1.
     fn refcounts_are_known_to_be_wrong(&self, changed: &Changed<'_>) -> bool {
         let file = changed.after;
         let order = if self.version >= 3 { be32(file, 96) } else { 4 };
@@ -545,16 +544,14 @@ impl Layout {
         refcount != 1 && !changed.touches(&(56..60))
     }
 
-    /// Whether what a path leads to is lost if these bytes of the file are
-    /// allocated again. Tables of the active disk are protected from
-    /// refcounts that are wrong (`with_table` is false).
-    fn leans_on(&self, path: &Path, lost: &Range<u64>, with_table: bool) -> bool {
+    /// Whether a guest cluster is lost if these bytes of the file are allocated again. Tables of the
+    /// active disk are protected from wrong refcounts (`with_table` is false).
+    fn depends_on(&self, path: &Path, lost: &Range<u64>, with_table: bool) -> bool {
         let table = path.table.filter(|_| with_table);
         overlap(&path.data, lost) || table.is_some_and(|at| overlap(&(at..at + self.cluster), lost))
     }
 
-    /// The bytes of the file whose refcounts are damaged in a way that cannot be
-    /// detected.
+    /// The bytes of the file whose refcounts have undetectable damage.
     fn lost_refcounts(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
         let mut lost = Vec::new();
         for (number, block) in (0..).zip(self.blocks.iter().copied()) {
@@ -581,13 +578,13 @@ impl Layout {
         lost
     }
 
-    /// Whether a range of the sound file has a cluster that is free.
+    /// Whether a range of the sound file has a free cluster.
     fn has_free(&self, file: &[u8], range: &Range<u64>) -> bool {
         let mut clusters = range.start / self.cluster..range.end.div_ceil(self.cluster);
         clusters.any(|cluster| self.refcount(file, cluster) == 0)
     }
 
-    /// What the file says how often a cluster is referred to.
+    /// The refcount of a cluster in the sound file.
     fn refcount(&self, file: &[u8], cluster: u64) -> u64 {
         let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
         let block = self.blocks.get(number as usize).copied().unwrap_or(0);
@@ -603,9 +600,8 @@ impl Layout {
         }
     }
 
-    /// Whether reading cluster `n` of the active disk may fail although a check finds nothing:
-    /// it is compressed and its bytes are damaged, or its entry is damaged and leads to the
-    /// external data file.
+    /// Whether reading cluster `n` of the active disk may fail although a check finds nothing: its
+    /// compressed bytes are damaged, or its damaged entry refers to the external data file.
     pub fn may_be_unreadable(&self, before: &[u8], after: &[u8], n: u64) -> bool {
         let changed = Changed { before, after };
         let path = self.paths[0].get(n as usize);
@@ -615,9 +611,8 @@ impl Layout {
         })
     }
 
-    /// The bytes of the file, and of what a session may add to it, that damaged entries of
-    /// the mapping lead to.
-    fn led_to(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
+    /// The bytes of the file, or behind its end, that damaged entries of the mapping refer to.
+    fn damaged_targets(&self, changed: &Changed<'_>) -> Vec<Range<u64>> {
         let mut all = Vec::new();
         let end = changed.after.len() as u64 + (REACH * self.cluster).max(4 << 20);
         let entry = |at: u64, all: &mut Vec<Range<u64>>| {

@@ -1,11 +1,10 @@
-//! Damage, then work: any bit of any metadata of a sound image is changed, or
-//! the file is cut off or made longer. Then it is read, written, resized, given
-//! snapshots, converted, committed, rebased and repaired. What the damage does
-//! not touch ([`layout::Layout::suspects`] says what it does) reads as before,
-//! or the program refuses.
+//! Damage, then work: any bit of any metadata of a sound image is changed, or the file is truncated
+//! or extended. Then the image is read, written, resized, given snapshots, converted, committed,
+//! rebased and repaired. Data that the damage does not concern ([`layout::Layout::suspects`]) must
+//! read as before, unless the image is refused.
 //!
-//! `ZEBU_DAMAGE_RUNS` says how many images are damaged, or `ZEBU_DAMAGE_SECONDS`
-//! for how long; `ZEBU_DAMAGE_SEED` with which number to begin.
+//! `ZEBU_DAMAGE_RUNS` is the number of images, or `ZEBU_DAMAGE_SECONDS` the time of a run;
+//! `ZEBU_DAMAGE_SEED` is the first seed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -19,7 +18,7 @@ mod work;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use common::{Rng, Sayer, Watchdog, cases, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress, repair_all};
 use images::{Files, Sound};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
@@ -28,14 +27,7 @@ fn queue() -> Queue {
     Queue::new(options).unwrap()
 }
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable)
-        .ok()
-        .map(|text| text.parse().expect("a number"))
-}
-
-/// One or two places of the metadata are set to something else, or the file
-/// gets another length. What was done.
+/// Changes one or two bytes of the metadata, or the length of the file. Returns a description.
 fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
     match rng.below(12) {
         0 | 1 => return relength(rng, sound.layout.cluster, file),
@@ -48,15 +40,15 @@ fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
         kinds.dedup();
         kinds.sort_unstable();
         kinds.dedup();
-        let kind = kinds[rng.below(kinds.len() as u64) as usize];
+        let kind = rng.pick(&kinds);
         let fields: Vec<_> = sound
             .layout
             .fields
             .iter()
             .filter(|f| f.what == kind)
             .collect();
-        let field = fields[rng.below(fields.len() as u64) as usize];
-        let other = fields[rng.below(fields.len() as u64) as usize];
+        let field = rng.pick(&fields);
+        let other = rng.pick(&fields);
         let length = field.at.end - field.at.start;
         let at = (field.at.start + rng.below(length)) as usize;
         if field.at.end as usize > file.len() {
@@ -64,7 +56,7 @@ fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
         }
         match rng.below(8) {
             0..=4 => file[at] ^= 1 << rng.below(8),
-            5 => file[at] = [0, 1, 0x7f, 0x80, 0xff, 0x40][rng.below(6) as usize],
+            5 => file[at] = rng.pick(&[0, 1, 0x7f, 0x80, 0xff, 0x40]),
             6 => file[field.at.start as usize..field.at.end as usize].fill(0),
             _ if other.at.end - other.at.start == length && other.at.end as usize <= file.len() => {
                 let from = other.at.start as usize..other.at.end as usize;
@@ -77,14 +69,11 @@ fn damage(rng: &mut Rng, sound: &Sound, file: &mut Vec<u8>) -> String {
     said
 }
 
-/// Two or three entries refer to one cluster: that of a table, or data.
+/// Makes two or three entries refer to the same cluster. Returns a description.
 fn cross(rng: &mut Rng, sound: &Sound, file: &mut [u8]) -> String {
     let layout = &sound.layout;
     let cluster = layout.cluster;
-    let any = |rng: &mut Rng, list: Vec<u64>| {
-        list.get(rng.below(list.len().max(1) as u64) as usize)
-            .copied()
-    };
+    let any = |rng: &mut Rng, list: Vec<u64>| list.get(rng.index(list.len().max(1))).copied();
     let disks = layout.paths.iter().flatten();
     let place = match rng.below(4) {
         0 => Some(layout::be64(file, 40)),
@@ -107,7 +96,7 @@ fn cross(rng: &mut Rng, sound: &Sound, file: &mut [u8]) -> String {
         kinds = ["L1 entry"; 3];
     }
     for _ in 0..2 + rng.below(2) {
-        let kind = kinds[rng.below(3) as usize];
+        let kind = rng.pick(&kinds);
         let fields = layout.fields.iter().filter(|field| field.what == kind);
         let Some(at) = any(rng, fields.map(|field| field.at.start).collect()) else {
             continue;
@@ -126,7 +115,7 @@ fn cross(rng: &mut Rng, sound: &Sound, file: &mut [u8]) -> String {
 }
 
 fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
-    let unit = [1, 512, cluster, cluster][rng.below(4) as usize];
+    let unit = rng.pick(&[1, 512, cluster, cluster]);
     let old = file.len() as u64;
     if rng.one_in(3) {
         let more = unit * rng.below(8) + rng.below(2);
@@ -143,33 +132,25 @@ fn relength(rng: &mut Rng, cluster: u64, file: &mut Vec<u8>) -> String {
     format!("cut off at {length:#x} of {old:#x}")
 }
 
-/// One case: all that follows from its number.
+/// One case, which the seed determines.
 fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
     let mut rng = Rng::new(seed);
     if let Some(data) = sound.data.as_ref().filter(|_| seed.is_multiple_of(3)) {
-        let unit = [1, 512, sound.layout.cluster][rng.below(3) as usize];
+        let unit = rng.pick(&[1, 512, sound.layout.cluster]);
         let length = rng.below(data.len() as u64 / unit) * unit;
         return one_with_data_cut(queue, seed, rng, sound, length);
     }
     let mut file = sound.file.clone();
     let said = damage(&mut rng, sound, &mut file);
-    let _sayer = Sayer(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let _note = PrintOnPanic(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
     let suspects = sound.layout.suspects(&sound.file, &file);
     let mut files = Files::new(sound, &file);
     work::reading(queue, sound, &files, &suspects);
     match rng.below(8) {
         0..=3 => {
             work::session(queue, &mut rng, sound, &files, &suspects);
-            let after = files.file.to_vec();
-            // Whatever is left is repaired without a panic.
-            let _ = queue.block_on(zebu::jobs::repair(
-                queue,
-                files.file,
-                zebu::jobs::RepairMode::All,
-                &mut |_| {},
-                |_| {},
-            ));
-            drop(after);
+            // Any result, but no panic.
+            let _ = repair_all(queue, files.file);
         }
         4 => work::jobs(queue, sound, &files),
         5 if files.base.is_some() => work::rebase(queue, sound, &mut files, &suspects),
@@ -177,10 +158,10 @@ fn one(queue: &Queue, seed: u64, sound: &Sound, folder: &std::path::Path) {
     }
 }
 
-/// One case in which the image is sound, and its external data file was cut off.
+/// One case in which the image is sound and its external data file is truncated.
 fn one_with_data_cut(queue: &Queue, seed: u64, mut rng: Rng, sound: &Sound, length: u64) {
-    let said = format!("its data file was cut off at {length:#x}");
-    let _sayer = Sayer(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
+    let said = format!("its data file is truncated to {length:#x}");
+    let _note = PrintOnPanic(format!("ZEBU_DAMAGE_SEED={seed}: {}: {said}", sound.name));
     let suspects = sound.layout.suspects_of_cut(&sound.file, length);
     let files = Files::with_data_cut(sound, length as usize);
     work::reading(queue, sound, &files, &suspects);
@@ -191,13 +172,13 @@ fn one_with_data_cut(queue: &Queue, seed: u64, mut rng: Rng, sound: &Sound, leng
     }
 }
 
-/// Runs one case; a failure is told of at once, and the test goes on.
+/// Runs cases. A failure is printed at once, and the test continues.
 struct Tries {
     failed: usize,
 }
 
 impl Tries {
-    /// Failures after which it is enough.
+    /// Failures after which the test ends.
     const MOST: usize = 20;
 
     fn run(&mut self, case: impl FnOnce()) {
@@ -210,7 +191,7 @@ impl Tries {
     }
 }
 
-/// Images that are used for this many cases.
+/// The number of cases that an image is used for.
 const USES: u64 = 20;
 
 #[test]
@@ -249,8 +230,8 @@ fn damage_then_work() {
     cases(done, "images damaged, and worked with");
 }
 
-/// Every byte of the header and of the snapshot table takes some values, and the
-/// image is repaired, and without that read and written.
+/// Sets every byte of the header and of the snapshot table to some values. The image is read and
+/// written, and repaired.
 #[test]
 fn repair_of_every_field() {
     let queue = queue();
@@ -289,7 +270,7 @@ fn repair_of_every_field() {
                     return;
                 }
                 tries.run(|| {
-                    let _sayer = Sayer(format!("{}: byte {at:#x} is {value:#x}", sound.name));
+                    let _note = PrintOnPanic(format!("{}: byte {at:#x} is {value:#x}", sound.name));
                     let outcome = repair::repair(&queue, &mut rng, &sound, &file, folder.path());
                     let suspects = sound.layout.suspects(&sound.file, &file);
                     let files = Files::new(&sound, &file);
@@ -303,7 +284,7 @@ fn repair_of_every_field() {
         }
     }
     tries.end();
-    println!("{sound_again} sound after the repair; {lost} sectors lost that QEMU loses too");
+    println!("{sound_again} sound after the repair; {lost} sectors lost that QEMU loses, too");
     cases(
         done,
         "repairs of a header or snapshot table with a wrong byte",

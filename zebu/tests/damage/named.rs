@@ -1,4 +1,4 @@
-//! Regressions: damage that once lost data.
+//! Regression tests: damage that once caused a loss of data.
 
 use zebu::block::{Device, Format, OpenOptions};
 use zebu::internal::format::INCOMPATIBLE_CORRUPT;
@@ -8,13 +8,13 @@ use zebu::jobs::{
 };
 use zebu::storage::{EngineKind, Queue};
 
-use crate::common::Rng;
+use crate::common::{Rng, repair_all};
 use crate::images::{Files, Sound, raw, stamp};
 use crate::layout::{be32, be64};
 use crate::storage::Sparse;
 use crate::{queue, work};
 
-/// An image to which some ranges were written.
+/// An image with some ranges written.
 fn written(queue: &Queue, options: &CreateQcow2, ranges: &[(u64, usize)]) -> Sound {
     let mut rng = Rng::new(1);
     let base = options.backing.is_some();
@@ -52,7 +52,7 @@ fn convert(device: Device, salvage: bool) -> bool {
 }
 
 #[test]
-fn what_was_cut_off_is_no_hole() {
+fn truncated_data_are_an_error_and_no_hole() {
     let queue = queue();
     let options = CreateQcow2::default()
         .size(4 << 20)
@@ -64,13 +64,13 @@ fn what_was_cut_off_is_no_hole() {
     assert!(convert(open(), true));
     work::jobs(&queue, &sound, &files);
 
-    // The same above a base, which a commit must not fill with zeroes.
+    // The same with a backing file, which a commit must not fill with zeroes.
     let options = options
         .extended_l2(true)
         .backing(Some(NewBacking::new("base.raw").format(Some("raw".into()))));
     let sound = written(&queue, &options, &[(2 << 20, 256 << 10)]);
     work::jobs(&queue, &sound, &Files::new(&sound, &sound.file[..1 << 20]));
-    // Cut off within the cluster: what that lacks is zeroes, as QEMU leaves it.
+    // Truncated within a cluster: its rest reads as zeroes, since QEMU leaves such files.
     let sound = written(&queue, &options, &[(0, 64 << 10)]);
     let end = sound.layout.paths[0][0].data.start + 512;
     let files = Files::new(&sound, &sound.file[..end as usize]);
@@ -87,9 +87,9 @@ fn small_clusters(queue: &Queue) -> Sound {
     written(queue, &options, &[(0, 600 << 10)])
 }
 
-/// A table that was cut off would read as zeroes once the file has grown over it.
+/// A truncated table would read as zeroes once the file has grown behind it.
 #[test]
-fn an_image_whose_tables_were_cut_off_is_not_written() {
+fn an_image_with_truncated_tables_is_not_written() {
     let queue = queue();
     let sound = small_clusters(&queue);
     let mut refused = 0;
@@ -116,7 +116,7 @@ fn an_image_whose_tables_were_cut_off_is_not_written() {
 }
 
 #[test]
-fn reserved_bits_of_the_refcount_table_are_no_part_of_an_offset() {
+fn reserved_bits_of_a_refcount_table_entry_are_ignored() {
     let queue = queue();
     let sound = small_clusters(&queue);
     let entry = be64(&sound.file, 48) as usize + 8;
@@ -206,26 +206,20 @@ fn an_unaligned_refcount_block_marks_the_image_corrupt() {
     let bits = be64(&files.file.to_vec(), 72);
     assert_eq!(bits & INCOMPATIBLE_CORRUPT, INCOMPATIBLE_CORRUPT);
     assert!(files.open(&queue, true, true).is_err());
-    // It is repaired, and then written.
-    let report = queue.block_on(jobs::repair(
-        &queue,
-        files.file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    ));
-    assert_eq!(report.unwrap().corruptions, 0);
+    // After a repair the image can be written.
+    let report = repair_all(&queue, files.file.clone()).unwrap();
+    assert_eq!(report.corruptions, 0);
     let device = files.open(&queue, true, true).unwrap();
     device.write_blocking(&queue, 1 << 20, &[1; 512]).unwrap();
     queue.block_on(device.close(&queue)).unwrap();
 }
 
 #[test]
-fn a_repair_stops_where_tables_lie_on_something_else() {
+fn a_repair_stops_if_tables_overlap_other_structures() {
     let queue = queue();
     let options = CreateQcow2::default().size(64 << 20);
     let sound = written(&queue, &options, &[(0, 1 << 20)]);
-    // 16385 entries, of which the header's cluster has room for 8192.
+    // An L1 table of 16385 entries, whose cluster has space for 8192.
     let mut file = sound.file.clone();
     file[38] = 0x40;
     assert_eq!(be32(&file, 36), 0x4001);
@@ -247,24 +241,17 @@ fn a_repair_stops_where_tables_lie_on_something_else() {
     }
 }
 
-/// What a repair leaves of two L1 entries that name one table: neither says
-/// that it may be written in place.
+/// After a repair of two L1 entries that refer to the same table, neither has the copied flag.
 #[test]
-fn an_l2_table_that_is_named_twice_is_copied() {
+fn an_l2_table_of_two_l1_entries_is_copied() {
     let queue = queue();
     let sound = small_clusters(&queue);
     let l1 = be64(&sound.file, 40) as usize;
     let mut file = sound.file.clone();
     file.copy_within(l1..l1 + 8, l1 + 8);
     let files = Files::new(&sound, &file);
-    let report = queue.block_on(jobs::repair(
-        &queue,
-        files.file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    ));
-    assert_eq!(report.unwrap().corruptions, 0);
+    let report = repair_all(&queue, files.file.clone()).unwrap();
+    assert_eq!(report.corruptions, 0);
     let device = files.open(&queue, true, true).unwrap();
     for at in [0, 32 << 10, 512, 33 << 10] {
         let bytes = stamp(&mut Rng::new(at), at, 2048);
@@ -274,20 +261,14 @@ fn an_l2_table_that_is_named_twice_is_copied() {
         assert!(read == bytes);
     }
     queue.block_on(device.close(&queue)).unwrap();
-    // Flags that are missing cost a copy, no more.
-    let report = queue.block_on(jobs::repair(
-        &queue,
-        files.file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    ));
-    assert_eq!(report.unwrap().corruptions, 0);
+    // Copied flags may be missing, which is harmless.
+    let report = repair_all(&queue, files.file.clone()).unwrap();
+    assert_eq!(report.corruptions, 0);
     let report = crate::images::check(&queue, &files.file).unwrap();
     assert_eq!((report.corruptions, report.leaks), (0, 0));
 }
 
-/// A raw disk keeps what it is: past its end there is nothing.
+/// A raw image that shrinks while it is open cannot be read past its end.
 #[test]
 fn a_raw_image_ends_with_its_file() {
     let queue = queue();
@@ -302,7 +283,7 @@ fn a_raw_image_ends_with_its_file() {
 fn a_repaired_image_with_a_shared_l2_table_is_resized() {
     let queue = queue();
     let options = CreateQcow2::default().size(8 << 20).cluster_bits(12);
-    // A table has 2 MiB.
+    // A table maps 2 MiB.
     let sound = written(&queue, &options, &[(0, 64 << 10), (2 << 20, 64 << 10)]);
     let mut file = sound.file.clone();
     let l1 = be64(&file, 40) as usize;
@@ -312,36 +293,24 @@ fn a_repaired_image_with_a_shared_l2_table_is_resized() {
         let resize = device.resize(&queue, mib << 20, zebu::block::Preallocation::Off);
         queue.block_on(resize).is_ok()
     };
-    // As it is it is refused.
+    // The damaged image is refused.
     let mut device = files.open(&queue, true, true).unwrap();
     assert!(!resized(&mut device, 7) && !resized(&mut device, 4));
     queue.block_on(device.close(&queue)).unwrap();
 
-    let report = queue.block_on(jobs::repair(
-        &queue,
-        files.file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    ));
-    assert_eq!(report.unwrap().corruptions, 0);
+    let report = repair_all(&queue, files.file.clone()).unwrap();
+    assert_eq!(report.corruptions, 0);
     let mut device = files.open(&queue, true, true).unwrap();
-    assert!(!resized(&mut device, 4), "a shared table is dropped");
+    assert!(!resized(&mut device, 4), "a shared table was dropped");
     for mib in [9, 8, 7, 16] {
         assert!(resized(&mut device, mib), "{mib} MiB");
     }
-    // The table was copied when a part of it went.
+    // The table was copied when a part of it was dropped.
     assert!(resized(&mut device, 4));
     queue.block_on(device.close(&queue)).unwrap();
-    // Copied flags are missing where one of two references has gone, as after writes.
-    let report = queue.block_on(jobs::repair(
-        &queue,
-        files.file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    ));
-    assert_eq!(report.unwrap().corruptions, 0);
+    // Copied flags are missing where one of two references was dropped, as after writes.
+    let report = repair_all(&queue, files.file.clone()).unwrap();
+    assert_eq!(report.corruptions, 0);
     let device = files.open(&queue, false, true).unwrap();
     let mut bytes = vec![0; 4 << 20];
     device.read_blocking(&queue, 0, &mut bytes).unwrap();
@@ -349,7 +318,7 @@ fn a_repaired_image_with_a_shared_l2_table_is_resized() {
 }
 
 #[test]
-fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
+fn an_entry_with_another_offset_in_the_data_file_is_refused() {
     let queue = queue();
     let options = CreateQcow2::default()
         .size(1 << 20)
@@ -374,7 +343,7 @@ fn an_external_data_file_is_used_only_where_the_disk_has_its_clusters() {
     queue.block_on(device.close(&queue)).unwrap();
     let sound = Sound::new(&queue, "a data file".into(), &files);
     let entry = sound.layout.paths[0][1].entry.start as usize;
-    // Another cluster's place, one behind the disk, and one behind everything.
+    // The offset of another cluster, one behind the disk, and one behind the file.
     for place in [2u64 << 16, 1 << 21, 1 << 45] {
         let mut file = sound.file.clone();
         file[entry..entry + 8].copy_from_slice(&(1 << 63 | place).to_be_bytes());

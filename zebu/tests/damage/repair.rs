@@ -1,5 +1,5 @@
-//! Repairs of damaged images: no sector that read right before reads wrong
-//! afterwards, unless QEMU's repair of the same image loses it too.
+//! Repairs of damaged images. A sector that was right before the repair must be right afterwards,
+//! unless QEMU's repair of the same image loses it, too.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::work::read;
 
 const SECTOR: usize = 512;
 
-/// Which sectors of each disk read as they should.
+/// The sectors of each disk that read as they should.
 fn right(queue: &Queue, sound: &Sound, files: &Files) -> Vec<Vec<bool>> {
     let cluster = sound.layout.cluster;
     let views = sound.content.iter().enumerate();
@@ -40,16 +40,16 @@ fn right(queue: &Queue, sound: &Sound, files: &Files) -> Vec<Vec<bool>> {
         .collect()
 }
 
-/// What came of a repair.
+/// The result of a repair.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// It ended with nothing left to repair.
+    /// Whether nothing was left to repair.
     pub sound: bool,
-    /// Sectors that it lost, and QEMU's repair too.
+    /// The number of sectors that zebu's and QEMU's repair lost.
     pub lost: u64,
 }
 
-/// Repairs a damaged image, and writes to it if it is sound then.
+/// Repairs a damaged image. If it is sound then, it is written.
 pub fn repair(
     queue: &Queue,
     rng: &mut Rng,
@@ -63,14 +63,14 @@ pub fn repair(
         true => RepairMode::Leaks,
         false => RepairMode::All,
     };
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     let result = queue.block_on(jobs::repair(
         queue,
         files.file.clone(),
         mode,
         &mut |message| {
-            if told.len() < 20 {
-                told.push(message.to_string());
+            if messages.len() < 20 {
+                messages.push(message.to_string());
             }
         },
         |_| {},
@@ -79,7 +79,7 @@ pub fn repair(
     let clean = result
         .as_ref()
         .is_ok_and(|report| report.corruptions == 0 && report.check_errors == 0);
-    let mut what = format!("{mode:?}: {result:?}, {told:#?}");
+    let mut what = format!("{mode:?}: {result:?}, {messages:#?}");
     let whole = !lost_any(&before, &after);
     if clean {
         match check(queue, &files.file) {
@@ -87,14 +87,14 @@ pub fn repair(
                 let left = (again.corruptions, again.check_errors);
                 assert_eq!(left, (0, 0), "{what}: it is not sound");
             }
-            // The name of the data file is what was damaged.
+            // The damage concerns the name of the data file.
             Err(error) => assert!(error.to_string().contains("data-file"), "{what}: {error}"),
         }
     }
     if clean {
         let file = files.file.to_vec();
         let two = sound.layout.root_with_another_use(&file);
-        assert_eq!(two, None, "{what}: a table, and something else");
+        assert_eq!(two, None, "{what}: the cluster of a table has another use");
         let counted = sound.layout.counted_past_end(&file);
         assert_eq!(
             counted, None,
@@ -124,9 +124,8 @@ fn lost_any(before: &[Vec<bool>], after: &[Vec<bool>]) -> bool {
     before.zip(after).any(|(before, after)| *before && !*after)
 }
 
-/// Writes what is there already to whole clusters of the active disk that read
-/// right, after discarding some of them, and to some that do not; the answer
-/// is nothing that must be left out.
+/// Rewrites whole clusters of the active disk with their right content, some of them after a
+/// discard, and some of those that read wrong. Returns the clusters to leave out of a comparison.
 fn write(
     queue: &Queue,
     rng: &mut Rng,
@@ -135,7 +134,7 @@ fn write(
     damaged: &[u8],
     right: &[Vec<bool>],
 ) -> Vec<usize> {
-    // Before the writes, too, which give L2 tables that are shared copies.
+    // Also before the writes, which copy shared L2 tables.
     let resizable = sound.content.len() == 1 || sound.layout.version >= 3;
     if resizable && rng.one_in(2) {
         resize(queue, rng, sound, files, damaged);
@@ -181,7 +180,7 @@ fn write(
     Vec::new()
 }
 
-/// Makes a repaired disk larger, writes there, and makes it as large as it was.
+/// Enlarges a repaired disk, writes to the added part, and shrinks it to its old size.
 fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &[u8]) {
     let Ok(mut device) = files.open(queue, true, true) else {
         return;
@@ -189,7 +188,7 @@ fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &
     let old = device.size();
     let cluster = sound.layout.cluster;
     let coverage = sound.layout.per_table() * cluster;
-    // (Files in memory have a limit.)
+    // (Files in memory are limited.)
     let most = (2 * coverage).min(64 << 20);
     let new = old + 512 * (1 + rng.below(most / 512));
     if !old.is_multiple_of(512) || new > 200 << 20 {
@@ -198,11 +197,11 @@ fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &
     for size in [new, old] {
         let resize = device.resize(queue, size, Preallocation::Off);
         let result = queue.block_on(resize);
-        // Damage may have made it version 2.
+        // Damage may have changed the version to 2.
         if matches!(&result, Err(zebu::Error::Refused(why)) if why.contains("v2 image")) {
             return;
         }
-        // The cluster with the old end, of which a larger disk has more, cannot be read.
+        // The cluster with the old end, whose rest must be zeroed, cannot be read.
         use zebu::Error::{Compressed, Corrupt};
         if let Err(Compressed { guest, .. } | Corrupt { guest, .. }) = &result
             && guest / cluster == old / cluster
@@ -230,7 +229,8 @@ fn resize(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, damaged: &
         .expect("a repaired image closes");
 }
 
-/// Fails if a sector was lost that QEMU's repair keeps. How many both lose.
+/// Fails if a sector was lost that QEMU's repair keeps. Returns the number of sectors that both
+/// lose.
 fn judge(
     sound: &Sound,
     damaged: &[u8],
@@ -260,7 +260,7 @@ fn judge(
     both
 }
 
-/// What each disk reads after QEMU's repair; nothing where it cannot be read.
+/// The content of each disk after QEMU's repair; empty if it cannot be read.
 fn by_qemu(sound: &Sound, damaged: &[u8], folder: &Path) -> Vec<Vec<u8>> {
     let (image, out) = (folder.join("damaged.qcow2"), folder.join("out.raw"));
     std::fs::write(&image, damaged).unwrap();

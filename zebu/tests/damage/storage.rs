@@ -1,4 +1,4 @@
-//! Files in memory that know where they have holes.
+//! Files in memory that have holes.
 
 use std::io;
 use std::sync::Arc;
@@ -6,13 +6,12 @@ use std::sync::Arc;
 use zebu::storage::StorageExtent;
 use zebu::storage::{Iov, Memory, OpKind, Queue, Started, Storage};
 
-/// What a file system allocates at once.
+/// The block size of the simulated file system, in bytes.
 const PAGE: u64 = 4096;
-/// Bytes that a file may grow to.
+/// The largest length of a file, in bytes.
 const MOST: u64 = 256 << 20;
 
-/// Memory whose pages of zeroes are holes, as in a file that was written
-/// sparsely.
+/// Memory whose pages of zeroes are holes, as in a sparse file.
 #[derive(Debug)]
 pub struct Sparse(Memory);
 
@@ -27,7 +26,7 @@ impl Sparse {
 }
 
 impl Sparse {
-    /// What the bytes from `offset` on, which is inside the file, are.
+    /// The extent at `offset`, which is inside the file.
     fn extent(&self, offset: u64) -> StorageExtent {
         let bytes = self.to_vec();
         let first = (offset / PAGE * PAGE) as usize;

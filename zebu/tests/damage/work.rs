@@ -1,4 +1,4 @@
-//! What is done to a damaged image, and what must hold then.
+//! The work on damaged images, and the conditions that must hold.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::common::Rng;
 use crate::images::{Files, Sound, check, raw, stamp};
 use crate::layout::Suspects;
 
-/// What each cluster of the first `length` bytes reads; `None`: an error.
+/// Reads each cluster of the first `length` bytes; `None`: an error.
 pub fn read(queue: &Queue, device: &Device, cluster: u64, length: usize) -> Vec<Option<Vec<u8>>> {
     let length = length.min(device.size() as usize);
     (0..length)
@@ -32,8 +32,8 @@ fn part(content: &[u8], n: usize, cluster: u64) -> &[u8] {
     &content[start..content.len().min(start + cluster as usize)]
 }
 
-/// Fails unless each cluster of a disk that is not suspected reads as it
-/// should, and says what it read.
+/// Fails unless each cluster of a disk that is not suspected reads as it should. Returns the
+/// content.
 fn judge(
     queue: &Queue,
     device: &Device,
@@ -64,7 +64,7 @@ fn judge(
     found
 }
 
-/// What is said to be zero reads as zeroes.
+/// Clusters whose status is zero must read as zeroes.
 fn status_agrees(queue: &Queue, device: &Device, cluster: u64, clusters: usize) {
     let size = device.size().min(clusters as u64 * cluster);
     let mut at = 0;
@@ -80,7 +80,7 @@ fn status_agrees(queue: &Queue, device: &Device, cluster: u64, clusters: usize) 
                 let mut bytes = vec![0; (to - at) as usize];
                 let read = device.read_blocking(queue, at, &mut bytes);
                 let zero = read.is_ok() && bytes.iter().all(|byte| *byte == 0);
-                assert!(zero, "{at:#x} is said to be zero, and does not read so");
+                assert!(zero, "the status of {at:#x} is zero, and it reads as data");
             }
             at = to;
         }
@@ -108,14 +108,14 @@ pub fn reading(queue: &Queue, sound: &Sound, files: &Files, suspects: &Suspects)
             for (n, gone) in suspects.gone.iter().enumerate() {
                 assert!(
                     !gone || found[n].is_none(),
-                    "cluster {n} was cut off, and reads"
+                    "cluster {n} was truncated, and can be read"
                 );
             }
         }
     }
 }
 
-/// A check reports data that the data file does not have any more, and nothing else.
+/// A check must report the data that a truncated data file lacks, and nothing else.
 pub fn check_of_data_file(queue: &Queue, files: &Files, suspects: &Suspects) {
     let gone = suspects.gone.iter().filter(|gone| **gone).count();
     let device = files.open(queue, false, true).expect("the image is sound");
@@ -134,8 +134,7 @@ pub fn check_of_data_file(queue: &Queue, files: &Files, suspects: &Suspects) {
     );
 }
 
-/// The jobs that read all of it agree with what reads find, and fail where
-/// these do.
+/// Jobs that read the whole image must have the same result as reads, and fail where these do.
 pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
     let open = || files.open(queue, false, true).ok();
     let Some(device) = open() else {
@@ -162,7 +161,7 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
     assert_eq!(converted.is_ok(), readable, "convert: {converted:?}");
     assert!(
         !readable || copy.to_vec() == bytes,
-        "convert made another disk"
+        "the converted disk differs"
     );
 
     let other = Device::from_storage(
@@ -178,14 +177,14 @@ pub fn jobs(queue: &Queue, sound: &Sound, files: &Files) {
     let compared = jobs::compare(pair, &options, |_| {});
     match readable {
         true => assert_eq!(compared.expect("all can be read"), Comparison::Identical),
-        false => assert!(compared.is_err(), "compare did not see what cannot be read"),
+        false => assert!(compared.is_err(), "compare does not report a read error"),
     }
     if let Some(base) = &sound.base {
         commit(queue, files, base, &found, cluster);
     }
 }
 
-/// Commits into the base, which must not lose what cannot be read above it.
+/// Commits into the base, which must keep its data where the top cannot be read.
 fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], cluster: u64) {
     let target = raw(base.to_vec());
     let options = zebu::block::OpenOptions::default()
@@ -219,7 +218,7 @@ fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], 
                 let kept = start >= end || after[start..end] == base[start..end];
                 assert!(
                     kept,
-                    "commit: cluster {n}, which cannot be read, went over the base"
+                    "commit: cluster {n}, which cannot be read, replaced data of the base"
                 );
             }
             Some(_) => {}
@@ -227,7 +226,7 @@ fn commit(queue: &Queue, files: &Files, base: &[u8], found: &[Option<Vec<u8>>], 
     }
 }
 
-/// Puts the image on top of nothing.
+/// Rebases the image to no backing file.
 pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspects) {
     let Ok(overlay) = files.open(queue, true, true) else {
         return;
@@ -249,32 +248,32 @@ pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspec
     }
 }
 
-/// A session that writes, and what is known of the image.
+/// A session that writes, and the expected content of the image.
 struct Session<'a> {
     queue: &'a Queue,
     rng: &'a mut Rng,
     cluster: u64,
-    /// What the active disk and the snapshots read.
+    /// The content of the active disk and of the snapshots.
     content: Vec<Vec<u8>>,
-    /// Clusters of which that is not known.
+    /// The clusters whose content is not known.
     suspects: Vec<Vec<bool>>,
     ids: Vec<String>,
     /// Clusters that were written since the last flush.
     touched: Vec<usize>,
-    /// Clusters that were written at all.
+    /// Clusters that were written.
     mine: BTreeSet<usize>,
-    /// Whether what is written may go to where a suspect has its data, too, or a damaged
-    /// entry leads. What gives that up takes ours along.
+    /// Whether data may be written to a cluster that a suspect or a damaged entry refers to, too.
+    /// They are lost if that reference is dropped.
     shared: bool,
-    /// Clusters that an L2 table maps.
+    /// The number of clusters that an L2 table maps.
     per_table: usize,
-    /// Whether snapshots may be taken; and applied and deleted.
+    /// Whether snapshots are created, applied and deleted.
     snapshots: bool,
     resized: bool,
     log: Vec<String>,
 }
 
-/// Prints what was done if the test fails.
+/// Prints the log if the test fails.
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -283,7 +282,7 @@ impl Drop for Session<'_> {
     }
 }
 
-/// Writes to a damaged image in every way, and judges what is there then.
+/// Writes to a damaged image in every way, and verifies the content.
 pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspects: &Suspects) {
     let mut session = Session {
         queue,
@@ -302,7 +301,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
     };
     let before = files.file.to_vec();
     let errors = |files: &Files| check(queue, &files.file).map(|report| report.corruptions);
-    // (Where the header names other refcounts, nothing else is right of them.)
+    // (If the header refers to other refcounts, nothing is known of them.)
     let same = [48..60, 96..100]
         .into_iter()
         .all(|field| before.get(field.clone()) == sound.file.get(field));
@@ -318,7 +317,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         session.run(device);
     }
     if let Some(known) = known {
-        let found = errors(files).expect("it was checked before");
+        let found = errors(files).expect("it could be checked before");
         assert!(
             found <= known,
             "{found} errors after a session, {known} before"
@@ -327,7 +326,10 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
     let wrote = session.log.iter().any(|line| line.starts_with("write"));
     if wrote && sound.layout.has_unaligned_block(&before) {
         let corrupt = files.file.to_vec()[79] & 2 != 0;
-        assert!(corrupt, "a refcount block that is not aligned, and no mark");
+        assert!(
+            corrupt,
+            "a refcount block is not aligned, and the image not marked as corrupt"
+        );
     }
     for view in 0..session.content.len() {
         let Ok(device) = files.open_view(queue, &session.ids, view) else {
@@ -342,10 +344,10 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
             &session.suspects[view],
             &what,
         );
-        // (A shrink may have dropped them, and a growth shows zeroes there.)
+        // (A shrink may have dropped them; enlarged again, they are zero.)
         if suspects.data_file && !session.resized {
             for (n, gone) in suspects.gone.iter().enumerate() {
-                let what = format!("after a session cluster {n}, which was cut off, reads");
+                let what = format!("after a session cluster {n}, which was truncated, can be read");
                 assert!(!gone || found[n].is_none(), "{what}");
             }
         }
@@ -353,7 +355,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
     }
 }
 
-/// Writes to an image of which nothing is known.
+/// Writes to an image whose content is unknown.
 fn wild(queue: &Queue, rng: &mut Rng, device: Device) {
     let size = device.size().min(1 << 20);
     for _ in 0..10 {
@@ -394,11 +396,11 @@ impl Session<'_> {
         }
     }
 
-    /// Before what the suspects have may be given up.
-    fn give_up(&mut self) {
+    /// Marks the written clusters as suspect before references of suspects are dropped.
+    fn drop_shared(&mut self) {
         for suspects in self.suspects.iter_mut().filter(|_| self.shared) {
             for n in &self.mine {
-                // Its L2 table may be such a cluster.
+                // The L2 table may be in such a cluster.
                 let first = n / self.per_table * self.per_table;
                 let clusters = suspects.iter_mut().skip(first).take(self.per_table);
                 clusters.for_each(|suspect| *suspect = true);
@@ -406,7 +408,7 @@ impl Session<'_> {
         }
     }
 
-    /// A range in which nothing is suspected, of whole clusters or less.
+    /// A random range without suspects, of whole clusters or of parts.
     fn range(&mut self) -> Option<(u64, usize)> {
         let clusters = self.suspects[0].len() as u64;
         let first = self.rng.below(clusters.max(1)) as usize;
@@ -431,7 +433,7 @@ impl Session<'_> {
         (at / self.cluster) as usize..end as usize
     }
 
-    /// What came of a change of a range that should read so now.
+    /// Records the result of a request that fills a range with these bytes.
     fn changed(&mut self, at: u64, bytes: &[u8], result: zebu::Result<()>, what: &str) {
         self.log
             .push(format!("{what} {at:#x}+{:#x}: {result:?}", bytes.len()));
@@ -456,7 +458,7 @@ impl Session<'_> {
 
     fn zero(&mut self, device: &Device) {
         if let Some((at, length)) = self.range() {
-            let how = [Zeroing::Keep, Zeroing::Unmap][self.rng.below(2) as usize];
+            let how = self.rng.pick(&[Zeroing::Keep, Zeroing::Unmap]);
             let zero = device.write_zeroes(self.queue, at, length as u64, how);
             let result = self.queue.block_on(zero);
             self.changed(at, &vec![0; length], result, "zero");
@@ -468,7 +470,7 @@ impl Session<'_> {
             let discard = device.discard(self.queue, at, length as u64);
             let result = self.queue.block_on(discard);
             let mut bytes = vec![0; length];
-            // Zeroes, what was there, or, in version 2, what the base has.
+            // Zeroes, the old content, or, in version 2, the content of the base.
             let read = device.read_blocking(self.queue, at, &mut bytes);
             self.changed(at, &bytes, result.and(read), "discard");
         }
@@ -503,7 +505,12 @@ impl Session<'_> {
         }
         self.flushed(true);
         if let Some(image) = device.top().as_qcow2() {
-            let id = image.snapshots().last().expect("it was taken").id.clone();
+            let id = image
+                .snapshots()
+                .last()
+                .expect("the snapshot was created")
+                .id
+                .clone();
             self.ids.push(String::from_utf8(id).unwrap());
             self.content.push(self.content[0].clone());
             self.suspects.push(self.suspects[0].clone());
@@ -514,7 +521,7 @@ impl Session<'_> {
         if !self.snapshots || self.resized || self.ids.is_empty() {
             return None;
         }
-        let n = self.rng.below(self.ids.len() as u64) as usize;
+        let n = self.rng.index(self.ids.len());
         Some((n, SnapshotName::IdOrName(self.ids[n].clone().into())))
     }
 
@@ -522,7 +529,7 @@ impl Session<'_> {
         let Some((n, name)) = self.one_snapshot() else {
             return;
         };
-        self.give_up();
+        self.drop_shared();
         let result = self
             .queue
             .block_on(device.snapshot_apply(self.queue, &name));
@@ -538,12 +545,12 @@ impl Session<'_> {
         let Some((n, name)) = self.one_snapshot() else {
             return;
         };
-        self.give_up();
+        self.drop_shared();
         let result = self
             .queue
             .block_on(device.snapshot_delete(self.queue, &name));
         self.log.push(format!("delete {n}: {result:?}"));
-        // After an error it may be gone or not.
+        // After an error it may or may not be deleted.
         self.ids.remove(n);
         self.content.remove(n + 1);
         self.suspects.remove(n + 1);
@@ -558,7 +565,7 @@ impl Session<'_> {
             true => old + 512 * self.rng.below(40 * self.cluster / 512),
             false => (old - 512 * self.rng.below(old / 512)).max(512),
         };
-        self.give_up();
+        self.drop_shared();
         let resize = device.resize(self.queue, new, Preallocation::Off);
         let result = self.queue.block_on(resize);
         self.log
@@ -570,7 +577,7 @@ impl Session<'_> {
         if result.is_err() {
             let from = first.min(self.suspects[0].len());
             self.suspects[0][from..].fill(true);
-            // What was said to be written is not made durable by a failure.
+            // A failed resize does not make earlier writes durable.
         }
         self.content[0].resize(size as usize, 0);
         self.suspects[0].resize(clusters, false);

@@ -1,14 +1,14 @@
-//! One case: a request that is given up among others, and what must hold afterwards.
+//! One case: a request that is abandoned among others, and the conditions that must hold afterwards.
 
 use super::*;
 
-/// Whether an error is to be expected: a compressed write to what is allocated.
+/// Whether an error is expected: a compressed write to an allocated cluster.
 pub fn allowed(what: &What, error: &zebu::Error) -> bool {
     matches!(what, What::Compressed(..))
         && matches!(error, zebu::Error::Io(e) if e.raw_os_error() == Some(5))
 }
 
-/// What a request came to.
+/// Records the result of a request.
 pub fn ended(model: &mut Model, ever: &[BTreeSet<u8>], what: &What, done: Done) {
     progress();
     match (what, done) {
@@ -21,7 +21,7 @@ pub fn ended(model: &mut Model, ever: &[BTreeSet<u8>], what: &What, done: Done) 
     }
 }
 
-/// One case. False if the request ended by itself before its `left`th poll.
+/// Runs one case. Returns false if the request ended before its `left`th poll.
 pub fn case(
     place: &dyn Place,
     origin: &Origin,
@@ -44,8 +44,8 @@ pub fn case(
         model.ever = model.now.clone();
     }
 
-    // The requests. Those that change something lie beside each other, and where
-    // the one that is given up may hold clusters for long, not in these.
+    // Requests that change something have adjacent ranges. They avoid the clusters that the
+    // abandoned request may hold for long.
     let mut dice = Rng::new(seed);
     let mut taken: Vec<Range<usize>> = Vec::new();
     if let Some((range, _)) = victim.change() {
@@ -86,11 +86,11 @@ pub fn case(
         }
         turns.next(&own, &beside);
     }
-    let gave_up = own[nth].running.is_some();
-    if gave_up {
+    let abandoned = own[nth].running.is_some();
+    if abandoned {
         model.end(victim, false);
     }
-    if gave_up && how == How::End {
+    if abandoned && how == How::End {
         for task in own.iter().filter(|task| task.running.is_some()) {
             model.end(&task.what, false);
         }
@@ -117,15 +117,15 @@ pub fn case(
         );
         return true;
     }
-    if gave_up {
+    if abandoned {
         match how {
             How::Drop => own[nth].running = None,
             How::Forget => std::mem::forget(own[nth].running.take()),
             How::Keep | How::End => {}
         }
     }
-    // All the others; then also the one that was kept.
-    for kept in [gave_up && how == How::Keep, false] {
+    // All other requests end first, then the one that was kept.
+    for kept in [abandoned && how == How::Keep, false] {
         if !kept {
             own[nth].left = None;
         }
@@ -150,10 +150,10 @@ pub fn case(
     after(
         place, origin, &mut rng, device, image, &queues, model, victim, how,
     );
-    gave_up
+    abandoned
 }
 
-/// Counts turns, and says what hangs.
+/// Counts turns, and reports a hang.
 pub struct Turns {
     pub left: Option<usize>,
 }
@@ -169,7 +169,7 @@ impl Turns {
         if let Some(left) = &mut self.left {
             *left -= 1;
             if *left < TURNS / 2 {
-                // A thread that compresses may have to be let run.
+                // Give time to a thread that compresses.
                 std::thread::sleep(Duration::from_millis(1));
             }
             let hang = own
@@ -218,7 +218,7 @@ pub fn drive<T>(place: &dyn Place, queues: &[&Queue], future: impl Future<Output
     }
 }
 
-/// The device goes on as if nothing had happened.
+/// Verifies that the device still works and that its content is right.
 #[allow(clippy::too_many_arguments)]
 pub fn after(
     place: &dyn Place,
@@ -232,7 +232,7 @@ pub fn after(
     how: How,
 ) {
     let queue = *queues.last().unwrap();
-    // What was forgotten holds its clusters for ever.
+    // A forgotten request holds its clusters for ever.
     let held = match (how, victim.change()) {
         (How::Forget, Some((range, _))) => vec![origin.clusters(&range)],
         _ => Vec::new(),
@@ -262,7 +262,7 @@ pub fn after(
     if let Err(e) = drive(place, queues, device.close(queue)) {
         panic!("close: {e}");
     }
-    // A future that was forgotten has the storage still.
+    // A forgotten future keeps the storage open.
     let reopened = origin.open(queue, image.clone()).unwrap();
     let read = drive(place, queues, start(&reopened, queue, &all)).unwrap();
     Model::check(&model.now, &read, "reopened");
@@ -270,7 +270,7 @@ pub fn after(
     checked(origin, queue, image, how == How::Forget);
 }
 
-/// The image has no error, and leaks nothing unless that is allowed.
+/// Checks the image: no errors, and no leaks unless they are allowed.
 pub fn checked(origin: &Origin, queue: &Queue, image: Arc<dyn Storage>, leaks: bool) {
     if origin.format == Format::RAW {
         return;

@@ -1,9 +1,9 @@
-//! Changes of the whole image that are given up.
+//! Changes of the whole image that are dropped.
 
 use super::*;
 
-/// Whole changes of an image that are dropped: it takes no more writes, or goes on,
-/// and when it is opened again the change has happened or not.
+/// After a dropped change of the whole image, all writes fail, or the session continues. When the
+/// image is opened again, the change has happened or not.
 #[test]
 fn changes_of_the_whole_image() {
     let _watchdog = Watchdog::new("changes of the whole image that are dropped");
@@ -16,7 +16,7 @@ fn changes_of_the_whole_image() {
         }
         for kind in 0..6 {
             for left in 0.. {
-                let _sayer = Sayer(format!("seed {seed}: change {kind} after {left} polls"));
+                let _note = PrintOnPanic(format!("seed {seed}: change {kind} after {left} polls"));
                 count += 1;
                 if whole(&origin, seed, kind, left) {
                     break;
@@ -27,7 +27,7 @@ fn changes_of_the_whole_image() {
     cases(count, "changes of the whole image dropped");
 }
 
-/// Whether the change ended by itself.
+/// Whether the change ended before it was dropped.
 fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
     let mut rng = Rng::new(seed ^ (left as u64) << 32);
     let image = Delayed.storage("image", &origin.bytes, &mut rng);
@@ -36,7 +36,7 @@ fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
     let size = device.size();
     let unit = (origin.cluster * SECTOR) as u64;
     let mut model = origin.model.clone();
-    // Requests before, one of which is dropped: its task may be there still.
+    // Earlier requests, one of which is dropped: its task may still run.
     for _ in 0..3 {
         let what = origin.request(&mut rng, &[], None);
         model.begin(&what);
@@ -86,7 +86,7 @@ fn whole(origin: &Origin, seed: u64, kind: u32, left: usize) -> bool {
         }
     };
     progress();
-    // It reads, and a write and the close have an answer.
+    // Reads succeed, a write and the close return.
     let most = device.size().min(size) as usize / SECTOR;
     let read = What::Read(0..most.min(origin.sectors() / 2));
     let bytes = drive(&Delayed, &[&queue], start(&device, &queue, &read)).unwrap();

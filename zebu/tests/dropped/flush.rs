@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Passes everything on, but its flushes take a turn and fail.
+/// Memory whose flushes take a turn and fail.
 #[derive(Debug)]
 struct FailingFlushes(Memory, AtomicBool);
 
@@ -35,8 +35,8 @@ unsafe impl Storage for FailingFlushes {
     }
 }
 
-/// The kernel tells of a failed flush once. If the request that it was for is gone,
-/// the next one is told.
+/// The kernel reports a failed flush once. If the request was dropped, the next flush must return
+/// the error.
 #[test]
 fn the_error_of_a_dropped_flush_is_not_lost() {
     let _watchdog = Watchdog::new("a dropped flush that fails");
@@ -44,7 +44,7 @@ fn the_error_of_a_dropped_flush_is_not_lost() {
     for seed in 1..60 {
         let origin = Origin::new(seed);
         for ends in [false, true] {
-            let _sayer = Sayer(format!("seed {seed}, the queue ends: {ends}"));
+            let _note = PrintOnPanic(format!("seed {seed}, the queue ends: {ends}"));
             let queues = [Delayed.queue(), Delayed.queue()];
             let storage = FailingFlushes(Memory::new(origin.bytes.clone()), false.into());
             let storage = Arc::new(storage);
@@ -64,7 +64,7 @@ fn the_error_of_a_dropped_flush_is_not_lost() {
                 }
                 false => drive(&Delayed, &[&first, &second], device.flush(&second)),
             };
-            assert!(result.is_err(), "nobody was told");
+            assert!(result.is_err(), "the error was lost");
             images += 1;
         }
     }

@@ -2,17 +2,17 @@
 //! await point: another request hangs, the device fails, acknowledged data are lost, or the image
 //! becomes inconsistent.
 //!
-//! A case is a request, the number of polls after which it is given up, and how. Other requests run
-//! beside it, on the same queue and on another. Then all of them must end, every sector must have a
-//! content that a request may have left, writes, a flush and the close must succeed, and a check
-//! must find nothing. The number of polls grows until the request ends by itself.
+//! A case is a request, the number of polls after which it is abandoned, and how. Other requests run
+//! on the same queue and on another one. All of them must end. Then every sector must have a content
+//! that a request may have left, writes, a flush and the close must succeed, and a check must find
+//! nothing. The number of polls grows until the request ends before it is abandoned.
 //!
 //! `case` runs one; `task` polls the futures; `model` has the expected contents; `origin` makes
 //! images and requests; `places` are the storages; `change` and `flush` are further tests.
 //!
 //! | variable               | meaning                                    |
 //! |------------------------|--------------------------------------------|
-//! | `ZEBU_DROPPED_SECONDS` | random images for so long                  |
+//! | `ZEBU_DROPPED_SECONDS` | the time of a run                          |
 //! | `ZEBU_DROPPED_SEED`    | the first seed                             |
 //!
 //! Futures are polled in turns and only when they were woken, without a clock, so that a lost
@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Rng, Sayer, Watchdog, cases, engines, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, engines, number, progress};
 use disk::Disk;
 use zebu::block::{Device, Format, OpenOptions, Preallocation, Storages, Zeroing};
 use zebu::jobs::{self, CreateQcow2, create_qcow2};
@@ -60,11 +60,10 @@ use origin::*;
 use places::*;
 use task::*;
 
-/// All cases of a request; how many.
+/// Runs all cases of a request. Returns their number.
 fn all_of(place: &dyn Place, origin: &Origin, seed: u64, victim: &What, step: usize) -> u64 {
     let mut count = 0;
-    // With direct I/O one that is not polled may hold a block, of which others have
-    // another part.
+    // With direct I/O, a request that is not polled may hold a block that other requests need.
     let has_own_blocks =
         origin.cluster * SECTOR >= place.block() && !matches!(victim, What::Compressed(..));
     for how in HOWS {
@@ -74,7 +73,7 @@ fn all_of(place: &dyn Place, origin: &Origin, seed: u64, victim: &What, step: us
         }
         let mut left = seed as usize % step;
         loop {
-            let _sayer = Sayer(format!(
+            let _note = PrintOnPanic(format!(
                 "seed {seed}: {how:?} of {victim:?} after {left} polls; {}",
                 origin.note
             ));
@@ -88,10 +87,10 @@ fn all_of(place: &dyn Place, origin: &Origin, seed: u64, victim: &What, step: us
     count
 }
 
-/// Requests of one image, each given up everywhere; how many cases.
+/// Runs all cases of some requests of one image. Returns their number.
 fn image(place: &dyn Place, seed: u64, requests: usize, step: usize) -> u64 {
     let origin = {
-        let _sayer = Sayer(format!("origin of seed {seed}"));
+        let _note = PrintOnPanic(format!("origin of seed {seed}"));
         Origin::new(seed)
     };
     let mut rng = Rng::new(seed);
@@ -103,12 +102,7 @@ fn image(place: &dyn Place, seed: u64, requests: usize, step: usize) -> u64 {
     count
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect(name))
-}
-
-/// Images from a first seed on: so many, or for as long as was asked for.
+/// Runs the cases of `most` images, or as many as there is time for. Returns their number.
 fn images(place: &dyn Place, most: u64, requests: usize, step: usize) -> u64 {
     let first = number("ZEBU_DROPPED_SEED").unwrap_or(1);
     let time = number("ZEBU_DROPPED_SECONDS").map(Duration::from_secs);
@@ -128,13 +122,13 @@ fn images(place: &dyn Place, most: u64, requests: usize, step: usize) -> u64 {
 }
 
 #[test]
-fn given_up_at_every_await_point() {
-    let _watchdog = Watchdog::new("requests that are given up");
-    cases(images(&Delayed, 24, 4, 1), "requests given up");
+fn abandoned_at_every_await_point() {
+    let _watchdog = Watchdog::new("requests that are abandoned");
+    cases(images(&Delayed, 24, 4, 1), "requests abandoned");
 }
 
 #[test]
-fn given_up_on_real_files() {
+fn abandoned_on_real_files() {
     let mut count = 0;
     for engine in engines() {
         for cache in [
@@ -144,7 +138,7 @@ fn given_up_on_real_files() {
         ] {
             let name = format!("{engine}, {}", cache.name());
             let _watchdog = Watchdog::new(&name);
-            let _sayer = Sayer(name);
+            let _note = PrintOnPanic(name);
             let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             let place = Files {
                 folder,
@@ -154,7 +148,7 @@ fn given_up_on_real_files() {
             count += images(&place, 1, 1, 3);
         }
     }
-    cases(count, "requests given up on real files");
+    cases(count, "requests abandoned on real files");
 }
 
 fn with_files() -> Files {
@@ -166,21 +160,21 @@ fn with_files() -> Files {
 }
 
 #[test]
-fn given_up_in_an_image_in_another_image() {
-    let _watchdog = Watchdog::new("requests that are given up in an image in another one");
+fn abandoned_in_an_image_in_another_image() {
+    let _watchdog = Watchdog::new("requests that are abandoned in an image in another one");
     let place = Nested(with_files(), Cell::new(0));
     cases(
         images(&place, 2, 1, 3),
-        "requests given up in an image in another one",
+        "requests abandoned in an image in another one",
     );
 }
 
 #[test]
-fn given_up_on_an_nbd_server() {
-    let _watchdog = Watchdog::new("requests that are given up on an NBD server");
+fn abandoned_on_an_nbd_server() {
+    let _watchdog = Watchdog::new("requests that are abandoned on an NBD server");
     let place = Exports(with_files(), RefCell::default());
     cases(
         images(&place, 2, 1, 3),
-        "requests given up on an NBD server",
+        "requests abandoned on an NBD server",
     );
 }

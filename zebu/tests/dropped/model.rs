@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// What each sector may read as.
+/// The bytes that each sector may be filled with.
 #[derive(Clone)]
 pub struct Model {
     pub now: Vec<BTreeSet<u8>>,
-    /// And at any time until now.
+    /// Those that it may have had at any time.
     pub ever: Vec<BTreeSet<u8>>,
 }
 
@@ -19,7 +19,7 @@ impl Model {
         }
     }
 
-    /// It may happen from now on.
+    /// A request begins: it may take effect from now on.
     pub fn begin(&mut self, what: &What) {
         if let Some((range, tag)) = what.change() {
             self.ever[range].iter_mut().for_each(|set| {
@@ -28,12 +28,12 @@ impl Model {
         }
     }
 
-    /// It has happened, or (`sure` false) perhaps.
+    /// A request has ended: it took effect, or, if not `sure`, it may have.
     pub fn end(&mut self, what: &What, sure: bool) {
         let Some((range, tag)) = what.change() else {
             return;
         };
-        // A discard of a part of a cluster does nothing.
+        // A discard may do nothing, as for a part of a cluster.
         let sure = sure && !matches!(what, What::Discard(_));
         for set in &mut self.now[range] {
             if sure {

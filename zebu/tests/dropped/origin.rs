@@ -1,8 +1,8 @@
-//! Random images, and the requests that are made to them.
+//! Random images, and random requests.
 
 use super::*;
 
-/// An image that cases start with.
+/// The image that cases begin with.
 pub struct Origin {
     pub format: Format,
     pub bytes: Vec<u8>,
@@ -12,7 +12,7 @@ pub struct Origin {
     pub cluster: usize,
     pub options: OpenOptions,
     pub version: u32,
-    /// A case begins with more dirty tables than may gather.
+    /// Whether a case begins with more dirty tables than the limit.
     pub large: bool,
     pub note: String,
 }
@@ -22,10 +22,10 @@ impl Origin {
         self.model.now.len()
     }
 
-    /// An image of a random kind, with something of every kind in it.
+    /// A random image with clusters of every kind.
     pub fn new(seed: u64) -> Origin {
         let mut rng = Rng::new(seed);
-        // With a refcount table that is about to be full.
+        // With a refcount table that is nearly full.
         let large = rng.one_in(6);
         let extended_l2 = !large && rng.one_in(4);
         let cluster_bits = match extended_l2 {
@@ -73,7 +73,7 @@ impl Origin {
         }
         let has_backing = format == Format::QCOW2 && rng.one_in(2);
         let backing = has_backing.then(|| {
-            let length = [sectors, sectors / 2, sectors + 9][rng.below(3) as usize];
+            let length = rng.pick(&[sectors, sectors / 2, sectors + 9]);
             vec![9u8; length * SECTOR]
         });
         let options = OpenOptions::default()
@@ -101,7 +101,7 @@ impl Origin {
         }
         let mut device = origin.open(&queue, memory.clone()).unwrap();
         if large {
-            // All that one cluster of the refcount table counts, but a little.
+            // Nearly all clusters that one cluster of the refcount table counts.
             let mut done = 0;
             while done < 3700 {
                 let end = (done + 500).min(3700);
@@ -119,7 +119,7 @@ impl Origin {
             origin.model.end(&what, true);
         } else if format == Format::QCOW2 {
             for _ in 0..4 {
-                let at = rng.below((sectors / cluster) as u64) as usize * cluster;
+                let at = rng.index(sectors / cluster) * cluster;
                 let what = What::Compressed(at..at + cluster, 7);
                 let result = queue.block_on(start(&device, &queue, &what));
                 origin.model.end(&what, true);
@@ -139,11 +139,11 @@ impl Origin {
                 let result = queue.block_on(start(&device, &queue, &what));
                 match result {
                     Ok(_) => origin.model.end(&what, true),
-                    // It is allocated already.
+                    // The cluster is allocated already.
                     Err(e) if matches!(what, What::Compressed(..)) => drop(e),
                     Err(e) => panic!("{what:?}: {e}"),
                 }
-                // What is not known for sure is looked up.
+                // The result of a discard is read back.
                 if let (What::Discard(range), true) = (&what, true) {
                     let read = queue.block_on(start(&device, &queue, &What::Read(range.clone())));
                     for (set, sector) in origin.model.now[range.clone()]
@@ -165,10 +165,10 @@ impl Origin {
         origin
     }
 
-    /// Whether a request is not for this format.
+    /// Whether a request does nothing in this image.
     pub fn does_nothing(&self, what: &What) -> bool {
         matches!(what, What::Compressed(..)) && self.format == Format::RAW
-            // Version 2 cannot say that the backing file is not meant.
+            // An entry of version 2 cannot hide the data of the backing file.
             || matches!(what, What::Discard(_)) && self.version == 2 && self.backing.is_some()
     }
 
@@ -181,7 +181,7 @@ impl Origin {
         Device::from_storages(queue, storages, &self.options)
     }
 
-    /// A random request that changes nothing of these ranges; mostly near a sector.
+    /// A random request that does not change these ranges, mostly near a sector.
     pub fn request(&self, rng: &mut Rng, taken: &[Range<usize>], near: Option<usize>) -> What {
         loop {
             let tag = 10 + rng.below(240) as u8;
@@ -190,7 +190,7 @@ impl Origin {
             let unit = if whole { self.cluster } else { 1 };
             let start = match near.filter(|_| !rng.one_in(4)) {
                 Some(near) => near + rng.below(2 * most) as usize,
-                None => rng.below(self.sectors() as u64) as usize,
+                None => rng.index(self.sectors()),
             };
             let start = start.min(self.sectors() - 1) / unit * unit;
             let count = (1 + rng.below(most) as usize).next_multiple_of(unit);
@@ -221,7 +221,7 @@ impl Origin {
         }
     }
 
-    /// The range of whole clusters around it.
+    /// The range of whole clusters that contain it.
     pub fn clusters(&self, range: &Range<usize>) -> Range<usize> {
         range.start / self.cluster * self.cluster..range.end.next_multiple_of(self.cluster)
     }

@@ -1,18 +1,18 @@
-//! Where the files of an image are: in delayed memory, on disk, in another image, on a server.
+//! The storages of an image: delayed memory, files, another image, an NBD server.
 
 use super::*;
 
-/// Where images of cases are kept.
+/// A kind of storage for images.
 pub trait Place {
     fn storage(&self, name: &str, bytes: &[u8], rng: &mut Rng) -> Arc<dyn Storage>;
     fn queue(&self) -> Queue;
-    /// Whether requests of one block wait for each other, and how large these are.
+    /// The size of the blocks in which requests wait for each other.
     fn block(&self) -> usize;
-    /// Whether every turn brings everything on its way.
+    /// Whether operations make progress in each turn, without waiting.
     fn is_prompt(&self) -> bool;
 }
 
-/// Memory whose operations take a few turns.
+/// Memory whose operations take some turns.
 pub struct Delayed;
 
 impl Place for Delayed {
@@ -72,10 +72,10 @@ impl Place for Files {
     }
 }
 
-/// Bytes that images may take where they cannot make their storage larger.
-pub const ROOM: u64 = 64 << 20;
+/// Bytes of a storage that cannot grow.
+pub const FIXED_SIZE: u64 = 64 << 20;
 
-/// The disks of other images, which are files.
+/// The disks of other images, which are in files.
 pub struct Nested(pub Files, pub Cell<u32>);
 
 impl Place for Nested {
@@ -84,7 +84,7 @@ impl Place for Nested {
         self.1.set(self.1.get() + 1);
         let name = format!("{name}{}", self.1.get());
         let file = self.0.storage(&name, &[], rng);
-        let options = CreateQcow2::default().size(ROOM).cluster_bits(12);
+        let options = CreateQcow2::default().size(FIXED_SIZE).cluster_bits(12);
         queue
             .block_on(create_qcow2(&queue, &*file, None, &options, |_| {}))
             .unwrap();
@@ -99,7 +99,7 @@ impl Place for Nested {
         );
         let device = Device::open(&queue, &Source::Options(source.into()), &write).unwrap();
         let Some(raw) = device.top().as_raw() else {
-            unreachable!("it was said to be raw");
+            unreachable!("opened as raw");
         };
         raw.storage().clone()
     }
@@ -108,7 +108,7 @@ impl Place for Nested {
         self.0.queue()
     }
 
-    /// A cluster of the image below.
+    /// A cluster of the other image.
     fn block(&self) -> usize {
         4096
     }
@@ -127,7 +127,7 @@ impl Place for Exports {
         drop(self.0.storage(name, bytes, rng));
         let path = self.0.folder.path().join(name);
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-        file.set_len(ROOM).unwrap();
+        file.set_len(FIXED_SIZE).unwrap();
         let socket = self.0.folder.path().join("socket");
         let server = Command::new("qemu-nbd")
             .args(["-t", "-e", "8", "-f", "raw", "-k"])
@@ -141,7 +141,7 @@ impl Place for Exports {
         let mut options = NbdOptions::new(NbdServer::Unix(socket), "");
         options.write = true;
         options.cache = self.0.cache;
-        // The socket is there a moment before the server listens.
+        // The socket exists shortly before the server listens.
         options.open_timeout = Duration::from_secs(30);
         Arc::new(Nbd::open(options).unwrap())
     }

@@ -3,18 +3,17 @@
 use super::*;
 
 pub const SECTOR: usize = 512;
-/// Turns after which something that has not ended hangs. (With real files there is
-/// a watchdog instead.)
+/// The number of turns that counts as a hang. (With real files there is a watchdog instead.)
 pub const TURNS: usize = 50_000;
 
-/// How a request is given up.
+/// How a request is abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// Its future is dropped.
     Drop,
     /// It is not polled until all others have ended.
     Keep,
-    /// It is forgotten.
+    /// Its future is leaked (`mem::forget`).
     Forget,
     /// All requests of its queue are dropped, and the queue.
     End,
@@ -22,7 +21,7 @@ pub enum How {
 
 pub const HOWS: [How; 4] = [How::Drop, How::Keep, How::Forget, How::End];
 
-/// A request; ranges in sectors.
+/// A request. Ranges are in sectors.
 #[derive(Clone, Debug)]
 pub enum What {
     Read(Range<usize>),
@@ -36,7 +35,7 @@ pub enum What {
 }
 
 impl What {
-    /// What it changes, and to what.
+    /// The range that it changes, and the byte that fills it.
     pub fn change(&self) -> Option<(Range<usize>, u8)> {
         match self {
             What::Write(range, tag) | What::Compressed(range, tag) => Some((range.clone(), *tag)),
@@ -56,7 +55,7 @@ pub fn length(range: &Range<usize>) -> usize {
     range.len() * SECTOR
 }
 
-/// What a request comes to: the bytes that it read.
+/// The result of a request: the bytes of a read.
 pub type Done = zebu::Result<Vec<u8>>;
 pub type Running<'a> = Pin<Box<dyn Future<Output = Done> + 'a>>;
 
@@ -90,7 +89,7 @@ pub fn start<'a>(device: &'a Device, queue: &'a Queue, what: &What) -> Running<'
             }
             What::Compressed(range, tag) => {
                 let mut buffer = tagged(&range, tag);
-                // SAFETY: the buffer is part of the future, as the request is.
+                // SAFETY: the buffer is part of the future and outlives the request.
                 let iov = unsafe { buffer.iov() }.slice(0, length(&range));
                 device.write_compressed(queue, offset(&range), &iov).await?;
             }
@@ -124,7 +123,7 @@ pub fn start<'a>(device: &'a Device, queue: &'a Queue, what: &What) -> Running<'
     })
 }
 
-/// Says whether a future was woken.
+/// Records whether a future was woken.
 pub struct Woken(pub AtomicBool);
 
 impl Wake for Woken {
@@ -138,7 +137,7 @@ pub struct Task<'a> {
     pub what: What,
     pub running: Option<Running<'a>>,
     pub woken: Arc<Woken>,
-    /// Polls until it is given up; None: it never is.
+    /// Polls until it is abandoned; None: it is not.
     pub left: Option<usize>,
 }
 
@@ -157,7 +156,7 @@ impl<'a> Task<'a> {
         all.into_iter().map(new).collect()
     }
 
-    /// Polls it if it was woken and may be.
+    /// Polls it if it was woken and is not abandoned.
     pub fn poll(&mut self) -> Option<Done> {
         let running = self.running.as_mut()?;
         if self.left == Some(0) || !self.woken.0.swap(false, Ordering::SeqCst) {
@@ -175,8 +174,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// One turn of a queue: each of these tasks is polled once at most, and the engine
-/// entered once.
+/// One turn of a queue: polls each of these tasks at most once, and enters the engine once.
 pub fn turn(queue: &Queue, tasks: &mut [Task<'_>], end: &mut dyn FnMut(&What, Done)) {
     let mut again = false;
     queue.block_on(poll_fn(|context| {

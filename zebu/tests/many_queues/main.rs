@@ -1,56 +1,54 @@
-//! Guards against blocks that are lost, misplaced, torn or made up when many
-//! threads use one image for long: each with a queue of its own, their ranges
-//! overlapping and side by side, over a backing chain, with caches so small
-//! that slices come and go all the time, and snapshots taken, applied and
-//! deleted between.
+//! Guards against blocks that are lost, misplaced, torn or invented when many threads use one
+//! image for long. Each thread has its own queue, ranges overlap and are adjacent, and there is a
+//! backing chain. The caches are so small that slices are evicted all the time. Snapshots are
+//! created, applied and deleted between the rounds.
 //!
-//! Each block says which write it is of (`ledger`). When an image has been used
-//! for a while it is checked by zebu and by QEMU, and both read every block;
-//! the snapshots are read in whole, and the chain below has not changed.
+//! Each block contains the number of its write (`ledger`). At the end zebu and QEMU check the image
+//! and read every block and snapshot, and the backing chain must be unchanged.
 //!
 //! | variable                | meaning                                          |
 //! |-------------------------|--------------------------------------------------|
 //! | `ZEBU_QUEUES_REQUESTS`  | requests to make at least                        |
-//! | `ZEBU_QUEUES_SECONDS`   | go on for so long at least                       |
+//! | `ZEBU_QUEUES_SECONDS`   | run at least for this time                       |
 //! | `ZEBU_QUEUES_SEED`      | the first image's seed; the next ones count up   |
 //! | `ZEBU_QUEUES_ENGINE`    | `threads`, `native` or `io_uring` only           |
 //!
-//! A failure says the seed of its image. (Threads meet differently each time.)
+//! A failure prints the seed of its image. (The schedule of threads differs in each run.)
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/ledger.rs"]
 mod ledger;
+#[path = "../common/load.rs"]
+mod load;
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::peer::{assert_clean, assert_content, text, write_sparse};
-use common::{Rng, Sayer, Watchdog, cases, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
-use zebu::block::{Device, OpenOptions, Zeroing};
+use load::{Load, Thread, settle};
+use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{self, CreateQcow2, NewBacking, create_qcow2};
 use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{Buffer, CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
+use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_file};
 
-/// Sequence numbers of what lies below: in the base, and in the image over it.
+/// The numbers of the writes to the base, and to the image over it.
 const BASE: Sequence = 1;
 const MIDDLE: Sequence = 2;
 
-/// One image, what lies below it, and what each block may be.
+/// One image, its backing chain, and the data that each block may have.
 struct Run {
     rng: Rng,
     folder: PathBuf,
     engines: Vec<EngineKind>,
     cluster: usize,
     cache: CacheMode,
-    /// The base's bytes, which stay.
+    /// The content of the base, which must not change.
     base: Vec<u8>,
     ledger: Arc<Ledger>,
     sequence: Arc<AtomicU64>,
@@ -59,7 +57,7 @@ struct Run {
 
 fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
     QueueOptions::default()
-        .engine(engines[rng.below(engines.len() as u64) as usize])
+        .engine(rng.pick(engines))
         .parts(1 + rng.below(8) as usize)
         .inline_buffered(rng.one_in(3))
         .force_async(rng.below(3) as u32)
@@ -76,8 +74,8 @@ impl Run {
         };
         let size = (1024 << cluster_bits).min(16 << 20) + BLOCK * rng.below(9) as usize;
         let blocks = size / BLOCK;
-        // The base ends before the disk does, now and then.
-        let base_blocks = [blocks, blocks * 2 / 3][rng.below(2) as usize];
+        // Some bases are shorter than the disk.
+        let base_blocks = rng.pick(&[blocks, blocks * 2 / 3]);
         let mut sequences = vec![0; blocks];
         let cluster_blocks = (1 << cluster_bits) / BLOCK;
         for piece in sequences[..base_blocks].chunks_mut(3 * cluster_blocks + 1) {
@@ -115,13 +113,13 @@ impl Run {
         run
     }
 
-    /// Puts pieces into the image in the middle.
+    /// Writes to some ranges of the image in the middle.
     fn fill_middle(&mut self, sequences: &mut [Sequence]) {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let device = self.open(&queue, "middle.qcow2", None, true);
         for _ in 0..40 {
-            let start = self.rng.below(sequences.len() as u64) as usize;
-            let length = 1 + self.rng.below(2 * (self.cluster / BLOCK) as u64) as usize;
+            let start = self.rng.index(sequences.len());
+            let length = 1 + self.rng.index(2 * (self.cluster / BLOCK));
             let blocks = start..(start + length).min(sequences.len());
             let bytes = stamped(MIDDLE, blocks.clone());
             let at = (blocks.start * BLOCK) as u64;
@@ -144,47 +142,27 @@ impl Run {
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open {name}: {e}"))
     }
 
-    /// Has threads use the image; how many requests they made.
+    /// Threads use the image; returns the number of their requests.
     fn round(&mut self, device: &Arc<Device>) -> u64 {
-        let hot = self.rng.below(self.ledger.blocks() as u64) as usize;
-        let count = 4 + self.rng.below(13) as usize;
-        let failures = Mutex::new(Vec::new());
-        let threads: Vec<Thread> = (0..count)
-            .map(|number| Thread {
-                number,
-                threads: count,
-                hot,
-                requests: 20 + self.rng.below(180),
-                depth: 1 + self.rng.below(8) as usize,
-                cluster: self.cluster / BLOCK,
-                queue: queue_of(&mut self.rng, &self.engines),
-                rng: Rng::new(self.rng.next()),
-                ledger: self.ledger.clone(),
-                sequence: self.sequence.clone(),
-                device: device.clone(),
-            })
-            .collect();
-        let requests = threads.iter().map(|t| t.requests).sum();
-        std::thread::scope(|scope| {
-            for thread in threads {
-                scope.spawn(|| thread.run(&failures));
-            }
-        });
-        let failures = failures.into_inner().unwrap();
-        assert!(failures.is_empty(), "{}", failures.join("\n"));
-        requests
+        let load = Load {
+            device: device.clone(),
+            ledger: self.ledger.clone(),
+            sequence: self.sequence.clone(),
+            cluster: self.cluster / BLOCK,
+            compresses: false,
+            hot: self.rng.index(self.ledger.blocks()),
+        };
+        let count = 4 + self.rng.below(13);
+        let thread = |_| Thread {
+            queue: queue_of(&mut self.rng, &self.engines),
+            requests: 20 + self.rng.below(180),
+            depth: 1 + self.rng.index(8),
+            rng: Rng::new(self.rng.next()),
+        };
+        load.run((0..count).map(thread).collect())
     }
 
-    /// What every block is, now that nobody writes.
-    fn settle(&mut self, queue: &Queue, device: &Device) -> Vec<Sequence> {
-        let mut bytes = vec![0; self.ledger.blocks() * BLOCK];
-        let read = device.read_blocking(queue, 0, &mut bytes);
-        read.unwrap_or_else(|e| panic!("read: {e}"));
-        let sequences = self.ledger.settle(&bytes);
-        sequences.unwrap_or_else(|wrong| panic!("{wrong}"))
-    }
-
-    /// Takes a snapshot, goes back to one, or deletes one. What the disk is.
+    /// Creates, applies or deletes a snapshot. Returns the new content of the disk.
     fn change_snapshots(
         &mut self,
         queue: &Queue,
@@ -213,7 +191,7 @@ impl Run {
         now
     }
 
-    /// Uses the image for a while, and looks at it; how many requests were made.
+    /// Uses the image in rounds and verifies it. Returns the number of requests.
     fn run(&mut self) -> u64 {
         let options = queue_of(&mut self.rng, &self.engines);
         let queue = Queue::new(options).unwrap();
@@ -223,11 +201,11 @@ impl Run {
             for _ in 0..3 {
                 requests += self.round(&device);
                 let owned = Arc::get_mut(&mut device).expect("all threads have ended");
-                let now = self.settle(&queue, owned);
+                let now = settle(&self.ledger, &queue, owned);
                 let now = self.change_snapshots(&queue, owned, now);
                 self.ledger = Arc::new(Ledger::new(&now));
             }
-            let now = self.settle(&queue, &device);
+            let now = settle(&self.ledger, &queue, &device);
             let device = Arc::into_inner(device).expect("all threads have ended");
             let closed = queue.block_on(device.close(&queue));
             closed.unwrap_or_else(|e| panic!("close: {e}"));
@@ -236,7 +214,7 @@ impl Run {
         requests
     }
 
-    /// The closed image is sound, and it and its snapshots read as they must.
+    /// Checks the closed image, and verifies the content of it and of its snapshots.
     fn verify(&mut self, queue: &Queue, now: &[Sequence]) {
         let device = self.open(queue, "top.qcow2", None, false);
         let Some(image) = device.top().as_qcow2() else {
@@ -252,7 +230,7 @@ impl Run {
             .unwrap();
         let wrong = report.corruptions + report.leaks + report.check_errors;
         assert_eq!(wrong, 0, "{report:?}");
-        assert!(self.settle(queue, &device) == now, "read again");
+        assert!(settle(&self.ledger, queue, &device) == now, "read again");
         for (name, then) in &self.snapshots {
             let device = self.open(queue, "top.qcow2", Some(name), false);
             let mut bytes = vec![0; then.len() * BLOCK];
@@ -281,149 +259,8 @@ fn create(folder: &Path, name: &str, options: &CreateQcow2) {
         .unwrap();
 }
 
-/// One of those who use the image together.
-struct Thread {
-    number: usize,
-    threads: usize,
-    /// Where all meet.
-    hot: usize,
-    requests: u64,
-    depth: usize,
-    /// Blocks of a cluster.
-    cluster: usize,
-    queue: QueueOptions,
-    rng: Rng,
-    ledger: Arc<Ledger>,
-    sequence: Arc<AtomicU64>,
-    device: Arc<Device>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Request {
-    Read,
-    Write,
-    Zero(Zeroing),
-    Discard,
-    Flush,
-}
-
-impl Thread {
-    fn run(mut self, failures: &Mutex<Vec<String>>) {
-        let queue = Queue::new(self.queue.clone()).unwrap();
-        let mine = Rc::new(RefCell::new(Vec::new()));
-        let mut flight = VecDeque::new();
-        for _ in 0..self.requests {
-            if flight.len() >= self.depth
-                && let Some(handle) = flight.pop_front()
-            {
-                queue.block_on(handle);
-            }
-            let (request, blocks) = self.draw();
-            let (ledger, device) = (self.ledger.clone(), self.device.clone());
-            let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
-            let (in_task, mine, number) = (queue.clone(), mine.clone(), self.number);
-            flight.push_back(queue.spawn(async move {
-                let line = format!("thread {number}: {request:?} {blocks:?}");
-                let done = perform(&ledger, &device, &in_task, request, blocks, sequence);
-                if let Err(wrong) = done.await {
-                    // Not a panic: others may wait for requests of this queue.
-                    mine.borrow_mut().push(format!("{line}: {wrong}"));
-                }
-                progress();
-            }));
-        }
-        for handle in flight {
-            queue.block_on(handle);
-        }
-        failures.lock().unwrap().append(&mut mine.borrow_mut());
-    }
-
-    fn draw(&mut self) -> (Request, Range<usize>) {
-        let (rng, blocks, cluster) = (&mut self.rng, self.ledger.blocks(), self.cluster);
-        let request = match rng.below(32) {
-            0..10 => Request::Read,
-            10..13 => Request::Zero([Zeroing::Keep, Zeroing::Unmap][rng.below(2) as usize]),
-            13..16 => Request::Discard,
-            16 => Request::Flush,
-            _ => Request::Write,
-        };
-        let most = [8, cluster, 2 * cluster][rng.below(3) as usize].min(1024);
-        let mut length = 1 + rng.below(most as u64) as usize;
-        let mut start = match rng.below(4) {
-            // Where all go: they overlap.
-            0 | 1 => (self.hot + rng.below(3 * cluster as u64) as usize) % blocks,
-            // A piece of one's own, beside another thread's.
-            2 => {
-                length = 1 + cluster / 4;
-                let nth = rng.below(1 + (blocks / length / self.threads) as u64) as usize;
-                (nth * self.threads + self.number) * length % blocks
-            }
-            _ => rng.below(blocks as u64) as usize,
-        };
-        if rng.one_in(3) {
-            start = start / cluster * cluster;
-            length = length.next_multiple_of(cluster);
-        }
-        (request, start..(start + length).min(blocks))
-    }
-}
-
-/// Carries a request out, and says what was wrong.
-async fn perform(
-    ledger: &Ledger,
-    device: &Device,
-    queue: &Queue,
-    request: Request,
-    blocks: Range<usize>,
-    sequence: Sequence,
-) -> Result<(), String> {
-    let (offset, length) = ((blocks.start * BLOCK) as u64, blocks.len() * BLOCK);
-    let mut buffer = Buffer::new(length);
-    let began = ledger.begin();
-    match request {
-        Request::Write => {
-            buffer.copy_from_slice(&stamped(sequence, blocks.clone()));
-            ledger.writes(blocks.clone(), began, sequence, true);
-        }
-        Request::Zero(_) => ledger.writes(blocks.clone(), began, 0, true),
-        Request::Discard => ledger.writes(blocks.clone(), began, 0, false),
-        Request::Read | Request::Flush => {}
-    }
-    let result = match request {
-        Request::Read => {
-            let (read, result) = device.read_buffer(queue, offset, buffer, length).await;
-            buffer = read;
-            result
-        }
-        Request::Write => {
-            let (written, result) = device.write_buffer(queue, offset, buffer, length).await;
-            buffer = written;
-            result
-        }
-        Request::Zero(how) => device.write_zeroes(queue, offset, length as u64, how).await,
-        Request::Discard => device.discard(queue, offset, length as u64).await,
-        Request::Flush => device.flush(queue).await,
-    };
-    let verdict = match (request, result) {
-        (_, Err(e)) => Err(e.to_string()),
-        (Request::Read, Ok(())) => ledger.judge(blocks, began, &buffer),
-        (Request::Flush, Ok(())) => Ok(()),
-        (_, Ok(())) => {
-            ledger.wrote(blocks, began);
-            Ok(())
-        }
-    };
-    ledger.end(began);
-    verdict
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().expect(name))
-}
-
-/// Uses one image after another until there were enough requests: with each
-/// engine alone, then with all of them together.
+/// Uses one image after another until there were enough requests: with each engine alone, then
+/// with all of them together.
 fn use_images(requests: u64) {
     let least = number("ZEBU_QUEUES_REQUESTS").unwrap_or(requests);
     let time = Duration::from_secs(number("ZEBU_QUEUES_SECONDS").unwrap_or(0));
@@ -436,11 +273,11 @@ fn use_images(requests: u64) {
     let (start, mut done, mut images) = (Instant::now(), 0, 0);
     for seed in first.. {
         let name = format!("ZEBU_QUEUES_SEED={seed} ZEBU_QUEUES_REQUESTS=1");
-        let _sayer = Sayer(name.clone());
+        let _note = PrintOnPanic(name.clone());
         let _watchdog = Watchdog::new(&name);
         let alone = engines.get(seed as usize % (engines.len() + 1));
         let used = alone.map_or(&engines[..], std::slice::from_ref);
-        // Half of them where direct I/O is real, half where it is fast.
+        // Half of the images are on a disk, which has direct I/O, half on tmpfs, which is faster.
         let is_disk = seed % 2 == 0 || !Path::new("/dev/shm").is_dir();
         let place = match is_disk {
             true => Path::new(env!("CARGO_TARGET_TMPDIR")),

@@ -1,20 +1,20 @@
-//! The disk as it must be: plain memory.
+//! The expected content of a disk, in memory.
 
 use std::ops::Range;
 
-/// What a disk must contain, and what it may contain if the device goes
-/// without being closed.
+/// The content that a disk must have, and that it may have if the device is dropped without being
+/// closed.
 pub struct Disk {
     pub bytes: Vec<u8>,
     cluster: usize,
     /// Whether a cluster may be allocated, so that compressed data may be
     /// refused.
     pub may_be_allocated: Vec<bool>,
-    /// As it was at the last flush.
+    /// The content at the last flush.
     flushed: Vec<u8>,
-    /// The changes since: start and content.
+    /// The changes since then: start and content.
     unflushed: Vec<(usize, Vec<u8>)>,
-    /// How many changes came before `unflushed`.
+    /// The number of changes before `unflushed`.
     before: usize,
 }
 
@@ -55,7 +55,7 @@ impl Disk {
         self.may_be_allocated[clusters].fill(true);
     }
 
-    /// Everything is durable, and the disk has another size from now on.
+    /// The disk gets another size. Everything is durable.
     pub fn resize(&mut self, size: usize) {
         self.flush(self.changes());
         let old = self.bytes.len();
@@ -63,11 +63,11 @@ impl Disk {
         self.flushed.resize(size, 0);
         self.may_be_allocated
             .resize(size.div_ceil(self.cluster), false);
-        // What is new may be preallocated, and the old last cluster with it.
+        // The added part may be preallocated, and the old last cluster with it.
         self.set_allocated(&(old.min(size).saturating_sub(1)..size));
     }
 
-    /// Everything is durable, and these are the bytes.
+    /// The disk gets these bytes. Everything is durable.
     pub fn replace(&mut self, bytes: Vec<u8>) {
         self.flush(self.changes());
         self.flushed.copy_from_slice(&bytes);
@@ -88,8 +88,8 @@ impl Disk {
         self.before += count;
     }
 
-    /// Takes what is there after the device went without being closed, or says
-    /// which byte cannot be.
+    /// Takes the content that was found after the device was dropped without being closed. An error
+    /// describes a byte that it may not have.
     pub fn recover(&mut self, found: Vec<u8>) -> Result<(), String> {
         for (at, &byte) in found.iter().enumerate() {
             let possible = byte == self.bytes[at]
@@ -104,7 +104,7 @@ impl Disk {
                 ));
             }
         }
-        // What was written then may have taken clusters, or not.
+        // Unflushed writes may have allocated clusters.
         self.flushed.copy_from_slice(&found);
         self.bytes = found;
         self.before += self.unflushed.len();

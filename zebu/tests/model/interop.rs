@@ -1,5 +1,5 @@
-//! zebu and QEMU change the same image in turn, over all the kinds of images
-//! that there are: every pair of values of two options occurs.
+//! zebu and QEMU change the same image in turn, for all kinds of images: every pair of values of two
+//! options occurs.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -30,15 +30,14 @@ const AXES: [(&str, u64); 9] = [
 /// Two options with a value each.
 type Pair = (usize, u64, usize, u64);
 
-/// Kinds of images such that every two values that can be together are, once
-/// at least.
+/// Kinds of images that cover each possible pair of values at least once.
 pub fn kinds() -> Vec<Setup> {
-    // The seed is fixed, so it is always the same ones.
+    // The seed is fixed, so the kinds are the same in each run.
     let mut rng = Rng::new(1);
     let mut covered: HashSet<Pair> = HashSet::new();
     let mut kinds = Vec::new();
     loop {
-        // The best of many draws.
+        // The draw that covers most new pairs.
         let draws = (0..500).filter_map(|_| {
             let values: Vec<u64> = AXES.iter().map(|(_, count)| rng.below(*count)).collect();
             let setup = setup(&values);
@@ -63,7 +62,7 @@ fn pairs(values: &[u64]) -> impl Iterator<Item = Pair> {
 
 fn setup(values: &[u64]) -> Setup {
     let cluster_bits = [9, 12, 14, 16, 21][values[0] as usize];
-    // Not whole clusters, and more than one L2 table of the small ones.
+    // The last cluster is partial, and small clusters need several L2 tables.
     let size = ((200u64 << cluster_bits).min(3 << 20)).max(3 << cluster_bits) + 5 * 512;
     let backing = match values[7] {
         0 => None,
@@ -99,7 +98,7 @@ fn setup(values: &[u64]) -> Setup {
     }
 }
 
-/// QEMU writes to the image, which nobody has open.
+/// QEMU writes to the closed image.
 pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng) {
     let mut commands = Vec::new();
     let size = disk.bytes.len();
@@ -107,14 +106,14 @@ pub fn used_by_qemu(setup: &Setup, folder: &Path, disk: &mut Disk, rng: &mut Rng
     let count = 1 + rng.below(12);
     let others = rng.below(count + 1);
     for nth in 0..count {
-        let mut start = rng.below(size as u64) as usize / 512 * 512;
-        let mut length = 512 * (1 + rng.below((2 * cluster / 512) as u64) as usize);
-        // Compressed ones last: QEMU 10 goes on to pack into a host cluster
-        // that it has freed and taken for something else since.
+        let mut start = rng.index(size) / 512 * 512;
+        let mut length = 512 * (1 + rng.index(2 * cluster / 512));
+        // Compressed writes come last: QEMU 10 packs them into a host cluster that it has freed and
+        // allocated again.
         let kind = if nth < others { rng.below(6) } else { 6 };
         let whole = size / cluster;
         if kind >= 4 && whole > 0 {
-            start = rng.below(whole as u64) as usize * cluster;
+            start = rng.index(whole) * cluster;
             length = cluster;
         }
         let range = start..(start + length).min(size);

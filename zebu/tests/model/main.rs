@@ -1,24 +1,25 @@
-//! Guards against data lost, misplaced or made up by any order of reads,
-//! writes, zeroes, discards, flushes and reopenings of any kind of image, and
-//! against an image that is not sound afterwards.
+//! Guards against data that are lost, misplaced or invented by any order of reads, writes, zeroes,
+//! discards, flushes and reopenings of any kind of image, and against inconsistent images.
 //!
-//! Each run makes a random image, uses it at random and compares it with plain
-//! memory, and at each reopening QEMU checks it and reads it.
+//! Each run makes a random image, executes random requests, and compares the data with plain
+//! memory. At each reopening QEMU checks and reads the image.
 //!
 //! | variable           | meaning                                             |
 //! |--------------------|-----------------------------------------------------|
 //! | `ZEBU_MODEL_STEPS` | requests to make at least; the last run is finished |
 //! | `ZEBU_MODEL_SEED`  | the first run's seed; the next ones count up        |
-//! | `ZEBU_MODEL_TRACE` | print each request                                  |
+//! | `ZEBU_MODEL_TRACE` | print each request of one thread                    |
 //!
-//! A run that fails says its seed; `ZEBU_MODEL_STEPS=1` with that seed makes
-//! it again.
+//! A failing run prints its seed; `ZEBU_MODEL_STEPS=1` with that seed repeats it.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
-mod history;
 mod interop;
+#[path = "../common/ledger.rs"]
+mod ledger;
+#[path = "../common/load.rs"]
+mod load;
 mod many_threads;
 mod one_thread;
 mod setup;
@@ -27,10 +28,10 @@ mod step;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use common::{Rng, Sayer, Watchdog, cases, progress};
+use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
 use zebu::storage::EngineKind;
 
-/// Prints a line if that was asked for.
+/// Prints a line if `ZEBU_MODEL_TRACE` is set.
 pub fn trace(line: impl FnOnce() -> String) {
     static WANTED: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os("ZEBU_MODEL_TRACE").is_some());
@@ -39,8 +40,8 @@ pub fn trace(line: impl FnOnce() -> String) {
     }
 }
 
-/// A folder for one run: half of them where direct I/O is real, half where it
-/// is fast.
+/// A folder for one run: half of them are on a disk, which has direct I/O, half on tmpfs, which is
+/// faster.
 fn folder(seed: u64) -> tempfile::TempDir {
     let place = match seed % 2 {
         0 => Path::new(env!("CARGO_TARGET_TMPDIR")),
@@ -48,11 +49,6 @@ fn folder(seed: u64) -> tempfile::TempDir {
     };
     let folder = tempfile::tempdir_in(place).or_else(|_| tempfile::tempdir());
     folder.expect("a temporary folder")
-}
-
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().expect(variable))
 }
 
 /// Calls `run` with one seed after another until there were enough steps.
@@ -63,7 +59,7 @@ fn each_seed(name: &str, steps: usize, run: fn(u64, &Path, &[EngineKind]) -> usi
     let (mut done, mut seed) = (0, first);
     while done < steps {
         let again = format!("ZEBU_MODEL_SEED={seed} ZEBU_MODEL_STEPS=1 cargo test {name}");
-        let _sayer = Sayer(again.clone());
+        let _note = PrintOnPanic(again.clone());
         let _watchdog = Watchdog::new(&again);
         trace(|| format!("{name}, seed {seed}"));
         progress();
@@ -92,7 +88,7 @@ fn every_kind_of_image() {
     let mut steps = 0;
     for (seed, kind) in (number("ZEBU_MODEL_SEED").unwrap_or(1)..).zip(kinds) {
         let what = format!("seed {seed}: {kind:?}");
-        let _sayer = Sayer(what.clone());
+        let _note = PrintOnPanic(what.clone());
         let _watchdog = Watchdog::new(&what);
         steps += one_thread::run_on(kind, Rng::new(seed), folder(seed).path(), &engines);
     }

@@ -1,5 +1,5 @@
-//! One thread with many requests in flight, none of which overlaps with one
-//! that changes what it touches: each has exactly one right result.
+//! One thread with many requests in flight. No request overlaps one that changes its range, so each
+//! has exactly one right result.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::setup::{Opening, Setup};
 use crate::step::{Kind, Shape, Step, perform};
 use crate::trace;
 
-/// An image in use, and what it must contain.
+/// An image in use, and its expected content.
 struct Run<'a> {
     rng: Rng,
     setup: Setup,
@@ -30,7 +30,7 @@ struct Run<'a> {
     backing: Vec<u8>,
     snapshots: Vec<Snapshot>,
     shape: Shape,
-    /// How it is open now.
+    /// How the image is open.
     opening: Opening,
     queue: Queue,
     device: Rc<Device>,
@@ -45,18 +45,18 @@ type Snapshot = (String, Vec<u8>);
 struct Flying {
     step: Rc<Step>,
     handle: Handle<Result<Vec<u8>>>,
-    /// For a flush: how many changes were complete when it began.
+    /// The number of changes that were complete when it began, for a flush.
     changes: usize,
 }
 
-/// Makes an image and uses it for a while. How many requests were made.
+/// Makes a random image and uses it. Returns the number of requests.
 pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
     let mut rng = Rng::new(seed);
     let setup = Setup::random(&mut rng);
     run_on(setup, rng, folder, engines)
 }
 
-/// Uses an image of this kind for a while.
+/// The same with an image of this kind.
 pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind]) -> usize {
     trace(|| format!("{setup:?}"));
     let (disk, backing) = make(&setup, folder, &mut rng);
@@ -99,7 +99,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
     steps
 }
 
-/// The image as it is before the first request, and its content.
+/// Makes the image. Returns its content and that of the backing file.
 fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> (Disk, Vec<u8>) {
     let size = setup.size() as usize;
     let mut bytes = vec![0; size];
@@ -130,13 +130,13 @@ fn make(setup: &Setup, folder: &Path, rng: &mut Rng) -> (Disk, Vec<u8>) {
 impl Run<'_> {
     fn step(&mut self) {
         let step = Rc::new(self.shape.step(&mut self.rng));
-        // Whom it minds must end first; which one that is does not depend on
-        // the clock, so that a seed means the same requests every time.
-        while let Some(n) = self.flight.iter().position(|f| f.step.minds(&step)) {
+        // Requests that conflict with it must end first. The order does not depend on time, so that
+        // a seed always gives the same requests.
+        while let Some(n) = self.flight.iter().position(|f| f.step.conflicts(&step)) {
             self.finish(n);
         }
         if self.flight.len() >= self.depth {
-            let n = self.rng.below(self.flight.len() as u64) as usize;
+            let n = self.rng.index(self.flight.len());
             self.finish(n);
         }
         trace(|| step.line());
@@ -148,7 +148,7 @@ impl Run<'_> {
         });
     }
 
-    /// Waits for a request and looks at its result.
+    /// Waits for a request and verifies its result.
     fn finish(&mut self, n: usize) {
         let Flying {
             step,
@@ -187,8 +187,8 @@ impl Run<'_> {
         bytes
     }
 
-    /// Compressed data may be refused where a cluster is allocated; each one has
-    /// then been written or not.
+    /// A compressed write may fail where a cluster is allocated. Each cluster then has the old or
+    /// the new data.
     fn compressed(&mut self, step: &Step, bytes: &[u8], result: Result<Vec<u8>>) {
         let clusters = self.disk.clusters(&step.range);
         let Err(e) = result else {
@@ -215,8 +215,7 @@ impl Run<'_> {
         self.disk.set_allocated(&step.range);
     }
 
-    /// A whole cluster reads as zeroes after it was discarded; the rest of the
-    /// range is as it was.
+    /// After a discard, whole clusters read as zeroes, and the rest of the range is unchanged.
     fn discarded(&mut self, step: &Step) {
         let found = self.read(step.range.clone());
         let mut expected = self.disk.bytes[step.range.clone()].to_vec();
@@ -229,8 +228,7 @@ impl Run<'_> {
             let here = from - step.range.start..to - step.range.start;
             let whole = from == cluster.start && to == cluster.end;
             let zero = found[here.clone()].iter().all(|b| *b == 0);
-            // How a raw image is discarded is not ours to say, nor whether the
-            // cluster at the end of the disk is a whole one.
+            // The file system decides about raw images. The last cluster may be treated as whole.
             let open = self.setup.format == Format::RAW || cluster.end == self.disk.bytes.len();
             let freed = self.opening.discard && !self.setup.ignores_discards();
             if freed && (zero && open || whole && !open) {
@@ -248,7 +246,7 @@ impl Run<'_> {
         }
     }
 
-    /// What nobody else may use the device beside.
+    /// Changes the whole image.
     fn change_whole(&mut self) {
         self.finish_all();
         match self.rng.one_in(2) && self.setup.format == Format::QCOW2 {
@@ -257,7 +255,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes a snapshot, or goes back to one, or deletes one.
+    /// Creates, applies or deletes a snapshot.
     fn change_snapshots(&mut self) {
         let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
         let (queue, count) = (&self.queue, self.snapshots.len() as u64);
@@ -266,7 +264,7 @@ impl Run<'_> {
             let name = format!("s{}", self.rng.next());
             trace(|| format!("snapshot {name}"));
             let result = queue.block_on(device.snapshot_create(queue, &name));
-            // The refcounts may not suffice.
+            // Refcounts of few bits may overflow.
             let may_fail = self.setup.has_data_file() || self.setup.options.refcount_order < 4;
             match result {
                 Ok(()) => self.snapshots.push((name, self.disk.bytes.clone())),
@@ -302,7 +300,7 @@ impl Run<'_> {
         assert_same(&found, &self.disk.bytes, 0, "after a change of snapshots");
     }
 
-    /// Another size, or no content.
+    /// Resizes the image, or empties it.
     fn change_size(&mut self) {
         let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
         let (old, cluster) = (self.disk.bytes.len(), self.setup.cluster() as usize);
@@ -319,7 +317,7 @@ impl Run<'_> {
         let size = match self.rng.below(4) {
             0 => old + 512 * self.rng.below(8) as usize,
             1 => 512 * (1 + self.rng.below(old as u64 / 512) as usize),
-            _ => old + 512 * self.rng.below((20 * cluster / 512) as u64) as usize,
+            _ => old + 512 * self.rng.index(20 * cluster / 512),
         };
         let preallocation = match self.rng.below(8) {
             0 if size > old => Preallocation::Metadata,
@@ -330,7 +328,7 @@ impl Run<'_> {
         let line = format!("resize {old:#x} to {size:#x}, {preallocation:?}");
         trace(|| line.clone());
         let future = device.resize(&self.queue, size as u64, preallocation);
-        // Version 2 does not say which size a snapshot has.
+        // In version 2, a snapshot has no size of its own.
         let old_snapshots = self.setup.options.version == 2 && !self.snapshots.is_empty();
         let is_raw = self.setup.format == Format::RAW;
         let may_fail = old_snapshots || is_raw && preallocation == Preallocation::Metadata;
@@ -348,12 +346,11 @@ impl Run<'_> {
         assert_same(&found, &self.disk.bytes, 0, &line);
     }
 
-    /// Ends the use of the device, has the image looked at, and opens it again
-    /// in another way.
+    /// Closes or drops the device, verifies the image, and opens it again with other options.
     fn reopen(mut self) -> Self {
         self.finish_all();
-        // After a stop, a raw data file may show writes of which its image does
-        // not know; in QEMU too.
+        // Without a close, a raw data file may have writes that its image does not know of, as in
+        // QEMU.
         let closes = self.setup.data_file_is_raw() || !self.rng.one_in(4);
         let flushes = closes || self.rng.one_in(2);
         trace(|| format!("reopen, closes {closes}, flushes {flushes}"));
@@ -370,13 +367,13 @@ impl Run<'_> {
             }
             false => drop(device),
         }
-        judge(&self.setup, self.folder, &mut self.disk, closes);
+        verify(&self.setup, self.folder, &mut self.disk, closes);
         if self.setup.format == Format::QCOW2 && self.rng.one_in(2) {
             used_by_qemu(&self.setup, self.folder, &mut self.disk, &mut self.rng);
-            judge(&self.setup, self.folder, &mut self.disk, true);
+            verify(&self.setup, self.folder, &mut self.disk, true);
         }
         let which = self.rng.next() as usize;
-        judge_snapshots(&self.setup, self.folder, &self.snapshots, which);
+        verify_snapshots(&self.setup, self.folder, &self.snapshots, which);
         self.opening = Opening::random(&mut self.rng, self.setup.cluster(), self.engines);
         trace(|| format!("{:?}", self.opening));
         self.queue = Queue::new(self.opening.queue.clone()).unwrap();
@@ -385,25 +382,24 @@ impl Run<'_> {
         self
     }
 
-    /// A device that was opened for writing and did not write leaves an image
-    /// as sound as it was.
+    /// Drops the device, which must leave the image consistent.
     fn end(mut self) {
         let device = Rc::try_unwrap(self.device).expect("nothing is in flight");
         self.queue.block_on(device.close(&self.queue)).unwrap();
-        judge(&self.setup, self.folder, &mut self.disk, true);
+        verify(&self.setup, self.folder, &mut self.disk, true);
     }
 }
 
-/// What QEMU and our own check say of an image that nobody has open.
-fn judge(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
+/// QEMU and zebu check and read the closed image.
+fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     let image = setup.image(folder);
     if !closed {
-        let device = settle(setup, folder, &image);
+        let device = repair(setup, folder, &image);
         let queue = Queue::new(Default::default()).unwrap();
         let mut found = vec![0; disk.bytes.len()];
         device.read_blocking(&queue, 0, &mut found).unwrap();
         let result = disk.recover(found);
-        result.unwrap_or_else(|e| panic!("after the device went without being closed: {e}"));
+        result.unwrap_or_else(|e| panic!("after the device was dropped: {e}"));
     }
     if setup.format == Format::QCOW2 {
         peer::assert_clean(&image, "after a close");
@@ -417,9 +413,8 @@ fn judge(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     }
 }
 
-/// Frees what leaked, and repairs the refcounts of an image that may postpone
-/// them.
-fn settle(setup: &Setup, folder: &Path, image: &Path) -> Device {
+/// Repairs leaks, and the refcounts of an image with lazy refcounts.
+fn repair(setup: &Setup, folder: &Path, image: &Path) -> Device {
     if setup.format == Format::QCOW2 {
         if setup.options.lazy_refcounts {
             let args = ["check", "-r", "all", "-f", "qcow2", peer::text(image)];
@@ -436,8 +431,8 @@ fn settle(setup: &Setup, folder: &Path, image: &Path) -> Device {
     )
 }
 
-/// Every snapshot contains what it did when it was taken; QEMU looks at one.
-fn judge_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which: usize) {
+/// Verifies the content of all snapshots. QEMU reads one of them.
+fn verify_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which: usize) {
     let queue = Queue::new(Default::default()).unwrap();
     let image = setup.image(folder);
     let one = which % snapshots.len().max(1);
@@ -475,7 +470,7 @@ fn plain_opening() -> Opening {
     }
 }
 
-/// Our own check agrees with QEMU's.
+/// zebu's check must find nothing.
 fn check(setup: &Setup, folder: &Path) {
     let queue = Queue::new(Default::default()).unwrap();
     let device = plain_opening().open(&queue, setup, folder, false);

@@ -11,15 +11,15 @@ use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, QueueOptions, open_f
 use crate::common::Rng;
 use crate::common::peer::{self, qemu_img, qemu_io, text};
 
-/// An image and what it lies on.
+/// An image and its backing file.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub format: Format,
-    /// What a qcow2 image is made with.
+    /// The options of a qcow2 image.
     pub options: CreateQcow2,
     /// Size and format of the backing file.
     pub backing: Option<(u64, Format)>,
-    /// QEMU puts clusters of every kind into it before we come.
+    /// Whether QEMU writes clusters of every kind before the first request.
     pub used_before: bool,
 }
 
@@ -42,8 +42,7 @@ impl Setup {
             3 | 4 => 9,
             _ => 9 + rng.below(8) as u32,
         };
-        // So many clusters that small ones need several L2 tables and refcount
-        // blocks, and that large ones stay few.
+        // Enough small clusters for several L2 tables and refcount blocks; few large ones.
         let most = (16u64 << 20)
             .min((1 << cluster_bits) * 2048)
             .max(8 << cluster_bits);
@@ -58,7 +57,7 @@ impl Setup {
                 1 => 512 * (1 + rng.below(size / 512)),
                 _ => size + 512 * rng.below(300),
             };
-            (backing, [Format::RAW, Format::QCOW2][rng.below(2) as usize])
+            (backing, rng.pick(&[Format::RAW, Format::QCOW2]))
         });
         let data_file = rng
             .one_in(5)
@@ -106,8 +105,7 @@ impl Setup {
         self.options.size
     }
 
-    /// Bytes of a cluster; of a raw image, too, so that requests have the same
-    /// sizes.
+    /// Bytes of a cluster. A raw image has a value, too, so that requests have the same sizes.
     pub fn cluster(&self) -> u64 {
         1 << self.options.cluster_bits
     }
@@ -125,8 +123,8 @@ impl Setup {
         self.format == Format::QCOW2 && self.options.data_file.as_ref().is_some_and(|d| d.raw)
     }
 
-    /// Whether a discard changes nothing: version 2 cannot say that the
-    /// backing file's data are not meant.
+    /// Whether a discard does nothing: an entry of version 2 cannot hide the data of the backing
+    /// file.
     pub fn ignores_discards(&self) -> bool {
         self.format == Format::QCOW2 && self.backing.is_some() && self.options.version == 2
     }
@@ -135,8 +133,8 @@ impl Setup {
         folder.join(format!("disk.{}", self.format.name()))
     }
 
-    /// Makes the backing file of this content, if there is to be one. Its
-    /// bytes past the end of the disk are never seen.
+    /// Makes the backing file with this content, if there is one. Its bytes past the end of the
+    /// disk must never be read.
     pub fn make_backing(&self, folder: &Path, content: &[u8]) {
         let Some((_, format)) = self.backing else {
             return;
@@ -145,14 +143,14 @@ impl Setup {
         peer::write_sparse(&raw, content);
         if format == Format::QCOW2 {
             let qcow2 = folder.join("backing.qcow2");
-            // Compressed, so that copying out of it inflates.
+            // Compressed, so that copy on write inflates.
             let args = ["convert", "-c", "-f", "raw", "-O", "qcow2"];
             let names = [text(&raw), text(&qcow2)];
             qemu_img(&[&args[..], &names].concat()).ok("making a backing file");
         }
     }
 
-    /// Makes the image, empty.
+    /// Makes the empty image.
     pub fn make(&self, folder: &Path) {
         let queue = Queue::new(QueueOptions::default()).unwrap();
         let create = |path: PathBuf| {
@@ -177,7 +175,7 @@ impl Setup {
         }
         let mut options = self.options.clone();
         let data = options.data_file.as_mut().map(|data| {
-            // QEMU takes a relative name as of the current folder.
+            // QEMU takes a relative name relative to the current folder.
             let path = folder.join(&data.name);
             data.name = text(&path).into();
             create(path)
@@ -188,8 +186,7 @@ impl Setup {
             .unwrap();
     }
 
-    /// QEMU's commands that make the image used, and the ranges with the byte
-    /// that they are filled with.
+    /// QEMU writes clusters of every kind. Returns the ranges and the bytes that fill them.
     pub fn use_before(&self, folder: &Path, rng: &mut Rng) -> Vec<Used> {
         let clusters = self.size() / self.cluster();
         if !self.used_before || clusters == 0 {
@@ -204,7 +201,7 @@ impl Setup {
             }
             let (at, length) = (cluster * self.cluster(), self.cluster());
             let byte = 1 + rng.below(255) as u8;
-            // Compressed data go only where no cluster is taken.
+            // Compressed writes fail where a cluster is allocated.
             let kind = rng.below(if self.is_preallocated() { 3 } else { 6 });
             let command = match kind {
                 0 => "write -z".to_string(),
@@ -246,7 +243,7 @@ pub struct Opening {
 
 impl Opening {
     pub fn random(rng: &mut Rng, cluster: u64, engines: &[EngineKind]) -> Opening {
-        // Half of the images have caches so small that slices come and go.
+        // Half of the images have caches so small that slices are evicted.
         let entry = 512u64 << rng.below(4);
         let entry = rng.one_in(2).then_some(entry.min(cluster));
         let size = rng
@@ -291,7 +288,7 @@ impl Opening {
 /// A queue of one of the engines.
 pub fn queue_options(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
     QueueOptions::default()
-        .engine(engines[rng.below(engines.len() as u64) as usize])
+        .engine(rng.pick(engines))
         .parts(1 + rng.below(8) as usize)
         .inflate_inline(rng.one_in(2))
         .inline_buffered(rng.one_in(3))

@@ -1,4 +1,4 @@
-//! One request: drawn at random, carried out as a future.
+//! A random request, executed as a future.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,8 +19,7 @@ pub enum Kind {
     Flush,
 }
 
-/// A request for a range of the disk; what the memory looks like is drawn from
-/// `seed`.
+/// A request for a range of the disk. The layout of its memory is drawn from `seed`.
 #[derive(Debug)]
 pub struct Step {
     pub kind: Kind,
@@ -34,8 +33,8 @@ impl Step {
         !matches!(self.kind, Kind::Read | Kind::Flush)
     }
 
-    /// Whether the two may be in flight together, so that each has one result.
-    pub fn minds(&self, other: &Step) -> bool {
+    /// Whether the results depend on the order of the two.
+    pub fn conflicts(&self, other: &Step) -> bool {
         let overlap = self.range.start < other.range.end && other.range.start < self.range.end;
         overlap && (self.changes() || other.changes())
     }
@@ -56,7 +55,7 @@ impl Step {
     }
 }
 
-/// What steps are drawn from.
+/// The properties of the disk that steps are drawn for.
 pub struct Shape {
     pub size: usize,
     pub cluster: usize,
@@ -111,8 +110,8 @@ impl Shape {
         };
         let near = 3 * self.cluster;
         let start = match rng.one_in(2) {
-            true => rng.below(self.size as u64) as usize,
-            false => (self.hot + rng.below(near as u64) as usize) % self.size,
+            true => rng.index(self.size),
+            false => (self.hot + rng.index(near)) % self.size,
         };
         let start = start / unit * unit;
         let most = match rng.below(8) {
@@ -122,7 +121,7 @@ impl Shape {
             _ => self.cluster * 4,
         };
         let most = most.clamp(unit, 4 << 20);
-        let mut length = (1 + rng.below(most as u64) as usize).next_multiple_of(unit);
+        let mut length = (1 + rng.index(most)).next_multiple_of(unit);
         if rng.one_in(100) {
             length = 0;
         }
@@ -138,7 +137,7 @@ impl Shape {
     }
 }
 
-/// What is written: mostly noise, sometimes what shrinks, sometimes zeroes.
+/// Data to write: mostly noise, sometimes compressible, sometimes zeroes.
 fn data(rng: &mut Rng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     match rng.below(8) {
@@ -158,7 +157,7 @@ fn data(rng: &mut Rng, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Carries a step out. What was read, for a read.
+/// Executes a step. Returns the bytes of a read.
 pub async fn perform(device: Rc<Device>, queue: Queue, step: Rc<Step>) -> Result<Vec<u8>> {
     let (offset, length) = (step.range.start as u64, step.range.len());
     let mut rng = Rng::new(step.seed);

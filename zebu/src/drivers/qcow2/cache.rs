@@ -315,8 +315,8 @@ impl<V> Future for Loaded<'_, V> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a value loaded twice or never, a waiter forgotten after
-    //! a failed load, and a cache that grows beyond its size.
+    //! Guards against a value that is loaded twice or never, a waiter that is not woken after a failed
+    //! load, and a cache that grows beyond its size.
     use super::*;
     use std::pin::pin;
     use std::sync::atomic::AtomicUsize;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn one_load_serves_all_who_wait() {
+    fn one_load_serves_all_waiters() {
         let cache = Cache::<u32>::new(4);
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_or_failed_load_lets_the_next_try() {
+    fn after_a_dropped_or_failed_load_a_waiter_loads() {
         let cache = Cache::<u32>::new(4);
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn size_is_kept_and_what_was_not_used_goes() {
+    fn the_size_is_bounded_and_unused_entries_are_evicted() {
         let waker = Waker::noop();
         let mut context = Context::from_waker(waker);
         for capacity in [1, 2, 31, 100, 1000] {
@@ -399,7 +399,10 @@ mod tests {
                 let mut get = pin!(cache.get_or_load(key, || async { Ok::<u64, ()>(key) }));
                 assert!(get.as_mut().poll(&mut context).is_ready());
                 if capacity > 1 {
-                    assert!(cache.get(0).is_some(), "0, used all the time, is gone");
+                    assert!(
+                        cache.get(0).is_some(),
+                        "entry 0, which is used all the time, was evicted"
+                    );
                 }
             }
             let len: usize = (cache.shards.iter()).map(|s| s.read().entries.len()).sum();

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_for_the_old_and_not_for_the_new() {
+    fn a_grace_period_waits_for_earlier_requests_only() {
         let epochs = Epochs::default();
         let old = epochs.enter();
         epochs.begin();

@@ -1,11 +1,10 @@
-//! Guards against interleavings of a few instructions that no other test hits:
-//! a grace period that ends too early, a gate that two pass or that none
-//! passes any more, ranges that two hold, an extended entry that is read half
-//! old and half new, a commit without an entry that was set before it.
+//! Guards against rare interleavings: a grace period that ends too early, a gate that admits two
+//! requests or none, a range that two requests hold, an extended entry that is read half old and
+//! half new, a commit without an entry that was set before it.
 //!
-//! A scheduler runs each test thousands of times and chooses at random which thread
-//! goes on at each step: `RUSTFLAGS="--cfg shuttle" cargo test --lib
-//! interleavings`. A failure prints the schedule that repeats it.
+//! A scheduler runs each test thousands of times and chooses the thread of each step at random:
+//! `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. A failure prints the schedule that
+//! repeats it.
 
 use std::sync::Arc;
 
@@ -27,10 +26,10 @@ fn check(test: impl Fn() + Send + Sync + 'static) {
     println!("cases: {RUNS} schedules");
 }
 
-/// A cluster is mapped, unmapped, and used again after a grace period: no
-/// request that found it mapped is still at work on it then.
+/// A cluster is mapped, unmapped, and reused after a grace period. No request that found it mapped
+/// may still be in flight then.
 #[test]
-fn a_grace_period_waits_for_all_from_before() {
+fn a_grace_period_waits_for_all_earlier_requests() {
     check(|| {
         let epochs = Arc::new(Epochs::default());
         let mapped = Arc::new(AtomicBool::new(true));
@@ -69,7 +68,7 @@ fn a_grace_period_waits_for_all_from_before() {
 }
 
 #[test]
-fn one_at_a_time_passes_the_gate() {
+fn the_gate_admits_one_at_a_time() {
     check(|| {
         let gate = Arc::new(Gate::default());
         let inside = Arc::new(AtomicU64::new(0));
@@ -88,7 +87,7 @@ fn one_at_a_time_passes_the_gate() {
                 })
             })
             .collect();
-        // No thread waits for ever: the scheduler fails on a deadlock.
+        // The scheduler fails on a deadlock.
         for one in all {
             one.join().unwrap();
         }
@@ -96,7 +95,7 @@ fn one_at_a_time_passes_the_gate() {
 }
 
 #[test]
-fn a_range_is_held_by_one() {
+fn a_range_is_held_once() {
     check(|| {
         let ranges = Arc::new(Ranges::default());
         let cells: Arc<Vec<AtomicU64>> = Arc::new((0..4).map(|_| AtomicU64::new(0)).collect());
@@ -124,10 +123,9 @@ fn a_range_is_held_by_one() {
     });
 }
 
-/// Of an extended entry readers see both words of one write, while its
-/// neighbour is written too.
+/// Readers of an extended entry see both words of one write, also while another entry is written.
 #[test]
-fn extended_entries_are_whole() {
+fn extended_entries_are_read_atomically() {
     check(|| {
         let mut header = Header::new(16, 1 << 20);
         header.set_extended_l2(true);
@@ -158,10 +156,10 @@ fn extended_entries_are_whole() {
     });
 }
 
-/// Several set entries of one slice, each then commits: the copy has what it
-/// set, or a copy before had it.
+/// Several threads set an entry of one slice and then commit. Each commit, or one before it, must
+/// have copied the thread's entry.
 #[test]
-fn a_commit_has_what_was_set_before_it() {
+fn a_commit_includes_entries_set_before_it() {
     check(|| {
         let geometry = Geometry::new(&Header::new(16, 1 << 20)).unwrap();
         let slice = Arc::new(Slice::decode(&[0; 16]));

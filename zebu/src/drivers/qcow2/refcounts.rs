@@ -771,7 +771,7 @@ mod tests {
     use crate::format::Header;
 
     #[test]
-    fn space_that_two_have_taken_is_used_once() {
+    fn a_block_that_two_requests_prepare_is_used_once() {
         let geometry = Geometry::new(&Header::new(16, 1 << 30)).unwrap();
         let mut table = vec![0; 8];
         table[0] = 1 << 16;
@@ -782,7 +782,7 @@ mod tests {
             Err(other) => panic!("{other:?}"),
             Ok(_) => None,
         };
-        // Two requests find that it is missing, and take it one after the other.
+        // Two requests find that a block is missing, and supply one each.
         let (one, two) = (needed().unwrap(), needed().unwrap());
         assert_eq!(one, two);
         refcounts.note_space(one);

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_width_holds_its_numbers_apart() {
+    fn cells_of_every_width_are_independent() {
         for order in 0..=3 {
             let mut cells = Cells::new(1_000_000, order);
             let value = |i: u64| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8 & cells_max(order);

@@ -1,5 +1,5 @@
-//! Guards against a check that finds too much or too little, and against images that make it run
-//! for ever or panic.
+//! Guards against a check that reports too much or too little, and against images that make it hang
+//! or panic.
 
 use std::sync::Arc;
 
@@ -141,7 +141,7 @@ fn fragments_are_counted() {
 }
 
 #[test]
-fn a_table_that_many_snapshots_share_counts_for_each() {
+fn a_table_of_many_snapshots_is_counted_for_each() {
     let mut image = TestImage::new(4);
     let l1 = image.bytes.len() / CLUSTER;
     let table = l1 + 3;
@@ -171,7 +171,7 @@ fn a_table_that_many_snapshots_share_counts_for_each() {
 }
 
 #[test]
-fn a_table_that_every_entry_names_is_read_once() {
+fn a_table_that_every_entry_refers_to_is_read_once() {
     let mut image = TestImage::new(4);
     // 32 MiB of entries that name the same table, which must be read once.
     let l1 = image.bytes.len() / CLUSTER;

@@ -170,8 +170,8 @@ impl Uses {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a repair that goes on although a cluster with a table that
-    //! everything depends on is something else, too.
+    //! Guards against a repair that continues although a cluster with an essential table has another
+    //! use, too.
     use super::*;
 
     fn conflict(uses: &[Use]) -> Option<[Use; 2]> {

@@ -174,8 +174,7 @@ fn fit(parts: Vec<Part>, chunk: &Range<u64>, unit: u64, whole: bool) -> Vec<Part
 
 #[cfg(test)]
 mod tests {
-    //! Guards against parts that overlap or leave something out, and against
-    //! clusters that are compressed in part.
+    //! Guards against parts that overlap or leave gaps, and against partly compressed clusters.
     use super::Content::{Backing, Data, Zero};
     use super::*;
 
@@ -203,7 +202,7 @@ mod tests {
             fitted(&[(13, Zero), (14, Data), (50, Zero), (55, Data)], false),
             parts(&[(10, Zero), (20, Data), (50, Zero), (55, Data)])
         );
-        // Too little to be worth leaving out.
+        // A hole that is too small to be kept.
         assert_eq!(
             fitted(&[(3, Data), (9, Zero), (12, Data), (29, Zero)], false),
             parts(&[(20, Data), (29, Zero)])
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_backing_file_has_stays_unless_units_must_be_whole() {
+    fn unallocated_parts_are_kept_unless_units_must_be_whole() {
         let list = [(13, Backing), (26, Data), (37, Backing), (50, Zero)];
         let kept = [
             (13, Backing),

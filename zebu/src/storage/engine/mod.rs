@@ -197,8 +197,8 @@ impl FromStr for EngineKind {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against an operation that is lost or reported twice if there are more than an engine
-    //! takes at once, and against a wait that another thread cannot end.
+    //! Guards against operations that are lost or reported twice if there are more than an engine
+    //! accepts at once, and against a wait that another thread cannot end.
     use super::*;
     use std::io::Write;
     use std::os::fd::AsRawFd;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_ended_before_it_begins_and_after() {
+    fn a_wait_can_be_ended_before_and_after_it_begins() {
         for kind in EngineKind::ALL {
             let Ok(mut engine) = kind.start() else {
                 eprintln!("skipped: {kind}");

@@ -210,14 +210,14 @@ impl OpKind {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against cached reads that the caller's thread never executes, which no other test
-    //! would notice, and against an end of the file where there is none.
+    //! Guards against cached reads that the caller's thread does not execute, which no other test
+    //! detects, and against a wrong end of file.
     use super::*;
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn what_was_just_written_is_read_at_once() {
+    fn a_read_of_cached_bytes_completes_at_once() {
         let mut file = tempfile::tempfile_in(".").unwrap();
         file.write_all(&[7; 10_000]).unwrap();
         let mut bytes = [0u8; 8192];
@@ -227,7 +227,7 @@ mod tests {
                 segments: 1,
                 ..Op::without_memory(OpKind::Read, file.as_raw_fd(), offset, 8192)
             };
-            // SAFETY: `bytes` stays until the read has ended.
+            // SAFETY: `bytes` lives until the read has ended.
             unsafe { op.complete_cached() }
         };
         assert_eq!(read(0), Some(8192));

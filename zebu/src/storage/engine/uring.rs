@@ -351,7 +351,7 @@ impl Engine for Uring {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against completions that are lost if there are more than the queues of the ring hold.
+    //! Guards against completions that are lost if there are more than fit into the ring.
     use super::super::tests::reads_in_flight;
     use super::*;
 
@@ -397,7 +397,7 @@ mod tests {
             eprintln!("skipped: no io_uring");
             return;
         };
-        // As if handing over had failed all the time.
+        // As if every submission had failed.
         for token in 0..3 * ENTRIES {
             uring.in_flight += 1;
             uring.push(opcode::Nop::new().build().user_data(u64::from(token)));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_as_many_as_there_is_work_for() {
+    fn there_are_as_many_workers_as_operations() {
         let mut threads = Threads::new().unwrap();
         for reads in [1, 2, 1000, 1] {
             reads_in_flight(&mut threads, reads);
@@ -197,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn idle_workers_end_and_come_back() {
+    fn idle_workers_end_and_are_started_again() {
         let mut threads = Threads::new().unwrap();
-        // About when they end, so that some batches meet workers that are ending.
+        // Near the time when they end, so that some batches come while workers are ending.
         for round in 0..40u32 {
             reads_in_flight(&mut threads, 2 + round % 3);
             std::thread::sleep(IDLE + Duration::from_micros(u64::from(round) * 50) - IDLE / 20);
@@ -210,7 +210,7 @@ mod tests {
             std::thread::sleep(IDLE);
         }
         reads_in_flight(&mut threads, 100);
-        // And with the engine, whatever they do.
+        // They also end with the engine.
         let shared = Arc::downgrade(&threads.workers().0);
         drop(threads);
         while shared.upgrade().is_some() {
@@ -219,7 +219,8 @@ mod tests {
         }
     }
 
-    /// Of each engine: what the kernel's interface does not have is done beside other operations.
+    /// Each engine executes operations that the kernel's interface lacks by workers, concurrently with
+    /// others.
     #[test]
     fn calls_that_block_are_done_by_workers() {
         for kind in super::super::EngineKind::ALL {
@@ -246,7 +247,7 @@ mod tests {
         };
         let set_length = Op::without_memory(OpKind::SetLength, fd, 0, 1 << 20);
         for (op, result) in [(set_length, 0), (extent, StorageExtent::SIZE as i32)] {
-            // SAFETY: the file and the memory live until the operation, waited for here, has ended.
+            // SAFETY: the file and the memory live until the operation has ended.
             unsafe { engine.submit(7, op) };
             assert_eq!(waits_for(engine), (7, result));
         }

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn covered_is_what_came_once() {
+    fn a_read_is_covered_when_each_byte_came_once() {
         let (mut slots, id) = slot(100);
         let slot = slots.get_mut(id).unwrap();
         assert!(slot.cover(40, 10) && slot.cover(60, 40) && slot.cover(0, 40));
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_good_once() {
+    fn a_cookie_is_valid_once() {
         let (mut slots, id) = slot(1);
         assert_eq!(slots.by_cookie(id.0), Some(id));
         slots.finish(id, Ok(None), &mut Vec::new());

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_waits_only_for_what_it_has_alone() {
+    fn a_thread_blocks_only_for_a_single_operation() {
         let execution = |kind, buffered, alone, sleeps, inline_buffered| {
             let op = Op {
                 buffered,

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pool_reuses_and_bounds() {
+    fn buffers_are_reused_and_bounded() {
         let pool = BufferPool::new();
         let a = pool.take(5000);
         assert_eq!(a.len(), 8192);

@@ -68,7 +68,7 @@ fn file() -> Arc<dyn Storage> {
     std::fs::write(file.path(), [1; 4096]).unwrap();
     let how = OpenFile {
         write: true,
-        // The engine's, also alone.
+        // The engine executes it, also if it is alone.
         cache: CacheMode::WriteThrough,
         ..OpenFile::default()
     };
@@ -76,7 +76,7 @@ fn file() -> Arc<dyn Storage> {
 }
 
 #[test]
-fn what_cannot_be_begun_now_is_begun_again() {
+fn operations_that_cannot_start_are_retried() {
     let file = file();
     let queue = scripted(&[0, -libc::EAGAIN, -libc::EINTR, -libc::EAGAIN], false);
     queue.block_on(flush(&*file, &queue)).unwrap();
@@ -140,7 +140,7 @@ fn tasks_end_with_their_queue_and_unbroken_sections_before() {
     let queue = Queue::new(QueueOptions::default()).unwrap();
     let (other, alive) = (Rc::new(()), Rc::new(Cell::new(0)));
     let (held, count) = (other.clone(), alive.clone());
-    // Its answer is dropped at once.
+    // Its result is dropped at once.
     drop(queue.detach(|queue| async move {
         let _held = held;
         {
@@ -203,14 +203,14 @@ fn a_panic_of_one_task_loses_no_wake_up_of_others() {
         }
         assert_eq!(ended.get(), 3);
         drop((before, after));
-        // The place of the one that panicked is free again.
+        // The slot of the task that panicked is free again.
         let tasks = queue.inner.tasks.borrow();
         assert_eq!(tasks.free_places(), 4);
     }
 }
 
 #[test]
-fn a_descriptor_that_is_made_late_tells_of_everything() {
+fn a_descriptor_that_is_created_late_reports_earlier_events() {
     use rustix::event::{PollFd, PollFlags, poll};
     for queue in queues() {
         let ended = Rc::new(Cell::new(false));

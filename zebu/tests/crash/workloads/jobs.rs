@@ -1,4 +1,4 @@
-//! What changes a whole image: snapshots, another size, and the jobs.
+//! Changes of the whole image: snapshots, resizes and jobs.
 
 use std::sync::Arc;
 
@@ -7,18 +7,19 @@ use zebu::internal::Mapping;
 use zebu::internal::format::Header;
 use zebu::jobs::{
     self, AmendOptions, CommitOptions, CompressOptions, ConvertOptions, CreateQcow2, NewBacking,
-    NewDataFile, RebaseOptions, RepairMode, Target, create_qcow2,
+    NewDataFile, RebaseOptions, Target, create_qcow2,
 };
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Memory, Queue};
 
 use super::requests::{Kind, Mix, Use, begin};
 use super::{Dice, History, noise, options, raw, writable};
+use crate::common::repair_all;
 use crate::judge::{Change, DATA_FILE, Layout, Model, Under, content};
 
 const ENGINE: EngineKind = EngineKind::Threads;
 
-/// What goes on between changes of the whole image.
+/// The requests between changes of the whole image.
 const MIX: &[Kind] = &[
     Kind::Write,
     Kind::Write,
@@ -37,7 +38,7 @@ fn mix(cluster: usize, steps: usize) -> Mix {
     }
 }
 
-/// An image in memory that was used, and what it reads as.
+/// An image in memory with random content. Returns its bytes and the content.
 pub(super) fn used_image(
     queue: &Queue,
     rng: &mut Dice,
@@ -63,7 +64,7 @@ pub(super) fn used_image(
     (history.files[0].to_vec(), active)
 }
 
-/// The bytes of an image, and what it reads as.
+/// The bytes of an image, and the content of its disk.
 pub(super) type Filled = (Vec<u8>, Vec<u8>);
 
 pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
@@ -96,7 +97,7 @@ pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
             1 if count > 0 => OfSnapshots::Apply(pick),
             _ => OfSnapshots::Create(format!("s{taken}")),
         };
-        // What failed is done once more, sometimes after other things.
+        // A failed change is retried, sometimes after other requests.
         for _ in 0..2 {
             match change_snapshots(&mut used, &mut device, &what, &mut model) {
                 Outcome::Done => break,
@@ -111,20 +112,20 @@ pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
     used.close(device)
 }
 
-/// A change of the snapshots; by their place in the list.
+/// A change of the snapshots, which are given by their index.
 enum OfSnapshots {
     Create(String),
     Apply(usize),
     Delete(usize),
 }
 
-/// What a change of the whole image came to.
+/// The result of a change of the whole image.
 enum Outcome {
-    /// It is done, or cannot be.
+    /// It succeeded, or is not possible for this image.
     Done,
     /// It failed, and the image is as before.
     Failed,
-    /// It failed, and so does every write from now on.
+    /// It failed, and every later write fails.
     Final,
 }
 
@@ -165,8 +166,7 @@ fn change_snapshots(
                 false => Outcome::Final,
             };
         }
-        // Refcounts of few bits cannot count them, and version 2 cannot go
-        // back to another size.
+        // Refcounts of few bits overflow, and in version 2 the size of a snapshot is unknown.
         let known = matches!(
             error,
             zebu::Error::RefcountOverflow { .. } | zebu::Error::Refused(_)
@@ -179,8 +179,8 @@ fn change_snapshots(
     Outcome::Done
 }
 
-/// Gives the disk another size, if it can have one; once more if that failed.
-/// Whether the session can go on.
+/// Resizes the disk, if that is possible, and retries after a failure. Returns whether the session
+/// can continue.
 fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &mut Model) -> bool {
     let old = used.active.len();
     let new = 512 * (16 + rng.below(2 * old as u64 / 512) as usize);
@@ -191,7 +191,7 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
                 Preallocation::Falloc,
                 Preallocation::Full,
             ];
-            modes[rng.below(3) as usize]
+            rng.pick(&modes)
         }
         false => Preallocation::Off,
     };
@@ -230,7 +230,7 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
     true
 }
 
-/// Every cluster from `start` to the end of the disk has space of its own.
+/// Fails unless each cluster from `start` to the end of the disk is allocated.
 fn assert_allocated(queue: &Queue, device: &Device, start: u64) {
     let Some(image) = device.top().as_qcow2() else {
         return;
@@ -238,7 +238,7 @@ fn assert_allocated(queue: &Queue, device: &Device, start: u64) {
     let (mut at, end) = (start, device.size());
     while at < end {
         let extent = queue.block_on(image.extent(queue, at, end - at));
-        // It fails once, perhaps.
+        // The operation that fails may be one of these reads.
         let extent = extent.or_else(|_| queue.block_on(image.extent(queue, at, end - at)));
         let extent = extent.unwrap();
         let is_empty = matches!(
@@ -260,9 +260,8 @@ pub fn resize(queue: &Queue, rng: &mut Dice) -> History {
     }
     match rng.below(4) {
         0 | 1 => {
-            // Longer or shorter than the disk: what it has behind that must
-            // never show.
-            let length = [300 << 10, active.len() / 2 + 100][rng.below(2) as usize];
+            // Longer or shorter than the disk. Its bytes behind the end must never be read.
+            let length = rng.pick(&[300 << 10, active.len() / 2 + 100]);
             let base = noise(rng, length);
             let both = length.min(active.len());
             active[..both].copy_from_slice(&base[..both]);
@@ -299,7 +298,7 @@ pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
     below.backing = None;
     let (base, base_active) = used_image(queue, rng, &below, Layout::default());
     let above = options(rng, 100).backing(Some(backing("base.qcow2", "qcow2")));
-    // Used over a raw image that reads as the base does.
+    // It is written over a raw image with the content of the base.
     let stand_in = Layout {
         backings: vec![raw("base.qcow2", &base_active)],
         ..Layout::default()
@@ -326,14 +325,14 @@ pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
     let commit = || {
         let top = || Device::from_storage(queue, history.files[0].clone(), &alone);
         let base = || Under::Image(1).open(queue, &history.files, true);
-        // What fails once works the next time.
+        // One operation fails, so a second attempt succeeds.
         let top = top().or_else(|_| top()).unwrap();
         let base = base().or_else(|_| base()).unwrap();
         jobs::commit(queue, top, base, &options, |_| {})
     };
     if let Err(e) = commit() {
         history.allow(&e);
-        commit().unwrap_or_else(|e| panic!("once more: {e}"));
+        commit().unwrap_or_else(|e| panic!("retried: {e}"));
     }
     let base = Under::Image(1).open(queue, &history.files, false);
     let base = base.or_else(|_| Under::Image(1).open(queue, &history.files, false));
@@ -368,7 +367,7 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
         options.cluster_bits = 14;
         options.extended_l2 = true;
     }
-    // A cluster of 512 bytes has no room for the long ones.
+    // The long names do not fit into clusters of 512 bytes.
     let kinds = if options.cluster_bits == 9 { 1 } else { 4 };
     let [old_name, new_name] = NAMES[rng.below(kinds) as usize];
     options.backing = Some(backing(old_name, "raw"));
@@ -380,7 +379,7 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
             rng.fill(chunk);
         }
     }
-    new.truncate([size, size / 1024 * 512][rng.below(2) as usize]);
+    new.truncate(rng.pick(&[size, size / 1024 * 512]));
     let layout = Layout {
         backings: vec![raw(old_name, &old)],
         ..Layout::default()
@@ -408,7 +407,7 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
     };
     if let Err(e) = rebase() {
         history.allow(&e);
-        rebase().unwrap_or_else(|e| panic!("once more: {e}"));
+        rebase().unwrap_or_else(|e| panic!("retried: {e}"));
     }
     history
 }
@@ -436,16 +435,16 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
         let (old, new) = (model.active.len(), (sectors * 512) as usize);
         let failed = history.disk.failed() && !failed_before;
         if failed && result.is_err() {
-            // A part of it may be done; all of it is if it is done once more.
+            // A part may have been done; retried, all of it is done.
             let device = history.open(queue, &writable(rng));
             let size = device.size() as usize;
             assert!(size == old || options.size.is_some() && size == new);
             result = jobs::amend(queue, device, &options, |_| {});
             let refused = matches!(result, Err(zebu::Error::Refused(_)));
-            assert!(result.is_ok() || refused, "done once more: {result:?}");
+            assert!(result.is_ok() || refused, "retried: {result:?}");
         }
         if let Err(e) = result {
-            // Not every image can be everything.
+            // Not every image can get every option.
             let device = history.open(queue, &OpenOptions::default());
             assert_eq!(device.size() as usize, old, "refused half way: {e}");
             continue;
@@ -458,7 +457,7 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
     history
 }
 
-/// A repair of an image whose refcounts are wrong both ways.
+/// A repair of an image some of whose refcounts are too high and others too low.
 pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
     let options = options(rng, 100).version(3).refcount_order(4);
     let (mut image, active) = used_image(queue, rng, &options, Layout::default());
@@ -473,23 +472,9 @@ pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
     };
     let history = History::new(rng, layout, vec![image], before);
     let file = history.files[0].clone();
-    if let Err(e) = queue.block_on(jobs::repair(
-        queue,
-        file.clone(),
-        RepairMode::All,
-        &mut |_| {},
-        |_| {},
-    )) {
+    if let Err(e) = repair_all(queue, file.clone()) {
         history.allow(&e);
-        queue
-            .block_on(jobs::repair(
-                queue,
-                file,
-                RepairMode::All,
-                &mut |_| {},
-                |_| {},
-            ))
-            .unwrap();
+        repair_all(queue, file).unwrap();
     }
     history
 }
@@ -510,7 +495,7 @@ fn damage(rng: &mut Dice, image: &mut [u8], cluster: usize) {
         }
         let count = (image.len() / cluster).min(cluster / 2);
         for _ in 0..1 + rng.below(10) {
-            let n = rng.below(count as u64) as usize;
+            let n = rng.index(count);
             image[block + 2 * n + 1] = rng.below(3) as u8;
         }
     }
@@ -526,7 +511,7 @@ pub fn convert_compressed(queue: &Queue, rng: &mut Dice) -> History {
     converted(queue, rng, true)
 }
 
-/// A new image, and everything that a conversion does to it.
+/// A conversion to a new image.
 fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     let mut options = options(rng, 150);
     options.size = options.size.next_multiple_of(512);

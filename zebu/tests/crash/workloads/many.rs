@@ -1,7 +1,7 @@
 //! Many requests in flight together, on one queue and on several.
 //!
-//! No two of them touch the same sector at one time, so it is known what each
-//! must leave; but they share clusters, tables and refcounts.
+//! Requests that are in flight together have different sectors, so the expected content is known,
+//! but share clusters, tables and refcounts.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,23 +21,23 @@ use crate::judge::{Change, Event, Layout};
 
 type Request<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Where requests are noted.
+/// Records the requests.
 struct Log<'a> {
     disk: &'a Disk,
     events: &'a Mutex<Vec<Event>>,
-    /// A request has ended with the error of a flush.
-    told: &'a AtomicBool,
+    /// A request has returned the error of a failed flush.
+    flush_error: &'a AtomicBool,
 }
 
 impl Log<'_> {
-    /// Carries out a request, and notes it when it has ended.
+    /// Executes a request, and records it when it has ended.
     async fn note<T>(&self, what: Change, request: impl Future<Output = zebu::Result<T>>) {
         let began = self.disk.now();
-        // A write may still succeed while the thread whose flush failed has not heard of it; a flush,
-        // which says that something is durable, may not.
+        // A write may still succeed until the failed flush has returned its error. A later flush may
+        // not.
         let nothing_succeeds = match what {
             Change::Flush => self.disk.flush_failed(),
-            _ => self.told.load(Ordering::SeqCst),
+            _ => self.flush_error.load(Ordering::SeqCst),
         };
         let mut ended = Time::MAX;
         match request.await {
@@ -47,7 +47,7 @@ impl Log<'_> {
             }
             Err(e) => {
                 assert!(self.disk.failed(), "{e}");
-                self.told
+                self.flush_error
                     .fetch_or(self.disk.flush_failed(), Ordering::SeqCst);
             }
         }
@@ -117,14 +117,14 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
     let log = Log {
         disk: &disk,
         events: &events,
-        told: &AtomicBool::new(false),
+        flush_error: &AtomicBool::new(false),
     };
     let cluster = used.cluster;
     let clusters = used.active.len() / cluster;
     for _ in 0..12 {
         let mut requests: Vec<Request<'_>> = Vec::new();
-        // Each has sectors of its own, in clusters that it may share.
-        let first = rng.below(clusters as u64) as usize * cluster;
+        // Each request has its own sectors, in clusters that others use, too.
+        let first = rng.index(clusters) * cluster;
         let end = (first + 6 * cluster).min(used.active.len());
         let mut at = first;
         while at < end {
@@ -156,7 +156,7 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
         }
         let swaps = requests.len();
         for nth in 0..swaps {
-            requests.swap(nth, rng.below(swaps as u64) as usize);
+            requests.swap(nth, rng.index(swaps));
         }
         queue.block_on(all(requests));
     }
@@ -172,17 +172,21 @@ pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
     let device = used.history.open(queue, &writable(rng));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());
-    let told = AtomicBool::new(false);
+    let flush_error = AtomicBool::new(false);
     let sectors = used.active.len() / 512;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let mut rng = Rng::new(rng.next());
-            let (disk, events, told, device) = (&disk, &events, &told, &device);
+            let (disk, events, flush_error, device) = (&disk, &events, &flush_error, &device);
             scope.spawn(move || {
                 let queue = Queue::new(Default::default()).unwrap();
-                let log = Log { disk, events, told };
+                let log = Log {
+                    disk,
+                    events,
+                    flush_error,
+                };
                 for _ in 0..12 {
-                    // Few, so that the threads meet in clusters.
+                    // Few sectors, so that the threads use the same clusters.
                     let place = rng.below(sectors as u64 / 4) as usize;
                     let mut requests = Vec::new();
                     for sector in place..(place + 8).min(sectors) {

@@ -1,4 +1,4 @@
-//! Requests one after the other, on one queue.
+//! Sequential requests on one queue.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{Dice, History, made, noise, options, raw, writable};
 use crate::disk::Time;
 use crate::judge::{Change, DATA_FILE, Layout, Model, content};
 
-/// What is asked of a device.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Write,
@@ -22,13 +22,13 @@ pub enum Kind {
     Flush,
 }
 
-/// How often what is asked.
+/// A distribution of requests.
 #[derive(Clone, Copy)]
 pub struct Mix {
     pub kinds: &'static [Kind],
-    /// Requests.
+    /// The number of requests.
     pub steps: usize,
-    /// Bytes of a large one.
+    /// Bytes of a large request.
     pub most: usize,
     /// The part of the disk where most of them go, in clusters.
     pub hot: usize,
@@ -55,7 +55,7 @@ const CHURN: [Kind; 8] = [
     Kind::Flush,
 ];
 
-/// A device that is used, and what is known of it.
+/// A device in use, and its expected content.
 pub struct Use<'a> {
     pub queue: &'a Queue,
     pub history: History,
@@ -64,9 +64,9 @@ pub struct Use<'a> {
 }
 
 impl Use<'_> {
-    /// One request at random.
+    /// One random request.
     pub fn step(&mut self, device: &Device, rng: &mut Dice, mix: &Mix) {
-        let kind = mix.kinds[rng.below(mix.kinds.len() as u64) as usize];
+        let kind = rng.pick(&mix.kinds);
         let size = self.active.len();
         let area = match rng.one_in(4) {
             true => size,
@@ -77,8 +77,8 @@ impl Use<'_> {
             1 => self.cluster,
             _ => mix.most,
         };
-        let start = rng.below(area as u64) as usize;
-        let mut range = start..(start + 1 + rng.below(most as u64) as usize).min(size);
+        let start = rng.index(area);
+        let mut range = start..(start + 1 + rng.index(most)).min(size);
         match kind {
             Kind::Discard | Kind::Compress => range = whole(range, self.cluster, size),
             // Mostly sectors, as guests write.
@@ -88,13 +88,13 @@ impl Use<'_> {
         self.request(device, rng, kind, range);
     }
 
-    /// One request, and what it did.
+    /// One request. Records and verifies its effect.
     pub fn request(&mut self, device: &Device, rng: &mut Dice, kind: Kind, range: Range<usize>) {
         let queue = self.queue;
         let began = self.history.disk.now();
         let mut bytes = vec![0; range.len()];
         let (offset, length) = (range.start as u64, range.len() as u64);
-        // It may do less than it was asked.
+        // Whether only a part may have been written.
         let mut partly = false;
         let flush_failed = self.history.disk.flush_failed();
         let failed_before = self.history.disk.failed();
@@ -120,7 +120,7 @@ impl Use<'_> {
                 let iov = unsafe { buffer.iov() };
                 partly = true;
                 let write = device.write_compressed(queue, offset, &iov);
-                // Refused where something is, cluster by cluster.
+                // Clusters that are allocated already are refused.
                 let result = queue.block_on(write);
                 let disk = &self.history.disk;
                 let by_fault = disk.failed() && (!failed_before || disk.is_final());
@@ -128,17 +128,20 @@ impl Use<'_> {
             }
             Kind::Flush => queue.block_on(device.flush(queue)),
         };
-        // (What reads as zeroes already need not be written, and of version 2 over
-        // a backing file nothing is discarded.)
+        // (Zeroes over zeroes need no write, and in version 2 over a backing file nothing is
+        // discarded.)
         let may_work = !flush_failed || matches!(kind, Kind::Zero(_) | Kind::Discard);
         assert!(may_work || result.is_err(), "{kind:?} after a failed flush");
         if let Err(e) = &result {
             self.history.allow(e);
             let disk = &self.history.disk;
-            // An error is told to the request that met it, and to no other.
-            assert!(!failed_before || disk.is_final(), "of an earlier one: {e}");
+            // An error is returned by the request that it belongs to, and by no other.
+            assert!(
+                !failed_before || disk.is_final(),
+                "the error of an earlier request: {e}"
+            );
             let by_reclaim = kind == Kind::Flush && disk.free_failed();
-            assert!(!by_reclaim, "a flush lost nothing, and fails: {e}");
+            assert!(!by_reclaim, "a flush that loses nothing fails: {e}");
         }
         if kind == Kind::Flush {
             if result.is_ok() {
@@ -154,13 +157,16 @@ impl Use<'_> {
             let made_up = known
                 .filter(|(b, (o, w))| b != o && b != w && **b != 0)
                 .count();
-            assert!(made_up == 0, "{made_up} bytes at {range:x?}: {result:?}");
+            assert!(
+                made_up == 0,
+                "{made_up} bytes at {range:x?} are neither old nor new: {result:?}"
+            );
         }
         self.active[range.clone()].copy_from_slice(&bytes);
         self.history.note(began, Change::Write(range.start, bytes));
     }
 
-    /// Reads; the next time, if that fails.
+    /// Reads, and retries once.
     fn read(&self, device: &Device, offset: u64, bytes: &mut [u8]) {
         if let Err(e) = device.read_blocking(self.queue, offset, bytes) {
             self.history.allow(&e);
@@ -169,11 +175,14 @@ impl Use<'_> {
         }
     }
 
-    /// After a change of the whole image that failed: whether the same session
-    /// can go on. The image is as before then.
+    /// After a failed change of the whole image, returns whether the session can continue. The image
+    /// must be unchanged then.
     pub fn go_on(&mut self, device: &Device, began: Time, before: &Model, after: &Model) -> bool {
         if let Err(e) = self.queue.block_on(device.flush(self.queue)) {
-            assert!(self.history.disk.is_final(), "of an earlier one: {e}");
+            assert!(
+                self.history.disk.is_final(),
+                "the error of an earlier request: {e}"
+            );
             let what = Change::Becomes(after.clone());
             self.history.note_failure(began, what);
             return false;
@@ -184,13 +193,13 @@ impl Use<'_> {
         let differ = pairs.position(|(a, b)| a != b);
         assert!(
             found == *before,
-            "after an error, is, was: {sizes:x?}; differs at {differ:x?}"
+            "after an error the sizes are {sizes:x?} (now, before); the content differs at {differ:x?}"
         );
         self.history.note(began, Change::Becomes(found));
         true
     }
 
-    /// What the disk and its snapshots read as, which is all on the disk.
+    /// Reads the disk and its snapshots. No write is in flight or unflushed.
     fn look(&self, device: &Device) -> Model {
         let active = content(self.queue, device).unwrap();
         let mut snapshots = Vec::new();
@@ -207,7 +216,7 @@ impl Use<'_> {
         Model { active, snapshots }
     }
 
-    /// Ends the use of a device after a failure.
+    /// Drops the device after a failure.
     pub fn abandon(self, device: Device) -> History {
         let _ = self.queue.block_on(device.close(self.queue));
         self.history
@@ -223,21 +232,24 @@ impl Use<'_> {
             }
             Err(e) => {
                 let disk = &self.history.disk;
-                assert!(!failed_before || disk.is_final(), "of an earlier one: {e}");
+                assert!(
+                    !failed_before || disk.is_final(),
+                    "the error of an earlier request: {e}"
+                );
                 self.history.allow(&e);
-                assert!(!disk.free_failed(), "nothing was lost, and it fails: {e}");
+                assert!(!disk.free_failed(), "a close that loses nothing fails: {e}");
             }
         }
         self.history
     }
 }
 
-/// A range made of whole units.
+/// Extends a range to whole units.
 fn whole(range: Range<usize>, unit: usize, size: usize) -> Range<usize> {
     range.start / unit * unit..range.end.next_multiple_of(unit).min(size)
 }
 
-/// Begins with an image of these options that reads as `active`.
+/// Begins with an image that has these options and the content `active`.
 pub fn begin<'a>(
     queue: &'a Queue,
     rng: &mut Dice,
@@ -261,7 +273,7 @@ pub fn begin<'a>(
     }
 }
 
-/// Does a mix of requests to an image without anything behind it.
+/// Executes a mix of requests on an image without a backing file.
 fn plain(queue: &Queue, rng: &mut Dice, options: &CreateQcow2, mix: &Mix) -> History {
     let zeroes = vec![0; options.size as usize];
     over(queue, rng, options, Layout::default(), zeroes, mix)
@@ -305,7 +317,7 @@ pub fn backing(queue: &Queue, rng: &mut Dice) -> History {
     }
     options.backing = Some(NewBacking::new("base.raw").format(Some("raw".into())));
     let size = options.size as usize;
-    let length = [size, size / 2 / 512 * 512, size + 8192][rng.below(3) as usize];
+    let length = rng.pick(&[size, size / 2 / 512 * 512, size + 8192]);
     let base = noise(rng, length);
     let layout = Layout {
         backings: vec![raw("base.raw", &base)],
@@ -337,8 +349,8 @@ pub fn subclusters(queue: &Queue, rng: &mut Dice) -> History {
     plain(queue, rng, &options, &mix)
 }
 
-/// Clusters are freed and used again all the time; half of the time in an image
-/// that was used before, with many refcount blocks that are still to be read.
+/// Clusters are freed and reused all the time. Half of the images were used before and have many
+/// refcount blocks that are not loaded yet.
 pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
     let mut options = options(rng, 100);
     let mix = Mix {
@@ -384,8 +396,7 @@ pub fn growth(queue: &Queue, rng: &mut Dice) -> History {
         most: 300 << 10,
         hot: 5000,
     };
-    // The first of it is written at once, so as to get near the end of the
-    // table with few operations.
+    // The first part is written at once, to come near the end of the table with few operations.
     let zeroes = vec![0; options.size as usize];
     let mut used = begin(queue, rng, &options, Layout::default(), zeroes);
     let device = used.history.open(queue, &writable(rng));
@@ -430,7 +441,7 @@ pub fn lazy(queue: &Queue, rng: &mut Dice) -> History {
     plain(queue, rng, &options, &mix)
 }
 
-/// The guest's bytes are in another file.
+/// An image with an external data file.
 pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
     let options = options(rng, 100)
         .version(3)
@@ -449,7 +460,7 @@ pub fn data_file(queue: &Queue, rng: &mut Dice) -> History {
     over(queue, rng, &options, layout, zeroes, &mix)
 }
 
-/// More dirty tables than there may be: they are written between flushes.
+/// More dirty tables than the limit, so that they are written between flushes.
 pub fn small_cache(queue: &Queue, rng: &mut Dice) -> History {
     const SLICE: u64 = 64;
     let slices = 72;

@@ -14,7 +14,7 @@ use crate::storage::{Memory, QueueOptions};
 struct State {
     report: CheckReport,
     messages: Vec<String>,
-    /// Clusters in use whose refcount is too low: they may be taken for free.
+    /// Clusters in use whose refcount is too low: they might be allocated again.
     too_low: BTreeSet<u64>,
     /// Entries that say "one reference" without a refcount of one.
     wrong_flags: BTreeSet<u64>,
@@ -89,8 +89,8 @@ fn numbers(bytes: &[u8]) -> BTreeSet<u64> {
     words.iter().map(|word| u64::from_be_bytes(*word)).collect()
 }
 
-/// Interrupts a repair everywhere. Events before the last barrier are durable; those after it are
-/// lost as the bits of `lost` say.
+/// Interrupts a repair after each event. Events before the last barrier are durable; `lost` has a
+/// bit for each later one that is lost.
 fn interrupt_everywhere(before: &[u8], events: &[Event], lost: u64) {
     let first = check(before).unwrap();
     let known = numbers(before);
@@ -224,7 +224,7 @@ fn refcounts_past_the_end() {
 }
 
 #[test]
-fn a_table_that_was_cut_off_gets_its_end() {
+fn a_truncated_table_is_extended() {
     let mut image = TestImage::new(0);
     image.bytes.truncate(L2 * CLUSTER + 100);
     repairs(&image);
@@ -238,7 +238,7 @@ fn a_table_that_was_cut_off_gets_its_end() {
 }
 
 #[test]
-fn nothing_is_repaired_where_data_lie_on_the_header() {
+fn nothing_is_repaired_if_data_overlap_the_header() {
     let mut image = TestImage::new(10);
     image.put(L2, 20, COMPRESSED | 200);
     let before = file(&image);
@@ -250,7 +250,7 @@ fn nothing_is_repaired_where_data_lie_on_the_header() {
 }
 
 #[test]
-fn what_lies_after_the_end_is_not_overwritten_by_growing() {
+fn clusters_behind_the_end_are_not_overwritten_by_growing() {
     let mut image = TestImage::new(10);
     image.bytes.truncate((DATA + 5) * CLUSTER);
     image.put(REFCOUNT_TABLE, 0, 0);
@@ -267,7 +267,7 @@ fn what_lies_after_the_end_is_not_overwritten_by_growing() {
 }
 
 #[test]
-fn metadata_that_is_named_as_a_table_stays() {
+fn metadata_that_an_entry_refers_to_as_a_table_are_kept() {
     let mut image = TestImage::new(10);
     image.put(L1, 1, COPIED);
     image.put(L1, 2, COPIED | (REFCOUNT_TABLE * CLUSTER) as u64);

@@ -1,13 +1,11 @@
-//! What each block may read as, while many threads write.
+//! The data that each block may have while many threads write.
 //!
-//! A block is a sector. What a write leaves in it says which block it is, which
-//! write it was, and has a checksum over both in all the rest, so that nothing
-//! else can be taken for it.
+//! A block is a sector. A write fills it with the block's address, the number of the write, and a
+//! checksum of both, so that lost, misplaced and mixed data are detected.
 //!
-//! A read that ends may have found what any write left that had begun by then,
-//! and that no other wholly replaced: one that began after it had ended, and
-//! ended before the read began. If a write was going on meanwhile, it may have
-//! found words of several.
+//! A read may return the data of any write that began before the read ended and was not replaced.
+//! A write is replaced by one that began after it had ended, and that ended before the read began.
+//! If a write to the block was in flight during the read, it may return words of several writes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,9 +17,9 @@ const WORDS: usize = BLOCK / 8;
 /// Blocks behind one lock.
 const GROUP: usize = 64;
 
-/// When something happened: every begin and every end has a time of its own.
+/// A reading of the ledger's clock. Each begin and each end of a request has its own.
 pub type Time = u64;
-/// Which write a block is of; 0: it is zeroes.
+/// The number of a write; 0 for zeroes.
 pub type Sequence = u64;
 
 /// The words of a block.
@@ -31,11 +29,12 @@ fn words(block: usize, sequence: Sequence) -> impl Iterator<Item = u64> {
         _ if is_zero => 0,
         0 => address,
         1 => sequence,
-        _ => checksum(address, sequence).rotate_left(nth as u32) ^ nth,
+        // It compresses, for compressed writes.
+        _ => checksum(address, sequence) ^ nth,
     })
 }
 
-/// splitmix64 of both.
+/// A hash of both, by the finalizer of splitmix64.
 fn checksum(address: u64, sequence: Sequence) -> u64 {
     let mut x = address ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -43,7 +42,7 @@ fn checksum(address: u64, sequence: Sequence) -> u64 {
     x ^ x >> 31
 }
 
-/// The bytes of some blocks as one write leaves them.
+/// The bytes of blocks that one write has filled.
 pub fn stamped(sequence: Sequence, blocks: Range<usize>) -> Vec<u8> {
     blocks
         .flat_map(|block| words(block, sequence))
@@ -51,7 +50,7 @@ pub fn stamped(sequence: Sequence, blocks: Range<usize>) -> Vec<u8> {
         .collect()
 }
 
-/// The bytes of blocks with these sequence numbers, from the first block on.
+/// The bytes of a disk whose blocks are of these writes.
 pub fn image_of(sequences: &[Sequence]) -> Vec<u8> {
     let blocks = sequences.iter().enumerate();
     blocks.flat_map(|(n, s)| stamped(*s, n..n + 1)).collect()
@@ -62,25 +61,23 @@ fn is_of(bytes: &[u8], block: usize, sequence: Sequence) -> bool {
     pairs.into_iter().all(|(b, word)| b == word.to_le_bytes())
 }
 
-/// What a block's bytes say which write they are of.
+/// The number of the write that the bytes of a block contain.
 fn claims(bytes: &[u8]) -> Sequence {
     u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"))
 }
 
-/// A write to a block that may still be seen.
+/// A write to a block whose data may still be read.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     sequence: Sequence,
     began: Time,
     /// `Time::MAX` while it is in flight.
     ended: Time,
-    /// Whether it surely had its effect. A discard need not have any.
-    certain: bool,
-    /// Reads that began later cannot find it any more.
+    /// It was replaced at this time: reads that begin later do not return it.
     gone: Time,
 }
 
-/// All blocks of a disk.
+/// The blocks of a disk.
 pub struct Ledger {
     clock: AtomicU64,
     /// When the requests in flight began.
@@ -90,14 +87,13 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The blocks are of these writes, and nothing is in flight.
+    /// A disk whose blocks are of these writes. No request is in flight.
     pub fn new(before: &[Sequence]) -> Self {
         let write = |sequence: &Sequence| {
             vec![Write {
                 sequence: *sequence,
                 began: 0,
                 ended: 0,
-                certain: true,
                 gone: Time::MAX,
             }]
         };
@@ -122,7 +118,7 @@ impl Ledger {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A request begins. It must end ([`Ledger::end`]).
+    /// A request begins. The caller must call [`Ledger::end`] for it.
     pub fn begin(&self) -> Time {
         let mut active = self.active();
         let now = self.now();
@@ -146,28 +142,27 @@ impl Ledger {
         }
     }
 
-    /// A write is about to start.
-    pub fn writes(&self, blocks: Range<usize>, began: Time, sequence: Sequence, certain: bool) {
+    /// A request that began then is about to write.
+    pub fn writes(&self, blocks: Range<usize>, began: Time, sequence: Sequence) {
         self.each(blocks, |_, writes| {
             writes.push(Write {
                 sequence,
                 began,
                 ended: Time::MAX,
-                certain,
                 gone: Time::MAX,
             });
         });
     }
 
-    /// It has ended.
-    pub fn wrote(&self, blocks: Range<usize>, began: Time) {
+    /// The write has ended. It took effect if it is `certain`, else it may have.
+    pub fn wrote(&self, blocks: Range<usize>, began: Time, certain: bool) {
         let now = self.now();
         let oldest = *self.active().first().unwrap_or(&began);
         self.each(blocks, |_, writes| {
             let this = writes.iter_mut().find(|w| w.began == began);
             let this = this.expect("it has begun");
             this.ended = now;
-            if this.certain {
+            if certain {
                 for other in writes.iter_mut().filter(|w| w.ended < began) {
                     other.gone = other.gone.min(now);
                 }
@@ -176,7 +171,7 @@ impl Ledger {
         });
     }
 
-    /// Looks at what a read found, which has just ended.
+    /// Verifies the data of a read that has just ended.
     pub fn judge(&self, blocks: Range<usize>, began: Time, bytes: &[u8]) -> Result<(), String> {
         let (first, now) = (blocks.start, self.now());
         let mut verdict = Ok(());
@@ -203,11 +198,11 @@ impl Ledger {
         verdict
     }
 
-    /// Nothing is in flight: the sequence numbers of a whole disk that was read,
-    /// of which each block must be of one write.
+    /// Verifies all data of the disk, read while no request was in flight: each block must be of
+    /// one write. Returns the numbers of these writes.
     pub fn settle(&self, bytes: &[u8]) -> Result<Vec<Sequence>, String> {
         let began = self.now();
-        assert!(self.active().is_empty(), "something is in flight");
+        assert!(self.active().is_empty(), "a request is in flight");
         let mut sequences = Vec::with_capacity(self.blocks);
         let mut verdict = Ok(());
         self.each(0..self.blocks, |block, writes| {
@@ -245,8 +240,8 @@ mod tests {
     /// A write of block 0.
     fn write(ledger: &Ledger, sequence: Sequence, certain: bool) {
         let began = ledger.begin();
-        ledger.writes(0..1, began, sequence, certain);
-        ledger.wrote(0..1, began);
+        ledger.writes(0..1, began, sequence);
+        ledger.wrote(0..1, began, certain);
         ledger.end(began);
     }
 
@@ -258,13 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_knows_right_from_wrong() {
+    fn lost_misplaced_replaced_and_torn_data_are_detected() {
         let of = |sequence| stamped(sequence, 0..1);
         let ledger = Ledger::new(&[1, 0]);
         assert!(read(&ledger, &of(1)));
         assert!(!read(&ledger, &of(0)), "lost");
-        assert!(!read(&ledger, &of(2)), "made up");
-        assert!(!read(&ledger, &stamped(1, 1..2)), "another's block");
+        assert!(!read(&ledger, &of(2)), "invented");
+        assert!(!read(&ledger, &stamped(1, 1..2)), "data of another block");
         write(&ledger, 2, true);
         assert!(read(&ledger, &of(2)));
         assert!(!read(&ledger, &of(1)), "replaced");
@@ -272,14 +267,13 @@ mod tests {
         assert!(read(&ledger, &of(2)) && read(&ledger, &of(0)), "discarded");
         let mixed = [&of(2)[..256], &of(3)[256..]].concat();
         let began = ledger.begin();
-        ledger.writes(0..1, began, 3, true);
+        ledger.writes(0..1, began, 3);
         assert!(read(&ledger, &of(2)) && read(&ledger, &of(3)), "in flight");
         assert!(read(&ledger, &mixed), "torn in flight");
         assert!(!read(&ledger, &[&of(1)[..256], &of(3)[256..]].concat()));
-        // A read that began before the write ended may be torn, and one that
-        // began before it began may be old.
+        // A read that began before the write ended may return a mixture or the old data.
         let reading = ledger.begin();
-        ledger.wrote(0..1, began);
+        ledger.wrote(0..1, began, true);
         ledger.end(began);
         assert!(ledger.judge(0..1, reading, &mixed).is_ok());
         assert!(ledger.judge(0..1, reading, &of(2)).is_ok());
