@@ -19,6 +19,7 @@
 #[path = "../common/bytes.rs"]
 mod bytes;
 mod found;
+mod limited;
 mod make;
 mod program;
 mod refused;

@@ -70,6 +70,8 @@ pub struct Shell {
     pub log: Vec<String>,
     /// Print each line as it is run.
     pub trace: bool,
+    /// The longest file that zebu may write, in KiB.
+    pub limit: Option<u64>,
 }
 
 impl Shell {
@@ -78,6 +80,7 @@ impl Shell {
             root: root.into(),
             log: Vec::new(),
             trace: std::env::var_os("ZEBU_SESSIONS_TRACE").is_some(),
+            limit: None,
         }
     }
 
@@ -177,9 +180,18 @@ impl Shell {
         args: &[String],
     ) -> Result<Answer, String> {
         let words: Vec<String> = args.iter().map(|a| quoted(a)).collect();
-        self.note(format!("(cd {cwd}; {name} {})", words.join(" ")));
+        let limit = self.limit.filter(|_| name == "zebu");
+        let limit = limit
+            .map(|kib| format!("ulimit -f {kib}; "))
+            .unwrap_or_default();
+        self.note(format!("(cd {cwd}; {limit}{name} {})", words.join(" ")));
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "60"]).arg(program);
+        command.args(["-k", "5", "60"]);
+        if !limit.is_empty() {
+            let script = format!("{limit}exec \"$0\" \"$@\"");
+            command.args(["bash", "-c", &script]);
+        }
+        command.arg(program);
         command.args(args.iter().map(|arg| bytes::os(arg)));
         let output = command
             .current_dir(self.root.join(cwd))

@@ -134,22 +134,21 @@ impl World {
     /// A sector of the image cannot be read: either it is not needed, or the copy is known to
     /// be incomplete.
     fn read_error(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        let path = self.path(shell);
-        let name = shell.absolute(&self.name);
-        let plain = name
-            .chars()
-            .all(|c| c.is_ascii_graphic() && !"\"\\".contains(c));
         // Names relative to an image are not known through other drivers.
-        if self.base.is_some() || self.kind.data_file.is_some() || !plain {
+        if self.base.is_some() || self.kind.data_file.is_some() {
             return Ok(());
         }
+        let path = self.path(shell);
+        // A name that needs no escapes.
+        let plain = shell.root.join("img/plain");
+        fs::hard_link(&path, &plain).map_err(|e| e.to_string())?;
+        shell.note(format!("ln img/{} img/plain", self.name.escape_debug()));
         let length = fs::metadata(&path).map_err(|e| e.to_string())?.len();
         let sector = rng.below(length.div_ceil(SECTOR as u64));
         let source = format!(
             "json:{{\"driver\":\"qcow2\",\"file\":{{\"driver\":\"blkdebug\",\"image\":\
-             {{\"driver\":\"file\",\"filename\":\"{}\"}},\"inject-error\":\
-             [{{\"event\":\"none\",\"iotype\":\"read\",\"sector\":{sector}}}]}}}}",
-            name
+             {{\"driver\":\"file\",\"filename\":\"plain\"}},\"inject-error\":\
+             [{{\"event\":\"none\",\"iotype\":\"read\",\"sector\":{sector}}}]}}}}"
         );
         let before = files(shell)?;
         let copy = shell.root.join("img/copy.qcow2");
@@ -176,6 +175,7 @@ impl World {
             }
         }
         let _ = fs::remove_file(copy);
-        unchanged(&before, shell, "convert")
+        unchanged(&before, shell, "convert")?;
+        fs::remove_file(plain).map_err(|e| e.to_string())
     }
 }

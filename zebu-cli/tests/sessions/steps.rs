@@ -58,10 +58,11 @@ impl World {
         if self.killed && rng.one_in(2) {
             return self.repair(shell, rng);
         }
-        match rng.below(29) {
+        match rng.below(31) {
             24 => self.refused(shell, rng),
             25 | 26 => self.end_of_file(shell, rng),
-            27 | 28 => self.end_of_disk(shell, rng),
+            27 | 28 => (0..1 + rng.below(3)).try_for_each(|_| self.end_of_disk(shell, rng)),
+            29 | 30 => self.limited(shell, rng),
             0..=7 => self.session(shell, rng, false),
             8 => self.session(shell, rng, true),
             9..=11 => self.resize(shell, rng),
@@ -179,9 +180,18 @@ impl World {
         Ok(())
     }
 
-    /// A few sectors at the end of the disk are written, it may get another backing file,
-    /// and is made larger.
+    /// A few sectors at the end of the disk are written, often over a longer backing file. It
+    /// may get another one, and is made larger.
     fn end_of_disk(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        if rng.one_in(2) {
+            let size = self.size();
+            if self.bases.len() < 6 {
+                self.new_base(shell, rng, size + self.kind.cluster)?;
+            }
+            if let Some(longer) = self.bases.iter().rposition(|b| b.bytes.len() > size) {
+                self.change_base_to(shell, rng, Some(longer))?;
+            }
+        }
         let length = SECTOR * (1 + rng.below(4) as usize);
         let length = length.min(self.size());
         let gap = SECTOR * rng.below(8) as usize;
@@ -274,7 +284,7 @@ impl World {
     }
 
     /// A write, and what it writes to.
-    fn write(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
+    pub fn write(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
         let byte = match rng.one_in(12) {
             true => 0,
@@ -294,7 +304,7 @@ impl World {
         (self.kind.version == 3 || self.base.is_some()) && !self.is_data_raw()
     }
 
-    fn zero(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
+    pub fn zero(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
         let unmap = if rng.one_in(2) { " -u" } else { "" };
         let own = self.owns_zeroes();
@@ -345,17 +355,23 @@ impl World {
             2 => (1 + rng.below((most / cluster) as u64) as usize) * cluster,
             _ => (1 + rng.below((most / SECTOR) as u64) as usize) * SECTOR,
         };
-        match new > 2 * most {
-            true => Ok(()),
-            false => self.resize_to(shell, rng, new),
+        if new > 2 * most {
+            return Ok(());
+        }
+        self.resize_to(shell, rng, new)?;
+        // What was cut off must not come back.
+        match new < old && self.size() == new && rng.one_in(2) {
+            true => self.resize_to(shell, rng, old),
+            false => Ok(()),
         }
     }
 
-    fn resize_to(&mut self, shell: &mut Shell, rng: &mut Rng, new: usize) -> Result<()> {
+    pub fn resize_to(&mut self, shell: &mut Shell, rng: &mut Rng, new: usize) -> Result<()> {
         let (by, old) = (either(rng), self.size());
         let cluster = self.kind.cluster;
         let (cwd, name) = self.place(shell, rng);
-        let in_session = rng.one_in(4);
+        // A write that fails there may have happened in part.
+        let in_session = rng.one_in(4) && shell.limit.is_none();
         let commands_of_qemu = in_session && by == By::Qemu;
         let mut preallocated = false;
         let answer = if in_session {
@@ -430,7 +446,7 @@ impl World {
         Ok(())
     }
 
-    fn snapshot(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+    pub fn snapshot(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let by = either(rng);
         let (cwd, name) = self.place(shell, rng);
         let mut run = |args: &[&str]| {
@@ -489,25 +505,35 @@ impl World {
     }
 
     /// Another base, or none, as `rebase` has it.
-    fn other_base(
-        &mut self,
-        shell: &mut Shell,
-        rng: &mut Rng,
-    ) -> Result<(Option<usize>, [String; 4])> {
+    fn other_base(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<Option<usize>> {
         if self.bases.len() < 5 && rng.one_in(3) {
             self.new_base(shell, rng, self.size())?;
         }
         let count = self.bases.len() as u64;
-        let base = (count > 0 && !rng.one_in(4)).then(|| rng.below(count) as usize);
+        Ok((count > 0 && !rng.one_in(3)).then(|| rng.below(count) as usize))
+    }
+
+    /// A base, or none, as an option of `rebase`.
+    fn base_option(&self, base: Option<usize>) -> [String; 4] {
         let (name, format) = match base {
             None => ("", "qcow2"),
             Some(base) => (self.bases[base].name.as_str(), self.bases[base].format),
         };
-        Ok((base, ["-b".into(), name.into(), "-F".into(), format.into()]))
+        ["-b".into(), name.into(), "-F".into(), format.into()]
     }
 
     /// `rebase -u`: what the image says nothing of changes.
     fn change_base(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+        let base = self.other_base(shell, rng)?;
+        self.change_base_to(shell, rng, base)
+    }
+
+    fn change_base_to(
+        &mut self,
+        shell: &mut Shell,
+        rng: &mut Rng,
+        base: Option<usize>,
+    ) -> Result<()> {
         if self.is_data_raw() || self.has_larger_snapshots() {
             return Ok(());
         }
@@ -517,11 +543,10 @@ impl World {
                 "the image says nothing of sector {lost:#x}, which was written"
             ));
         }
-        let (base, args) = self.other_base(shell, rng)?;
         let by = either(rng);
         let (cwd, name) = self.place(shell, rng);
         let mut all = words(&["rebase", "-q", "-u", "-f", "qcow2"]);
-        all.extend(args);
+        all.extend(self.base_option(base));
         all.push(name);
         done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase -u: {e}"))?;
         let below = self.below(base, self.size());
@@ -536,11 +561,11 @@ impl World {
     }
 
     /// A safe `rebase`: nothing changes for the active disk.
-    fn rebase(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+    pub fn rebase(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         if self.is_data_raw() || self.has_larger_snapshots() {
             return Ok(());
         }
-        let (base, args) = self.other_base(shell, rng)?;
+        let base = self.other_base(shell, rng)?;
         let by = match self.kind.version == 2 && self.base.is_none() {
             // QEMU writes zeroes then, which are nothing in version 2.
             true => By::Zebu,
@@ -548,7 +573,7 @@ impl World {
         };
         let (cwd, name) = self.place(shell, rng);
         let mut all = words(&["rebase", "-q", "-f", "qcow2"]);
-        all.extend(args);
+        all.extend(self.base_option(base));
         all.push(name);
         done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase: {e}"))?;
         self.base = base;
@@ -585,7 +610,7 @@ impl World {
     }
 
     /// Other options. Where that is refused nothing has changed.
-    fn amend(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+    pub fn amend(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let mut options = Vec::new();
         let mut version = self.kind.version;
         let has_old_snapshots = version == 2 && !self.snaps.is_empty();
@@ -676,7 +701,7 @@ impl World {
     }
 
     /// A copy takes the place of the image: snapshots and backing file are gone.
-    fn remake(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
+    pub fn remake(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         if self.kind.data_file.is_some() {
             return Ok(());
         }

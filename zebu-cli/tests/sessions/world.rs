@@ -47,6 +47,8 @@ struct Part {
     length: usize,
     /// The image itself says it.
     own: bool,
+    /// It is data, not zeroes.
+    data: bool,
     /// Where it is in the file.
     host: Option<usize>,
 }
@@ -151,6 +153,13 @@ impl World {
         shell.root.join("img").join(bytes::os(&self.name))
     }
 
+    /// Of the external data file, if there is one.
+    pub fn data_path(&self, shell: &Shell) -> Option<PathBuf> {
+        let (name, _) = self.kind.data_file.as_ref()?;
+        let folder = shell.root.join(self.fixed_cwd.unwrap_or("img"));
+        Some(folder.join(bytes::os(name)))
+    }
+
     pub fn size(&self) -> usize {
         self.disk.bytes.len()
     }
@@ -205,6 +214,7 @@ impl World {
                 start: number("start")?,
                 length: number("length")?,
                 own: number("depth")? == 0 && line.contains("\"present\": true"),
+                data: line.contains("\"data\": true"),
                 host: number("offset"),
             })
         };
@@ -258,16 +268,39 @@ impl World {
                     .map_err(|e| format!("{by:?} reads snapshot {}: {e}", snap.name))?;
             }
         }
-        if let (true, Some((data, _))) = (self.is_data_raw(), &self.kind.data_file) {
-            let path = shell
-                .root
-                .join(self.fixed_cwd.unwrap_or("img"))
-                .join(bytes::os(data));
-            let mut bytes = fs::read(path).map_err(|e| e.to_string())?;
+        if let (true, Some(data)) = (self.is_data_raw(), self.data_path(shell)) {
+            let mut bytes = fs::read(data).map_err(|e| e.to_string())?;
             bytes.truncate(self.size());
             compare(&bytes, &self.disk.bytes).map_err(|e| format!("the raw data file: {e}"))?;
         }
-        Ok(())
+        self.end_is_clean(shell, rng)
+    }
+
+    /// If so, what the last cluster has behind the end of the disk is zero: QEMU shows it in a
+    /// larger disk.
+    fn end_is_clean(&self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
+        let unit = match self.kind.extended {
+            true => self.kind.cluster / 32,
+            false => self.kind.cluster,
+        };
+        let rest = self.size().next_multiple_of(unit) - self.size();
+        if !self.clean_end || rest == 0 {
+            return Ok(());
+        }
+        let last = self.map(shell, rng)?.pop();
+        let Some((last, host)) = last.and_then(|last| last.host.map(|host| (last, host))) else {
+            return Ok(());
+        };
+        if !last.own || !last.data {
+            return Ok(());
+        }
+        let path = self.data_path(shell).unwrap_or_else(|| self.path(shell));
+        let bytes = fs::read(path).map_err(|e| e.to_string())?;
+        let rest = bytes.into_iter().skip(host + last.length).take(rest);
+        match rest.into_iter().position(|byte| byte != 0) {
+            None => Ok(()),
+            Some(at) => Err(format!("data {at} bytes behind the end of the disk")),
+        }
     }
 
     fn check(&self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
