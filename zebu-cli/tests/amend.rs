@@ -1,7 +1,6 @@
-//! Guards against an `amend` that leaves another content or an image that is
-//! not whole: zero clusters that version 2 cannot have, also those of
-//! snapshots, refcounts of another width; against an option that is taken and
-//! not carried out, and against a change begun that cannot be finished.
+//! `amend`: the content must stay, also that of snapshots, and the image must be consistent, with
+//! another version (version 2 has no zero clusters) and another refcount width. An option that is
+//! accepted must be applied, and one that cannot be applied must be refused before any change.
 
 mod common;
 
@@ -51,7 +50,7 @@ fn versions_and_refcounts() {
     }
 }
 
-/// With refcounts QEMU takes a minute for this.
+/// QEMU takes a minute to change the refcount width here.
 #[test]
 fn large_clusters() {
     let lab = Lab::new();
@@ -71,7 +70,7 @@ fn large_clusters() {
     }
 }
 
-/// Refcount tables of more than a cluster.
+/// Refcount tables larger than a cluster.
 #[test]
 fn many_refcounts() {
     let pair = Pair::new(
@@ -101,7 +100,7 @@ fn zero_clusters_and_a_backing_file() {
     }
 }
 
-/// QEMU leaves images here that its own check finds fault with.
+/// QEMU leaves images here that fail its own check.
 #[test]
 fn zero_clusters_of_snapshots() {
     if beyond_qemu("it breaks the refcount flags") {
@@ -147,11 +146,12 @@ fn sizes() {
     for options in [
         "size=8M",
         "size=8M",
-        // Growing from within a cluster, QEMU shows again what was cut off.
+        // A multiple of the cluster size: otherwise QEMU shows the data that was cut off when it
+        // grows the disk.
         "size=983040",
         "size=4M,compat=0.10",
         "size=1000448",
-        // As if it were not given.
+        // Has no effect.
         "size=0",
     ] {
         amend(&pair, options);
@@ -163,7 +163,7 @@ fn sizes() {
     }
     pair.fail(&["amend", "-o", "compat=0.10", "a.qcow2"]);
     pair.fail(&["amend", "-o", "refcount_bits=1", "a.qcow2"]);
-    pair.assert_alike(&["a.qcow2"], "refused");
+    pair.assert_alike(&["a.qcow2"], "after refusals");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn refusals() {
             "old.qcow2",
             "narrow.qcow2",
         ],
-        "refused",
+        "after refusals",
     );
     let held = [&pair.ours, &pair.theirs].map(|lab| lab.held_by_qemu(&["a.qcow2"]));
     pair.fail(&["amend", "-o", "compat=1.1", "a.qcow2"]);
@@ -257,7 +257,7 @@ fn refusals() {
 }
 
 #[test]
-fn what_can_be_amended() {
+fn accepted_options() {
     let pair = Pair::new("create a.qcow2 1M");
     for args in [
         &["amend", "-f", "qcow2", "-o", "help"][..],
@@ -291,7 +291,7 @@ fn what_can_be_amended() {
     assert!(answer.out.ends_with("    (100.00/100%)\r\n"), "{answer:#?}");
 }
 
-/// QEMU only takes the mark away: what was compressed so cannot be read then.
+/// QEMU only clears the feature bit, after which the compressed data cannot be read.
 #[test]
 fn zstd_is_not_downgraded() {
     if beyond_qemu("it makes the image unreadable") {

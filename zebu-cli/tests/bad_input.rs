@@ -1,10 +1,8 @@
-//! Guards against images from strangers: a broken image must give one clear
-//! line that names what is wrong and exit status 1; never a panic, a hang, or
-//! memory in proportion to a number in the file.
+//! Damaged images. The program must print one line that says what is wrong and exit with status 1,
+//! without a panic, a hang, or memory in proportion to a number in the file.
 //!
-//! Every command runs with a time limit and an address space of 2 GB. Where
-//! scripts read QEMU's message, its main words are expected; the rest of the
-//! text is free.
+//! Every command runs with a time limit and an address space of 2 GB. Messages must have the main
+//! words of QEMU's, which scripts may look for.
 
 mod common;
 
@@ -17,10 +15,9 @@ const L1: u64 = 0x30000;
 const L2: u64 = 0x40000;
 const REFCOUNT_TABLE: u64 = 0x10000;
 
-/// A sound image with 64 KiB clusters of which `x.qcow2` is a broken copy: 4 MiB,
-/// the first of them written. QEMU puts the L1 table, the L2 table and the data
-/// where the constants say.
-const SOUND: &str = "create g.qcow2 4M; io g.qcow2: write -s noise 0 1M";
+/// An intact image of 4 MiB with clusters of 64 KiB, of which the first MiB is written. QEMU places
+/// its tables at the offsets of the constants above. Its copy `x.qcow2` is damaged by the tests.
+const INTACT: &str = "create g.qcow2 4M; io g.qcow2: write -s noise 0 1M";
 
 fn limits() -> Limits {
     Limits {
@@ -30,16 +27,18 @@ fn limits() -> Limits {
     }
 }
 
-fn sound() -> Lab {
+/// `g.qcow2` and its copy.
+fn intact() -> Lab {
     let lab = Lab::new();
-    lab.make(SOUND);
+    lab.make(INTACT);
     assert_eq!(lab.u64_at("g.qcow2", 40), L1, "QEMU's layout has changed");
     assert_eq!(lab.u64_at("g.qcow2", L1) & 0x00ff_ffff_ffff_ff00, L2);
+    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
     lab
 }
 
-/// The commands that look at an image.
-fn look(lab: &Lab, name: &str) -> Vec<(&'static str, Answer)> {
+/// Runs all commands that read an image.
+fn read_commands(lab: &Lab, name: &str) -> Vec<(&'static str, Answer)> {
     let _ = fs::remove_file(lab.path("out.raw"));
     [
         ("info", &["info", name][..]),
@@ -55,8 +54,8 @@ fn look(lab: &Lab, name: &str) -> Vec<(&'static str, Answer)> {
     .collect()
 }
 
-/// What one broken header does: no command opens the image, and each message
-/// says `Could not open 'x.qcow2'` and the words.
+/// Fails the test unless every command refuses an image with these bytes replaced, with a message
+/// that has `Could not open 'x.qcow2'` and these words.
 #[track_caller]
 fn refused_by_all(patches: &[(u64, &[u8])], words: &str) {
     refused_by(
@@ -66,14 +65,14 @@ fn refused_by_all(patches: &[(u64, &[u8])], words: &str) {
     );
 }
 
+/// The same for some commands; the others must not panic or hang.
 #[track_caller]
 fn refused_by(commands: &[&str], patches: &[(u64, &[u8])], words: &str) {
-    let lab = sound();
-    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+    let lab = intact();
     for (offset, bytes) in patches {
         lab.patch("x.qcow2", *offset, bytes);
     }
-    for (command, answer) in look(&lab, "x.qcow2") {
+    for (command, answer) in read_commands(&lab, "x.qcow2") {
         let what = format!("{command} of an image for which {words:?} is expected");
         answer.orderly(&what);
         if !commands.contains(&command) {
@@ -117,7 +116,7 @@ fn header_numbers_out_of_range() {
 }
 
 #[test]
-fn sizes_that_cannot_be() {
+fn invalid_sizes() {
     // 2^64 - 1, 2^63, and 2^52 with an L1 table for 4 MiB.
     refused_by_all(&[(24, &[0xff; 8])], "");
     refused_by_all(&[(24, &(1u64 << 63).to_be_bytes())], "");
@@ -128,7 +127,7 @@ fn sizes_that_cannot_be() {
 }
 
 #[test]
-fn l1_table_larger_than_allowed_or_elsewhere() {
+fn invalid_l1_tables() {
     refused_by_all(
         &[(36, &0x7fff_ffffu32.to_be_bytes())],
         "Active L1 table too large",
@@ -153,7 +152,7 @@ fn l1_table_larger_than_allowed_or_elsewhere() {
 }
 
 #[test]
-fn refcount_table_larger_than_allowed_or_elsewhere() {
+fn invalid_refcount_tables() {
     refused_by_all(
         &[(56, &0x7fff_ffffu32.to_be_bytes())],
         "Reference count table too large",
@@ -170,7 +169,7 @@ fn refcount_table_larger_than_allowed_or_elsewhere() {
 }
 
 #[test]
-fn snapshot_table_larger_than_allowed_or_elsewhere() {
+fn invalid_snapshot_tables() {
     refused_by(
         &["info", "map", "convert"],
         &[(60, &u32::MAX.to_be_bytes())],
@@ -225,12 +224,12 @@ fn unknown_features_are_named() {
 }
 
 #[test]
-fn external_data_file_that_is_not_named() {
+fn external_data_file_without_a_name() {
     refused_by(&["map", "convert"], &[(72, &4u64.to_be_bytes())], "data");
 }
 
 #[test]
-fn encrypted_images_say_what_is_missing() {
+fn encrypted_images_are_refused() {
     refused_by(
         &["map", "convert", "measure", "bench"],
         &[(32, &1u32.to_be_bytes())],
@@ -243,7 +242,7 @@ fn encrypted_images_say_what_is_missing() {
 
     let lab = luks("");
     assert_same_answer(&lab, &["info", "x.qcow2"], "an encrypted image");
-    for (command, answer) in look(&lab, "x.qcow2") {
+    for (command, answer) in read_commands(&lab, "x.qcow2") {
         if !["info", "check", "compare"].contains(&command) {
             answer.failed_with_one_line(1, command);
             assert!(answer.err.contains("encrypt"), "{command}: {answer:#?}");
@@ -258,21 +257,20 @@ const LUKS: u64 = 0x40000;
 fn luks(options: &str) -> Lab {
     let lab = Lab::new();
     let options = format!("encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10{options}");
-    // qemu-img measures its own processor time, and gives up if the kernel's account of it goes
-    // backwards, as it does on some virtual machines.
+    // qemu-img fails if its processor time decreases, which happens on some virtual machines.
     let made = (0..50).any(|_| {
         let mut args = vec!["create", "-q", "-f", "qcow2"];
         args.extend(["--object", "secret,id=s,data=abc", "-o", &options]);
         args.extend(["x.qcow2", "1M"]);
         let answer = lab.qemu_img(&args);
-        let unlucky = answer.err.contains("accurate CPU usage");
-        if !unlucky {
+        let has_failed = answer.err.contains("accurate CPU usage");
+        if !has_failed {
             answer.ok(&options);
         }
-        !unlucky
+        !has_failed
     });
     assert!(made, "qemu-img made no image with {options}");
-    lab.settle();
+    lab.sync_files();
     lab
 }
 
@@ -301,7 +299,7 @@ fn luks_headers_are_shown_as_qemu_shows_them() {
          -o encrypt.state=active,encrypt.new-secret=t,encrypt.iter-time=10,encrypt.keyslot=5 \
          --image-opts driver=qcow2,encrypt.key-secret=s,file.filename=x.qcow2",
     );
-    lab.settle();
+    lab.sync_files();
     assert_same_answer(&lab, &["info", "x.qcow2"], "two key slots");
 }
 
@@ -342,20 +340,19 @@ fn luks_headers_that_are_damaged() {
         fs::copy(lab.path("x.qcow2"), lab.path("y.qcow2")).expect("copy");
         lab.patch("y.qcow2", offset, bytes);
         let what = format!("{bytes:02x?} at {offset:#x}");
-        lab.settle();
+        lab.sync_files();
         assert_same_answer(&lab, &["info", "y.qcow2"], &what);
     }
 }
 
-/// A broken table or descriptor: opening works, reading does not.
+/// Fails the test unless an image with these bytes replaced can be opened but not read.
 #[track_caller]
 fn unreadable(patches: &[(u64, &[u8])], map_fails: bool) {
-    let lab = sound();
-    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+    let lab = intact();
     for (offset, bytes) in patches {
         lab.patch("x.qcow2", *offset, bytes);
     }
-    for (command, answer) in look(&lab, "x.qcow2") {
+    for (command, answer) in read_commands(&lab, "x.qcow2") {
         let what = format!("{command} with {patches:02x?}");
         answer.orderly(&what);
         match command {
@@ -363,7 +360,7 @@ fn unreadable(patches: &[(u64, &[u8])], map_fails: bool) {
             "compare" if map_fails => assert_eq!(answer.status, 3, "{what}: {answer:#?}"),
             "convert" | "map" if command == "convert" || map_fails => {
                 assert_eq!(answer.status, 1, "{what}: {answer:#?}");
-                // QEMU itself says "Image is corrupt" in a line of its own.
+                // QEMU prints "Image is corrupt" in a separate line.
                 if !testing_qemu() {
                     answer.failed_with_one_line(1, &what);
                 }
@@ -399,10 +396,9 @@ fn tables_that_overlap_metadata_are_errors_of_the_check() {
         ("a data cluster in the L2 table", 1 << 63 | L2, L2),
         ("two data clusters at one place", 1 << 63 | 0x60000, L2),
     ] {
-        let lab = sound();
-        fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+        let lab = intact();
         lab.patch("x.qcow2", table, &u64::to_be_bytes(entry));
-        for (_, answer) in look(&lab, "x.qcow2") {
+        for (_, answer) in read_commands(&lab, "x.qcow2") {
             answer.orderly(name);
         }
         assert_same_answer(&lab, &["check", "x.qcow2"], name);
@@ -411,9 +407,9 @@ fn tables_that_overlap_metadata_are_errors_of_the_check() {
 }
 
 #[test]
-fn checks_count_what_qemu_counts() {
+fn check_counts_as_qemu() {
     for (name, patches) in [
-        ("sound", &[][..]),
+        ("intact", &[][..]),
         (
             "a data cluster beyond the end",
             &[(L2, 1u64 << 63 | 1 << 40)],
@@ -441,8 +437,7 @@ fn checks_count_what_qemu_counts() {
             &[(L2, 1u64 << 63 | 0x50001)],
         ),
     ] {
-        let lab = sound();
-        fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+        let lab = intact();
         for (offset, entry) in patches {
             lab.patch("x.qcow2", *offset, &entry.to_be_bytes());
         }
@@ -468,7 +463,7 @@ fn compressed_clusters_outside_or_damaged() {
         let at = lab.u64_at("x.qcow2", l2) & ((1 << 54) - 1);
         lab.patch("x.qcow2", at + 20, &[0x5a; 300]);
         lab.patch("x.qcow2", at, &[0xff; 4]);
-        for (command, answer) in look(&lab, "x.qcow2") {
+        for (command, answer) in read_commands(&lab, "x.qcow2") {
             let what = format!("{command}, {kind}");
             answer.orderly(&what);
             if command == "convert" {
@@ -489,22 +484,20 @@ fn compressed_clusters_outside_or_damaged() {
 fn truncated_files() {
     // In the header.
     for length in [50, 71, 100] {
-        let lab = sound();
-        fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+        let lab = intact();
         lab.make(&format!("cut x.qcow2 {length}"));
-        for (command, answer) in look(&lab, "x.qcow2") {
+        for (command, answer) in read_commands(&lab, "x.qcow2") {
             if command != "compare" {
                 answer.failed_with_one_line(1, &format!("{command}, {length} bytes left"));
                 assert!(answer.err.contains("qcow2 header too short"), "{answer:#?}");
             }
         }
     }
-    // Before the L2 table, in it, and in the data: the check says so.
+    // Before the L2 table, in it, and in the data: check reports it.
     for length in [200_000, 0x40000 + 4096, 0x50000, 0x50000 + 70_000] {
-        let lab = sound();
-        fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+        let lab = intact();
         lab.make(&format!("cut x.qcow2 {length}"));
-        for (command, answer) in look(&lab, "x.qcow2") {
+        for (command, answer) in read_commands(&lab, "x.qcow2") {
             answer.orderly(&format!("{command}, {length} bytes left"));
         }
         assert_same_answer(&lab, &["check", "x.qcow2"], "truncated");
@@ -516,15 +509,14 @@ fn truncated_files() {
     }
 }
 
-/// One extent of which the file has only the first clusters: it must not be
-/// read as zeroes because the request starts where there are data.
+/// The file has only the first clusters of an extent. A read that starts in them must not return
+/// zeroes for the others.
 #[test]
-fn an_extent_that_is_cut_off() {
+fn reads_of_a_truncated_extent() {
     if beyond_qemu("it reads zeroes") {
         return;
     }
-    let lab = sound();
-    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+    let lab = intact();
     let end = L2 + 0x10000 + 5 * 0x10000;
     lab.make(&format!("cut x.qcow2 {end}"));
     for (read, status) in [("read 0 320k", 0), ("read 0 384k", 1), ("read 320k 1k", 1)] {
@@ -536,11 +528,11 @@ fn an_extent_that_is_cut_off() {
     assert!(answer.err.contains("at byte 327680"), "{answer:?}");
 }
 
-/// A file system that lets a file say it is 4 EiB long costs a stranger
-/// nothing: work must not be in proportion to that.
+/// A sparse file of 4 EiB costs nothing to make, so the work must not be in proportion to its
+/// length.
 #[test]
-fn a_file_of_absurd_length() {
-    if beyond_qemu("it looks at every cluster") {
+fn a_file_of_4_eib() {
+    if beyond_qemu("it reads the map of every cluster") {
         return;
     }
     let lab = Lab::new();
@@ -564,8 +556,8 @@ fn a_file_of_absurd_length() {
 }
 
 #[test]
-fn no_qcow2_at_all() {
-    let lab = sound();
+fn files_that_are_not_qcow2() {
+    let lab = intact();
     fs::create_dir(lab.path("folder")).expect("mkdir");
     fs::write(lab.path("empty"), b"").expect("write");
     fs::copy(lab.path("g.qcow2"), lab.path("magic")).expect("copy");
@@ -598,9 +590,9 @@ fn no_qcow2_at_all() {
             );
         }
     }
-    // Without -f both are raw disks, as for QEMU.
+    // Without -f both are raw, as with QEMU.
     for name in ["empty", "magic"] {
-        lab.settle();
+        lab.sync_files();
         assert_same_answer(&lab, &["info", name], name);
         assert_same_answer(&lab, &["map", "--output=json", name], name);
         let check = assert_same_answer(&lab, &["check", name], name);
@@ -614,7 +606,7 @@ fn backing_files_missing_or_in_a_loop() {
     lab.make(
         "create -u -b missing.qcow2 -F qcow2 x.qcow2 1M; create -u -b x.qcow2 -F qcow2 y.qcow2 1M",
     );
-    for (command, answer) in look(&lab, "y.qcow2") {
+    for (command, answer) in read_commands(&lab, "y.qcow2") {
         if command != "info" && command != "compare" {
             answer.failed_with_one_line(1, command);
             assert!(
@@ -641,7 +633,7 @@ fn backing_files_missing_or_in_a_loop() {
         if beyond_qemu("a loop of backing files makes it run until memory is full") {
             continue;
         }
-        for (command, answer) in look(&lab, name) {
+        for (command, answer) in read_commands(&lab, name) {
             match command {
                 "info" => assert_eq!(answer.status, 0, "{answer:#?}"),
                 "compare" => assert_eq!(answer.status, 2, "{answer:#?}"),
@@ -658,18 +650,17 @@ fn backing_files_missing_or_in_a_loop() {
 }
 
 #[test]
-fn a_corrupt_bit_is_shown_and_does_not_stop_readers() {
-    let lab = sound();
-    fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
+fn the_corrupt_bit_does_not_prevent_reads() {
+    let lab = intact();
     lab.patch("x.qcow2", 79, &[2]);
-    lab.settle();
+    lab.sync_files();
     let info = assert_same_answer(&lab, &["info", "x.qcow2"], "corrupt bit");
     assert!(info.out.contains("corrupt: true"), "{info:#?}");
     assert_same_answer(&lab, &["check", "x.qcow2"], "corrupt bit");
     lab.zebu(&["convert", "-O", "raw", "x.qcow2", "x.raw"])
         .ok("corrupt bit");
     lab.zebu(&["convert", "-O", "raw", "g.qcow2", "g.raw"])
-        .ok("sound");
+        .ok("intact");
     lab.assert_same_bytes("x.raw", "g.raw", "corrupt bit");
 }
 
@@ -677,7 +668,7 @@ fn a_corrupt_bit_is_shown_and_does_not_stop_readers() {
 fn no_permission() {
     // SAFETY: no arguments, cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
-    let lab = sound();
+    let lab = intact();
     fs::set_permissions(lab.path("."), fs::Permissions::from_mode(0o777)).expect("chmod");
     fs::set_permissions(lab.path("g.qcow2"), fs::Permissions::from_mode(0o000)).expect("chmod");
     let limits = Limits {
@@ -700,37 +691,7 @@ fn no_permission() {
 }
 
 #[test]
-fn disk_full_names_the_output() {
-    let lab = Lab::new();
-    lab.make("raw r.raw 0; create x.qcow2 8M; io x.qcow2: write -s noise 0 8M");
-    fs::create_dir(lab.path("small")).expect("mkdir");
-    // A file system of 1 MiB that only this command sees.
-    let script = "mount -t tmpfs -o size=1m none small && echo mounted && exec \"$0\" \"$@\"";
-    let Some(answer) = lab.in_namespace(
-        script,
-        &["convert", "-O", "raw", "x.qcow2", "small/out.raw"],
-        &Limits {
-            time: Duration::from_secs(20),
-            ..Limits::default()
-        },
-    ) else {
-        println!("skipped: no mount namespaces here");
-        return;
-    };
-    assert_eq!(answer.status, 1, "{answer:#?}");
-    answer.orderly("disk full");
-    assert!(
-        answer.err.contains("No space left on device"),
-        "{answer:#?}"
-    );
-    if !testing_qemu() {
-        answer.failed_with_one_line(1, "disk full");
-        assert!(answer.err.contains("small/out.raw"), "{answer:#?}");
-    }
-}
-
-#[test]
-fn messages_begin_with_the_name_it_is_called_by() {
+fn messages_begin_with_the_name_of_the_program() {
     let lab = Lab::new();
     let called = lab.zebu_called("qemu-img", &["info", "nothing"]);
     assert_eq!(

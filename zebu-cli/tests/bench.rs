@@ -1,5 +1,5 @@
-//! Guards against a `bench` whose options or output are not qemu-img's: figures
-//! taken with both must be figures of the same requests.
+//! `bench` must have the options and the output of qemu-img, and issue the same requests, so that
+//! results of both programs can be compared.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// Takes the figure out of `Run completed in 0.057 seconds.`
+/// Replaces the time in `Run completed in 0.057 seconds.`
 fn timeless(answer: Answer) -> Answer {
     let out = answer
         .out
@@ -121,9 +121,9 @@ fn writes() {
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
 }
 
-/// Guards against writes at other places, or of other bytes, than asked for.
+/// Writes must have the requested offsets, lengths and pattern.
 #[test]
-fn what_was_written_is_there() {
+fn offsets_and_patterns_of_writes() {
     for (args, reads) in [
         (
             "-c 100 --pattern 7 -o 64k",
@@ -168,7 +168,7 @@ fn what_was_written_is_there() {
 }
 
 #[test]
-fn io_uring_where_the_kernel_has_it() {
+fn io_uring() {
     let lab = lab();
     let args = [
         "bench", "-c", "100", "-i", "io_uring", "-t", "none", "x.qcow2",
@@ -197,13 +197,13 @@ fn mistakes() {
         &["-w", "--flush-interval=10", "x.qcow2"],
         &["-w", "--flush-interval=10", "--no-drain", "x.qcow2"],
         &["-w", "--flush-interval=10", "-f", "bogus", "x.qcow2"],
-        // Native AIO, which -n means too, needs a cache mode without cache.
+        // Native AIO (also -n) needs a cache mode with direct I/O.
         &["-c", "10", "-i", "native", "x.qcow2"],
         &["-c", "10", "-n", "x.qcow2"],
     ] {
         same(&lab, args).failed_with_one_line(1, &args.join(" "));
     }
-    // QEMU before 10 takes 0; with a depth of 0 it never ends.
+    // QEMU before 10 accepts 0; with a depth of 0 it does not end.
     if testing_qemu() && !peer().is_current() {
         return;
     }

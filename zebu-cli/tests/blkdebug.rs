@@ -1,31 +1,27 @@
-//! Images that fail on purpose, in the language of QEMU's blkdebug: the same rules
-//! and the same commands by zebu and by qemu-io must fail alike and leave the same;
-//! and what a command of the program leaves when a request of its fails is whole.
+//! Injected errors (blkdebug). With the same rules, the same commands must fail in zebu and qemu-io
+//! and leave the same data. A command of the program whose request fails must leave a consistent
+//! image.
 //!
-//! `ZEBU_BLKDEBUG_RUNS` says how many runs each test makes, `ZEBU_BLKDEBUG_SEED` the
-//! first seed. A failure says its seed.
+//! `ZEBU_BLKDEBUG_RUNS` is the number of runs of each test, `ZEBU_BLKDEBUG_SEED` the first seed. A
+//! failure prints its seed.
 
 mod common;
-#[path = "common/rng.rs"]
-mod rng;
 
 use std::fs;
 
 use common::pair::Pair;
-use common::{Answer, Lab, beyond_qemu};
-use rng::Rng;
+use common::{Answer, Lab, Rng, beyond_qemu, env_number};
 
-/// The seeds of this test's runs.
+/// The seeds of a test.
 fn seeds(default: u64) -> std::ops::Range<u64> {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let first = number("ZEBU_BLKDEBUG_SEED").unwrap_or(1);
-    first..first + number("ZEBU_BLKDEBUG_RUNS").unwrap_or(default)
+    let first = env_number("ZEBU_BLKDEBUG_SEED").unwrap_or(1);
+    first..first + env_number("ZEBU_BLKDEBUG_RUNS").unwrap_or(default)
 }
 
-/// A rule: its section and what it says.
+/// A rule: its section, and keys with values.
 struct Rule(&'static str, Vec<(&'static str, String)>);
 
-/// Rules as options under `prefix`, or as the text of a configuration file.
+/// Rules as options under `prefix`.
 fn as_options(rules: &[Rule], prefix: &str) -> String {
     let mut text = String::new();
     for section in ["inject-error", "set-state"] {
@@ -39,6 +35,7 @@ fn as_options(rules: &[Rule], prefix: &str) -> String {
     text
 }
 
+/// Rules as the text of a configuration file.
 fn as_config(rules: &[Rule]) -> String {
     let mut text = String::from("# rules of a test\n");
     for Rule(section, says) in rules {
@@ -50,7 +47,7 @@ fn as_config(rules: &[Rule]) -> String {
     text
 }
 
-/// Some rules for these events.
+/// Random rules for these events.
 fn rules(rng: &mut Rng, events: &[&str], sectors: u64) -> Vec<Rule> {
     let count = 1 + rng.below(4);
     let mut all = Vec::new();
@@ -85,8 +82,7 @@ fn rules(rng: &mut Rng, events: &[&str], sectors: u64) -> Vec<Rule> {
     all
 }
 
-/// Commands of qemu-io's language on the first `sectors`, of which `unit` are taken
-/// together.
+/// Random qemu-io commands on the first `sectors`, aligned to `unit` sectors.
 fn commands(rng: &mut Rng, sectors: u64, unit: u64, kinds: &[&str]) -> Vec<String> {
     (0..4 + rng.below(12))
         .map(|_| {
@@ -105,37 +101,37 @@ fn commands(rng: &mut Rng, sectors: u64, unit: u64, kinds: &[&str]) -> Vec<Strin
         .collect()
 }
 
-/// What the commands answered, without how long they took.
-fn told(answer: &Answer) -> Vec<String> {
+/// The output of the commands without times.
+fn untimed(answer: &Answer) -> Vec<String> {
     let lines = answer.out.lines().filter(|line| !line.contains(" ops; "));
     lines.map(str::to_owned).collect()
 }
 
-/// Runs the commands by both and compares what they answer.
+/// Runs the commands with both programs and compares their output.
 #[track_caller]
 fn both(pair: &Pair, options: &str, commands: &[String], what: &str) {
     let mut args = Vec::new();
     for command in commands {
         args.extend(["-c", command]);
     }
-    // By itself qemu-io flushes after each write.
+    // The default of qemu-io, writethrough, would flush after each write.
     args.extend(["-t", "writeback", "--image-opts", options]);
     let mut ours = pair.ours.zebu_io(&args);
     let theirs = pair.theirs.qemu_io(&args);
-    // A flush that fails at the end is no failure to qemu-io.
+    // qemu-io ignores a failed flush at the end.
     if ours.err.contains("close failed") {
         ours.status = theirs.status;
     }
     assert_eq!(
-        (told(&ours), ours.status),
-        (told(&theirs), theirs.status),
+        (untimed(&ours), ours.status),
+        (untimed(&theirs), theirs.status),
         "{what}: {options}\n{commands:#?}\nours: {ours:#?}\ntheirs: {theirs:#?}"
     );
 }
 
 const SECTORS: u64 = 2048;
 
-/// What the limits of a run may be; `at` is where they are in the options.
+/// Random limits of requests, with the prefix `at`, and the alignment in sectors.
 fn limits(rng: &mut Rng, at: &str) -> (String, u64) {
     let unit = match rng.below(4) {
         0 => 4096,
@@ -169,7 +165,7 @@ fn limits(rng: &mut Rng, at: &str) -> (String, u64) {
 
 #[test]
 fn raw_requests_fail_as_with_qemu() {
-    if beyond_qemu("zebu beside QEMU") {
+    if beyond_qemu("it compares zebu with QEMU") {
         return;
     }
     const EVENTS: &[&str] = &[
@@ -194,13 +190,13 @@ fn raw_requests_fail_as_with_qemu() {
         }
         let mut rules = rules(&mut rng, EVENTS, SECTORS);
         let (top, at) = match rng.below(3) {
-            // The driver alone: no events but its own.
+            // Without a format there are no other events.
             0 => ("driver=blkdebug", ""),
             _ => ("driver=raw,file.driver=blkdebug", "file."),
         };
         let (limits, unit) = limits(&mut rng, at);
         if limits.contains("max-transfer") {
-            // QEMU cuts requests above the events, and has one for each piece.
+            // QEMU splits requests before the events, and has an event for each piece.
             for Rule(_, says) in &mut rules {
                 says[0].1 = rng.pick(&["none", "flush_to_os", "flush_to_disk"]).into();
             }
@@ -226,15 +222,15 @@ fn raw_requests_fail_as_with_qemu() {
     println!("cases: {failed} scripts on raw images that fail on purpose");
 }
 
-/// In a qcow2 image whose clusters are all there, side by side: rules for sectors of
-/// guest data. What a program reads and writes besides, and when, is its own affair.
+/// All clusters are allocated in order, and rules are for sectors of guest data: the programs need
+/// not access metadata at the same time.
 #[test]
 fn qcow2_requests_fail_as_with_qemu() {
-    if beyond_qemu("zebu beside QEMU") {
+    if beyond_qemu("it compares zebu with QEMU") {
         return;
     }
     const EVENTS: &[&str] = &["none", "read_aio", "write_aio", "pwritev_rmw_head"];
-    /// The sector of the file where the disk begins: behind five clusters.
+    /// The first sector of guest data in the file, after five clusters.
     const FIRST: u64 = 5 * 128;
     let pair = Pair::new("img create -q -f qcow2 base.q 1M");
     for lab in [&pair.ours, &pair.theirs] {
@@ -247,7 +243,7 @@ fn qcow2_requests_fail_as_with_qemu() {
         for lab in [&pair.ours, &pair.theirs] {
             fs::copy(lab.path("base.q"), lab.path("a.q")).unwrap();
         }
-        // Few of them, so that rules and requests meet.
+        // Few, so that rules and requests have the same sectors.
         let sectors: Vec<u64> = (0..3).map(|_| rng.below(SECTORS)).collect();
         let mut rules = rules(&mut rng, EVENTS, 1);
         for Rule(section, says) in &mut rules {
@@ -277,7 +273,7 @@ fn qcow2_requests_fail_as_with_qemu() {
     println!("cases: {scripts} scripts on qcow2 images that fail on purpose");
 }
 
-/// Events that commands come by.
+/// Events that occur in commands.
 const WORK: &[&str] = &[
     "none",
     "read_aio",
@@ -302,7 +298,7 @@ const WORK: &[&str] = &[
     "reftable_load",
 ];
 
-/// Rules that make one request fail, the first after an event has come so often.
+/// Rules that make one request fail, the first after an event has occurred a number of times.
 fn one_failure(rng: &mut Rng) -> String {
     let event = rng.pick(WORK);
     let times = match event {
@@ -336,23 +332,24 @@ fn one_failure(rng: &mut Rng) -> String {
     as_options(&rules, "file.")
 }
 
-/// What the guest sees of an image.
+/// The content of an image.
 fn content(lab: &Lab, name: &str, what: &str) -> Vec<u8> {
     lab.qemu_img(&["convert", "-O", "raw", name, "content.raw"])
         .ok(what);
     fs::read(lab.path("content.raw")).unwrap()
 }
 
+/// Fails the test unless `check` finds no errors.
 #[track_caller]
-fn is_whole(lab: &Lab, name: &str, what: &str) {
+fn assert_consistent(lab: &Lab, name: &str, what: &str) {
     let check = lab.qemu_img(&["check", name]);
-    // Leaks are no errors.
+    // Leaks are allowed.
     assert!([0, 3].contains(&check.status), "{what}: {name}: {check:#?}");
 }
 
 #[test]
-fn commands_that_fail_leave_whole_images() {
-    if beyond_qemu("qemu-img leaves what it leaves") {
+fn failed_commands_leave_consistent_images() {
+    if beyond_qemu("its images may be inconsistent") {
         return;
     }
     let lab = Lab::new();
@@ -427,7 +424,7 @@ fn commands_that_fail_leave_whole_images() {
         done += u64::from(ok);
         failed += u64::from(!ok);
         for name in ["top.q", "base.q"] {
-            is_whole(&lab, name, &what);
+            assert_consistent(&lab, name, &what);
         }
         let now = content(&lab, "top.q", &what);
         match command {
@@ -442,7 +439,7 @@ fn commands_that_fail_leave_whole_images() {
                 content(&lab, "base.q", &what) == top,
                 "{what}: other content"
             ),
-            // The base is what is written.
+            // The base is the target.
             4 => {}
             _ => {
                 assert!(now == top, "{what}: other content: {answer:#?}");

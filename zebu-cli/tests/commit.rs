@@ -1,7 +1,5 @@
-//! Guards against a `commit` that loses something: data that did not get into
-//! the base, zeroes that did not hide what is there, a top image that is
-//! emptied though the base does not have its data, an image in between that is
-//! shorter than the others; and against a base that somebody else uses.
+//! `commit`: data and zeroes of the top image must be in the base before the top image is emptied,
+//! with intermediate images of any size. A base that another program uses is refused.
 
 mod common;
 
@@ -21,13 +19,13 @@ const OPTIONS: [&str; 8] = [
     "data_file=DATA",
 ];
 
-/// A chain of two with data in both.
+/// A chain of two images with data in both.
 fn chain(base: &str, base_size: &str, top: &str, top_size: &str, seed: usize) -> String {
     let (base, top) = (
         base.replace("DATA", "base.data"),
         top.replace("DATA", "top.data"),
     );
-    // Compressed clusters cannot be in a data file.
+    // Data files have no compressed clusters.
     let kinds = |options: &str| match options.contains("data_file") {
         true => "wzud",
         false => "wzucd",
@@ -45,7 +43,7 @@ fn chain(base: &str, base_size: &str, top: &str, top_size: &str, seed: usize) ->
 #[test]
 fn the_option_matrix() {
     for (i, base) in OPTIONS.iter().enumerate() {
-        // Each with itself and with another.
+        // Each with the same options and with others.
         for step in [0, 3] {
             let top = OPTIONS[(i + step) % OPTIONS.len()];
             for (base_size, top_size) in [("5M", "5M"), ("3000320", "5M"), ("6M", "4000256")] {
@@ -73,9 +71,9 @@ fn raw_bases() {
     }
 }
 
-/// A larger base must not show what its own backing file has there.
+/// Where the base grows, it must not show data of its own backing file.
 #[test]
-fn what_a_larger_base_adds_is_zero() {
+fn an_enlarged_base_hides_its_backing_file() {
     let pair = Pair::new(
         "create lowest.qcow2 8M; io lowest.qcow2: write -P 9 0 8M; \
          create -b lowest.qcow2 -F qcow2 base.qcow2 2M; \
@@ -126,10 +124,9 @@ fn chains_of_three() {
     }
 }
 
-/// Past the end of a short image in the middle there are zeroes, whatever the
-/// base has there.
+/// Past the end of a short intermediate image the disk is zero, whatever the base has there.
 #[test]
-fn a_short_image_in_the_middle() {
+fn commit_past_a_short_intermediate_image() {
     let pair = Pair::new(
         "create base.qcow2 5M; io base.qcow2: write -P 1 0 5M; \
          create -b base.qcow2 -F qcow2 mid.qcow2 2M; \
@@ -140,7 +137,7 @@ fn a_short_image_in_the_middle() {
 }
 
 #[test]
-fn snapshots_stay() {
+fn snapshots_are_kept() {
     for options in ["cluster_size=64k", "extended_l2=on", "compat=0.10"] {
         let pair = Pair::new(&format!(
             "{}; img snapshot -c one top.qcow2; random top.qcow2 8 10 wzc; \
@@ -160,7 +157,7 @@ fn snapshots_stay() {
 }
 
 #[test]
-fn names_are_seen_from_the_image() {
+fn backing_file_names_are_relative_to_the_image() {
     let pair = Pair::new(THREE);
     for lab in [&pair.ours, &pair.theirs] {
         fs::create_dir(lab.path("sub")).expect("mkdir");
@@ -226,7 +223,7 @@ fn images_in_use() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_lost() {
+fn unreadable_data_stop_a_commit_before_it_empties_the_image() {
     if beyond_qemu("its message does not say what is wrong") {
         return;
     }
@@ -239,14 +236,14 @@ fn what_cannot_be_read_is_not_lost() {
         .qemu_img(&["map", "--output=json", "top.qcow2"])
         .ok("map");
     let before = fs::read(lab.path("top.qcow2")).expect("read");
-    // The last data in the file are the compressed ones.
+    // The compressed data are at the end of the file.
     lab.patch(
         "top.qcow2",
         before.len() as u64 / 512 * 512 - 512,
         &[0xff; 512],
     );
-    let spoilt = lab.qemu_img(&["convert", "-O", "raw", "top.qcow2", "x.raw"]);
-    assert_eq!(spoilt.status, 1, "the test must spoil the data: {map:#?}");
+    let damaged = lab.qemu_img(&["convert", "-O", "raw", "top.qcow2", "x.raw"]);
+    assert_eq!(damaged.status, 1, "the data must be damaged: {map:#?}");
     let before = fs::read(lab.path("top.qcow2")).expect("read");
     lab.zebu(&["commit", "top.qcow2"])
         .failed_with_one_line(1, "damaged");
@@ -263,9 +260,9 @@ fn progress() {
     assert!(answer.out.ends_with(end), "{answer:#?}");
 }
 
-/// What was emptied takes no space, and the file is no longer than it must be.
+/// The emptied image has no data clusters, and its file is truncated.
 #[test]
-fn an_emptied_image_is_small() {
+fn commit_frees_the_space_of_the_top_image() {
     let pair = Pair::new(
         "create base.qcow2 64M; create -b base.qcow2 -F qcow2 top.qcow2; \
          io top.qcow2: write -P 1 1M 20M",

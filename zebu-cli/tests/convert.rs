@@ -1,7 +1,6 @@
-//! Guards against a `convert` to raw whose options do not mean what they mean
-//! for qemu-img: data that is lost where a target already has some, a disk that
-//! is filled where the output should be sparse, a progress that scripts cannot
-//! read.
+//! `convert` to raw: all options must have the meaning of qemu-img's. Targets with old data must
+//! have the content of the source, outputs must be sparse, and the progress must have the format
+//! that scripts read.
 
 mod common;
 
@@ -13,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// Data of every kind: in the backing file, plain, compressed, zeroes, holes.
+/// Every kind of data: in the backing file, plain, compressed, zeroes, holes.
 const IMAGE: &str = "raw base.raw 5000000; create -b base.raw -F raw x.qcow2 8M; \
     random x.qcow2 5 40 wwzuc; io x.qcow2: write -c -s text 7M 64k; \
     create other.qcow2 1000448; random other.qcow2 6 10 w; raw third.raw 70001";
@@ -24,8 +23,8 @@ fn lab() -> Lab {
     lab
 }
 
-/// Runs convert by both with these options; `prepare` makes the target before.
-/// Compares messages, status and files. Returns ours.
+/// Runs convert with both programs; `prepare` makes the target before. Compares messages, status
+/// and files, and returns the answer of zebu.
 #[track_caller]
 fn both(lab: &Lab, options: &[&str], sources: &[&str], prepare: impl Fn(&Path)) -> Answer {
     let run = |output: &str| -> (Answer, Vec<String>) {
@@ -80,7 +79,7 @@ fn zeroed(length: u64) -> impl Fn(&Path) {
 const SIZE: usize = 8 << 20;
 
 #[test]
-fn ways_to_read_and_write() {
+fn options_of_reading_and_writing() {
     let lab = lab();
     for options in [
         &[][..],
@@ -125,8 +124,7 @@ fn into_an_existing_file() {
         &["-n", "-S", "0"],
         &["-n", "-t", "none"],
     ] {
-        // Old data must not shine through zeroes and holes, and what is behind
-        // the disk stays.
+        // Zeroes and holes must replace old data; bytes past the size of the disk stay.
         both(&lab, options, &["x.qcow2"], dirty(SIZE)).ok("dirty");
         both(&lab, options, &["x.qcow2"], dirty(SIZE + 100_352)).ok("larger");
         both(&lab, options, &["x.qcow2"], zeroed(SIZE as u64)).ok("zeroed");
@@ -146,7 +144,7 @@ fn into_an_existing_file() {
         zeroed(SIZE as u64),
     )
     .ok("zeroed");
-    // The promise is believed: zeroes are not written.
+    // Zeroes are not written although the target is not zero.
     let lab = Lab::new();
     lab.make("create x.qcow2 1M; io x.qcow2: write -P 1 0 64k | write -z 128k 64k");
     both(
@@ -155,7 +153,7 @@ fn into_an_existing_file() {
         &["x.qcow2"],
         dirty(1 << 20),
     )
-    .ok("a broken promise");
+    .ok("a target that is not zero");
 }
 
 #[test]
@@ -204,7 +202,7 @@ fn image_options() {
     both(&lab, &[], &["file:x.qcow2"], nothing).ok("file:");
 }
 
-/// The figures of a progress line, in order.
+/// The percentages of a progress line, in order.
 fn figures(out: &str) -> Vec<f64> {
     assert!(
         out.ends_with("    (100.00/100%)\r\n"),
@@ -274,11 +272,11 @@ fn rate() {
     lab.zebu(&["convert", "-r", "2M", "-O", "raw", "x.qcow2", "slow.raw"])
         .ok("-r");
     let took = start.elapsed();
-    // The first slice of a tenth of a second is free.
+    // The first 100 ms are not limited.
     assert!(took.as_secs_f64() > 0.7, "4 MiB at 2 MiB/s took {took:?}");
     assert!(took.as_secs_f64() < 10.0, "4 MiB at 2 MiB/s took {took:?}");
 
-    // What is not written takes no time, however far it reaches.
+    // The rate limits written bytes, not the size of the disk.
     lab.make("create holes.qcow2 64G; io holes.qcow2: write -s noise 63G 64k");
     let start = Instant::now();
     lab.zebu(&[
@@ -332,7 +330,7 @@ fn snapshots() {
 }
 
 #[test]
-fn refused_clearly() {
+fn refusals() {
     let lab = lab();
     fs::create_dir(lab.path("folder")).expect("mkdir");
     for args in [
@@ -390,7 +388,7 @@ fn outputs_are_sparse() {
         &["-m", "1"],
     ] {
         both(&lab, options, &["x.qcow2"], nothing).ok("sparse");
-        lab.settle();
+        lab.sync_files();
         let [ours, theirs] = ["ours.raw", "theirs.raw"]
             .map(|name| fs::metadata(lab.path(name)).expect("stat").blocks());
         assert!(
@@ -400,7 +398,7 @@ fn outputs_are_sparse() {
     }
     // -S 0: fully allocated.
     both(&lab, &["-S", "0"], &["x.qcow2"], nothing).ok("-S 0");
-    lab.settle();
+    lab.sync_files();
     let blocks = fs::metadata(lab.path("ours.raw")).expect("stat").blocks();
     assert!(blocks * 512 >= 64 << 20, "-S 0: {blocks} blocks on disk");
 }

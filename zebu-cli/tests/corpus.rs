@@ -1,11 +1,7 @@
-//! Guards against reading an image otherwise than QEMU does: wrong bytes in
-//! `convert`, a wrong `map`, an `info`, `check` or `measure` that a script which
-//! knows qemu-img would misread.
+//! Images made by QEMU: `convert`, `map`, `info`, `check`, `measure` and `compare` must give the same
+//! result with both programs.
 //!
-//! Each line of the tables below is an image made by the peer; everything that
-//! both programs can say of it must be the same. To add an image, add a line:
-//! the steps of a recipe are described at `Recipe` in `common`. The image that
-//! is looked at is always called `x.qcow2`.
+//! Each line of the tables below is a recipe (`common/recipe.rs`) that makes the image `x.qcow2`.
 
 mod common;
 
@@ -13,7 +9,7 @@ use common::{Lab, assert_same_answer, compare_answers};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-/// Makes each image and compares everything about it.
+/// Makes each image and compares all reports and the content.
 #[track_caller]
 fn images(recipes: &[&str]) {
     for recipe in recipes {
@@ -26,7 +22,7 @@ fn images(recipes: &[&str]) {
 }
 
 fn examine(lab: &Lab, what: &str) {
-    lab.settle();
+    lab.sync_files();
     let before = fs::metadata(lab.path("x.qcow2")).expect("x.qcow2");
 
     for args in [
@@ -77,7 +73,7 @@ fn examine(lab: &Lab, what: &str) {
     }
     same_raw(lab, &[], what);
 
-    // theirs.raw is what the image contains.
+    // theirs.raw has the content of the image.
     let args = ["compare", "x.qcow2", "theirs.raw"];
     let same = assert_same_answer(lab, &args, what);
     assert_eq!(same.out, "Images are identical.\n", "{what}");
@@ -104,11 +100,11 @@ fn examine(lab: &Lab, what: &str) {
     assert_eq!(
         before.modified().expect("time"),
         after.modified().expect("time"),
-        "{what}: looking at an image must not write to it"
+        "{what}: reading commands must not write to the image"
     );
 }
 
-/// Converts by both, and compares the files. Leaves theirs in `theirs.raw`.
+/// Converts with both programs and compares the files. Leaves QEMU's as `theirs.raw`.
 fn same_raw(lab: &Lab, options: &[&str], what: &str) {
     for name in ["ours.raw", "theirs.raw"] {
         let _ = fs::remove_file(lab.path(name));

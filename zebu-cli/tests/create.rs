@@ -1,11 +1,9 @@
-//! Guards against a `create` that makes other images than qemu-img's: tables
-//! at other places, refcounts that are wrong from the start, an option that is
-//! not stored, an image that cannot be written to; and against a failure that
-//! leaves half an image, or destroys one that is in use.
+//! `create`: images must equal qemu-img's, byte for byte, and be writable. A failure must not leave
+//! an incomplete image or destroy one that is in use.
 
 mod common;
 
-use common::{Lab, beyond_qemu, compare_answers, peer};
+use common::{Lab, QCOW2_OPTIONS, beyond_qemu, compare_answers, peer};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
@@ -17,9 +15,9 @@ fn lab() -> Lab {
     lab
 }
 
-/// The same `create` by both; the image is `x`, its data file `d`. Compares
-/// messages, status, and which files there are; keeps QEMU's as `their-x` and
-/// `their-d`. Says whether it was made.
+/// Runs `create` with both programs; the image is `x`, its data file `d`. Compares messages, status
+/// and which files exist, and keeps QEMU's as `their-x` and `their-d`. Returns whether the image
+/// was made.
 #[track_caller]
 fn both(lab: &Lab, args: &[&str]) -> bool {
     for name in ["x", "d", "their-x", "their-d"] {
@@ -45,7 +43,7 @@ fn both(lab: &Lab, args: &[&str]) -> bool {
     ours.status == 0
 }
 
-/// The same images, byte for byte, taking the same space.
+/// Fails the test unless both make the same files with the same space on disk.
 #[track_caller]
 fn same_images(lab: &Lab, args: &[&str]) {
     assert!(both(lab, args), "{args:?} must succeed");
@@ -60,7 +58,7 @@ fn same_images(lab: &Lab, args: &[&str]) {
             lab.assert_same_bytes(name, &theirs, &format!("{args:?}"));
         }
         let blocks = |name: &str| fs::metadata(lab.path(name)).expect("stat").blocks();
-        // A file system takes some blocks more or less for itself.
+        // The file system may use some blocks of its own.
         let (ours, theirs) = (blocks(name), blocks(&theirs));
         let fewer = name == "x" && table_moved(lab) && ours < theirs;
         assert!(
@@ -70,16 +68,15 @@ fn same_images(lab: &Lab, args: &[&str]) {
     }
 }
 
-/// Whether the refcount table of `x` is not where it is at first. QEMU leaves
-/// the bytes of former tables in clusters that are free then; zebu, which never
-/// had such tables, does not.
+/// Whether the refcount table of `x` was moved while it grew. Then QEMU leaves old tables in free
+/// clusters; zebu makes the table only once.
 fn table_moved(lab: &Lab) -> bool {
     let magic =
         lab.path("x").metadata().is_ok_and(|m| m.len() >= 104) && lab.u32_at("x", 0) == 0x5146_49fb;
     magic && lab.u64_at("x", 48) != 1 << lab.u32_at("x", 20)
 }
 
-/// The same header and everything at the same place.
+/// Fails the test unless length, header and map are the same.
 #[track_caller]
 fn same_places(lab: &Lab, what: &str) {
     let start = |name: &str| {
@@ -91,7 +88,7 @@ fn same_places(lab: &Lab, what: &str) {
     assert!(map("x") == map("their-x"), "{what}: maps differ");
 }
 
-/// Both programs see the same image, whole.
+/// Fails the test unless both programs report the same of the image, without errors.
 #[track_caller]
 fn same_views(lab: &Lab) {
     for command in [&["check"][..], &["info"], &["map", "--output=json"]] {
@@ -102,7 +99,7 @@ fn same_views(lab: &Lab) {
     }
 }
 
-/// QEMU writes, both check and read.
+/// Fails the test unless QEMU can write to the image, and both programs read and check it.
 #[track_caller]
 fn can_be_written(lab: &Lab) {
     let write = [
@@ -127,29 +124,10 @@ fn can_be_written(lab: &Lab) {
     lab.zebu(&["check", "x"]).ok("check");
 }
 
-const OPTIONS: [&str; 16] = [
-    "cluster_size=64k",
-    "cluster_size=512",
-    "cluster_size=4k",
-    "cluster_size=2M",
-    "compat=0.10",
-    "compat=v2,cluster_size=1k",
-    "compat=v3",
-    "refcount_bits=1",
-    "refcount_bits=2,cluster_size=512",
-    "refcount_bits=64,cluster_size=512",
-    "lazy_refcounts=on",
-    "extended_l2=on",
-    "extended_l2=on,cluster_size=16k",
-    "compression_type=zstd",
-    "data_file=d",
-    "data_file=d,data_file_raw=on",
-];
-
 #[test]
 fn the_option_matrix() {
     let lab = lab();
-    for options in OPTIONS {
+    for options in QCOW2_OPTIONS {
         for size in ["0", "1", "1000448", "2M"] {
             same_images(&lab, &["-f", "qcow2", "-o", options, "x", size]);
             same_views(&lab);
@@ -162,7 +140,7 @@ fn the_option_matrix() {
 fn preallocation() {
     let lab = lab();
     for mode in ["off", "metadata", "falloc", "full"] {
-        for options in OPTIONS {
+        for options in QCOW2_OPTIONS {
             let options = format!("preallocation={mode},{options}");
             for size in ["0", "999936", "3M"] {
                 // QEMU does not allocate a data file of an odd size.
@@ -201,7 +179,7 @@ fn big_disks() {
 }
 
 #[test]
-fn a_terabyte_of_metadata_takes_no_minute() {
+fn metadata_of_a_terabyte_takes_less_than_a_minute() {
     let lab = lab();
     let start = Instant::now();
     let limits = common::Limits {
@@ -271,7 +249,7 @@ fn backing_files() {
         &lab,
         &["-f", "qcow2", "-u", "-b", "no,,pe", "-F", "raw", "x", "1G"],
     );
-    // Relative to the image, not to where the program runs.
+    // Relative to the image, not to the working directory.
     let args = [
         "create",
         "-q",
@@ -319,7 +297,7 @@ fn help() {
 }
 
 #[test]
-fn what_cannot_be_is_told_in_qemus_words() {
+fn refusals() {
     let lab = lab();
     for options in [
         "cluster_size=0",
@@ -416,7 +394,7 @@ fn what_cannot_be_is_told_in_qemus_words() {
 }
 
 #[test]
-fn encryption_is_refused_by_name() {
+fn encryption_options_are_refused_by_name() {
     if beyond_qemu("it can encrypt") {
         return;
     }
@@ -434,7 +412,7 @@ fn encryption_is_refused_by_name() {
     }
 }
 
-/// An image that a machine runs from must survive a slip of the hand.
+/// A mistaken command must not destroy an image that a virtual machine uses.
 #[test]
 fn an_image_in_use_is_not_overwritten() {
     let lab = lab();
@@ -452,7 +430,7 @@ fn an_image_in_use_is_not_overwritten() {
             assert_eq!(ours.status, 1);
             assert!(!lab.path("x").exists(), "{target:?}");
         }
-        // But others may be put on top of it.
+        // It may become a backing file.
         let args = [
             "create",
             "-q",
@@ -470,9 +448,9 @@ fn an_image_in_use_is_not_overwritten() {
     }
 }
 
-/// Options that cannot be must not cost the file that is there.
+/// Refused options must not destroy an existing file.
 #[test]
-fn what_is_there_survives_wrong_options() {
+fn wrong_options_leave_an_existing_file_unchanged() {
     if beyond_qemu("it removes the file") {
         return;
     }
@@ -489,7 +467,7 @@ fn what_is_there_survives_wrong_options() {
     ];
     lab.zebu(&args).failed_with_one_line(1, "cluster_size=5");
     assert_eq!(fs::read(lab.path("base.qcow2")).expect("read"), before);
-    // And a right one replaces all of it.
+    // A valid create replaces all of it.
     lab.zebu(&["create", "-q", "-f", "qcow2", "base.qcow2", "1M"])
         .ok("create");
     lab.qemu_img(&["create", "-q", "-f", "qcow2", "fresh", "1M"])

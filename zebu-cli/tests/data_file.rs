@@ -1,5 +1,5 @@
-//! Guards against an external data file that was cut off and reads as zeroes, one of QEMU's that
-//! is refused, and a data file that another image of the chain reads.
+//! External data files. Missing data of a truncated data file are errors, not zeroes; every data
+//! file of QEMU is accepted; a file that the chain uses for something else is refused.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn length(lab: &Lab, name: &str) -> u64 {
     fs::metadata(lab.path(name)).expect("metadata").len()
 }
 
-/// What QEMU does to an image, one after the other.
+/// Changes that QEMU makes to an image, in this order.
 const STEPS: &[&[&str]] = &[
     &[],
     &["io", "-c", "write -P 1 SIZE-512 512"],
@@ -39,7 +39,7 @@ const STEPS: &[&[&str]] = &[
 ];
 
 #[test]
-fn no_data_file_of_qemu_is_refused() {
+fn data_files_made_by_qemu_are_accepted() {
     let mut cases = 0;
     for options in [
         "",
@@ -59,7 +59,7 @@ fn no_data_file_of_qemu_is_refused() {
                 match step {
                     [] => {}
                     ["io", args @ ..] => {
-                        // (The size is in the header.)
+                        // The size in the header.
                         let size = lab.u64_at("x.q", 24);
                         let place = |arg: &&str| {
                             let (before, after) = arg.split_once("SIZE-")?;
@@ -90,7 +90,7 @@ fn no_data_file_of_qemu_is_refused() {
 }
 
 #[test]
-fn a_data_file_that_was_cut_off_is_an_error() {
+fn truncated_data_files_are_errors() {
     if beyond_qemu("it reads zeroes") {
         return;
     }
@@ -117,7 +117,7 @@ fn a_data_file_that_was_cut_off_is_an_error() {
         fails(&["compare", "x.q", "x.q"]);
         fails(&["dd", "if=x.q", "of=out"]);
         fails(&["io", "-r", "-c", "read 320k 64k", "x.q"]);
-        // 320 KiB are in clusters that begin before its end.
+        // The first 320 KiB are in clusters that begin before its end.
         lab.zebu(&["io", "-r", "-c", "read 0 320k", "x.q"])
             .ok(options);
         for repair in [&[][..], &["-r", "leaks"], &["-r", "all"]] {
@@ -129,19 +129,19 @@ fn a_data_file_that_was_cut_off_is_an_error() {
             assert_eq!(answer.err.matches(WHY).count(), 11, "{answer:#?}");
             assert!(answer.out.contains("11 errors were found"), "{answer:#?}");
         }
-        // A write behind its end would make zeroes of what is between.
+        // A write past its end would turn the missing data into zeroes.
         for command in ["write 1020k 4k", "write 0 4k"] {
             fails(&["io", "-c", command, "x.q"]);
         }
         fails(&["resize", "x.q", "2M"]);
         assert_eq!(length(&lab, "d"), 300 << 10, "{options}");
         lab.zebu(&["convert", "--salvage", "-O", "raw", "x.q", "out"])
-            .ok("what is left");
+            .ok("--salvage");
     }
 }
 
 #[test]
-fn what_was_cut_off_is_not_committed() {
+fn truncated_data_files_stop_commit_and_rebase() {
     if beyond_qemu("it writes zeroes") {
         return;
     }
@@ -161,7 +161,7 @@ fn what_was_cut_off_is_not_committed() {
         answer.failed_with_one_line(1, &args.join(" "));
         assert!(fs::read(lab.path("base.q")).expect("read") == base);
     }
-    // The same where it is the base that lacks data.
+    // The same with missing data in the base.
     lab.make("create -o data_file=bd cut.q 1M; io cut.q: write -P 5 0 1M");
     lab.make("create -b cut.q -F qcow2 top.q; io top.q: write -P 6 900k 4k");
     cut(&lab, "bd", 64 << 10);
@@ -176,7 +176,7 @@ fn what_was_cut_off_is_not_committed() {
 }
 
 #[test]
-fn a_file_of_the_chain_is_no_data_file() {
+fn files_of_the_chain_are_refused_as_data_file() {
     if testing_qemu() {
         return;
     }
@@ -215,20 +215,20 @@ fn a_file_of_the_chain_is_no_data_file() {
         ));
         refused(&format!("amend -o data_file={data} over.q"));
     }
-    for unsafely in ["", " -u"] {
+    for mode in ["", " -u"] {
         refused(&format!(
-            "create{unsafely} -f qcow2 -b raw.raw -F raw -o data_file=raw.raw new 1M"
+            "create{mode} -f qcow2 -b raw.raw -F raw -o data_file=raw.raw new 1M"
         ));
-        refused(&format!("rebase{unsafely} -b od -F raw over.q"));
-        refused(&format!("rebase{unsafely} -b ./od -F raw over.q"));
+        refused(&format!("rebase{mode} -b od -F raw over.q"));
+        refused(&format!("rebase{mode} -b ./od -F raw over.q"));
     }
     refused("create -f qcow2 -o data_file=other.q other.q 1M");
     refused("create -u -f qcow2 -b base.q -F qcow2 link 1M");
     refused("amend -o data_file=over.q over.q");
-    // An image that has the data file is above it, too.
+    // An image over the data file counts as well.
     lab.make("img create -q -f qcow2 -u -b od -F raw second.q 1M");
     refused("rebase -u -b second.q -F qcow2 over.q");
-    // What is no loop is made.
+    // Without a loop it succeeds.
     lab.zebu(&["amend", "-o", "data_file=./od", "over.q"])
         .ok("its own, by another name");
     lab.zebu(&["rebase", "-u", "-b", "raw.raw", "-F", "raw", "over.q"])

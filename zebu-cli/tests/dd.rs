@@ -1,6 +1,5 @@
-//! Guards against a `dd` that copies another part of the input than qemu-img
-//! does, or makes an output of another size; and against one that destroys its
-//! own input.
+//! `dd` must copy the same range as qemu-img to an output of the same size, and must refuse its
+//! input as output.
 
 mod common;
 
@@ -16,11 +15,11 @@ fn inputs() -> Pair {
 }
 
 #[test]
-fn blocks_counts_and_skips() {
+fn bs_count_and_skip() {
     let pair = inputs();
     for input in ["odd.raw", "small.qcow2"] {
         for block in ["", "bs=1", "bs=511", "bs=1000", "bs=4097", "bs=1M"] {
-            // A block of one byte makes qemu-img slow.
+            // qemu-img is slow with blocks of one byte.
             if block == "bs=1" && input == "odd.raw" {
                 continue;
             }
@@ -92,7 +91,7 @@ fn formats() {
             "of=out",
         ],
         &["dd", "-U", "bs=1M", "if=in.qcow2", "of=file:out"],
-        // The last of an operand counts.
+        // The last of equal operands is used.
         &["dd", "bs=7", "bs=1M", "if=none", "if=in.qcow2", "of=out"],
     ] {
         pair.succeed(args);
@@ -101,7 +100,7 @@ fn formats() {
 }
 
 #[test]
-fn an_output_in_use_is_left_alone() {
+fn outputs_in_use_are_refused() {
     let pair = inputs();
     let mut held = [&pair.ours, &pair.theirs].map(|lab| lab.held_by_qemu(&["in.qcow2"]));
     pair.fail(&["dd", "-O", "qcow2", "if=odd.raw", "of=in.qcow2"]);
@@ -145,7 +144,7 @@ fn refusals() {
 }
 
 #[test]
-fn the_input_is_not_destroyed() {
+fn the_input_is_refused_as_output() {
     if beyond_qemu("it empties the file before it reads it") {
         return;
     }

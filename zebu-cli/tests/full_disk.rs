@@ -1,17 +1,27 @@
-//! Guards against a file system that is full, of a real kernel, and a process
-//! that may write no larger file (`ulimit -f`): an error that is not reported,
-//! an image with errors, what was written before gone, a program that dies.
+//! Full file systems and the limit of the file size (`ulimit -f`), with a real kernel. Errors must
+//! be reported, the image must be consistent, data written before must stay, and the program must
+//! not be killed by a signal.
 //!
-//! A full file system needs a loop device and mount namespaces; the test says
-//! so where they are missing.
+//! A full file system needs a loop device and mount namespaces; tests without them are skipped.
 
 mod common;
 
-use common::{Lab, Limits};
+use common::{Lab, Limits, testing_qemu};
 
 /// Mounts a small file system, and runs the rest of the script in it.
 const MOUNT: &str = "mount -o loop fs small && echo mounted && ";
 
+/// An ext4 file system of 24 MiB in the file `fs`, and the folder to mount it on.
+fn make_file_system(lab: &Lab, block: &str) {
+    std::fs::create_dir(lab.path("small")).expect("folder");
+    let file = std::fs::File::create(lab.path("fs")).expect("file");
+    file.set_len(24 << 20).expect("length");
+    let mke2fs = ["-q", "-F", "-t", "ext4", "-b", block, "-m", "0", "fs"];
+    lab.run("/sbin/mke2fs".as_ref(), &mke2fs, b"", &Limits::default())
+        .ok("mke2fs");
+}
+
+/// Runs a script in the file system; `None` if it cannot be mounted.
 fn in_small(lab: &Lab, rest: &str, args: &[&str]) -> Option<common::Answer> {
     lab.in_namespace(&format!("{MOUNT}{rest}"), args, &Limits::default())
 }
@@ -27,15 +37,10 @@ fn writes_to_a_full_file_system() {
     ] {
         let what = format!("{options}, {cache}");
         let lab = Lab::new();
-        std::fs::create_dir(lab.path("small")).expect("folder");
-        let file = std::fs::File::create(lab.path("fs")).expect("file");
-        file.set_len(24 << 20).expect("length");
-        let mke2fs = ["-q", "-F", "-t", "ext4", "-m", "0", "fs"];
-        let made = lab.run("/sbin/mke2fs".as_ref(), &mke2fs, b"", &Limits::default());
-        made.ok("mke2fs");
+        make_file_system(&lab, "4096");
         lab.qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, "disk", "64M"])
             .ok(&what);
-        // Half a megabyte each, more than there is room for.
+        // Half a MiB each: in sum more than the file system has.
         let writes: Vec<String> = (0..80u64)
             .map(|nth| format!("write -P {} {} 512k", nth + 1, nth * 37 % 80 * (512 << 10)))
             .collect();
@@ -47,7 +52,7 @@ fn writes_to_a_full_file_system() {
                 args.extend(["-c", "flush"]);
             }
         }
-        // What is there already can be written when nothing else can.
+        // Allocated clusters can be written on a full file system.
         args.extend(["-c", "write -P 99 0 512k", "-c", "flush", "small/disk"]);
         let rest = "cp disk small/disk && { \"$0\" \"$@\"; echo status $?; }";
         let Some(answer) = in_small(&lab, rest, &args) else {
@@ -84,12 +89,12 @@ fn writes_to_a_full_file_system() {
             !read.out.contains("verification failed"),
             "{what}: {read:#?}"
         );
-        println!("cases: {} writes, {} of them refused", 80, failed.len());
+        println!("cases: {} writes, {} of them failed", 80, failed.len());
     }
 }
 
-/// Each change of the whole image where nothing can be allocated: one that needs no space
-/// succeeds, and one that fails has changed nothing.
+/// Changes of the whole image while nothing can be allocated. Those that need no space succeed;
+/// those that fail have changed nothing.
 #[test]
 fn changes_on_a_full_file_system() {
     let mut cases = 0;
@@ -114,12 +119,7 @@ fn changes_on_a_full_file_system() {
         ] {
             let what = format!("blocks of {block}, {options}: {change}");
             let lab = Lab::new();
-            std::fs::create_dir(lab.path("small")).expect("folder");
-            let file = std::fs::File::create(lab.path("fs")).expect("file");
-            file.set_len(24 << 20).expect("length");
-            let mke2fs = ["-q", "-F", "-t", "ext4", "-b", block, "-m", "0", "fs"];
-            let made = lab.run("/sbin/mke2fs".as_ref(), &mke2fs, b"", &Limits::default());
-            made.ok("mke2fs");
+            make_file_system(&lab, block);
             lab.qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, "disk", "32M"])
                 .ok(&what);
             lab.qemu_io(&["-f", "qcow2", "-c", "write -P 5 0 1M", "disk"])
@@ -156,7 +156,37 @@ fn changes_on_a_full_file_system() {
     println!("cases: {cases} changes on full file systems");
 }
 
-/// Runs the program where no file may be longer than some KiB.
+/// The message names the output.
+#[test]
+fn convert_to_a_full_file_system() {
+    let lab = Lab::new();
+    lab.make("create x.qcow2 8M; io x.qcow2: write -s noise 0 8M");
+    std::fs::create_dir(lab.path("small")).expect("folder");
+    // A file system of 1 MiB that only this command sees.
+    let script = "mount -t tmpfs -o size=1m none small && echo mounted && exec \"$0\" \"$@\"";
+    for options in [
+        &["-O", "raw"][..],
+        &["-O", "qcow2"],
+        &["-O", "qcow2", "-c"],
+        &["-O", "qcow2", "-t", "writethrough"],
+    ] {
+        let args = [&["convert"], options, &["x.qcow2", "small/out"]].concat();
+        let Some(answer) = lab.in_namespace(script, &args, &Limits::default()) else {
+            println!("skipped: no mount namespaces here");
+            return;
+        };
+        answer.orderly("disk full");
+        assert_eq!(answer.status, 1, "{options:?}: {answer:#?}");
+        let says = |words: &str| answer.err.contains(words);
+        assert!(says("No space left on device"), "{options:?}: {answer:#?}");
+        if !testing_qemu() {
+            answer.failed_with_one_line(1, "disk full");
+            assert!(says("small/out"), "{options:?}: {answer:#?}");
+        }
+    }
+}
+
+/// Runs the program with a limit of the file size in KiB.
 fn limited(lab: &Lab, kib: u64, args: &[&str]) -> common::Answer {
     // POSIX counts in blocks of 512 bytes, bash in KiB.
     let script = format!("ulimit -f {kib} && exec \"$0\" \"$@\"");
@@ -167,7 +197,7 @@ fn limited(lab: &Lab, kib: u64, args: &[&str]) -> common::Answer {
 }
 
 #[test]
-fn a_file_may_not_be_longer() {
+fn writes_beyond_the_file_size_limit() {
     for cache in ["none", "writeback"] {
         let lab = Lab::new();
         lab.zebu(&["create", "-q", "-f", "qcow2", "disk", "64M"])
@@ -203,21 +233,20 @@ fn a_file_may_not_be_longer() {
     }
 }
 
-/// A change of size that fails has not happened, so that one that is asked for
-/// again adds no more.
+/// A resize that fails leaves the size unchanged: repeated, it adds its bytes only once.
 #[test]
-fn a_larger_disk_that_does_not_fit() {
+fn a_failed_resize_changes_nothing() {
     let lab = Lab::new();
     lab.make("create disk 1M; random disk 2 20 wz");
     let full = ["resize", "--preallocation=full", "disk", "+8M"];
     for _ in 0..2 {
         let answer = limited(&lab, 4 << 10, &full);
-        answer.failed_with_one_line(1, "no room");
+        answer.failed_with_one_line(1, "over the limit");
         let info = lab.qemu_img(&["info", "disk"]).ok("info");
         assert!(info.out.contains("1 MiB (1048576 bytes)"), "{info:#?}");
         lab.qemu_img(&["check", "-q", "disk"]).ok("check");
     }
-    lab.zebu(&full).ok("with room");
+    lab.zebu(&full).ok("without the limit");
     let info = lab.qemu_img(&["info", "disk"]).ok("info");
     assert!(info.out.contains("9 MiB (9437184 bytes)"), "{info:#?}");
 }

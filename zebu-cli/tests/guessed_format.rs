@@ -1,7 +1,6 @@
-//! Guards against a format that is guessed wrongly or goes on to do harm: an
-//! image of another program copied as if it were a disk; a guest that turns its
-//! raw disk into an image which names a file of the host, for the next one who
-//! opens it without saying that it is raw.
+//! Probed formats. An image of an unsupported format must not be taken for raw. A guest must not be
+//! able to write an image header to a disk that was probed as raw: the next program that probes
+//! the disk would open a file of the host.
 
 mod common;
 
@@ -12,8 +11,7 @@ use common::server::{Raw, Server};
 use common::{Lab, beyond_qemu};
 use zebu::internal::nbd::{Command, Headers, Request, command};
 
-/// What a guest writes to have `/etc/passwd` for a backing file: a header of
-/// version 2 in sector 0.
+/// A header of version 2 for sector 0 that names `/etc/passwd` as backing file.
 fn header() -> Vec<u8> {
     let mut header = vec![0; 512];
     header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
@@ -25,8 +23,8 @@ fn header() -> Vec<u8> {
 }
 
 #[test]
-fn images_of_other_programs_are_no_disks() {
-    if beyond_qemu("it reads them") {
+fn unsupported_formats_are_refused() {
+    if beyond_qemu("it supports them") {
         return;
     }
     let lab = Lab::new();
@@ -79,10 +77,10 @@ fn images_of_other_programs_are_no_disks() {
     }
 }
 
-/// Whether each of these commands of `io` works is the same in both programs,
-/// with the format guessed and with it given, and so is what they leave.
+/// Both programs refuse the same writes to a probed raw disk, none if the format is given, and
+/// leave the same data.
 #[test]
-fn a_guessed_disk_stays_one() {
+fn guessed_raw_disks_refuse_image_headers() {
     let lab = Lab::new();
     fs::write(lab.path("header"), header()).unwrap();
     let mut low = header();
@@ -131,9 +129,9 @@ fn a_guessed_disk_stays_one() {
     }
 }
 
-/// Pieces that make a header together, from many clients at once.
+/// Several clients write parts of a header at the same time.
 #[test]
-fn nobody_gets_a_header_by_pieces() {
+fn concurrent_writes_cannot_assemble_a_header() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -148,24 +146,24 @@ fn nobody_gets_a_header_by_pieces() {
                 let (server, header, refused) = (&server, &header, &refused);
                 scope.spawn(move || {
                     let mut raw = Raw::with_export(server, "", Headers::Simple);
-                    for turn in 0..50 {
-                        // Each has two of the eight bytes that it takes.
-                        let at = (n + turn) % 4 * 2;
-                        let mut request = Request {
+                    for request in 0..50 {
+                        // Each request writes two of the eight bytes.
+                        let at = (n + request) % 4 * 2;
+                        let mut message = Request {
                             command: Command::Write,
                             flags: 0,
-                            cookie: turn,
+                            cookie: request,
                             offset: at,
                             length: 2,
                         };
                         let bytes = &header[at as usize..][..2];
-                        let error = raw.ask(&request, bytes).error;
-                        assert!([0, 1].contains(&error), "EPERM or nothing: {error}");
+                        let error = raw.ask(&message, bytes).error;
+                        assert!([0, 1].contains(&error), "EPERM or success: {error}");
                         refused.fetch_add(u64::from(error), Ordering::Relaxed);
-                        request.command = Command::WriteZeroes;
-                        request.flags = command::NO_HOLE * (turn as u16 % 2);
-                        if turn % 3 == 0 {
-                            assert_eq!(raw.ask(&request, &[]).error, 0);
+                        message.command = Command::WriteZeroes;
+                        message.flags = command::NO_HOLE * (request as u16 % 2);
+                        if request % 3 == 0 {
+                            assert_eq!(raw.ask(&message, &[]).error, 0);
                         }
                     }
                 });
@@ -174,15 +172,18 @@ fn nobody_gets_a_header_by_pieces() {
         server.stop();
         let left = fs::read(lab.path("x")).unwrap();
         assert!(left[..8] != header[..8], "round {round}");
-        assert!(refused.into_inner() > 0, "round {round}: never tried");
+        assert!(
+            refused.into_inner() > 0,
+            "round {round}: no write was refused"
+        );
         let info = lab.qemu_img(&["info", "x"]).ok("info");
         assert!(info.out.contains("file format: raw"), "{info:?}");
     }
 }
 
-/// A part of a file, named without a driver, is where it is.
+/// Writes to a part of a file go to its offset, with the driver probed.
 #[test]
-fn a_guessed_part_is_written_in_its_place() {
+fn guessed_raw_disks_with_an_offset() {
     let lab = Lab::new();
     for offset in [512, 1 << 20, 4096 + 512] {
         let mut left = Vec::new();
@@ -212,9 +213,9 @@ fn a_guessed_part_is_written_in_its_place() {
     }
 }
 
-/// What a guest wrote to an overlay does not get to the base by a commit.
+/// A header that a guest wrote to an overlay is not committed to a probed raw base.
 #[test]
-fn a_guessed_base_stays_a_disk() {
+fn commit_refuses_a_header_for_a_guessed_raw_base() {
     let lab = Lab::new();
     fs::write(lab.path("header"), header()).unwrap();
     fs::write(lab.path("base"), vec![0; 1 << 20]).unwrap();
@@ -222,10 +223,10 @@ fn a_guessed_base_stays_a_disk() {
         "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top",
     ])
     .ok("create");
-    // As older programs made it: the format of the base is not said.
+    // Removes the format of the base, which older programs did not store.
     let mut top = fs::read(lab.path("top")).unwrap();
     let said = top.windows(4).position(|w| w == [0xe2, 0x79, 0x2a, 0xca]);
-    top[said.expect("a backing format")..][..4].copy_from_slice(b"none");
+    top[said.expect("the backing format")..][..4].copy_from_slice(b"none");
     fs::write(lab.path("top"), top).unwrap();
     lab.qemu_io(&["-f", "qcow2", "-c", "write -s header 0 512", "top"])
         .ok("write");

@@ -1,12 +1,9 @@
-//! Guards against a `zebu io` that does not understand qemu-io's language or
-//! answers otherwise: test suites and scripts are written in it.
-//!
-//! The same commands go to both; the answers must be the same once the figures
-//! of time and rate are taken out.
+//! `zebu io` must understand all commands of qemu-io, which test suites and scripts use, and give the
+//! same answers. Times and rates are not compared.
 
 mod common;
 
-use common::script::timeless_answer;
+use common::pair::timeless_answer;
 use common::{Answer, Lab, compare_answers, peer};
 
 const IMAGE: &str = "create base.qcow2 3M; random base.qcow2 5 20 w; \
@@ -23,8 +20,8 @@ fn same(lab: &Lab, args: &[&str], script: &str) -> Answer {
     ours
 }
 
-/// Each command in a process of its own, so that its exit status counts, then
-/// all in one.
+/// Compares each command in a process of its own, which gives its exit status, and then all in one
+/// process, from arguments and from standard input.
 #[track_caller]
 fn same_commands(commands: &[&str]) {
     let lab = Lab::new();
@@ -157,7 +154,7 @@ fn the_vm_state() {
 }
 
 #[test]
-fn facts_about_the_image() {
+fn length_info_map_and_alloc() {
     same_commands(&[
         "length",
         "info",
@@ -198,7 +195,7 @@ fn facts_about_the_image() {
 }
 
 #[test]
-fn numbers_and_ends() {
+fn numbers_and_ranges() {
     same_commands(&[
         "read 9M 2M",
         "read 10M 1",
@@ -224,7 +221,7 @@ fn numbers_and_ends() {
 
 #[test]
 fn negative_numbers() {
-    // QEMU before 10 calls them no numbers.
+    // QEMU before 10 does not accept negative numbers.
     if peer().is_current() {
         same_commands(&["read -- -1 4", "read 0 -1", "alloc -- -1"]);
     }
@@ -376,7 +373,7 @@ fn options_of_the_program() {
 }
 
 #[test]
-fn help_is_there() {
+fn help_lists_all_commands() {
     let lab = Lab::new();
     let all = lab.zebu_io(&["-c", "help"]).ok("help");
     for command in [
@@ -406,7 +403,7 @@ fn help_is_there() {
             all.out
                 .lines()
                 .any(|line| line.starts_with(&format!("{command} "))),
-            "help does not speak of {command}:\n{}",
+            "help does not list {command}:\n{}",
             all.out
         );
         let one = lab.zebu_io(&["-c", &format!("help {command}")]).ok(command);

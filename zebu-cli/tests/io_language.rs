@@ -1,10 +1,11 @@
-//! Guards against a line of qemu-io's language, whatever it is, that ends the
-//! program or takes its memory: options, numbers and sizes of any form, put
-//! together at random. `ZEBU_HOSTILE_RUNS` says how many scripts.
+//! Random scripts of qemu-io commands with valid and invalid options, numbers and sizes. None may
+//! panic or take unbounded memory. `ZEBU_HOSTILE_RUNS` is the number of scripts.
 
+mod common;
 #[path = "common/io_language.rs"]
 mod io_language;
 
+use common::{Rng, env_number};
 use zebu::storage::{EngineKind, Queue, QueueOptions};
 
 const COMMANDS: &[&str] = &[
@@ -69,28 +70,22 @@ const WORDS: &[&str] = &[
 ];
 
 #[test]
-fn any_line_is_carried_out_or_refused() {
+fn random_scripts_do_not_panic() {
     let queue = Queue::new(
         QueueOptions::default()
             .engine(EngineKind::Threads)
             .inflate_inline(true),
     )
     .expect("a queue");
-    let runs = std::env::var("ZEBU_HOSTILE_RUNS").map_or(500, |n| n.parse().expect("a number"));
-    let mut state = 1u64;
-    let mut below = |n: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 33) as usize % n
-    };
+    let runs = env_number("ZEBU_HOSTILE_RUNS").unwrap_or(500);
+    let mut rng = Rng::new(1);
     for _ in 0..runs {
         let mut text = String::new();
-        for _ in 0..1 + below(8) {
-            text += COMMANDS[below(COMMANDS.len())];
-            for _ in 0..below(5) {
+        for _ in 0..1 + rng.below(8) {
+            text += rng.pick(COMMANDS);
+            for _ in 0..rng.below(5) {
                 text += " ";
-                text += WORDS[below(WORDS.len())];
+                text += rng.pick(WORDS);
             }
             text += "\n";
         }

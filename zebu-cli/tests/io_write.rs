@@ -1,45 +1,41 @@
-//! Guards against a `zebu io` that answers to a command that writes otherwise
-//! than qemu-io does, or that leaves another disk behind: test suites and
-//! generators of images are written in that language.
+//! Commands of `zebu io` that write must give the answers of qemu-io and leave the same disk.
 //!
-//! The same commands go to both, each to an image of its own; the answers must
-//! be the same once the figures of time and rate are taken out, and so must
-//! what the disks read as afterwards.
+//! Both programs run the same commands on copies of an image. Times and rates are not compared.
 
 mod common;
 
 use std::fmt::Write as _;
 use std::fs;
 
-use common::script::Twins;
-use common::{Random, peer};
+use common::pair::Pair;
+use common::{Rng, peer};
 
 const IMAGE: &str = "create x.qcow2 10M; io x.qcow2: write -P 1 0 256k | write -c -P 5 2M 64k; \
     create -b x.qcow2 -F qcow2 top.qcow2; create -o compat=0.10 old.qcow2 4M; \
     create -o extended_l2=on sub.qcow2 4M; raw r.raw 1000448";
 
-/// Each command in a process of its own, so that its exit status counts, then
-/// all in one, then from standard input.
+/// Compares each command in a process of its own, which gives its exit status, then all in one
+/// process, then from standard input. At the end the disks must be the same.
 #[track_caller]
 fn same_commands(file: &str, format: &str, options: &[&str], commands: &[&str]) {
-    let twins = Twins::new(IMAGE);
+    let pair = Pair::new(IMAGE);
     let with = |more: &[&'static str]| [&["-f", format], options, more].concat();
     for command in commands {
         let mut args = with(&["-c"]);
         args.extend([*command, file]);
-        twins.same(&args, "");
+        pair.same_io(&args, "");
     }
     let mut args = with(&[]);
     for command in commands {
         args.extend(["-c", command]);
     }
     args.push(file);
-    twins.same(&args, "");
+    pair.same_io(&args, "");
     let script: String = commands.iter().flat_map(|c| [*c, "\n"]).collect();
     let mut args = with(&[]);
     args.push(file);
-    twins.same(&args, &script);
-    twins.same_disk(file, format);
+    pair.same_io(&args, &script);
+    pair.assert_same_disk(file, format);
 }
 
 const WRITES: &[&str] = &[
@@ -299,7 +295,7 @@ fn mistakes() {
 }
 
 #[test]
-fn what_qemu_has_since_lately() {
+fn commands_since_qemu_10() {
     if peer().is_current() {
         let commands = [
             "write -r 0 4k",
@@ -321,16 +317,16 @@ fn what_qemu_has_since_lately() {
 }
 
 #[test]
-fn an_empty_file_is_no_pattern() {
-    let twins = Twins::new(IMAGE);
-    for lab in [&twins.ours, &twins.theirs] {
+fn writes_with_an_empty_pattern_file() {
+    let pair = Pair::new(IMAGE);
+    for lab in [&pair.ours, &pair.theirs] {
         fs::write(lab.path("empty"), b"").expect("write");
     }
-    twins.same(&["-c", "write -s empty 0 4k", "x.qcow2"], "");
+    pair.same_io(&["-c", "write -s empty 0 4k", "x.qcow2"], "");
 }
 
 #[test]
-fn nothing_is_written_read_only() {
+fn read_only_images_refuse_writes() {
     let commands = [
         "write 0 64k",
         "write -z 0 x",
@@ -351,7 +347,7 @@ fn nothing_is_written_read_only() {
 }
 
 #[test]
-fn space_is_freed_only_when_asked_for() {
+fn discard_option() {
     let commands = [
         "write -P 9 0 1M",
         "discard 64k 128k",
@@ -363,21 +359,21 @@ fn space_is_freed_only_when_asked_for() {
     for mode in ["ignore", "off", "unmap", "on"] {
         same_commands("x.qcow2", "qcow2", &["-d", mode], &commands);
     }
-    let twins = Twins::new(IMAGE);
+    let pair = Pair::new(IMAGE);
     let name = "driver=qcow2,file.filename=x.qcow2,discard=unmap";
     let mut args = vec!["--image-opts"];
     for command in commands {
         args.extend(["-c", command]);
     }
     args.push(name);
-    twins.same(&args, "");
-    twins.same_disk("x.qcow2", "qcow2");
+    pair.same_io(&args, "");
+    pair.assert_same_disk("x.qcow2", "qcow2");
     let args = ["-d", "bogus", "-c", "length", "x.qcow2"];
-    twins.same(&args, "");
+    pair.same_io(&args, "");
 }
 
 #[test]
-fn a_snapshot_takes_the_writes() {
+fn temporary_snapshots_leave_the_image_unchanged() {
     let again = "close\nopen -s x.qcow2\nread -P 1 0 4k\nwrite 0 1\n";
     let script = "read -P 1 0 4k\nwrite -P 9 0 64k\nread -P 9 0 4k\nread -P 1 64k 4k\nmap\n\
         length\ninfo\nwrite -z 64k 64k\ndiscard 0 64k\naio_write 5M 64k\naio_flush\nreopen\n\
@@ -396,18 +392,18 @@ fn a_snapshot_takes_the_writes() {
         ],
         &["-s", "nothing"],
     ] {
-        let twins = Twins::new(IMAGE);
-        let before = fs::read(twins.ours.path("x.qcow2")).expect("read");
-        twins.same(args, script);
+        let pair = Pair::new(IMAGE);
+        let before = fs::read(pair.ours.path("x.qcow2")).expect("read");
+        pair.same_io(args, script);
         if !args.contains(&"--image-opts") {
-            twins.same(args, &format!("{script}{again}"));
+            pair.same_io(args, &format!("{script}{again}"));
         }
-        assert_eq!(fs::read(twins.ours.path("x.qcow2")).expect("read"), before);
+        assert_eq!(fs::read(pair.ours.path("x.qcow2")).expect("read"), before);
     }
 }
 
 #[test]
-fn what_is_read_can_be_kept() {
+fn copy_on_read() {
     let script = "read 0 4k\nread 2M 1M\nmap\nread 5242883 7\naio_read 6M 64k\naio_flush\n\
         aio_write -P 8 128k 64k\nreadv 100k 64k\nread -P 8 128k 64k\nread 9M 2M\nmap\n";
     for args in [
@@ -420,19 +416,19 @@ fn what_is_read_can_be_kept() {
     ] {
         let file = args[args.len() - 1];
         if file == "sub.qcow2" && !peer().is_current() {
-            // It copied whole clusters.
+            // Older versions copy whole clusters.
             continue;
         }
-        let twins = Twins::new(IMAGE);
-        twins.same(args, script);
+        let pair = Pair::new(IMAGE);
+        pair.same_io(args, script);
         let format = if file == "r.raw" { "raw" } else { "qcow2" };
-        twins.same_disk(file, format);
+        pair.assert_same_disk(file, format);
     }
 }
 
 #[test]
 fn reopening() {
-    let twins = Twins::new(IMAGE);
+    let pair = Pair::new(IMAGE);
     for script in [
         "reopen\nwrite 0 4k\n",
         "reopen -r\nwrite 0 4k\nreopen -w\nwrite -P 2 0 4k\nread -P 2 0 4k\n",
@@ -450,19 +446,19 @@ fn reopening() {
         "reopen -o overlap-check=all\nreopen -o l2-cache-size=1M\nwrite 3M 1M\n",
         "reopen -o encrypt=x\n",
     ] {
-        twins.same(&["x.qcow2"], script);
-        twins.same(&["-r", "x.qcow2"], script);
+        pair.same_io(&["x.qcow2"], script);
+        pair.same_io(&["-r", "x.qcow2"], script);
         let options = "driver=qcow2,file.filename=x.qcow2";
-        twins.same(&["--image-opts", options], script);
+        pair.same_io(&["--image-opts", options], script);
     }
-    twins.same_disk("x.qcow2", "qcow2");
+    pair.assert_same_disk("x.qcow2", "qcow2");
     let raw = "reopen -o lazy-refcounts=on\nreopen -r\nwrite 0 1\nreopen -w\nwrite 0 1\n";
-    twins.same(&["-f", "raw", "r.raw"], raw);
+    pair.same_io(&["-f", "raw", "r.raw"], raw);
 }
 
 #[test]
-fn ends_by_a_signal() {
-    let twins = Twins::new(IMAGE);
+fn sigraise_and_abort() {
+    let pair = Pair::new(IMAGE);
     for command in ["sigraise 9", "sigraise 15"] {
         let args = [
             "-c",
@@ -473,46 +469,45 @@ fn ends_by_a_signal() {
             "write 0 2",
             "x.qcow2",
         ];
-        let answer = twins.ours.zebu_io(&args);
-        assert_eq!(answer.status, twins.theirs.qemu_io(&args).status);
+        let answer = pair.ours.zebu_io(&args);
+        assert_eq!(answer.status, pair.theirs.qemu_io(&args).status);
         assert!(answer.out.starts_with("wrote 1/1") && !answer.out.contains("2/2"));
     }
     let args = ["-c", "write -P 9 1M 64k", "-c", "abort", "x.qcow2"];
-    assert_eq!(twins.ours.zebu_io(&args).status, 128 + libc::SIGABRT);
-    let check = ["check", twins.ours.path("x.qcow2").to_str().expect("UTF-8")].map(String::from);
-    // Clusters may leak, no more.
-    let check = twins.theirs.qemu_img(&[&check[0], &check[1]]);
+    assert_eq!(pair.ours.zebu_io(&args).status, 128 + libc::SIGABRT);
+    let check = ["check", pair.ours.path("x.qcow2").to_str().expect("UTF-8")].map(String::from);
+    // Only leaks are allowed.
+    let check = pair.theirs.qemu_img(&[&check[0], &check[1]]);
     assert!([0, 3].contains(&check.status), "{check:#?}");
 }
 
 #[test]
-fn a_dirty_image_is_repaired_first() {
+fn dirty_images_are_repaired_on_opening() {
     let recipe = "create -o lazy_refcounts=on lazy.qcow2 4M; \
         crash lazy.qcow2: write -P 3 0 128k | write -P 4 1M 64k";
     for args in [
         &["-c", "write -P 5 2M 64k", "lazy.qcow2"][..],
         &["-r", "-c", "read -P 3 0 128k", "lazy.qcow2"],
     ] {
-        let twins = Twins::new(recipe);
-        twins.same(args, "");
+        let pair = Pair::new(recipe);
+        pair.same_io(args, "");
         if !args.contains(&"-r") {
-            twins.same_disk("lazy.qcow2", "qcow2");
+            pair.assert_same_disk("lazy.qcow2", "qcow2");
         }
     }
     let script = "reopen -w\nwrite -P 5 2M 64k\n";
-    let twins = Twins::new(recipe);
-    let answer = twins.ours.zebu_io_script(&["-r", "lazy.qcow2"], script);
+    let pair = Pair::new(recipe);
+    let answer = pair.ours.zebu_io_script(&["-r", "lazy.qcow2"], script);
     assert!(answer.out.contains("wrote 65536/65536"), "{answer:#?}");
-    twins
-        .theirs
+    pair.theirs
         .qemu_io(&["-c", "write -P 5 2M 64k", "lazy.qcow2"]);
-    twins.same_disk("lazy.qcow2", "qcow2");
+    pair.assert_same_disk("lazy.qcow2", "qcow2");
 }
 
-/// The images of the published benchmark are made by scripts like these.
+/// Scripts like those that make the images of published benchmarks.
 #[test]
 fn generated_scripts() {
-    let twins = Twins::new("create seq.qcow2 32M; create rand.qcow2 32M; create aio.qcow2 32M");
+    let pair = Pair::new("create seq.qcow2 32M; create rand.qcow2 32M; create aio.qcow2 32M");
     let mut order: Vec<u64> = (0..512).collect();
     let script = |verb: &str, order: &[u64]| {
         let mut text = String::new();
@@ -521,19 +516,17 @@ fn generated_scripts() {
         }
         text + "q\n"
     };
-    twins.same(&["seq.qcow2"], &script("write", &order));
-    let mut random = Random::new(3);
+    pair.same_io(&["seq.qcow2"], &script("write", &order));
+    let mut random = Rng::new(3);
     for i in (1..order.len()).rev() {
         order.swap(i, random.below(i as u64 + 1) as usize);
     }
-    twins.same(&["rand.qcow2"], &script("write", &order));
-    // These end in any order.
+    pair.same_io(&["rand.qcow2"], &script("write", &order));
+    // The requests end in any order.
     for answer in [
-        twins
-            .ours
+        pair.ours
             .zebu_io_script(&["aio.qcow2"], &script("aio_write -q", &order)),
-        twins
-            .theirs
+        pair.theirs
             .qemu_io_script(&["aio.qcow2"], &script("aio_write -q", &order)),
     ] {
         assert!(
@@ -542,20 +535,19 @@ fn generated_scripts() {
         );
     }
     for file in ["seq.qcow2", "rand.qcow2", "aio.qcow2"] {
-        twins.same_disk(file, "qcow2");
+        pair.assert_same_disk(file, "qcow2");
     }
 }
 
-/// Requests of all kinds at once; those that overlap are of one process, one
-/// after the other.
+/// Up to 20 requests of all kinds in flight, which do not overlap; the next ones overlap them.
 #[test]
-fn requests_in_flight_together() {
+fn concurrent_requests() {
     for seed in 0..4 {
-        let twins = Twins::new(IMAGE);
-        let mut random = Random::new(seed);
+        let pair = Pair::new(IMAGE);
+        let mut random = Rng::new(seed);
         let mut script = String::new();
         for round in 0..20 {
-            // A place of its own for each of the requests in flight.
+            // Each request in flight has a range of its own.
             for place in 0..20u64 {
                 let at = place * 500_000 + random.below(100_000);
                 let length = 1 + random.below(390_000);
@@ -568,22 +560,22 @@ fn requests_in_flight_together() {
             script.push_str("aio_flush\n");
         }
         let args = ["-d", "unmap", "top.qcow2"];
-        twins.same(&args, &script);
-        twins.same_disk("top.qcow2", "qcow2");
+        pair.same_io(&args, &script);
+        pair.assert_same_disk("top.qcow2", "qcow2");
     }
 }
 
 #[test]
 fn images_that_cannot_be_written() {
-    let twins = Twins::new(IMAGE);
+    let pair = Pair::new(IMAGE);
     for options in ["read-only=on", "file.read-only=on", "auto-read-only=on"] {
         let name = format!("driver=qcow2,file.filename=x.qcow2,{options}");
-        twins.same(&["--image-opts", "-c", "write 0 1", &name], "");
+        pair.same_io(&["--image-opts", "-c", "write 0 1", &name], "");
     }
-    twins.same(&["-U", "-c", "write 0 1", "x.qcow2"], "");
-    twins.same(&["-t", "bogus", "-c", "write 0 1", "x.qcow2"], "");
+    pair.same_io(&["-U", "-c", "write 0 1", "x.qcow2"], "");
+    pair.same_io(&["-t", "bogus", "-c", "write 0 1", "x.qcow2"], "");
     if peer().is_current() {
-        twins.same(&["-c", "write 0 1"], "");
+        pair.same_io(&["-c", "write 0 1"], "");
     }
 }
 

@@ -1,6 +1,5 @@
-//! Guards against a program that is killed in the middle of its work and leaves
-//! an image that does not open, that has errors, that stays locked, or that has
-//! lost what was flushed.
+//! Programs that are killed (SIGKILL). The image must open without errors, be unlocked, and have all
+//! flushed data.
 
 mod common;
 
@@ -10,32 +9,18 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Lab, PATIENCE};
+use common::{Lab, Rng, TIME_LIMIT, env_number};
 use zebu::storage::{LockRequest, OpenFile, open_file};
 
-/// How often each is killed, unless `ZEBU_KILLS` says more.
-const KILLS: u64 = 15;
 const BLOCK: usize = 4096;
 
-/// Random numbers that can be had again.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
-
+/// The number of kills of each test.
 fn kills() -> u64 {
-    let more = std::env::var("ZEBU_KILLS").ok();
-    more.map_or(KILLS, |text| text.parse().expect("ZEBU_KILLS"))
+    env_number("ZEBU_KILLS").unwrap_or(15)
 }
 
-/// Kills a program after a while; whether it was still running. Nothing keeps
-/// these images locked then.
+/// Kills a program after a time, and returns whether it was still running. Fails the test if one of
+/// the images is still locked.
 fn kill_later(lab: &Lab, child: &mut Child, micros: u64, images: &[&str]) -> bool {
     thread::sleep(Duration::from_micros(micros));
     let was_running = child.try_wait().expect("wait").is_none();
@@ -53,7 +38,7 @@ fn kill_later(lab: &Lab, child: &mut Child, micros: u64, images: &[&str]) -> boo
     was_running
 }
 
-/// Fails unless QEMU and zebu find leaks at worst.
+/// Fails the test if QEMU or zebu find errors other than leaks.
 fn assert_consistent(lab: &Lab, image: &str, what: &str) {
     let ours = lab.zebu(&["check", "-q", image]);
     assert!(matches!(ours.status, 0 | 3), "{what}: {ours:#?}");
@@ -61,9 +46,9 @@ fn assert_consistent(lab: &Lab, image: &str, what: &str) {
     assert!(matches!(theirs.status, 0 | 3), "{what}: {theirs:#?}");
 }
 
-/// The same; but where snapshots were being changed copied flags may be wrong,
-/// too (docs/reliability.md says which).
-fn assert_consistent_but_flags(lab: &Lab, image: &str, what: &str) {
+/// The same during changes of snapshots, where copied flags may be wrong as well; see
+/// docs/reliability.md.
+fn assert_consistent_except_flags(lab: &Lab, image: &str, what: &str) {
     let ours = lab.zebu(&["check", "-q", image]);
     let allowed = ["Leaked cluster", "ERROR OFLAG_COPIED"];
     let is_allowed = |line: &str| allowed.iter().any(|start| line.starts_with(start));
@@ -74,27 +59,28 @@ fn assert_consistent_but_flags(lab: &Lab, image: &str, what: &str) {
     );
 }
 
-/// What an image reads as.
+/// The content of an image.
 fn content(lab: &Lab, image: &str) -> Vec<u8> {
     lab.qemu_img(&["convert", "-O", "raw", image, "content.raw"])
         .ok("qemu-img convert");
     std::fs::read(lab.path("content.raw")).expect("content")
 }
 
-/// One command of a script, and what it does.
+/// One command of a script.
 enum Step {
-    /// Blocks from the first on, so many, and the byte that they get.
+    /// The first block, the number of blocks, and their new byte.
     Write(usize, usize, u8),
     Flush,
 }
 
-fn script(random: &mut Random, blocks: usize) -> Vec<Step> {
+/// A random script for a disk of `blocks` blocks.
+fn script(random: &mut Rng, blocks: usize) -> Vec<Step> {
     let step = |nth: usize| match nth % 9 {
         8 => Step::Flush,
         _ => {
             let first = random.below(blocks as u64 - 40) as usize;
             let count = 1 + random.below(40) as usize;
-            // Discarded and zeroed blocks are zero.
+            // 0 stands for a write of zeroes.
             let byte = if random.below(6) == 0 {
                 0
             } else {
@@ -106,6 +92,7 @@ fn script(random: &mut Random, blocks: usize) -> Vec<Step> {
     (0..3000).map(step).collect()
 }
 
+/// The script as qemu-io commands.
 fn text(steps: &[Step]) -> String {
     let line = |step: &Step| match step {
         Step::Flush => "flush\n".to_string(),
@@ -120,24 +107,33 @@ fn text(steps: &[Step]) -> String {
     steps.iter().map(line).collect()
 }
 
-/// Runs a script, kills it, and says how many writes had ended.
-fn run_and_kill(lab: &Lab, args: &[&str], script: String, micros: u64) -> usize {
+/// Runs a script, kills the program a moment after it has reported so many writes, and returns how
+/// many it had reported in the end.
+fn run_and_kill(lab: &Lab, args: &[&str], script: String, writes: u64, micros: u64) -> usize {
     let mut child = lab.start_zebu(args);
     let mut stdin = child.stdin.take().expect("piped");
     let stdout = BufReader::new(child.stdout.take().expect("piped"));
     thread::spawn(move || drop(stdin.write_all(script.as_bytes())));
-    let (sender, ended) = mpsc::channel();
+    let (sender, counts) = mpsc::channel();
     thread::spawn(move || {
         let lines = stdout.lines().map_while(Result::ok);
-        let count = lines.filter(|line| line.contains("wrote ")).count();
+        let mut count = 0;
+        for _ in lines.filter(|line| line.contains("wrote ")) {
+            count += 1;
+            if count == writes {
+                let _ = sender.send(count);
+            }
+        }
         let _ = sender.send(count);
     });
+    let reached = counts.recv_timeout(TIME_LIMIT).expect("writes");
+    assert_eq!(reached, writes);
     kill_later(lab, &mut child, micros, &["disk"]);
-    ended.recv_timeout(PATIENCE).expect("its output ends")
+    counts.recv_timeout(TIME_LIMIT).expect("the output ends") as usize
 }
 
-/// Fails unless each block is as the last flush left it, or as a later write.
-fn judge(steps: &[Step], ended: usize, found: &[u8], what: &str) {
+/// Fails the test unless each block has the data of the last flush or of a later write.
+fn assert_flushed(steps: &[Step], ended: usize, found: &[u8], what: &str) {
     // A flush has ended if the write after it has.
     let (mut writes, mut flush, mut flushed) = (0, 0, 0);
     for (nth, step) in steps.iter().enumerate() {
@@ -177,7 +173,7 @@ fn judge(steps: &[Step], ended: usize, found: &[u8], what: &str) {
 }
 
 #[test]
-fn while_it_writes() {
+fn killed_during_writes() {
     const SIZE: usize = 16 << 20;
     let kinds = [
         "cluster_size=64k",
@@ -187,7 +183,7 @@ fn while_it_writes() {
     ];
     let mut before_end = 0;
     for round in 0..kills() {
-        let mut random = Random(round + 1);
+        let mut random = Rng::new(round + 1);
         let options = kinds[round as usize % kinds.len()];
         let cache = ["none", "writeback"][random.below(2) as usize];
         let what = format!("round {round}, {options}, {cache}");
@@ -197,26 +193,26 @@ fn while_it_writes() {
             .ok(&what);
         let steps = script(&mut random, SIZE / BLOCK);
         let args = ["io", "-f", "qcow2", "-t", cache, "-d", "unmap", "disk"];
-        let micros = 20_000 + random.below(400_000);
-        let ended = run_and_kill(&lab, &args, text(&steps), micros);
-        before_end += usize::from(ended > 0 && ended < 2600);
-        // As lazy refcounts are written in time, it is not even dirty.
+        let (writes, micros) = (1 + random.below(1500), random.below(10_000));
+        let ended = run_and_kill(&lab, &args, text(&steps), writes, micros);
+        before_end += usize::from(ended < 2600);
+        // Also with lazy refcounts, since zebu does not postpone refcounts.
         assert_consistent(&lab, "disk", &what);
-        judge(&steps, ended, &content(&lab, "disk"), &what);
-        // It can be written to at once.
+        assert_flushed(&steps, ended, &content(&lab, "disk"), &what);
+        // The image can be written to without a repair.
         lab.zebu(&["io", "-f", "qcow2", "-c", "write -P 9 0 1M", "disk"])
             .ok(&what);
         assert_consistent(&lab, "disk", &what);
     }
-    println!("{before_end} were killed in the middle");
+    println!("{before_end} were killed before the end");
     println!("cases: {} kills", kills());
     assert!(before_end > 0);
 }
 
 #[test]
-fn while_it_is_measured() {
+fn killed_during_bench() {
     for round in 0..kills() {
-        let mut random = Random(100 + round);
+        let mut random = Rng::new(100 + round);
         let what = format!("round {round}");
         let lab = Lab::new();
         lab.qemu_img(&["create", "-q", "-f", "qcow2", "disk", "64M"])
@@ -253,10 +249,10 @@ fn while_it_is_measured() {
 }
 
 #[test]
-fn while_it_converts() {
+fn killed_during_convert() {
     let lab = Lab::new();
     lab.make("raw source 50331648");
-    let mut random = Random(7);
+    let mut random = Rng::new(7);
     let bytes: Vec<u8> = (0..6 << 20).map(|_| random.below(256) as u8).collect();
     for nth in 0..8 {
         lab.patch("source", nth * (6 << 20), &bytes);
@@ -273,14 +269,17 @@ fn while_it_converts() {
         let mut child = lab.start_zebu(&args);
         let was_running = kill_later(&lab, &mut child, 1_000 + random.below(150_000), &["target"]);
         let target = std::fs::read(lab.path("target")).unwrap_or_default();
-        // Until its header is written it is no image at all.
+        // Before the header is written the file is no image.
         if target.starts_with(b"QFI\xfb") {
             assert_consistent(&lab, "target", &what);
             let found = content(&lab, "target");
             let pairs = found.chunks(512).zip(before.chunks(512));
             let is_known = |(now, then): (&[u8], &[u8])| now == then || now == [0; 512];
             assert!(pairs.into_iter().all(is_known), "{what}: other data");
-            assert!(was_running || found == before, "{what}: it had ended");
+            assert!(
+                was_running || found == before,
+                "{what}: not complete after its end"
+            );
         }
         let source = std::fs::read(lab.path("source")).expect("source");
         assert!(source == before, "{what}: the source has changed");
@@ -288,7 +287,7 @@ fn while_it_converts() {
     println!("cases: {} kills", kills());
 }
 
-/// What changes a whole image: how the files are made, and the command.
+/// Changes of a whole image: name, recipe, command.
 const CHANGES: [(&str, &str, &[&str]); 12] = [
     ("shrink", "", &["resize", "--shrink", "disk", "5000k"]),
     (
@@ -319,23 +318,23 @@ const CHANGES: [(&str, &str, &[&str]); 12] = [
     ("commit", OVERLAY, &["commit", "disk"]),
     ("rebase", OVERLAY, &["rebase", "-b", "", "disk"]),
 ];
-/// Over a longer and a shorter base.
+/// An image over a larger base.
 const OVERLAY: &str = "create -o cluster_size=4k base 60M; random base 5 60 wz; \
     create -o cluster_size=4k -b base -F qcow2 disk 24M; random disk 7 150 wz";
 const TAKEN: &str = "create -o cluster_size=4k disk 24M; random disk 7 150 wz; \
     img snapshot -c one disk; random disk 9 150 wz";
 const PLAIN: &str = "create -o cluster_size=4k disk 24M; random disk 7 300 wz";
 
-/// A change has happened or not: what the disk reads as, and how large it is.
+/// Changes are atomic: content and size are those before or those after.
 #[test]
-fn while_everything_changes() {
-    let mut in_the_middle = 0;
+fn killed_during_changes_of_the_whole_image() {
+    let mut killed = 0;
     for (name, recipe, args) in CHANGES {
         let original = Lab::new();
         original.make(if recipe.is_empty() { PLAIN } else { recipe });
         let files = ["disk", "base"].map(|file| std::fs::read(original.path(file)).ok());
         let before = content(&original, "disk");
-        // Once to its end, to know how long it takes, and what it does.
+        // A complete run gives the time and the result.
         let begun = Instant::now();
         original.zebu(args).ok(name);
         let whole = begun.elapsed().as_micros() as u64;
@@ -348,21 +347,27 @@ fn while_everything_changes() {
                     std::fs::write(lab.path(file), bytes).expect("write");
                 }
             }
-            let mut random = Random(1000 * round + whole + 1);
+            let mut random = Rng::new(1000 * round + whole + 1);
             let mut child = lab.start_zebu(args);
             let micros = random.below(whole);
             let running = kill_later(&lab, &mut child, micros, &["disk", "base"]);
-            in_the_middle += u64::from(running);
+            killed += u64::from(running);
             let what = format!("{name}, killed after {micros} of {whole} microseconds");
             let check = match args[0] {
-                "snapshot" => assert_consistent_but_flags,
+                "snapshot" => assert_consistent_except_flags,
                 _ => assert_consistent,
             };
             check(&lab, "disk", &what);
             let found = content(&lab, "disk");
-            assert!(found == before || found == after, "{what}: neither");
-            assert!(running || found == after, "{what}: it had ended");
-            // What a disk that was made smaller had must not come back.
+            assert!(
+                found == before || found == after,
+                "{what}: neither before nor after"
+            );
+            assert!(
+                running || found == after,
+                "{what}: not complete after its end"
+            );
+            // Data of a disk that was made smaller must not reappear.
             let mut larger = found;
             larger.resize(all.unwrap_or(0), 0);
             let size = larger.len().to_string();
@@ -371,7 +376,7 @@ fn while_everything_changes() {
             check(&lab, "disk", &what);
         }
     }
-    println!("{in_the_middle} were killed in the middle");
+    println!("{killed} were killed before the end");
     println!("cases: {} kills", kills() / 3 * CHANGES.len() as u64);
-    assert!(in_the_middle > 0);
+    assert!(killed > 0);
 }

@@ -1,6 +1,5 @@
-//! Guards against two programs that write to one image, which destroys it:
-//! QEMU and zebu must exclude each other, in both directions, and must not
-//! exclude readers from each other.
+//! Image locks. A writer must exclude all other programs, QEMU from zebu and zebu from QEMU; readers
+//! must not exclude each other.
 
 mod common;
 
@@ -17,10 +16,11 @@ fn image() -> Lab {
         "create x.qcow2 4M; io x.qcow2: write -P 7 0 200k; \
          create -b x.qcow2 -F qcow2 overlay.qcow2; raw r.raw 1000000",
     );
-    lab.settle();
+    lab.sync_files();
     lab
 }
 
+/// Fails the test unless the answer is the error of a lock.
 #[track_caller]
 fn in_use(answer: &Answer, status: i32, message: &str, file: &str) {
     let lines: Vec<&str> = answer.err.lines().collect();
@@ -83,7 +83,7 @@ fn a_backing_file_that_qemu_writes_is_refused_unless_shared() {
         &backing,
         "x.qcow2",
     );
-    // info does not open backing files, until it is asked to.
+    // Without --backing-chain info does not open backing files.
     assert_same_answer(&lab, &["info", "overlay.qcow2"], "backing file in use");
     in_use(
         &lab.zebu(&["info", "--backing-chain", "overlay.qcow2"]),
@@ -100,11 +100,10 @@ fn a_backing_file_that_qemu_writes_is_refused_unless_shared() {
 }
 
 #[test]
-fn a_raw_image_that_qemu_writes_is_no_source_of_convert() {
+fn convert_refuses_a_raw_source_that_qemu_writes() {
     let lab = image();
     let _held = lab.held_by_qemu(&["-f", "raw", "r.raw"]);
-    // Whoever opens a raw image shares everything, except convert, whose
-    // source must not change.
+    // Raw images are opened with all access shared, except by convert: its source must not change.
     for args in [
         &["info", "-f", "raw", "r.raw"][..],
         &["map", "-f", "raw", "r.raw"],
@@ -150,9 +149,9 @@ fn an_image_that_zebu_reads_refuses_a_writer() {
 }
 
 #[test]
-fn an_image_that_zebu_may_write_refuses_readers() {
+fn an_image_that_zebu_opened_for_writing_refuses_readers() {
     let lab = image();
-    // Without -r qemu-io opens for writing, whatever the commands are.
+    // Without -r qemu-io opens for writing, also if no command writes.
     let _held = lab.held_by_zebu(&["x.qcow2"]);
     in_use(
         &lab.qemu_img(&["info", "x.qcow2"]),
@@ -177,7 +176,7 @@ fn an_image_that_zebu_may_write_refuses_readers() {
 }
 
 #[test]
-fn sharing_needs_a_reader() {
+fn force_share_needs_read_only() {
     let lab = image();
     let answer = lab.zebu_io(&["-U", "-c", "length", "x.qcow2"]);
     answer.failed_with_one_line(1, "-U for writing");
@@ -193,7 +192,7 @@ fn sharing_needs_a_reader() {
 }
 
 #[test]
-fn no_output_over_the_input() {
+fn convert_refuses_its_source_as_target() {
     let lab = image();
     in_use(
         &lab.zebu(&["convert", "-O", "raw", "x.qcow2", "x.qcow2"]),
@@ -214,7 +213,7 @@ impl Drop for Served {
     }
 }
 
-/// Has `name` served by qemu-nbd or zebu. None: there is no qemu-nbd.
+/// Starts qemu-nbd or `zebu nbd`. `None` if there is no qemu-nbd.
 fn serve(lab: &Lab, by_zebu: bool, args: &[&str]) -> Option<Served> {
     let _ = std::fs::remove_file(lab.path("s.sock"));
     let socket = lab.path("s.sock").display().to_string();
@@ -228,7 +227,7 @@ fn serve(lab: &Lab, by_zebu: bool, args: &[&str]) -> Option<Served> {
             .ok()?,
     };
     let served = Served(server);
-    // The socket is there before the image is open; the greeting comes after that.
+    // The greeting shows that the image is open; the socket exists before.
     let mut greeting = [0; 8];
     while UnixStream::connect(&socket)
         .and_then(|mut stream| stream.read_exact(&mut greeting))
@@ -240,11 +239,11 @@ fn serve(lab: &Lab, by_zebu: bool, args: &[&str]) -> Option<Served> {
     Some(served)
 }
 
-/// Each pair of a use and a command on the same file, of which zebu and QEMU do
-/// one each, or both both: what is refused, and why, is always the same.
+/// Pairs of a program that has a file open and a command on that file, each of zebu or QEMU. All
+/// four combinations must give the same status and the same reason.
 #[test]
-fn what_a_use_refuses_does_not_depend_on_the_program() {
-    let uses: &[(&str, &str, &[&str])] = &[
+fn locks_are_those_of_qemu() {
+    let holders: &[(&str, &str, &[&str])] = &[
         ("x.raw", "io", &["i.qcow2"]),
         ("x.raw", "io", &["-r", "i.qcow2"]),
         ("x.raw", "io", &["-f", "raw", "x.raw"]),
@@ -280,17 +279,17 @@ fn what_a_use_refuses_does_not_depend_on_the_program() {
         lab.qemu_img(&args).ok(make);
     }
     let (mut pairs, mut refused) = (0, 0);
-    for (name, kind, args) in uses {
+    for (name, kind, args) in holders {
         let content = std::fs::read(lab.path(name)).expect("read");
         let mut answers = Vec::new();
-        for holder in [false, true] {
+        for held_by_zebu in [false, true] {
             let mut io = None;
             let mut nbd = None;
-            match (*kind, holder) {
+            match (*kind, held_by_zebu) {
                 ("io", false) => io = Some(lab.held_by_qemu(args)),
                 ("io", true) => io = Some(lab.held_by_zebu(args)),
                 _ => {
-                    nbd = serve(&lab, holder, args);
+                    nbd = serve(&lab, held_by_zebu, args);
                     if nbd.is_none() {
                         continue;
                     }
@@ -311,7 +310,7 @@ fn what_a_use_refuses_does_not_depend_on_the_program() {
                         let left = std::fs::read(lab.path(name)).expect("read");
                         assert!(left == content, "{kind} {args:?}, {text}: changed");
                     }
-                    answers.push((command, (answer.status, why), (holder, by_zebu)));
+                    answers.push((command, (answer.status, why), (held_by_zebu, by_zebu)));
                 }
             }
             drop((io, nbd));
@@ -322,10 +321,10 @@ fn what_a_use_refuses_does_not_depend_on_the_program() {
             let Some((_, expected, _)) = of.next() else {
                 continue;
             };
-            for (_, answer, who) in of {
+            for (_, answer, by_zebu) in of {
                 assert_eq!(
                     answer, expected,
-                    "{kind} {args:?}, {command}; (holder, command) by zebu: {who:?}"
+                    "{kind} {args:?}, {command}; (holder, command) of zebu: {by_zebu:?}"
                 );
                 pairs += 1;
                 refused += usize::from(answer.0 != 0);

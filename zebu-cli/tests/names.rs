@@ -1,6 +1,6 @@
-//! Guards against another file being opened, made or written than the one that was named, or
-//! that an image names, where the name is not UTF-8 or has what means something elsewhere; and
-//! against names inside images (of snapshots and features) that are read otherwise than by QEMU.
+//! Names of files that are not UTF-8 or have characters with a meaning elsewhere: each command must
+//! open or make exactly the named file. Names in images (snapshots, features) must be read as by
+//! QEMU.
 //!
 //! U+E080 to U+E0FF in names stand for single bytes (`common/bytes.rs`).
 
@@ -8,25 +8,27 @@ mod common;
 
 use common::{Answer, Lab, assert_same_answer, bytes, peer};
 
-/// A byte that begins nothing, half a character, and what separates options and protocols.
+/// An invalid byte, a truncated character, and separators of options and protocols.
 const ODD: &str = "\u{e0ff}\u{e0e2}\u{e082}, x\n:é";
 
-/// The file's name where a colon must not end a protocol.
+/// A file name with these characters; after `./` the colon ends no protocol.
 fn odd(name: &str) -> String {
     format!("./{name}{ODD}")
 }
 
+/// The name as a value of an option.
 fn value(name: &str) -> String {
     name.replace(',', ",,")
 }
 
+/// The output of a command that must succeed.
 #[track_caller]
 fn done(answer: Answer) -> String {
     assert_eq!(answer.status, 0, "{answer:#?}");
     answer.out
 }
 
-/// Both programs find these patterns.
+/// Fails the test unless both programs read these patterns.
 #[track_caller]
 fn reads(lab: &Lab, name: &str, commands: &[&str]) {
     let mut args = vec!["-r", "-f", "qcow2"];
@@ -38,7 +40,7 @@ fn reads(lab: &Lab, name: &str, commands: &[&str]) {
 }
 
 #[test]
-fn each_command_takes_any_name() {
+fn every_command_accepts_any_file_name() {
     let lab = Lab::new();
     std::fs::create_dir(lab.path(&odd("folder"))).expect("mkdir");
     let inside = |name: &str| format!("{}/{name}{ODD}", odd("folder"));
@@ -46,7 +48,7 @@ fn each_command_takes_any_name() {
     let zebu = |args: &[&str]| done(lab.zebu(args));
     zebu(&["create", "-q", "-f", "qcow2", &base, "1M"]);
     done(lab.zebu_io(&["-c", "write -P 1 0 64k", &base]));
-    // As the image has it: relative to its folder.
+    // The name in the image, relative to its folder.
     let stored = format!("./base{ODD}");
     zebu(&[
         "create", "-q", "-f", "qcow2", "-b", &stored, "-F", "qcow2", &top,
@@ -107,7 +109,7 @@ fn each_command_takes_any_name() {
 }
 
 #[test]
-fn what_is_made_has_the_names_as_they_were_given() {
+fn names_are_stored_unchanged() {
     for by_qemu in [false, true] {
         let lab = Lab::new();
         let run = |args: &[&str]| {
@@ -138,9 +140,9 @@ fn what_is_made_has_the_names_as_they_were_given() {
     }
 }
 
-/// U+FFFD is for each sequence as QEMU divides them.
+/// Each invalid sequence becomes one U+FFFD, divided as by QEMU.
 #[test]
-fn json_has_a_replacement_for_each_invalid_sequence() {
+fn json_replaces_invalid_utf8_as_qemu() {
     let lab = Lab::new();
     for name in [
         "\u{e0ff}",
@@ -161,14 +163,14 @@ fn json_has_a_replacement_for_each_invalid_sequence() {
         "\u{7f}\u{1}\t\"\\",
     ] {
         std::fs::write(lab.path(name), [0; 512]).expect("write");
-        lab.settle();
+        lab.sync_files();
         assert_same_answer(&lab, &["info", "-f", "raw", "--output=json", name], name);
         let options = format!("driver=raw,size=512,file.filename={name}");
         assert_same_answer(&lab, &["info", "--image-opts", &options], name);
     }
 }
 
-/// A name may be cut off by a zero byte in the table of snapshots.
+/// A zero byte ends the name in an entry of the snapshot table.
 #[test]
 fn zero_bytes_end_names_of_snapshots() {
     let lab = Lab::new();
@@ -199,7 +201,7 @@ fn zero_bytes_end_names_of_snapshots() {
             reads(&lab, "a.q", &["read -P 1 0 64k"]);
         }
     }
-    // What was cut off stays in the table, and the snapshot can be deleted.
+    // The snapshot can be deleted by its id.
     assert_same_answer(&lab, &["snapshot", "-d", "1", "a.q"], "by its id");
     done(lab.zebu(&["check", "-q", "a.q"]));
 }
@@ -218,12 +220,12 @@ fn short_tables_of_feature_names() {
         at += 8 + u64::from(lab.u32_at("a.q", at + 4)).next_multiple_of(8);
     }
     let whole = lab.u32_at("a.q", at + 4);
-    // Bits of which one has a name, and of which none has.
+    // Bits with and without a name.
     for bits in [1u64 << 0, 1 << 4, 1 << 5, 1 << 4 | 1 << 40, 1 << 63] {
         lab.patch("a.q", 72, &bits.to_be_bytes());
         for length in [whole, 0, 1, 2, 3, 8, 47, 48, 49, 95, 96, 97, 200, whole - 1] {
             lab.patch("a.q", at + 4, &length.to_be_bytes());
-            // Where the next extension would be there is the rest of the table.
+            // Ends the extensions after the shortened table.
             let end = at + 8 + u64::from(length).next_multiple_of(8);
             let kept: Vec<u8> = std::fs::read(lab.path("a.q")).expect("read");
             if length != whole {

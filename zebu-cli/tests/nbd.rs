@@ -1,7 +1,5 @@
-//! Guards against a server that real clients do not get along with: bytes that
-//! differ from what was written through any of them, block status that tells
-//! of zeroes where there are none, options that do not do what qemu-nbd's do,
-//! and TLS that lets in who has no certificate.
+//! The NBD server with real clients: data, block status, the options of qemu-nbd, and TLS, which must
+//! refuse clients without a certificate.
 
 mod common;
 
@@ -27,7 +25,7 @@ const ENGINES: [&[&str]; 3] = [
 ];
 
 #[test]
-fn nbdinfo_and_a_list_tell_what_is_served() {
+fn nbdinfo_and_list() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -109,7 +107,7 @@ fn nbdcopy_reads_and_writes() {
             &["--connections=4", "--flush", "out.raw", &to],
         )
         .ok("nbdcopy to");
-        client(&lab, "nbdcopy", &[&from, &to]).ok("nbdcopy from here to here");
+        client(&lab, "nbdcopy", &[&from, &to]).ok("nbdcopy from the server to itself");
         server.stop();
         lab.qemu_img(&["compare", "x.qcow2", "empty.qcow2"])
             .ok("written");
@@ -142,7 +140,7 @@ fn qemu_reads_writes_and_maps() {
         .ok("convert");
     lab.qemu_img(&["compare", "-f", "raw", "-F", "raw", &from, &to])
         .ok("compare");
-    // What the server says is what the image says.
+    // Block status must equal the map of the image.
     let map = |args: &[&str]| lab.qemu_img(args).ok("map").out;
     let ours = map(&["map", "--output=json", "-f", "raw", &from]);
     let theirs = map(&["map", "-U", "--output=json", "-f", "qcow2", "x.qcow2"]);
@@ -176,7 +174,7 @@ fn qemu_reads_writes_and_maps() {
                   read -P 5 100 1000\nread -P 0 4096 65536\nread -P 6 3M 1M\nread -P 8 9M 2M\n";
     let answer = lab.qemu_io_script(&["-f", "raw", &to], script);
     let wrong = answer.out.matches("verification failed").count();
-    // That at 12M is there to see that it is looked at.
+    // The read at 12M has a wrong pattern, so that one error is expected.
     assert!(answer.status == 0 && wrong == 1, "{answer:?}");
     server.stop();
     for image in ["x.qcow2", "empty.qcow2"] {
@@ -231,8 +229,7 @@ fn fio_verifies_what_it_wrote() {
     }
 }
 
-/// What only a program can ask for: flags of every command, many requests at
-/// once, answers in pieces.
+/// Flags of every command, many requests in flight, and replies in chunks, with libnbd.
 const LIBNBD: &str = r#"
 import errno, nbd, sys
 a, b = nbd.NBD(), nbd.NBD()
@@ -242,7 +239,7 @@ for h in (a, b):
 assert a.can_multi_conn() and a.can_fua() and a.can_fast_zero() and a.can_cache() and a.can_df()
 assert a.get_structured_replies_negotiated()
 size = a.get_size()
-# A flush on one connection is one for the other, and what one writes the other reads.
+# Writes of one connection are flushed and read by the other.
 a.pwrite(b"x" * 8192, 4096)
 b.flush()
 assert b.pread(8192, 4096) == b"x" * 8192
@@ -251,7 +248,7 @@ b.zero(4096, 8192, nbd.CMD_FLAG_FUA | nbd.CMD_FLAG_NO_HOLE)
 a.zero(65536, 65536)
 a.trim(1 << 20, 1 << 20, nbd.CMD_FLAG_FUA)
 a.cache(size, 0)
-# Pieces: data, a hole, data.
+# Chunks: data, a hole, data.
 a.pwrite(b"d" * 65536, 0)
 a.pwrite(b"e" * 65536, 131072)
 pieces = []
@@ -269,7 +266,7 @@ assert sum(extents[::2]) == size and len(extents) > 2, extents
 extents.clear()
 a.block_status(size, 0, lambda context, offset, entries, error: extents.extend(entries), nbd.CMD_FLAG_REQ_ONE)
 assert len(extents) == 2, extents
-# Many at once, in any order.
+# Many in flight, in any order.
 buffers = [nbd.Buffer.from_bytearray(bytearray([n]) * 4096) for n in range(200)]
 cookies = [a.aio_pwrite(buffer, n * 4096) for n, buffer in enumerate(buffers)]
 while cookies:
@@ -277,12 +274,12 @@ while cookies:
     cookies = [c for c in cookies if not a.aio_command_completed(c)]
 for n in range(200):
     assert b.pread(4096, n * 4096) == bytes([n]) * 4096
-# Errors are of one request.
+# An error ends one request, not the connection.
 a.set_strict_mode(0)
 for ask in (lambda: a.pread(4096, size), lambda: a.pread(4096, size - 1), lambda: a.zero(2, size - 1)):
     try:
         ask()
-        raise Exception("it was answered")
+        raise Exception("no error")
     except nbd.Error as e:
         assert e.errnum in (errno.EINVAL, errno.ENOSPC), e
 assert a.pread(1, 0) == bytes(1)
@@ -309,7 +306,7 @@ fn libnbd_from_python() {
 }
 
 #[test]
-fn read_only_parts_and_snapshots() {
+fn read_only_offset_and_snapshot_options() {
     if beyond_qemu("an NBD server") || !have("nbdinfo") {
         return;
     }
@@ -336,7 +333,7 @@ fn read_only_parts_and_snapshots() {
     let mut server = Server::start(&lab, &["-t", "-l", "then", "x.qcow2"]);
     read(&server, "read -P 1 1M 64k");
     server.stop();
-    // Without -t it ends with its last client; -s leaves the image alone.
+    // Without -t it ends with its last client. -s does not write to the image.
     let mut server = Server::start(&lab, &["-s", "x.qcow2"]);
     let write = [
         "-f",
@@ -356,7 +353,7 @@ fn read_only_parts_and_snapshots() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused_before_anything_is_served() {
+fn invalid_options() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -420,13 +417,13 @@ fn options_that_cannot_be_are_refused_before_anything_is_served() {
 }
 
 #[test]
-fn tls_serves_those_with_a_certificate_alone() {
+fn tls_requires_a_client_certificate() {
     if beyond_qemu("an NBD server") || !have("certtool") || !have("nbdinfo") {
         return;
     }
     let lab = images();
     certificates(&lab);
-    // TCP: certificates are of names.
+    // Over TCP, since certificates are of host names.
     let port = (20_000 + std::process::id() % 20_000).to_string();
     let object = "tls-creds-x509,id=t,endpoint=server,dir=good";
     let args = [
@@ -462,7 +459,7 @@ fn tls_serves_those_with_a_certificate_alone() {
         &["--size", &format!("nbd://localhost:{port}/")],
     );
     assert!(plain.status != 0, "{plain:?}");
-    // Others are served as before, with data that take more than one record.
+    // Data that need several TLS records.
     let folder = lab.path("good").display().to_string();
     let uri = format!("nbds://localhost:{port}/?tls-certificates={folder}");
     client(&lab, "nbdcopy", &[&uri, "out.raw"]).ok("nbdcopy");

@@ -1,6 +1,5 @@
-//! Guards against a client that breaks the server: nonsense in any place must
-//! be answered with the protocol's error or end that connection alone, other
-//! clients must not notice, and memory must stay bounded.
+//! Invalid messages to the NBD server. The server must reply with the protocol's error or close that
+//! connection, go on serving other clients, and use bounded memory.
 
 mod common;
 
@@ -33,7 +32,7 @@ fn request(command: Command, offset: u64, length: u64) -> Request {
     }
 }
 
-/// The server answers a new client as if nothing had been.
+/// Fails the test unless the server serves a new client.
 #[track_caller]
 fn assert_alive(server: &Server) {
     let mut raw = Raw::with_export(server, "", Headers::Simple);
@@ -42,23 +41,22 @@ fn assert_alive(server: &Server) {
 }
 
 #[test]
-fn negotiations_that_make_no_sense() {
+fn invalid_negotiations() {
     if beyond_qemu("an NBD server") {
         return;
     }
     let lab = Lab::new();
     let mut server = served(&lab);
-    // Flags that nobody knows.
+    // Unknown flags.
     let mut raw = Raw::connect(&server);
     raw.take(18);
     raw.put(&[0xff; 4]);
     raw.assert_closed();
-    // No option at all.
+    // Not an option.
     let mut raw = Raw::new(&server);
     raw.put(&[0x11; 16]);
     raw.assert_closed();
-    // A payload that is longer than any is passed over; one that is longer
-    // still is not waited for.
+    // A payload that is too long is skipped; a much longer one closes the connection.
     let mut raw = Raw::new(&server);
     let long = vec![0; 1 << 20];
     assert_eq!(
@@ -69,7 +67,7 @@ fn negotiations_that_make_no_sense() {
     header.extend([0xff; 4]);
     raw.put(&header);
     raw.assert_closed();
-    // What is unknown, or not now, is answered, and the next option too.
+    // Options that are unknown or invalid at this point get a reply, and the connection goes on.
     let mut raw = Raw::new(&server);
     let unsup = OptionReplyKind::ErrUnsup;
     assert_eq!(raw.option(OptionKind::Other(99), b"abc").0, unsup);
@@ -106,7 +104,7 @@ fn negotiations_that_make_no_sense() {
     assert_eq!(raw.option(OptionKind::List, b"").1.len(), 1);
     assert_eq!(raw.option(OptionKind::Abort, b"").0, OptionReplyKind::Ack);
     raw.assert_closed();
-    // The old way has no answer for what is not there; for what is, it has.
+    // NBD_OPT_EXPORT_NAME has no error reply: a missing export closes the connection.
     let mut raw = Raw::new(&server);
     raw.put(&zebu::internal::nbd::encode_option(
         OptionKind::ExportName,
@@ -127,7 +125,7 @@ fn negotiations_that_make_no_sense() {
 }
 
 #[test]
-fn requests_that_make_no_sense() {
+fn invalid_requests() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -168,21 +166,21 @@ fn requests_that_make_no_sense() {
             assert_eq!(got.error, error, "{headers:?} {request:?}");
             assert!(got.pieces.is_empty());
         }
-        // The payloads of writes that cannot be are passed over.
+        // Payloads of invalid writes are skipped.
         let write = request(Command::Write, SIZE - 1, 2);
         assert_eq!(raw.ask(&write, b"ab").error, nospc);
         let write = request(Command::Write, 0, max + 1);
         assert_eq!(raw.ask(&write, &vec![1; max as usize + 1]).error, inval);
-        // Nothing is something that can be asked for.
+        // Requests of no bytes are valid.
         assert_eq!(raw.ask(&request(Command::Read, SIZE, 0), &[]).error, 0);
         assert_eq!(raw.ask(&request(Command::Write, SIZE, 0), &[]).error, 0);
         let got = raw.ask(&request(Command::Read, 1, 2), &[]);
         assert_eq!((got.error, got.pieces.len()), (0, 1));
-        // Not even a request.
+        // Not a request.
         raw.put(&[0; 64]);
         raw.assert_closed();
     }
-    // Payloads that only extended headers know.
+    // Payloads that need extended headers.
     let mut raw = Raw::with_export(&server, "", Headers::Extended);
     let filter = |contexts: Vec<u32>| StatusFilter {
         length: 4096,
@@ -215,7 +213,7 @@ fn requests_that_make_no_sense() {
 }
 
 #[test]
-fn clients_that_go_in_the_middle() {
+fn clients_that_disconnect_within_a_message() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -236,19 +234,19 @@ fn clients_that_go_in_the_middle() {
             }
             drop(raw);
         }
-        // Half of the greeting, and half an option.
+        // A part of the greeting, and of an option.
         drop(Raw::connect(&server));
         let mut raw = Raw::new(&server);
         raw.put(b"IHAVE");
     }
-    // Who only stops sending still gets what it asked for.
+    // A client that only shuts down its sending side gets its replies.
     let mut raw = Raw::with_export(&server, "", Headers::Simple);
     raw.send(&request(Command::Read, 0, 5));
     raw.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(raw.answer(5).1.pieces[0].1, [7; 5]);
     raw.assert_closed();
     assert_alive(&server);
-    // None of the half writes was done.
+    // No incomplete write was executed.
     let mut raw = Raw::with_export(&server, "", Headers::Simple);
     let got = raw.ask(&request(Command::Read, 9 << 20, 100_000), &[]);
     assert!(got.pieces[0].1.iter().all(|byte| *byte == 0));
@@ -256,7 +254,7 @@ fn clients_that_go_in_the_middle() {
 }
 
 #[test]
-fn a_client_that_takes_no_answers_holds_up_itself_alone() {
+fn a_client_that_does_not_read_replies_does_not_block_others() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -265,7 +263,7 @@ fn a_client_that_takes_no_answers_holds_up_itself_alone() {
     for headers in ALL {
         let mut raw = Raw::with_export(&server, "", headers);
         raw.stream.set_nonblocking(true).unwrap();
-        // 16 GiB of answers, if they were made.
+        // Requests for 16 GiB of replies.
         let mut sent = Vec::new();
         for cookie in 0..4096 {
             let read = Request {
@@ -279,7 +277,7 @@ fn a_client_that_takes_no_answers_holds_up_itself_alone() {
         assert_alive(&server);
         let memory = server.peak_memory();
         assert!(memory < 400 << 20, "{} MiB", memory >> 20);
-        // It may come back to its senses.
+        // The client begins to read again.
         raw.stream.set_nonblocking(false).unwrap();
         let got = raw.answer(4 << 20).1;
         assert!(got.error == 0 && got.pieces[0].1.len() == 4 << 20);
@@ -288,15 +286,15 @@ fn a_client_that_takes_no_answers_holds_up_itself_alone() {
 }
 
 #[test]
-fn clients_that_stall_leave_others_their_share() {
+fn stalled_clients_leave_memory_for_others() {
     if beyond_qemu("an NBD server") {
         return;
     }
     let lab = Lab::new();
     lab.make("create x.qcow2 64M; io x.qcow2: write -P 7 0 8M");
     let mut server = Server::start(&lab, &["-t", "-e", "64", "x.qcow2"]);
-    // Each says that it will write as much as a request may, and goes no further:
-    // all that connections have together.
+    // Each sends the header of the largest write and no payload: in sum as much memory as all
+    // connections may have.
     let mut stalled: Vec<Raw> = (0..40)
         .map(|_| {
             let mut raw = Raw::with_export(&server, "", Headers::Simple);
@@ -306,7 +304,7 @@ fn clients_that_stall_leave_others_their_share() {
         })
         .collect();
     std::thread::sleep(Duration::from_millis(500));
-    // Another one has a 64th of a GiB all the same: at once, or piece by piece.
+    // Another client still gets 1/64 GiB, in one request or in many.
     let mut raw = Raw::with_export(&server, "", Headers::Simple);
     let write = request(Command::Write, 0, 16 << 20);
     assert_eq!(raw.ask(&write, &vec![7; 16 << 20]).error, 0);
@@ -317,7 +315,7 @@ fn clients_that_stall_leave_others_their_share() {
         let (_, got) = raw.answer(1 << 20);
         assert_eq!((got.error, got.pieces[0].1.len()), (0, 1 << 20));
     }
-    // Who stalled may go on.
+    // A stalled client can continue.
     let first = &mut stalled[0];
     first.put(&vec![7; MAX_PAYLOAD as usize - 1]);
     assert_eq!(first.answer(0).1.error, 0);
@@ -328,14 +326,14 @@ fn clients_that_stall_leave_others_their_share() {
 
 #[test]
 #[ignore = "takes a GiB of memory"]
-fn clients_that_take_no_answers_have_a_bound_together() {
+fn memory_for_unread_replies_is_bounded() {
     if beyond_qemu("an NBD server") {
         return;
     }
     let lab = Lab::new();
     let mut server = served(&lab);
-    // 2.5 GiB of answers, if each could have what one alone may have.
-    let mut greedy: Vec<Raw> = (0..40)
+    // Requests for 2.5 GiB of replies, if each had the memory of a single client.
+    let mut unread: Vec<Raw> = (0..40)
         .map(|_| {
             let mut raw = Raw::with_export(&server, "", Headers::Structured);
             for n in 0..16 {
@@ -346,7 +344,7 @@ fn clients_that_take_no_answers_have_a_bound_together() {
         .collect();
     wait_until("memory is taken", || server.peak_memory() > 900 << 20);
     std::thread::sleep(Duration::from_millis(500));
-    // Who is modest does not notice; who is not is told that there is none.
+    // Another client is served within its share, and gets ENOMEM above it.
     let mut raw = Raw::with_export(&server, "", Headers::Structured);
     let got = raw.ask(&request(Command::Read, 0, 1 << 20), &[]);
     assert_eq!((got.error, got.pieces[0].1.len()), (0, 1 << 20));
@@ -360,11 +358,11 @@ fn clients_that_take_no_answers_have_a_bound_together() {
     assert_alive(&server);
     let memory = server.peak_memory();
     assert!(memory < 1400 << 20, "{} MiB", memory >> 20);
-    // As soon as some go, there is room again.
-    greedy.truncate(5);
+    // When some clients disconnect, memory is available again.
+    unread.truncate(5);
     let got = raw.ask(&request(Command::Read, 0, 8 << 20), &[]);
     assert_eq!(got.error, 0);
-    drop(greedy);
+    drop(unread);
     server.stop();
 }
 
@@ -376,7 +374,7 @@ fn ten_thousand_connections() {
     let lab = Lab::new();
     lab.make("create x.qcow2 16M; io x.qcow2: write -P 7 0 8M");
     let mut server = Server::start(&lab, &["-t", "-e", "0", "x.qcow2"]);
-    let mut patient = Raw::with_export(&server, "", Headers::Structured);
+    let mut other = Raw::with_export(&server, "", Headers::Structured);
     let before = server.peak_memory();
     for n in 0..10_000 {
         match n % 100 {
@@ -388,23 +386,23 @@ fn ten_thousand_connections() {
             }
         }
     }
-    let got = patient.ask(&request(Command::Read, 0, 1), &[]);
+    let got = other.ask(&request(Command::Read, 0, 1), &[]);
     assert_eq!(got.pieces, [(0, vec![7])]);
     let threads = || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid()));
         tasks.unwrap().count()
     };
-    wait_until("their threads end", || threads() < 10);
+    wait_until("threads of ended connections end", || threads() < 10);
     let files = std::fs::read_dir(format!("/proc/{}/fd", server.pid()));
     assert!(files.unwrap().count() < 40);
     let grown = server.peak_memory() - before;
     assert!(grown < 200 << 20, "{} MiB", grown >> 20);
-    drop(patient);
+    drop(other);
     server.stop();
 }
 
 #[test]
-fn who_says_nothing_is_let_go() {
+fn silent_clients_are_disconnected() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -412,13 +410,13 @@ fn who_says_nothing_is_let_go() {
     lab.make("create x.qcow2 16M; io x.qcow2: write -P 7 0 8M");
     let args = ["-t", "-e", "2", "--handshake-limit=1", "x.qcow2"];
     let mut server = Server::start(&lab, &args);
-    // Both places are taken by those who say nothing.
+    // Two silent clients are all that the server accepts.
     let mut silent = [Raw::connect(&server), Raw::connect(&server)];
     for raw in &mut silent {
         raw.take(18);
         raw.assert_closed();
     }
-    // A client that has chosen may be silent for longer than that.
+    // After the negotiation a client may be silent for longer.
     let mut raw = Raw::with_export(&server, "", Headers::Simple);
     std::thread::sleep(Duration::from_millis(1500));
     let got = raw.ask(&request(Command::Read, 0, 1), &[]);

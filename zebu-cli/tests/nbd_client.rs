@@ -1,6 +1,5 @@
-//! Guards against other data than a server has, or a server that gets other
-//! data than it was sent: any command with an export of an NBD server as its
-//! image, against qemu-nbd, nbdkit and zebu's own server, also over TLS.
+//! The NBD client: every command with an export as its image must read and write the same data, with
+//! qemu-nbd, nbdkit and zebu's own server, also over TLS.
 
 mod common;
 
@@ -27,7 +26,7 @@ fn read_all(lab: &Lab, source: &str, format: &str) {
 }
 
 #[test]
-fn what_servers_have_arrives() {
+fn reads_from_servers() {
     if beyond_qemu("servers of many kinds") {
         return;
     }
@@ -46,7 +45,7 @@ fn what_servers_have_arrives() {
         };
         read_all(&lab, &server.uri(export), "raw");
     }
-    // The image as such: its format is read by the client.
+    // The server exports the qcow2 file as raw, and the client reads the format.
     let server = Other::qemu_nbd(&lab, "q", &["-f", "raw", "-r", "x.qcow2"]);
     read_all(&lab, &server.uri(""), "qcow2");
     drop(server);
@@ -81,16 +80,16 @@ fn what_servers_have_arrives() {
     }
 }
 
-/// The protocol of before 2011: one export, without a name, and no options.
+/// The protocol before 2011: one export without a name, and no options.
 #[test]
-fn servers_of_the_old_style_are_spoken_to() {
-    if beyond_qemu("two clients") || !have("nbdkit") {
+fn oldstyle_servers() {
+    if beyond_qemu("it compares zebu with QEMU") || !have("nbdkit") {
         return;
     }
     let lab = images();
     let server = Other::nbdkit(&lab, "o", &["--oldstyle", "file", "x.raw"]);
     read_all(&lab, &server.uri(""), "raw");
-    // (This one says that it can flush and make zeroes, and refuses both.)
+    // This server announces flush and zeroes, and refuses both.
     let uri = server.uri("");
     let script = "write -P 77 1M 64k\nread -P 77 1M 64k\nread -P 2 1088k 64k\n";
     let answer = lab.zebu_io_script(&["-f", "raw", &uri], script);
@@ -120,7 +119,7 @@ fn servers_of_the_old_style_are_spoken_to() {
 }
 
 #[test]
-fn what_servers_get_is_what_was_meant() {
+fn writes_to_servers() {
     if beyond_qemu("servers of many kinds") {
         return;
     }
@@ -164,7 +163,7 @@ fn what_servers_get_is_what_was_meant() {
             true => Other::nbdkit(&lab, "s", args),
             false => Other::qemu_nbd(&lab, "s", args),
         };
-        // Over what is there: holes must become zeroes.
+        // Over old data: holes must become zeroes.
         fill();
         let server = start();
         let uri = server.uri("");
@@ -222,9 +221,9 @@ fn what_servers_get_is_what_was_meant() {
 }
 
 #[test]
-fn reports_are_those_of_qemu() {
+fn reports_as_of_qemu() {
     if !common::peer().is_current() {
-        println!("skipped: another qemu-img");
+        println!("skipped: an older QEMU has other reports");
         return;
     }
     let lab = images();
@@ -293,7 +292,7 @@ fn reports_are_those_of_qemu() {
 }
 
 #[test]
-fn every_command_takes_an_export() {
+fn every_command_accepts_an_export() {
     if beyond_qemu("an image within an export") {
         return;
     }
@@ -351,7 +350,7 @@ fn every_command_takes_an_export() {
     itself.ok("dd to raw");
     let itself = lab.zebu(&["dd", &format!("if={to}"), &format!("of={to}")]);
     itself.failed_with_one_line(1, "dd onto itself");
-    // Over it: commit and rebase.
+    // As backing file: commit and rebase.
     lab.make(&format!(
         "img create -q -f qcow2 -F qcow2 -b {uri} over.qcow2; io over.qcow2: write -P 55 0 64k"
     ));
@@ -377,7 +376,7 @@ fn every_command_takes_an_export() {
 }
 
 #[test]
-fn zebu_serves_zebu() {
+fn client_and_server_of_zebu() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -398,7 +397,7 @@ fn zebu_serves_zebu() {
     let (x, e) = (server.uri("x"), server.uri("e"));
     read_all(&lab, &x, "raw");
     lab.zebu(&["convert", "-n", "-f", "raw", "-O", "raw", &x, &e])
-        .ok("from it to it");
+        .ok("from the server to itself");
     let script = "write -f -P 8 5M 1234567\nwrite -z 2M 70k\ndiscard 8M 1M\nflush\n";
     lab.zebu_io_script(&["-f", "raw", &x], script).ok("io");
     lab.zebu_io_script(&["-f", "raw", &e], script).ok("io");
@@ -408,8 +407,8 @@ fn zebu_serves_zebu() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_told() {
-    if beyond_qemu("zebu's words") {
+fn errors_of_opening() {
+    if beyond_qemu("it has other messages") {
         return;
     }
     let lab = images();
@@ -419,23 +418,23 @@ fn what_cannot_be_opened_is_told() {
         &["-r", "-f", "raw", "-e", "9", "-x", "a", "x.raw"],
     );
     let path = server.socket.display().to_string();
-    let says = |answer: Answer, words: &str| {
+    let failed = |answer: Answer, words: &str| {
         answer.failed_with_one_line(1, words);
         assert!(answer.err.contains(words), "{words}: {answer:?}");
     };
     let info = |name: &str| lab.zebu(&["info", name]);
-    says(info(&server.uri("b")), "export 'b' not present");
-    says(
+    failed(info(&server.uri("b")), "export 'b' not present");
+    failed(
         info("nbd+unix:///?socket=none"),
         "Failed to connect to 'none': No such file",
     );
-    says(
+    failed(
         info("nbd://127.0.0.1:1/x"),
         "Failed to connect to '127.0.0.1:1': Connection refused",
     );
-    says(info("nbd:nobody"), "error parsing address");
-    says(info("nbd+unix:///x"), "No valid URL");
-    says(
+    failed(info("nbd:nobody"), "error parsing address");
+    failed(info("nbd+unix:///x"), "No valid URL");
+    failed(
         info(&format!("nbds+unix:///a?socket={path}&tls-verify-peer=0")),
         "refuses TLS",
     );
@@ -460,32 +459,32 @@ fn what_cannot_be_opened_is_told() {
             "vsock",
         ),
     ] {
-        says(lab.zebu(&["info", "--image-opts", options]), words);
+        failed(lab.zebu(&["info", "--image-opts", options]), words);
     }
-    // It can be read alone.
+    // A read-only export.
     let uri = server.uri("a");
-    says(
+    failed(
         lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &uri]),
         "read-only",
     );
-    says(
+    failed(
         lab.zebu(&["create", "-q", "-f", "qcow2", &uri, "1M"]),
         "read-only",
     );
-    says(lab.zebu(&["resize", "-f", "raw", &uri, "1G"]), "read-only");
+    failed(lab.zebu(&["resize", "-f", "raw", &uri, "1G"]), "read-only");
     lab.zebu_io(&["-r", "-f", "raw", "-c", "read -P 1 0 64k", &uri])
         .ok("read");
-    // No room.
+    // An export that is too small.
     let small = Other::qemu_nbd(&lab, "small", &["-f", "raw", "-e", "9", "e.raw"]);
-    says(
+    failed(
         lab.zebu(&["create", "-q", "-f", "raw", &small.uri(""), "1G"]),
         "Cannot grow",
     );
-    says(lab.zebu(&["resize", "-f", "raw", &small.uri(""), "1G"]), "");
+    failed(lab.zebu(&["resize", "-f", "raw", &small.uri(""), "1G"]), "");
 }
 
 #[test]
-fn tls_is_as_the_name_says() {
+fn tls_with_certificates() {
     if beyond_qemu("nbds:") || !have("certtool") {
         return;
     }
@@ -517,12 +516,12 @@ fn tls_is_as_the_name_says() {
             lab.path(folder).display()
         )
     };
-    // Records of TLS are cut at other places than requests.
+    // TLS records have other boundaries than requests.
     let good = uri("good", "&tls-hostname=localhost");
     lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &good])
-        .ok("there");
+        .ok("to the server");
     lab.zebu(&["convert", "-f", "raw", "-O", "raw", &good, "out.raw"])
-        .ok("and back");
+        .ok("from the server");
     lab.assert_same_bytes("out.raw", "x.raw", "TLS");
     lab.zebu(&["info", &uri("good", "")])
         .ok("a unix socket has no name");
@@ -546,7 +545,7 @@ fn tls_is_as_the_name_says() {
         answer.failed_with_one_line(1, words);
         assert!(answer.err.contains(words), "{name}: {answer:?}");
     }
-    // The server wants to know who it is.
+    // The server demands a client certificate.
     lab.zebu(&["info", &uri("none", "")])
         .failed_with_one_line(1, "no certificate");
 }

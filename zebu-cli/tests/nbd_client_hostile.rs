@@ -1,5 +1,5 @@
-//! Guards against NBD servers that mean harm: the program must neither crash nor
-//! hang, nor take what was not asked for.
+//! Malicious NBD servers: the client must not panic, hang or use unbounded memory, and must not
+//! accept data that it did not request.
 
 mod common;
 
@@ -11,10 +11,10 @@ use common::{Lab, Limits, beyond_qemu};
 
 const MIB: u64 = 1 << 20;
 
-/// What a hostile server does after its greeting, as a whole.
+/// Serves one connection.
 type Serve = fn(std::os::unix::net::UnixStream) -> std::io::Result<()>;
 
-/// Answers every request with what `answer` makes of its cookie, offset and
+/// Replies to every request with the bytes that `answer` returns for its command, cookie, offset and
 /// length.
 fn with_answers(
     mut stream: std::os::unix::net::UnixStream,
@@ -27,7 +27,7 @@ fn with_answers(
     }
 }
 
-/// A chunk of data.
+/// A chunk with data.
 fn data(done: bool, cookie: [u8; 8], offset: u64, bytes: &[u8]) -> Vec<u8> {
     let mut all = chunk(done, 1, cookie, bytes.len() as u32 + 8);
     all.extend(offset.to_be_bytes());
@@ -35,7 +35,7 @@ fn data(done: bool, cookie: [u8; 8], offset: u64, bytes: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Block status: all is data.
+/// Block status: all is allocated.
 fn all_data(cookie: [u8; 8]) -> Vec<u8> {
     let mut all = chunk(true, 5, cookie, 12);
     all.extend(7u32.to_be_bytes());
@@ -46,7 +46,7 @@ fn all_data(cookie: [u8; 8]) -> Vec<u8> {
 
 #[test]
 fn hostile_servers_are_refused() {
-    if beyond_qemu("zebu's words") {
+    if beyond_qemu("it has other messages") {
         return;
     }
     let handshakes: &[(&str, Serve)] = &[
@@ -56,7 +56,7 @@ fn hostile_servers_are_refused() {
             s.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53")
         }),
         ("too large", |mut s| {
-            // The protocol of before 2011.
+            // The protocol before 2011.
             let mut all = b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53".to_vec();
             all.extend([0xff; 8]);
             all.extend([0, 0, 0, 1]);
@@ -153,7 +153,7 @@ fn hostile_servers_are_refused() {
             handshake(&mut s, MIB, 1)?;
             request(&mut s).map(drop)
         }),
-        // From here on block status is right, and reads are not.
+        // From here on block status is valid, and replies to reads are not.
         ("all of its data", |s| {
             with_reads(s, |cookie, _, _| chunk(true, 0, cookie, 0))
         }),
@@ -205,12 +205,12 @@ fn hostile_servers_are_refused() {
     for (place, (words, serve)) in handshakes.iter().chain(answers).copied().enumerate() {
         let lab = Lab::new();
         let hostile = Hostile::new(&lab, "h", move |stream, _| serve(stream));
-        // Whatever lengths it tells, memory stays small.
+        // Memory must not depend on lengths that the server sends.
         let limits = Limits {
             memory: Some(2 << 20),
             ..Limits::default()
         };
-        // It is no better if there would be time.
+        // A reconnect must not be tried after a violation of the protocol.
         let options = format!(
             "driver=nbd,path={},reconnect-delay=1",
             hostile.socket.display()
@@ -226,6 +226,7 @@ fn hostile_servers_are_refused() {
     }
 }
 
+/// The same with valid block status.
 fn with_reads(
     stream: std::os::unix::net::UnixStream,
     answer: impl Fn([u8; 8], u64, u32) -> Vec<u8>,
@@ -236,6 +237,7 @@ fn with_reads(
     })
 }
 
+/// A handshake with these block sizes.
 fn handshake_with_block(
     stream: &mut std::os::unix::net::UnixStream,
     size: u64,

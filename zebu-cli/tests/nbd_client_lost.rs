@@ -1,6 +1,5 @@
-//! Guards against jobs that NBD servers end which go away, are late, or fail a
-//! request: where somebody waits for the server the job goes on, and else it says
-//! what is wrong; it never hangs.
+//! NBD servers that disappear, do not reply, or fail a request. With `reconnect-delay` the job
+//! continues; otherwise it fails with a message. It never hangs.
 
 mod common;
 
@@ -13,7 +12,7 @@ use common::{Lab, beyond_qemu};
 
 const MIB: u64 = 1 << 20;
 
-/// Copies slowly from the server to `out.raw`, in the background.
+/// Starts a rate-limited copy from the server to `out.raw`.
 fn slow_copy(lab: &Lab, server: &Other, options: &str) -> std::process::Child {
     let source = format!(
         "driver=raw,file.driver=nbd,file.path={},file.connections=2{options}",
@@ -37,7 +36,7 @@ fn slow_copy(lab: &Lab, server: &Other, options: &str) -> std::process::Child {
 }
 
 #[test]
-fn a_job_goes_on_when_the_server_is_back() {
+fn jobs_continue_after_a_reconnect() {
     if beyond_qemu("options of zebu's own") {
         return;
     }
@@ -57,7 +56,7 @@ fn a_job_goes_on_when_the_server_is_back() {
     assert!(status.success(), "{log}");
     lab.assert_same_bytes("out.raw", "x.raw", "over three servers");
     std::fs::remove_file(lab.path("out.raw")).unwrap();
-    // Nobody comes back, or nobody is waited for.
+    // The server does not come back, or no delay is given.
     for options in ["", ",file.reconnect-delay=1"] {
         let mut copy = slow_copy(&lab, &server, options);
         wait_until("the copy has begun", begun);
@@ -76,7 +75,7 @@ fn a_job_goes_on_when_the_server_is_back() {
 }
 
 #[test]
-fn an_export_is_waited_for_as_long_as_asked() {
+fn open_and_request_timeouts() {
     if beyond_qemu("one line of error") {
         return;
     }
@@ -93,14 +92,14 @@ fn an_export_is_waited_for_as_long_as_asked() {
         server.restart();
         info.join().unwrap().ok("open-timeout");
     });
-    // One that takes connections and never says a word.
+    // A server that accepts connections and sends nothing.
     let silent = Hostile::new(&lab, "silent", |mut stream, _| {
         take::<1>(&mut stream).map(drop)
     });
     let options = format!("driver=nbd,path={},open-timeout=1", silent.socket.display());
     let answer = lab.zebu(&["info", "--image-opts", &options]);
     answer.failed_with_one_line(1, "a silent server");
-    // One that says nothing when it owes an answer.
+    // A server that does not reply to requests.
     let silent = Hostile::new(&lab, "late", |mut stream, _| {
         handshake(&mut stream, MIB, 1)?;
         loop {
@@ -112,13 +111,13 @@ fn an_export_is_waited_for_as_long_as_asked() {
         silent.socket.display()
     );
     let answer = lab.zebu(&["convert", "--image-opts", &options, "out.raw"]);
-    answer.failed_with_one_line(1, "a server that is late");
+    answer.failed_with_one_line(1, "a server that does not reply");
     assert!(answer.err.contains("did not answer in time"), "{answer:?}");
 }
 
 #[test]
-fn errors_of_a_server_are_told() {
-    if beyond_qemu("zebu's words") || !have("nbdkit") {
+fn errors_of_a_server_are_reported() {
+    if beyond_qemu("it has other messages") || !have("nbdkit") {
         return;
     }
     let lab = images();
@@ -149,7 +148,7 @@ fn errors_of_a_server_are_told() {
             answer.err.contains(words) && answer.err.contains("k.sock"),
             "{answer:?}"
         );
-        // What cannot be read is left out if so asked.
+        // --salvage skips unreadable data.
         let args = [
             "convert",
             "--salvage",
@@ -175,6 +174,6 @@ fn errors_of_a_server_are_told() {
         ],
     );
     let answer = lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &server.uri("")]);
-    answer.failed_with_one_line(1, "a full server");
+    answer.failed_with_one_line(1, "a server without space");
     assert!(answer.err.contains("No space left"), "{answer:?}");
 }

@@ -1,6 +1,5 @@
-//! Guards against a server that a real operating system cannot live on: a file
-//! system that is damaged, or that lost what was flushed, on a disk that the
-//! machine gets over NBD. QEMU is the client, over a unix socket.
+//! A Linux guest on a disk of the NBD server: its file system must stay intact and keep what was
+//! flushed. QEMU is the client, over a Unix socket.
 
 mod common;
 
@@ -26,7 +25,7 @@ fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str, disks: &[Vec<Stri
 
 #[test]
 #[ignore = "slow: machines are emulated"]
-fn a_machine_boots_from_it() {
+fn a_guest_boots() {
     if beyond_qemu("an NBD server") || kernel().is_none() {
         return;
     }
@@ -37,7 +36,7 @@ fn a_machine_boots_from_it() {
     start(&lab, "install", None, INSTALL, &[disk(&server, "")]).finish();
     server.stop();
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
-    // Other engines for the boots.
+    // The guest boots with other engines.
     for aio in ["--aio=threads", "--aio=io_uring"] {
         let mut args = serve.to_vec();
         args.push(aio);
@@ -47,7 +46,7 @@ fn a_machine_boots_from_it() {
         server.stop();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");
     }
-    // An overlay on the installed image, which nobody may write.
+    // An overlay over the installed image, which must not be written.
     let before = std::fs::read(lab.path("x.qcow2")).unwrap();
     lab.make("create -b x.qcow2 -F qcow2 top.qcow2");
     let mut server = Server::start(&lab, &["-t", "-e", "4", "--cache=none", "top.qcow2"]);
@@ -59,7 +58,7 @@ fn a_machine_boots_from_it() {
 
 #[test]
 #[ignore = "slow: machines are emulated"]
-fn what_a_machine_synced_is_there_after_kill() {
+fn data_synced_by_a_guest_survives_kill() {
     if beyond_qemu("an NBD server") || kernel().is_none() {
         return;
     }
@@ -70,7 +69,7 @@ fn what_a_machine_synced_is_there_after_kill() {
         let mut guest = start(&lab, "write", None, WRITE, &[disk(&server, "")]);
         guest.wait_for(&format!("durable {files}."));
         server.signal("KILL");
-        // What it says from here on it cannot have synced: errors are failures.
+        // After the kill the guest can sync nothing more.
         let said = guest.console();
         drop(guest);
         let durable = said.matches("durable ").count();
@@ -82,6 +81,6 @@ fn what_a_machine_synced_is_there_after_kill() {
         start(&lab, "read", None, &read, &[disk(&server, "")]).finish();
         server.stop();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");
-        wait_until("the socket goes", || !server.socket.exists());
+        wait_until("the socket is removed", || !server.socket.exists());
     }
 }

@@ -1,7 +1,5 @@
-//! Guards against a server that ends with work undone: requests in flight at
-//! SIGTERM, data that were flushed and are not there after kill -9; and against
-//! two servers of one image, a server that does not say what it does, and one
-//! that is busy when it has nothing to do.
+//! Start and end of the NBD server: requests in flight at SIGTERM, flushed data after SIGKILL, locks
+//! against a second server, logs, statistics, daemon mode, and no CPU time while idle.
 
 mod common;
 
@@ -25,7 +23,7 @@ fn request(command: Command, cookie: u64, offset: u64, length: u64) -> Request {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_kill() {
+fn flushed_data_survive_kill() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -38,8 +36,8 @@ fn what_was_flushed_is_there_after_kill() {
         let lab = Lab::new();
         lab.make("create x.qcow2 64M");
         let mut server = Server::start(&lab, &["-t", "-e", "2", aio, "x.qcow2"]);
-        // Block n holds n + 1; blocks before `durable` were flushed, by FUA or
-        // by flushes of the other connection.
+        // Block n has the number n + 1. Blocks before `durable` were flushed, by FUA or by flushes of
+        // the other connection.
         let durable = AtomicU64::new(0);
         std::thread::scope(|scope| {
             let (server, durable) = (&server, &durable);
@@ -58,13 +56,13 @@ fn what_was_flushed_is_there_after_kill() {
                             panic!("a write failed");
                         }
                         if n % 7 == 0 {
-                            // It alone is durable: with a flush, all before.
+                            // FUA makes this block durable, the flush all before it.
                             flusher.ask(&request(Command::Flush, 1, 0, 0), &[]);
                             durable.store(n + 1, Ordering::SeqCst);
                         }
                     }
                 }));
-                assert!(answered.is_err(), "it was to be killed before");
+                assert!(answered.is_err(), "the server must be killed first");
             });
             let enough = 20 + 60 * round as u64;
             wait_until("writes", || durable.load(Ordering::SeqCst) > enough);
@@ -87,7 +85,7 @@ fn what_was_flushed_is_there_after_kill() {
 }
 
 #[test]
-fn sigterm_and_sigint_answer_what_was_asked() {
+fn sigterm_and_sigint_finish_requests() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -104,7 +102,7 @@ fn sigterm_and_sigint_answer_what_was_asked() {
         }
         server.signal(signal);
         let mut answered = Vec::new();
-        // Those that it has received; then it ends.
+        // Requests that the server has received get a reply; then the connection ends.
         let received = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             loop {
                 let (cookie, got) = raw.answer(0);
@@ -128,7 +126,7 @@ fn sigterm_and_sigint_answer_what_was_asked() {
 }
 
 #[test]
-fn one_image_has_one_server() {
+fn a_second_server_of_an_image_is_refused() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -150,7 +148,7 @@ fn one_image_has_one_server() {
         "x.qcow2",
     ]);
     assert_eq!(same.status, 1);
-    // The first is none the worse, its socket is still its own.
+    // The first server and its socket still work.
     drop(Raw::with_export(&server, "", Headers::Simple));
     server.stop();
     let mut again = Server::start(&lab, &["-t", "-r", "x.qcow2"]);
@@ -161,7 +159,7 @@ fn one_image_has_one_server() {
 }
 
 #[test]
-fn it_says_who_came_and_what_was_done() {
+fn connections_and_statistics_are_logged() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -180,10 +178,10 @@ fn it_says_who_came_and_what_was_done() {
         "write: 10 requests, 40960 bytes, 0 failed",
         "read: 1 requests, 4096 bytes, 1 failed",
     ];
-    let told = |server: &Server| lines.iter().all(|line| server.log().contains(line));
-    assert!(!told(&server));
+    let logged = |server: &Server| lines.iter().all(|line| server.log().contains(line));
+    assert!(!logged(&server));
     server.signal("USR1");
-    wait_until("statistics", || told(&server));
+    wait_until("statistics", || logged(&server));
     raw.send(&request(Command::Disconnect, 0, 0, 0));
     raw.assert_closed();
     wait_until("the end", || {
@@ -196,7 +194,7 @@ fn it_says_who_came_and_what_was_done() {
 }
 
 #[test]
-fn a_daemon_is_ready_when_the_program_returns() {
+fn fork_returns_when_the_server_listens() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -232,7 +230,7 @@ fn a_daemon_is_ready_when_the_program_returns() {
 }
 
 #[test]
-fn systemd_passes_the_socket() {
+fn systemd_socket_activation() {
     if beyond_qemu("an NBD server") {
         return;
     }
@@ -260,7 +258,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     let mut child = child.unwrap();
     let socket = lab.path("nbd.sock").display().to_string();
     wait_until("the socket", || lab.path("nbd.sock").exists());
-    // A list chooses nothing, so the server goes on.
+    // A list does not use an export, so the server does not end.
     let mut listed = String::new();
     wait_until("an answer", || {
         let answer = lab.zebu(&["nbd", "-L", "-k", &socket]);

@@ -1,7 +1,6 @@
-//! Guards against TLS that lets in who has no key, or takes a server for the
-//! right one that has none; bytes that differ from what was sent, and peers
-//! (libnbd, nbdkit and QEMU, all by GnuTLS) that zebu does not get along with;
-//! and a client without a key that keeps others out.
+//! TLS with pre-shared keys: client and server must refuse a peer without the key, transfer data
+//! unchanged, and work with libnbd, nbdkit and QEMU, which use GnuTLS. A client without a key must
+//! not block others.
 
 mod common;
 
@@ -15,7 +14,7 @@ use zebu::internal::nbd::{OptionKind, OptionReplyKind};
 
 const SERVER: &str = "tls-creds-psk,id=t,endpoint=server,dir=good";
 
-/// A name of the default export, with the keys of a folder.
+/// A URI of the default export with the keys of a folder.
 fn uri(lab: &Lab, socket: &Path, user: &str, folder: &str) -> String {
     format!(
         "nbds+unix://{user}@/?socket={}&tls-psk-file={}",
@@ -25,7 +24,7 @@ fn uri(lab: &Lab, socket: &Path, user: &str, folder: &str) -> String {
 }
 
 #[test]
-fn who_has_a_key_is_served() {
+fn clients_with_a_key_are_served() {
     if beyond_qemu("an NBD server") || !have("psktool") || !have("nbdinfo") {
         return;
     }
@@ -37,7 +36,7 @@ fn who_has_a_key_is_served() {
         let uri = uri(&lab, &server.socket, user, folder);
         client(&lab, "nbdinfo", &["--size", &uri])
     };
-    // One at a time: who is refused is gone at once.
+    // The server accepts one client: a refused one must be disconnected at once.
     for user in ["alice", "bob"] {
         assert_eq!(info(user, "good").ok(user).out, "25165824\n");
         for user in ["alice", "eve"] {
@@ -53,7 +52,7 @@ fn who_has_a_key_is_served() {
     ] {
         assert!(server.log().contains(words), "{words}: {}", server.log());
     }
-    // Data that take many records, to and from libnbd and QEMU.
+    // Data that need many TLS records, to and from libnbd and QEMU.
     let alice = uri(&lab, &server.socket, "alice", "good");
     client(&lab, "nbdcopy", &[&alice, "out.raw"]).ok("nbdcopy");
     lab.assert_same_bytes("out.raw", "x.raw", "nbdcopy");
@@ -79,7 +78,7 @@ fn who_has_a_key_is_served() {
 }
 
 #[test]
-fn who_has_none_does_not_keep_others_out() {
+fn clients_without_a_key_do_not_block_others() {
     if beyond_qemu("an NBD server") || !have("psktool") || !have("nbdinfo") {
         return;
     }
@@ -100,7 +99,7 @@ fn who_has_none_does_not_keep_others_out() {
     };
     let silent = starts_tls();
     serves_others();
-    // A record that never ends, of a handshake.
+    // An incomplete record of a handshake.
     let mut slow = starts_tls();
     slow.put(&[22, 3, 1, 0x3f, 0xff, 1, 0, 0x3f, 0xfb, 3, 3]);
     serves_others();
@@ -109,14 +108,14 @@ fn who_has_none_does_not_keep_others_out() {
         vec![0xaa; 100_000],
         vec![0; 100_000],
         b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n".repeat(2000),
-        // Records with nothing in them, and a message of 16 MiB.
+        // Empty records, and a message of 16 MiB.
         [22, 3, 1, 0, 0].repeat(20_000),
         [&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff][..], &[7; 99_000]].concat(),
     ] {
         let mut raw = starts_tls();
-        // It may be gone before it has taken all of it.
+        // The server may close the connection before it has received all.
         let _ = raw.stream.write_all(&garbage);
-        // An alert may come, and then the end.
+        // It may send an alert before.
         let mut rest = Vec::new();
         let _ = raw.stream.read_to_end(&mut rest);
         assert!(rest.len() < 100, "{rest:?}");
@@ -127,8 +126,8 @@ fn who_has_none_does_not_keep_others_out() {
     server.stop();
 }
 
-/// Asks for more than the connection holds, and takes it after SIGTERM.
-const ASKS: &str = r#"
+/// Requests more than the socket buffers hold, and reads the replies after SIGTERM.
+const READ_AFTER_SIGTERM: &str = r#"
 import nbd, os, signal, sys, time
 h = nbd.NBD()
 h.set_uri_allow_local_file(True)
@@ -136,7 +135,7 @@ h.connect_uri(sys.argv[1])
 size = 1 << 20
 buffers = [nbd.Buffer(size) for _ in range(16)]
 asked = [h.aio_pread(buffer, n * size) for n, buffer in enumerate(buffers)]
-# The socket has a part of the answers by then.
+# The socket has a part of the replies then.
 time.sleep(0.3)
 os.kill(int(sys.argv[2]), signal.SIGTERM)
 while h.aio_in_flight() and not h.aio_is_closed():
@@ -157,7 +156,7 @@ assert answered > 0
 "#;
 
 #[test]
-fn sigterm_answers_what_was_asked() {
+fn sigterm_finishes_requests() {
     if beyond_qemu("an NBD server") || !have("psktool") {
         return;
     }
@@ -170,19 +169,24 @@ fn sigterm_answers_what_was_asked() {
     let mut server = Server::start(&lab, &args);
     let uri = uri(&lab, &server.socket, "alice", "good");
     let pid = server.pid().to_string();
-    client(&lab, python, &["-c", ASKS, &uri, &pid, "x.raw"]).ok("answers after SIGTERM");
+    client(
+        &lab,
+        python,
+        &["-c", READ_AFTER_SIGTERM, &uri, &pid, "x.raw"],
+    )
+    .ok("answers after SIGTERM");
     assert_eq!(server.wait(), 0, "{}", server.log());
 }
 
-/// The client with a server of keys: bytes there and back, and who is refused.
+/// Tests the client with a server that has keys: data in both directions, and wrong keys.
 #[track_caller]
 fn serves_the_client(lab: &Lab, socket: &Path, what: &str) {
     let good = uri(lab, socket, "alice", "good");
     lab.zebu(&["convert", "-n", "-O", "raw", "x.raw", &good])
-        .ok(&format!("{what}: there"));
+        .ok(&format!("{what}: to the server"));
     lab.assert_same_bytes("e.raw", "x.raw", what);
     lab.zebu(&["convert", "-f", "raw", "-O", "raw", &good, "out.raw"])
-        .ok(&format!("{what}: and back"));
+        .ok(&format!("{what}: from the server"));
     lab.assert_same_bytes("out.raw", "x.raw", what);
     for user in ["alice", "eve"] {
         let answer = lab.zebu(&["info", &uri(lab, socket, user, "wrong")]);
@@ -190,7 +194,7 @@ fn serves_the_client(lab: &Lab, socket: &Path, what: &str) {
         let words = format!("it ended the handshake of TLS: perhaps it has no user '{user}'");
         assert!(answer.err.contains(&words), "{what}: {answer:?}");
     }
-    // The user is qemu if none is named; what is of certificates means nothing.
+    // The default user is qemu; options of certificates have no effect.
     let options = format!(
         "driver=nbd,path={},tls-creds=c,tls-hostname=elsewhere",
         socket.display()
@@ -204,13 +208,13 @@ fn serves_the_client(lab: &Lab, socket: &Path, what: &str) {
 }
 
 #[test]
-fn the_client_knows_servers_by_their_keys() {
+fn the_client_authenticates_servers_by_key() {
     if beyond_qemu("nbds:") || !have("psktool") {
         return;
     }
     let lab = images();
     keys(&lab);
-    // qemu-nbd reads the file when a client comes, from another folder.
+    // qemu-nbd reads the file later, from another folder, so the path is absolute.
     let good = lab.path("good").display().to_string();
     let object = format!("tls-creds-psk,id=t,endpoint=server,dir={good}");
     let tls = ["--object", &object, "--tls-creds", "t"];
@@ -226,7 +230,7 @@ fn the_client_knows_servers_by_their_keys() {
         let server = Other::nbdkit(&lab, "k", &["--tls=require", &file, "file", "e.raw"]);
         serves_the_client(&lab, &server.socket, "nbdkit");
     }
-    // One that has no TLS at all.
+    // A server without TLS.
     let server = Other::qemu_nbd(&lab, "p", &["-f", "raw", "e.raw"]);
     let answer = lab.zebu(&["info", &uri(&lab, &server.socket, "alice", "good")]);
     answer.failed_with_one_line(1, "no TLS");
@@ -234,14 +238,14 @@ fn the_client_knows_servers_by_their_keys() {
 }
 
 #[test]
-fn certificates_are_no_keys() {
+fn certificates_do_not_replace_keys() {
     if beyond_qemu("nbds:") || !have("psktool") || !have("certtool") {
         return;
     }
     let lab = images();
     certificates(&lab);
     keys(&lab);
-    // A server with a certificate, which anybody may have, has no key.
+    // A server with a certificate, without the key.
     let good = lab.path("good").display().to_string();
     let object = format!("tls-creds-x509,id=t,endpoint=server,dir={good},verify-peer=off");
     let args = ["-e", "9", "-f", "raw", "--object", &object, "--tls-creds=t"];
@@ -253,7 +257,7 @@ fn certificates_are_no_keys() {
         assert!(answer.err.contains("TLS"), "{answer:?}");
     }
     ours.stop();
-    // Nor is a client with a certificate one that has a key.
+    // A client with a certificate, without the key.
     let args = ["-t", "-f", "raw", "--tls-psk", "good/keys.psk", "x.raw"];
     let mut server = Server::start(&lab, &args);
     let name = format!(
@@ -271,7 +275,7 @@ fn certificates_are_no_keys() {
 }
 
 #[test]
-fn keys_that_are_of_no_use_are_told() {
+fn unusable_keys_are_reported() {
     if beyond_qemu("pre-shared keys") {
         return;
     }
@@ -291,7 +295,7 @@ fn keys_that_are_of_no_use_are_told() {
         assert!(answer.err.contains(words), "{args:?}: {answer:?}");
     };
     let options = format!("driver=nbd,path={socket},tls-creds=t");
-    // Files that neither side can use.
+    // Files that are invalid for client and server.
     for (name, text, words) in [
         (
             "odd",
@@ -357,7 +361,7 @@ fn keys_that_are_of_no_use_are_told() {
         (client("").replace("client", "server"), "a client endpoint"),
         (client("").replace(",dir=good", ""), "'dir' is missing"),
         (client("").replace("good", "nowhere"), "No such file"),
-        // Whose name is qemu, if none is given.
+        // The default user is qemu.
         (client(""), "no key of user 'qemu'"),
         (client(",username=bob"), "no key of user 'bob'"),
     ] {

@@ -1,18 +1,15 @@
-//! Descriptions of images as `--image-opts` and `json:` have them, put together at
-//! random: drivers under drivers, windows, options of the backing file. Zebu must open
-//! what qemu-img opens, read the same, and refuse what it refuses.
+//! Random descriptions of images for `--image-opts` and `json:`: nested drivers, offsets and sizes,
+//! options of the backing file. zebu must open what qemu-img opens, with the same content, and refuse
+//! what it refuses.
 //!
-//! `ZEBU_NESTED_RUNS` says how many, `ZEBU_NESTED_SEED` the first seed. A failure says
-//! its seed.
+//! `ZEBU_NESTED_RUNS` is the number of descriptions, `ZEBU_NESTED_SEED` the first seed. A failure
+//! prints its seed.
 
 mod common;
-#[path = "common/rng.rs"]
-mod rng;
 
 use std::fs;
 
-use common::{Lab, beyond_qemu};
-use rng::Rng;
+use common::{Lab, Rng, beyond_qemu, env_number};
 
 /// Options, in their order.
 #[derive(Default)]
@@ -48,10 +45,10 @@ const FILES: &[&str] = &[
     "o.q",
 ];
 
-/// Where the qcow2 image in `window.raw` is.
+/// The offset of the qcow2 image in `window.raw`.
 const WINDOW: u64 = 192 << 10;
 
-/// A driver and what is below it, under `at` (empty, or ending with a dot).
+/// Adds a random driver and its children with the prefix `at`, which is empty or ends with a dot.
 fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
     let leaf = depth == 0;
     match rng.below(if leaf { 3 } else { 10 }) {
@@ -81,7 +78,7 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
         3 | 4 => {
             options.set(format!("{at}driver"), "raw");
             if rng.one_in(2) {
-                // Whole sectors: with others qemu-img convert takes data for holes.
+                // Whole sectors: with others qemu-img convert loses data.
                 options.set(
                     format!("{at}offset"),
                     rng.pick(&["0", "512", "64k", "192k", "1536", "1G", "196608"]),
@@ -120,7 +117,7 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
             node(rng, options, &format!("{at}image."), depth - 1);
         }
         _ => {
-            // An image inside of a window, and one in another's disk.
+            // An image at an offset of a file, and one inside of a qcow2 disk.
             options.set(format!("{at}driver"), "qcow2");
             options.set(format!("{at}file.driver"), rng.pick(&["raw", "qcow2"]));
             match options.0.last().is_some_and(|(_, driver)| driver == "raw") {
@@ -134,7 +131,7 @@ fn node(rng: &mut Rng, options: &mut Options, at: &str, depth: u64) {
     }
 }
 
-/// The images: plain, over another, inside of a file, inside of another's disk.
+/// Images: plain, an overlay, at an offset of a file, inside of a qcow2 disk.
 fn images() -> Lab {
     let lab = Lab::new();
     lab.make(
@@ -156,13 +153,12 @@ fn images() -> Lab {
 }
 
 #[test]
-fn what_qemu_opens_reads_the_same() {
-    if beyond_qemu("zebu beside QEMU") {
+fn random_descriptions() {
+    if beyond_qemu("it compares zebu with QEMU") {
         return;
     }
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let first = number("ZEBU_NESTED_SEED").unwrap_or(1);
-    let runs = number("ZEBU_NESTED_RUNS").unwrap_or(120);
+    let first = env_number("ZEBU_NESTED_SEED").unwrap_or(1);
+    let runs = env_number("ZEBU_NESTED_RUNS").unwrap_or(120);
     let lab = images();
     let (mut opened, mut refused) = (0, 0);
     for seed in first..first + runs {
@@ -187,8 +183,8 @@ fn what_qemu_opens_reads_the_same() {
             refused += 1;
             continue;
         }
-        // What is cut off (tables, header extensions, data) reads as zeroes with QEMU alone, and a
-        // chain that has a file twice is a loop here alone.
+        // QEMU reads truncated tables, header extensions and data as zeroes, and allows a file
+        // twice in a chain.
         let own_rules = [
             "past the end of the file",
             "after the end of the file",
@@ -217,9 +213,9 @@ fn what_qemu_opens_reads_the_same() {
     println!("cases: {runs} descriptions, {opened} opened, {refused} refused");
 }
 
-/// What lies behind a part of a file is not the disk's to cut off.
+/// A resize of a part of a file must not change the rest of the file.
 #[test]
-fn a_part_of_a_file_is_not_resized() {
+fn raw_disks_with_offset_and_size_are_not_resized() {
     let lab = Lab::new();
     let content = vec![7; 8 << 20];
     fs::write(lab.path("o.raw"), &content).unwrap();

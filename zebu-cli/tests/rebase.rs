@@ -1,7 +1,5 @@
-//! Guards against a `rebase` after which an image has another content: what
-//! only the old backing file had, what only the new one has, past the end of
-//! either, zeroes that version 2 cannot say, units of two images that do not
-//! fit each other. And against an image that is based on itself.
+//! `rebase` must keep the content of the image: with data in only one of the backing files, past the
+//! end of either, with zeroes in version 2, and with different cluster sizes. A loop is refused.
 
 mod common;
 
@@ -86,7 +84,7 @@ fn sizes_that_differ() {
     }
 }
 
-/// Every way from one backing file to the next, one after the other.
+/// Changes between all backing files, one after the other.
 #[test]
 fn there_and_back() {
     for options in OPTIONS {
@@ -98,8 +96,8 @@ fn there_and_back() {
     }
 }
 
-/// Without a backing file version 2 can say zero by saying nothing, and QEMU
-/// does so, though there is one soon.
+/// In version 2 without a backing file QEMU writes zeroes by deallocating clusters, which then show
+/// the new backing file.
 #[test]
 fn zeroes_hide_the_new_backing_file() {
     for options in ["compat=0.10", "compat=1.1", "extended_l2=on"] {
@@ -123,7 +121,7 @@ fn zeroes_hide_the_new_backing_file() {
 #[test]
 fn compressed() {
     if !peer().is_current() {
-        // It has no -c.
+        // It has no option -c.
         return;
     }
     for options in [
@@ -131,7 +129,7 @@ fn compressed() {
         "compression_type=zstd",
         "cluster_size=4k,compat=0.10",
     ] {
-        // QEMU takes offence at smaller clusters below, and at subclusters.
+        // QEMU fails with smaller clusters in the backing file, and with subclusters.
         let cluster = if options.contains("4k") { "4k" } else { "64k" };
         let pair = Pair::new(&format!(
             "create -o cluster_size={cluster} old.qcow2 3M; random old.qcow2 1 25 wzc; \
@@ -148,7 +146,7 @@ fn compressed() {
     }
 }
 
-/// 7.2 does not say whether there are.
+/// QEMU 7.2 does not report compressed clusters; then nothing is checked.
 fn assert_has_compressed(lab: &Lab, image: &str) {
     let map = lab.qemu_img(&["map", "--output=json", image]).ok("map");
     if map.out.contains("\"compressed\"") {
@@ -188,7 +186,7 @@ fn compressed_above_small_clusters() {
 }
 
 #[test]
-fn a_chain_of_three_loses_its_middle() {
+fn rebase_removes_the_middle_of_a_chain() {
     let pair = Pair::new(
         "create base.qcow2 5M; random base.qcow2 1 20 wz; \
          create -b base.qcow2 -F qcow2 mid.qcow2 4M; random mid.qcow2 2 20 wzc; \
@@ -217,7 +215,7 @@ fn the_same_image_over_another_backing_file() {
 }
 
 #[test]
-fn snapshots_stay() {
+fn snapshots_are_kept() {
     let recipe = images("cluster_size=64k", "2M", "2M", "2M", 4);
     let pair = Pair::new(&format!(
         "{recipe}; img snapshot -c one top.qcow2; random top.qcow2 6 10 wz"
@@ -225,7 +223,7 @@ fn snapshots_stay() {
     for target in [0, 2] {
         rebase(&pair, TARGETS[target], "snapshots");
     }
-    // What a snapshot takes from a backing file changes with it.
+    // Unallocated clusters of a snapshot show the new backing file.
     for lab in [&pair.ours, &pair.theirs] {
         let args = ["convert", "-l", "one", "-O", "raw", "top.qcow2", "one.raw"];
         lab.qemu_img(&args).ok("snapshot");
@@ -234,7 +232,7 @@ fn snapshots_stay() {
 }
 
 #[test]
-fn only_the_name() {
+fn unsafe_rebase_changes_only_the_name() {
     let pair = Pair::new(&images("cluster_size=64k", "2M", "2M", "2M", 4));
     for args in [
         &["-u", "-b", "new.qcow2", "-F", "qcow2"][..],
@@ -267,7 +265,7 @@ fn only_the_name() {
 }
 
 #[test]
-fn names_are_seen_from_the_image() {
+fn backing_file_names_are_relative_to_the_image() {
     let pair = Pair::new(&images("cluster_size=64k", "2M", "2M", "2M", 4));
     for lab in [&pair.ours, &pair.theirs] {
         fs::create_dir(lab.path("sub")).expect("mkdir");
@@ -360,8 +358,8 @@ fn refusals() {
 }
 
 #[test]
-fn an_image_is_never_based_on_itself() {
-    if beyond_qemu("with -u it makes such images, else it speaks of locks") {
+fn rebase_refuses_loops() {
+    if beyond_qemu("it makes loops with -u, and fails with an error of locks without it") {
         return;
     }
     let lab = Lab::new();
@@ -388,5 +386,5 @@ fn an_image_is_never_based_on_itself() {
         }
     }
     let after = ["base.qcow2", "mid.qcow2", "top.qcow2"].map(|n| fs::read(lab.path(n)).unwrap());
-    assert!(before == after, "nothing is changed");
+    assert!(before == after, "a file was changed");
 }

@@ -1,8 +1,6 @@
-//! Guards against `convert -C` that copies wrong bytes, or shares no blocks, on a file system
-//! that can share them.
+//! `convert -C` on file systems with reflinks: the copy must have the same bytes and share blocks.
 //!
-//! It needs loop devices, mount namespaces and a program that makes such a file system; the
-//! test says so where they are missing.
+//! The test needs loop devices, mount namespaces and mkfs programs, and is skipped without them.
 
 mod common;
 
@@ -13,12 +11,13 @@ use common::{Answer, Lab, Limits, beyond_qemu};
 
 const MIB: u64 = 1 << 20;
 
-/// The programs that make a file system in the file `fs`, and what kind it is.
+/// File systems, and the programs that make them in the file `fs`.
 const MAKERS: [(&str, &str, &[&str]); 2] = [
     ("xfs", "mkfs.xfs", &["-q", "-f", "-m", "reflink=1", "fs"]),
     ("btrfs", "mkfs.btrfs", &["-q", "-f", "fs"]),
 ];
 
+/// Makes a file system; false if the program is missing.
 fn make(lab: &Lab, program: &str, args: &[&str]) -> bool {
     let folders = ["/usr/sbin", "/sbin", "/usr/bin"].map(|folder| Path::new(folder).join(program));
     let Some(program) = folders.iter().find(|path| path.exists()) else {
@@ -41,7 +40,7 @@ fn convert(lab: &Lab, kind: &str, source: &str, args: &[&str]) -> Option<Answer>
     lab.in_namespace(&script, args, &Limits::default())
 }
 
-/// Bytes that were free, before and after.
+/// The free bytes before and after.
 fn free(answer: &Answer) -> Vec<u64> {
     let lines = answer
         .out
@@ -56,8 +55,8 @@ fn free(answer: &Answer) -> Vec<u64> {
 }
 
 #[test]
-fn blocks_are_shared_where_the_file_system_can() {
-    if beyond_qemu("it says nothing of how much is shared") {
+fn convert_shares_blocks_where_the_file_system_can() {
+    if beyond_qemu("it need not share blocks") {
         return;
     }
     let mut cases = 0;
@@ -73,7 +72,7 @@ fn blocks_are_shared_where_the_file_system_can() {
              create -o cluster_size=4k odd.q 64M; io odd.q: write -P 6 0 40M; \
              random odd.q 5 60 wz; img convert -O raw base.q disk.raw",
         );
-        // Which of them is read, how, and whether the most of it is shared.
+        // Source, format, options, and whether most blocks must be shared.
         for (source, format, more, shares) in [
             ("base.q", "qcow2", &[][..], true),
             ("base.q", "qcow2", &["-r", "1G"], true),

@@ -1,7 +1,5 @@
-//! Guards against repairs that do less, more, or something else than QEMU's:
-//! images are damaged on purpose, one copy is repaired by qemu-img and one by
-//! zebu. Both must say the same and leave the same disk, and what zebu leaves
-//! must be for qemu-img what qemu-img's own is.
+//! `check -r`: copies of a damaged image are repaired by qemu-img and by zebu. Both must have the same
+//! output and leave the same disk, and qemu-img's check must find the same in both.
 
 mod common;
 
@@ -14,7 +12,7 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// The flag of a cluster with one reference.
 const COPIED: u64 = 1 << 63;
 
-/// Where things are in an image, `x.qcow2`.
+/// The offsets of tables in the image `x.qcow2`.
 struct Layout<'a> {
     lab: &'a Lab,
     bits: u32,
@@ -71,7 +69,7 @@ impl<'a> Layout<'a> {
         self.lab.patch("x.qcow2", byte, &[new]);
     }
 
-    /// Bytes of an L2 entry.
+    /// The size of an L2 entry.
     fn entry(&self) -> u64 {
         let incompatible = self.get(72);
         let is_v3 = self.lab.u32_at("x.qcow2", 4) == 3;
@@ -85,7 +83,7 @@ impl<'a> Layout<'a> {
 
 type Damage = (&'static str, fn(&Layout));
 
-/// What can be done to any image.
+/// Damage that is possible in any image.
 const DAMAGES: &[Damage] = &[
     ("nothing", |_| {}),
     ("a refcount of 0", |x| x.set_refcount(x.l2, 0)),
@@ -123,7 +121,7 @@ const DAMAGES: &[Damage] = &[
     }),
 ];
 
-/// Repairs `x.qcow2` with both, and compares.
+/// Repairs copies of `x.qcow2` with both programs, and compares.
 #[track_caller]
 fn same_repair(lab: &Lab, flags: &[&str], what: &str) -> Answer {
     let mut args = vec!["check", "-r"];
@@ -144,11 +142,11 @@ fn same_change(lab: &Lab, args: &[&str], what: &str) -> Answer {
     let ours = lab.zebu(args);
     let check_ours = lab.qemu_img(&["check", "x.qcow2"]);
     ours.orderly(what);
-    // What QEMU says and where it puts new tables changes between versions.
+    // Output and places of new tables differ between versions of QEMU.
     if peer().is_current() {
         compare_answers(&ours, &theirs, args, what);
         compare_answers(&check_ours, &check_theirs, args, what);
-        // The fields of the header that name tables, and features.
+        // Fields of the header: offsets of tables, and features.
         for at in [40, 48, 56, 64, 72] {
             let number = |file| lab.u64_at(file, at);
             assert_eq!(
@@ -163,13 +161,13 @@ fn same_change(lab: &Lab, args: &[&str], what: &str) -> Answer {
     if check_ours.status == 0 {
         let compare = |a| lab.qemu_img(&["compare", a, "theirs"]).status;
         let status = compare("x.qcow2");
-        // A check overlooks entries that cannot be read.
+        // The check ignores some unreadable entries.
         assert!(status == 0 || status == compare("theirs"), "{what}");
     }
     ours
 }
 
-/// Damages an image in every way and repairs all.
+/// Repairs an image with each kind of damage.
 fn repair_all(create: &str, more: &str) {
     let lab = Lab::new();
     lab.make(&format!(
@@ -179,7 +177,7 @@ fn repair_all(create: &str, more: &str) {
         fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
         damage(&Layout::new(&lab));
         if create.contains("data_file") && *name == "an L2 entry past the end" {
-            // What the data file lacks is an error of zebu's alone, which nothing repairs.
+            // Only zebu reports data past the end of the data file, which cannot be repaired.
             let ours = lab.zebu(&["check", "-r", "all", "x.qcow2"]);
             assert_eq!(ours.status, 2, "{ours:?}");
             assert!(ours.out.contains("1 errors were found"), "{ours:?}");
@@ -245,9 +243,9 @@ fn compressed_clusters() {
 }
 
 #[test]
-fn bitmaps_stay() {
+fn bitmaps_are_kept() {
     if !peer().is_current() {
-        println!("skipped: what older QEMU versions do to bitmaps is theirs");
+        println!("skipped: older QEMU versions treat bitmaps differently");
         return;
     }
     let lab = Lab::new();
@@ -271,7 +269,7 @@ fn bitmaps_stay() {
     assert_eq!(bitmaps(info(&lab)), before);
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
 
-    // With a bitmap that nobody can read, nothing is known to be free.
+    // With an unreadable bitmap, no cluster can be assumed to be free.
     layout.set_refcount(layout.l2, 3);
     let header = fs::read(lab.path("x.qcow2")).expect("read");
     let at = header
@@ -288,7 +286,7 @@ fn bitmaps_stay() {
 }
 
 #[test]
-fn only_leaks_are_repaired_if_told_so() {
+fn repair_of_leaks_only() {
     let lab = Lab::new();
     lab.make("create -o cluster_size=4k g.qcow2 1M; io g.qcow2: write -P 1 0 12k");
     for (name, damage) in DAMAGES {
@@ -305,7 +303,7 @@ fn only_leaks_are_repaired_if_told_so() {
 }
 
 #[test]
-fn reports_for_programs() {
+fn json_reports() {
     let lab = Lab::new();
     lab.make("create g.qcow2 4M; io g.qcow2: write -P 1 0 1M");
     let damages: [Damage; 3] = [
@@ -370,30 +368,30 @@ fn entries_that_are_not_aligned() {
 }
 
 #[test]
-fn marks_of_a_damaged_image() {
+fn dirty_and_corrupt_bits() {
     let lab = Lab::new();
     lab.make("create g.qcow2 4M; io g.qcow2: write -P 1 0 1M");
-    for marks in 1..=3 {
+    for bits in 1..=3 {
         for mode in ["leaks", "all"] {
             for leak in [false, true] {
                 fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
                 let layout = Layout::new(&lab);
-                layout.put(72, marks);
+                layout.put(72, bits);
                 if leak {
                     layout.set_refcount(9 << 16, 2);
                 }
-                same_repair(&lab, &[mode], &format!("marks {marks}"));
+                same_repair(&lab, &[mode], &format!("features {bits}"));
                 assert_eq!(layout.get(72), 0);
             }
         }
     }
-    // With errors left the marks stay.
+    // If errors remain, the bits stay set.
     fs::copy(lab.path("g.qcow2"), lab.path("x.qcow2")).expect("copy");
     let layout = Layout::new(&lab);
     layout.put(72, 3);
     layout.put(layout.l2, layout.get(layout.l2) | 512);
     assert_eq!(lab.zebu(&["check", "-r", "all", "x.qcow2"]).status, 2);
-    if !beyond_qemu("QEMU clears the mark of a dirty image all the same") {
+    if !beyond_qemu("QEMU clears the dirty bit all the same") {
         assert_eq!(layout.get(72), 3);
     }
 }
@@ -460,10 +458,10 @@ fn snapshot_tables() {
     }
 }
 
-/// QEMU frees what a snapshot has whose L1 table cannot be found. zebu frees nothing, so that
-/// the snapshot is whole again when its entry is mended.
+/// If the L1 table of a snapshot has an invalid offset, QEMU frees the snapshot's clusters. zebu frees
+/// nothing, so that the snapshot can be read again when its entry is corrected.
 #[test]
-fn what_a_snapshot_without_a_table_has_is_not_freed() {
+fn repair_keeps_clusters_of_a_snapshot_without_an_l1_table() {
     let lab = Lab::new();
     lab.make("create x.qcow2 4M; io x.qcow2: write -P 1 0 1M; img snapshot -c one x.qcow2");
     let layout = Layout::new(&lab);
@@ -508,7 +506,7 @@ fn refcount_blocks_that_qemu_gives_up_on() {
 }
 
 #[test]
-fn images_that_others_use_are_not_repaired() {
+fn images_in_use_are_not_repaired() {
     let lab = Lab::new();
     lab.make("create x.qcow2 1M");
     for args in [&["x.qcow2"][..], &["-r", "x.qcow2"]] {

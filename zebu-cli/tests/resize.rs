@@ -1,6 +1,5 @@
-//! Guards against a resize that loses data, that shows a backing file's or old
-//! data in what it adds, or that leaves an image that is not whole; against one
-//! that shrinks without being told to.
+//! `resize` must keep data, add only zeroes (no old data and none of the backing file), leave a
+//! consistent image, and shrink only with `--shrink`.
 
 mod common;
 
@@ -33,8 +32,8 @@ fn there_and_back() {
             for args in [
                 &["a.qcow2", "+3M"][..],
                 &["-q", "a.qcow2", "20M"],
-                // A multiple of the largest cluster: QEMU leaves the rest of a
-                // cluster that is cut, and shows it again when the disk grows.
+                // A multiple of the cluster size: otherwise QEMU shows the data that was cut off when
+                // it grows the disk.
                 &["--shrink", "a.qcow2", "-4M"],
                 &["a.qcow2", "30M"],
                 &["--shrink", "a.qcow2", "4M"],
@@ -67,8 +66,7 @@ fn preallocation() {
     }
 }
 
-/// Over a longer and a shorter backing file, and from the middle of a cluster:
-/// QEMU allocates the same.
+/// Over a longer and a shorter backing file, and from the middle of a cluster.
 #[test]
 fn preallocation_over_a_backing_file() {
     for (base, mode) in [
@@ -91,20 +89,22 @@ fn preallocation_over_a_backing_file() {
                 let read = pair.ours.zebu(&io).ok("read");
                 assert!(!read.out.contains("verification failed"), "{read:#?}");
             }
-            let taken = |lab: &common::Lab| {
+            let has_own_clusters = |lab: &common::Lab| {
                 let map = lab.qemu_img(&["map", "--output=json", "a.qcow2"]).ok("map");
                 let own = map.out.lines().filter(|line| line.contains("\"depth\": 0"));
                 own.filter(|line| line.contains("\"offset\"")).count() > 0
             };
-            assert!(taken(&pair.ours) && taken(&pair.theirs), "{mode}");
+            assert!(
+                has_own_clusters(&pair.ours) && has_own_clusters(&pair.theirs),
+                "{mode}"
+            );
         }
     }
 }
 
-/// A table that makes a shrink fail: nothing has changed, and nothing is lost
-/// of what the session writes afterwards.
+/// The shrink fails because of a damaged table. Later writes of the session must be kept.
 #[test]
-fn a_shrink_that_fails() {
+fn a_failed_shrink_changes_nothing() {
     let pair = Pair::new(
         "create a.qcow2 2G; io a.qcow2: write -P 5 300M 64k; io a.qcow2: write -P 5 310M 64k; \
          io a.qcow2: write -P 5 600M 64k; io a.qcow2: write -P 5 1100M 64k",
@@ -130,7 +130,7 @@ fn a_shrink_that_fails() {
 }
 
 #[test]
-fn what_was_cut_does_not_come_back() {
+fn data_cut_off_do_not_reappear() {
     let pair = Pair::new("create a.qcow2 1M; io a.qcow2: write -P 7 0 1M");
     pair.ours
         .zebu(&["resize", "--shrink", "a.qcow2", "700k"])
@@ -246,10 +246,10 @@ fn tables_larger_than_a_refcount_block() {
     pair.ours.qemu_img(&["check", "a.qcow2"]).ok("check");
 }
 
-/// A refcount that is too low: what is freed is not freed again, when the
-/// cluster has another owner.
+/// A cluster in use with refcount 0 may be allocated again while it is discarded: it must not be freed
+/// twice.
 #[test]
-fn a_cluster_in_use_that_is_not_counted() {
+fn discard_of_a_cluster_with_refcount_0() {
     let pair = Pair::new("create a.qcow2 4M; io a.qcow2: write -P 9 0 64k");
     let image = std::fs::read(pair.ours.path("a.qcow2")).expect("read");
     let word = |at: usize| {

@@ -1,12 +1,10 @@
-//! Guards against a `snapshot` that shares what it must not or frees what is
-//! still needed: a snapshot that changes when the disk is written, a disk that
-//! is not what it was after `-a`, refcounts or copied flags that are wrong, a
-//! snapshot that only zebu can read; and against other messages, statuses or
-//! lists than qemu-img's.
+//! `snapshot`: writes to the disk must not change snapshots, `-a` must restore the disk, and refcounts
+//! and copied flags must be correct, so that QEMU can use the snapshots. Messages, statuses and lists
+//! must be those of qemu-img.
 
 mod common;
 
-use common::{Answer, Lab, Random, beyond_qemu, compare_answers, peer};
+use common::{Answer, Lab, Rng, beyond_qemu, compare_answers, peer};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +13,8 @@ use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Queue, QueueOptions};
 
-/// Both programs do the same to images of the same content and name; the image
-/// is then ours.
+/// Runs the command with both programs on the same image, compares the answers, and leaves zebu's
+/// image.
 #[track_caller]
 fn both(lab: &Lab, image: &str, args: &[&str]) -> i32 {
     let all: Vec<&str> = ["snapshot"].iter().chain(args).copied().collect();
@@ -38,7 +36,7 @@ fn both(lab: &Lab, image: &str, args: &[&str]) -> i32 {
     ours.status
 }
 
-/// Usage messages name the program by its path.
+/// Removes the program's path from usage messages.
 fn without_paths(mut answer: Answer) -> Answer {
     let lines = answer.err.lines().map(|line| {
         let rest = line.find(" snapshot").filter(|_| line.contains('/'));
@@ -98,12 +96,12 @@ fn messages_and_statuses() {
         let image = args.last().copied().unwrap_or("absent");
         both(&lab, image, args);
     }
-    // Refcounts of two bits count to three.
+    // With two bits, the largest refcount is 3.
     assert_eq!(both(&lab, "two.qcow2", &["-c", "1", "two.qcow2"]), 0);
     assert_eq!(both(&lab, "two.qcow2", &["-c", "2", "two.qcow2"]), 0);
     assert_eq!(both(&lab, "two.qcow2", &["-c", "3", "two.qcow2"]), 1);
     for image in ["narrow.qcow2", "two.qcow2", "zero.qcow2", "a.qcow2"] {
-        if !beyond_qemu("it leaks what a failure has taken") {
+        if !beyond_qemu("it leaks clusters of a failed snapshot") {
             lab.qemu_img(&["check", image]).ok(image);
         }
     }
@@ -145,7 +143,7 @@ fn ids_and_names() {
         &["-d", ""],
         &["-l"],
     ] {
-        // Lists have dates, so theirs is made of their own image.
+        // Each program has its own image, since snapshots have dates.
         let ours: Vec<&str> = [&["snapshot"], args, &["ours"]].concat();
         let theirs: Vec<&str> = [&["snapshot"], args, &["theirs"]].concat();
         for name in ["ours", "theirs"] {
@@ -168,10 +166,10 @@ fn ids_and_names() {
     }
 }
 
-/// Two images of which one is changed by zebu, and one by QEMU.
+/// Two equal images: zebu changes one, QEMU the other.
 struct Pair<'a> {
     lab: &'a Lab,
-    random: Random,
+    random: Rng,
     size: u64,
     cluster: u64,
     /// Names of the snapshots.
@@ -180,7 +178,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The same writes to both; to ours by QEMU or by zebu's library.
+    /// Writes the same to both images; to ours by QEMU or by zebu's library.
     fn write(&mut self) {
         let by_library = self.random.below(2) == 0 && !common::testing_qemu();
         let mut script = String::new();
@@ -223,7 +221,7 @@ impl Pair<'_> {
         }
     }
 
-    /// The same change of the snapshots of both.
+    /// Creates, applies or deletes the same snapshot of both.
     fn snapshot(&mut self, step: usize) {
         let count = self.names.len() as u64;
         let pick = self.random.below(count.max(1)) as usize;
@@ -241,8 +239,8 @@ impl Pair<'_> {
         let theirs = self.lab.qemu_img(&["snapshot", verb, &name, "theirs"]);
         assert_eq!(ours.status, theirs.status, "{what}: {ours:#?} {theirs:#?}");
         if theirs.status != 0 {
-            // Refcounts that QEMU raised before one was too narrow stay raised,
-            // so that it would fail again where it need not.
+            // QEMU leaves refcounts raised that it increased before the failure, which could make
+            // later snapshots fail.
             fs::copy(self.lab.path("kept"), self.lab.path("theirs")).expect("copy");
             if common::testing_qemu() {
                 fs::copy(self.lab.path("kept"), self.lab.path("ours")).expect("copy");
@@ -254,7 +252,7 @@ impl Pair<'_> {
         self.lab.qemu_img(&["check", "ours"]).ok(&what);
     }
 
-    /// Both hold the same, whoever reads it.
+    /// Fails the test unless both programs read the same from both images.
     fn compare(&self) {
         let lab = self.lab;
         lab.zebu(&["check", "ours"]).ok(&self.what);
@@ -277,7 +275,7 @@ impl Pair<'_> {
     }
 }
 
-/// What `info` tells, but for names, dates and the space that the file takes.
+/// The output of `info` without names, dates and the size on disk.
 fn info(lab: &Lab, name: &str) -> Value {
     let text = lab
         .qemu_img(&["info", "--output=json", name])
@@ -306,7 +304,7 @@ fn sequence(options: &str, cluster: u64, size: u64, kinds: &str, seed: u64) {
     fs::copy(lab.path("ours"), lab.path("theirs")).expect("copy");
     let mut pair = Pair {
         lab: &lab,
-        random: Random::new(seed),
+        random: Rng::new(seed),
         size,
         cluster,
         names: Vec::new(),
@@ -320,7 +318,7 @@ fn sequence(options: &str, cluster: u64, size: u64, kinds: &str, seed: u64) {
         }
     }
     pair.compare();
-    // Without snapshots nothing of them is left.
+    // Deleting all snapshots must free all their clusters.
     for name in std::mem::take(&mut pair.names) {
         lab.zebu(&["snapshot", "-d", &name, "ours"]).ok(&pair.what);
         lab.qemu_img(&["snapshot", "-d", &name, "theirs"])
@@ -330,7 +328,7 @@ fn sequence(options: &str, cluster: u64, size: u64, kinds: &str, seed: u64) {
 }
 
 #[test]
-fn clusters_of_every_size() {
+fn cluster_sizes() {
     sequence("-o cluster_size=512", 512, 1 << 20, "wzucd", 1);
     sequence("-o cluster_size=4k", 4096, 8 << 20, "wzucd", 2);
     sequence("-o cluster_size=64k", 65536, 32 << 20, "wzucd", 3);
@@ -338,7 +336,7 @@ fn clusters_of_every_size() {
 }
 
 #[test]
-fn refcounts_of_every_width() {
+fn refcount_widths() {
     sequence("-o refcount_bits=1", 65536, 8 << 20, "wzc", 5);
     sequence("-o refcount_bits=2", 65536, 8 << 20, "wzc", 6);
     sequence("-o refcount_bits=4", 65536, 8 << 20, "wc", 7);
@@ -368,7 +366,7 @@ fn other_features() {
 }
 
 #[test]
-fn the_size_goes_with_the_snapshot() {
+fn applying_a_snapshot_restores_the_size() {
     let lab = Lab::new();
     lab.make(
         "create ours 4M; io ours: write -P 1 0 4M; img snapshot -c small ours; img resize -q ours 9M;
@@ -386,7 +384,7 @@ fn the_size_goes_with_the_snapshot() {
 }
 
 #[test]
-fn one_device_does_it_all() {
+fn snapshots_of_an_open_device() {
     let lab = Lab::new();
     lab.make(
         "create a.qcow2 4M; io a.qcow2: write -P 1 0 1M; img snapshot -c theirs a.qcow2;
@@ -402,8 +400,8 @@ fn one_device_does_it_all() {
         written.expect("write");
     };
     let [theirs, ours, absent] = ["theirs", "ours", "absent"].map(SnapshotName::from);
-    // Written at once, the disk must not write to what the snapshot has, whose
-    // L1 table says that all of it is the disk's own.
+    // The copied flags in the snapshot's L1 table are stale: a write right after the apply must not go
+    // to clusters of the snapshot.
     let apply = device.snapshot_apply(&queue, &theirs);
     queue.block_on(apply).expect("apply");
     write(&device, 0, 3);
@@ -443,7 +441,7 @@ fn one_device_does_it_all() {
 }
 
 #[test]
-fn bitmaps_stay() {
+fn bitmaps_are_kept() {
     let lab = Lab::new();
     lab.make("create a.qcow2 4M; img bitmap --add a.qcow2 b; io a.qcow2: write 0 64k");
     lab.zebu(&["snapshot", "-c", "s", "a.qcow2"]).ok("create");
@@ -457,16 +455,16 @@ fn bitmaps_stay() {
 }
 
 #[test]
-fn space_is_given_back() {
+fn deleting_a_snapshot_frees_space() {
     let lab = Lab::new();
     lab.make("create a.qcow2 64M; io a.qcow2: write -P 1 0 32M");
     lab.zebu(&["snapshot", "-c", "s", "a.qcow2"]).ok("create");
     lab.make("io a.qcow2: write -P 2 0 32M");
-    lab.settle();
+    lab.sync_files();
     let blocks = || fs::metadata(lab.path("a.qcow2")).expect("stat").blocks() * 512;
     let before = blocks();
     lab.zebu(&["snapshot", "-d", "s", "a.qcow2"]).ok("delete");
-    lab.settle();
+    lab.sync_files();
     let after = blocks();
     assert!(
         after + (30 << 20) < before,
@@ -475,7 +473,7 @@ fn space_is_given_back() {
 }
 
 #[test]
-fn damaged_images_stay_as_they_are() {
+fn damaged_images_are_refused_unchanged() {
     if beyond_qemu("it changes damaged images") {
         return;
     }
@@ -491,7 +489,7 @@ fn damaged_images_stay_as_they_are() {
     let refcount_table = lab.u64_at("good", 48);
     let unaligned = 0x1_0200u64;
     let far = 1u64 << 40;
-    // Where, what, and which of -c, -a and -d must refuse it.
+    // Offset, value, and which of -c, -a and -d must refuse the image.
     for (place, value, refused) in [
         (table, unaligned, "ad"),
         (table, far, "ad"),
@@ -502,7 +500,7 @@ fn damaged_images_stay_as_they_are() {
         (snapshot_l1, refcount_table, "ad"),
         (snapshot_l1, active_l1, "ad"),
         (snapshot_l2 + 8, unaligned, "ad"),
-        // In use, but counted as free.
+        // A cluster in use with refcount 0.
         (snapshot_l2 + 8, 0x100_0000, "ad"),
         (active_l1, far, "ca"),
         (active_l1, refcount_table, "ca"),

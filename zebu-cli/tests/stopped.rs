@@ -1,6 +1,6 @@
-//! Guards against a job that is stopped or cannot go on, and leaves something that looks
-//! whole; against one that a question about its progress ends; and against writers where
-//! `-U` was given. What the programs say is compared with qemu-img where it does the same.
+//! Jobs that are interrupted or fail: an incomplete target must be named, and must not open as an
+//! image. SIGUSR1 prints the progress and stops nothing; a full or closed standard output stops no
+//! job; `-U` excludes writing; a source is refused as target.
 
 mod common;
 
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use common::{Lab, beyond_qemu, peer, program, testing_qemu};
 
-/// Starts a job in a lab, its output in pipes. SIGINT has its default action, also where
-/// the tests run in the background of a shell, which ignores it there.
+/// Starts a job with its output in pipes. SIGINT gets its default action, since a shell that runs the
+/// tests in the background ignores it.
 fn start(lab: &Lab, args: &[&str]) -> Child {
     let mut command = Command::new(program());
     // SAFETY: signal(2) is async-signal-safe.
@@ -36,7 +36,7 @@ fn start(lab: &Lab, args: &[&str]) -> Child {
 }
 
 fn signal(child: &Child, number: i32) {
-    // SAFETY: it is our child, and not waited for.
+    // SAFETY: the child was not waited for, so the id is its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, number) }, 0);
 }
 
@@ -59,15 +59,15 @@ fn text(output: &Output) -> (String, String) {
 }
 
 #[test]
-fn a_conversion_that_is_stopped_names_the_target_and_marks_it() {
-    if beyond_qemu("it leaves an image that looks whole") {
+fn interrupted_convert_marks_the_target_incomplete() {
+    if beyond_qemu("it leaves an image that opens without errors") {
         return;
     }
     for (number, status) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let lab = Lab::new();
         lab.make("create x.qcow2 64M; io x.qcow2: write -P 7 0 64M");
         for format in ["qcow2", "raw"] {
-            // Slow enough that it does not end before the signal comes.
+            // Rate-limited, so that it does not end before the signal.
             let args = [
                 "convert", "-r", "1M", "-m", "1", "-O", format, "x.qcow2", "new",
             ];
@@ -94,10 +94,10 @@ fn a_conversion_that_is_stopped_names_the_target_and_marks_it() {
     }
 }
 
-/// Changes that may be interrupted at any time end at once, and say so.
+/// Changes that can be interrupted at any time end at once, with a message.
 #[test]
-fn a_change_that_is_stopped_says_what_is_left() {
-    if beyond_qemu("it says nothing") {
+fn interrupted_changes_report_the_state() {
+    if beyond_qemu("it prints nothing") {
         return;
     }
     let lab = Lab::new();
@@ -128,29 +128,29 @@ fn a_change_that_is_stopped_says_what_is_left() {
         assert_eq!(output.status.code(), Some(status), "{err}");
         let said = "zebu: Interrupted; the image is whole, and the change may not have happened\n";
         assert_eq!(err, said);
-        // Space may be leaked, and nothing is wrong.
+        // Only leaks are allowed.
         let check = lab.zebu(&["check", "-q", "x.qcow2"]);
         assert!(matches!(check.status, 0 | 3), "{check:#?}");
         lab.zebu(&["check", "-q", "-r", "leaks", "x.qcow2"])
             .ok("repair");
         let size = lab.u64_at("x.qcow2", 24);
-        assert_eq!(size, 1 << 20, "half of a change");
+        assert_eq!(size, 1 << 20, "the size was changed");
         let read = ["io", "-r", "-c", "read -P 7 0 1M", "x.qcow2"];
-        lab.zebu(&read).ok("what was there");
-        cut(&lab, "x.qcow2");
+        lab.zebu(&read).ok("old data");
+        compact(&lab, "x.qcow2");
     }
 }
 
-/// Gives back what a change that was stopped has left behind the end.
-fn cut(lab: &Lab, name: &str) {
+/// Copies the image, to remove the space that the interrupted change has allocated.
+fn compact(lab: &Lab, name: &str) {
     let out = lab.qemu_img(&["convert", "-O", "qcow2", name, "again"]);
     out.ok("convert");
     fs::rename(lab.path("again"), lab.path(name)).expect("rename");
 }
 
 #[test]
-fn an_error_in_the_middle_marks_the_target() {
-    if beyond_qemu("it leaves an image that looks whole") {
+fn a_read_error_marks_the_target_incomplete() {
+    if beyond_qemu("it leaves an image that opens without errors") {
         return;
     }
     let lab = Lab::new();
@@ -183,16 +183,16 @@ fn an_error_in_the_middle_marks_the_target() {
         for answer in [lab.zebu(&["check", "new"]), lab.qemu_img(&["check", "new"])] {
             assert_eq!(answer.status, 1, "{args:?}: {answer:#?}");
         }
-        // What comes after it is whole again.
+        // The next conversion to the same target succeeds.
         lab.zebu(&["convert", "-O", "qcow2", "--salvage", "x.qcow2", "new"])
             .ok("the same name again");
-        lab.qemu_img(&["check", "new"]).ok("a whole image");
+        lab.qemu_img(&["check", "new"]).ok("a complete image");
         fs::remove_file(lab.path("new")).expect("remove");
     }
 }
 
 #[test]
-fn a_question_about_the_progress_is_answered() {
+fn sigusr1_prints_the_progress() {
     let lab = Lab::new();
     lab.make("raw big.raw 67108864; img convert -f raw -O raw -S 0 big.raw full.raw");
     let args = [
@@ -210,7 +210,7 @@ fn a_question_about_the_progress_is_answered() {
 }
 
 #[test]
-fn a_closed_or_full_output_changes_nothing_of_a_job() {
+fn jobs_succeed_with_closed_or_full_standard_output() {
     let lab = Lab::new();
     lab.make("create x.qcow2 4M; io x.qcow2: write -P 7 0 1M; create -b x.qcow2 -F qcow2 o.qcow2");
     let run = |args: &[&str], out: Stdio| {
@@ -261,7 +261,7 @@ fn a_closed_or_full_output_changes_nothing_of_a_job() {
     for args in jobs {
         assert_eq!(run(args, full().into()).0, Some(0), "{args:?}, full");
     }
-    // What fails still fails.
+    // A command that fails still fails.
     let read = ["io", "-c", "read 100M 64k", "-c", "read 0 64k", "x.qcow2"];
     for out in [closed().into(), full().into()] {
         assert_eq!(run(&read, out).0, Some(1));
@@ -277,7 +277,7 @@ fn a_closed_or_full_output_changes_nothing_of_a_job() {
 }
 
 #[test]
-fn nothing_is_written_where_writers_are_allowed() {
+fn force_share_excludes_writing() {
     let lab = Lab::new();
     lab.make(
         "create base.qcow2 4M; io base.qcow2: write -P 7 0 1M; \
@@ -337,7 +337,7 @@ fn nothing_is_written_where_writers_are_allowed() {
 }
 
 #[test]
-fn what_is_read_is_not_the_target() {
+fn sources_are_refused_as_targets() {
     if beyond_qemu("it destroys the source") {
         return;
     }
@@ -414,7 +414,7 @@ fn what_is_read_is_not_the_target() {
             "base.link",
         ],
         &["dd", "-U", "-f", "raw", "if=s.raw", "of=hard"],
-        // `base.qcow2` is behind the image that is the source's file.
+        // `base.qcow2` is the backing file of the file of the source.
         &[
             "create",
             "-f",
@@ -430,6 +430,6 @@ fn what_is_read_is_not_the_target() {
         let answer = lab.zebu(args);
         assert_eq!(answer.status, 1, "{args:?}: {answer:#?}");
     }
-    assert!(before == content(), "a file that was read has changed");
+    assert!(before == content(), "a source was changed");
     assert!(!lab.path("new").exists());
 }

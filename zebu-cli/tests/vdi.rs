@@ -1,26 +1,20 @@
-//! Guards against VDI images that are read, shown or refused in another way than
-//! by QEMU: images that QEMU made, with blocks in any order, and damaged ones.
+//! VDI images: images that QEMU made, with reordered blocks, must be read and reported as by QEMU, and
+//! damaged ones must be refused as by QEMU.
 //!
-//! `ZEBU_VDI_IMAGES` says how many images are generated.
+//! `ZEBU_VDI_IMAGES` is the number of generated images.
 
 mod common;
 
 use std::fs;
 
-use common::{Lab, Random, assert_same_answer, beyond_qemu, compare_answers};
+use common::{Lab, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number};
 
 const BLOCK: u64 = 1 << 20;
 /// Where `qemu-img create` puts the block map.
 const MAP: u64 = 512;
-const SEEDS: u64 = 12;
-
-fn images() -> u64 {
-    let given = std::env::var("ZEBU_VDI_IMAGES").ok();
-    given.map_or(SEEDS, |text| text.parse().expect("a number"))
-}
 
 /// An image of a random size with random data.
-fn generate(lab: &Lab, random: &mut Random) -> u64 {
+fn generate(lab: &Lab, random: &mut Rng) -> u64 {
     let size = match random.below(4) {
         0 => 512 * (1 + random.below(100)),
         1 => BLOCK * (1 + random.below(8)),
@@ -41,7 +35,7 @@ fn generate(lab: &Lab, random: &mut Random) -> u64 {
         .ok("write");
     let blocks = size.div_ceil(BLOCK);
     for _ in 0..random.below(3) {
-        // Other blocks of the file, and discarded ones.
+        // Exchanges blocks, and discards some.
         let places = [random.below(blocks), random.below(blocks)].map(|n| MAP + n * 4);
         let entries = places.map(|place| lab.u32_le(place));
         lab.patch("x.vdi", places[0], &entries[1].to_le_bytes());
@@ -61,11 +55,11 @@ impl Lab {
 
 #[test]
 fn images_are_read_as_by_qemu() {
-    for seed in 0..images() {
+    for seed in 0..env_number("ZEBU_VDI_IMAGES").unwrap_or(12) {
         let lab = Lab::new();
-        let mut random = Random::new(seed + 1);
+        let mut random = Rng::new(seed + 1);
         let size = generate(&lab, &mut random);
-        lab.settle();
+        lab.sync_files();
         let what = &format!("seed {seed}, {size} bytes");
         for args in [
             &["info", "x.vdi"][..],
@@ -99,7 +93,7 @@ fn images_are_read_as_by_qemu() {
         assert_same_answer(&lab, &["compare", "x.vdi", "theirs.raw"], what);
         lab.qemu_img(&["compare", "ours.qcow2", "theirs.raw"])
             .ok(what);
-        // As a backing file, and one piece of it.
+        // As a backing file, and a read of a part of it.
         let over = ["create", "-q", "-f", "qcow2", "-b", "x.vdi", "-F", "vdi"];
         lab.zebu(&[&over[..], &["over.qcow2"]].concat()).ok(what);
         assert_same_answer(&lab, &["map", "--output=json", "over.qcow2"], what);
@@ -140,7 +134,7 @@ fn damaged_headers_are_refused_as_by_qemu() {
         .ok("create");
     lab.qemu_io(&["-c", "write 1M 3M", "-f", "vdi", "sound.vdi"])
         .ok("write");
-    let mut random = Random::new(7);
+    let mut random = Rng::new(7);
     let mut refused = 0;
     for (number, (offset, width)) in fields.iter().cycle().take(fields.len() * 4).enumerate() {
         fs::copy(lab.path("sound.vdi"), lab.path("x.vdi")).unwrap();
@@ -154,11 +148,11 @@ fn damaged_headers_are_refused_as_by_qemu() {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&value.to_le_bytes());
         lab.patch("x.vdi", *offset, &bytes[..*width]);
-        lab.settle();
+        lab.sync_files();
         let what = &format!("case {number}: {value:#x} at {offset:#x}");
         let ours = lab.zebu(&["info", "-f", "vdi", "x.vdi"]);
         if ours.err.contains("past the end of the file") {
-            // QEMU reads zeroes there: a map of nothing but the first block.
+            // QEMU reads a block map past the end of the file as zeroes.
             ours.failed_with_one_line(1, what);
             refused += 1;
             continue;
@@ -185,8 +179,9 @@ fn damaged_headers_are_refused_as_by_qemu() {
     assert!(refused > 20, "{refused}");
 }
 
+/// Blocks past the end of the file must not read as zeroes.
 #[test]
-fn missing_blocks_are_no_zeroes() {
+fn truncated_data_are_errors() {
     if beyond_qemu("it reads zeroes") {
         return;
     }
@@ -207,7 +202,7 @@ fn missing_blocks_are_no_zeroes() {
         "{answer:?}"
     );
     assert!(answer.err.contains("(guest offset 0x300000)"), "{answer:?}");
-    // A block that begins before the end of the file is there.
+    // A block that begins before the end of the file can be read.
     file.set_len(1024 + 3 * BLOCK + 512).unwrap();
     lab.zebu(&["convert", "x.vdi", "x.raw"]).ok("a part");
     file.set_len(512).unwrap();
@@ -216,7 +211,7 @@ fn missing_blocks_are_no_zeroes() {
 }
 
 #[test]
-fn untrusted_images_are_held_to_the_limits() {
+fn limits_apply_to_untrusted_images() {
     if beyond_qemu("it has no limits") {
         return;
     }
@@ -234,7 +229,7 @@ fn untrusted_images_are_held_to_the_limits() {
 }
 
 #[test]
-fn images_are_not_written() {
+fn images_are_read_only() {
     if beyond_qemu("it writes them") {
         return;
     }

@@ -1,6 +1,6 @@
-//! Guards against a vhost-user-blk server that a front end or a guest can
-//! crash, hang, make read or write memory that is not the guest's, or make take
-//! memory without bound; and against one that serves nobody else afterwards.
+//! Invalid messages of front ends and invalid rings of guests. The vhost-user-blk server must not
+//! panic, hang, access memory that is not the guest's, or take unbounded memory, and must go on
+//! serving other front ends.
 
 mod common;
 #[path = "common/hostile_vhost.rs"]
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use common::server::{Server, wait_until};
 use common::vhost::*;
-use common::{Lab, PATIENCE, beyond_qemu};
+use common::{Lab, Rng, TIME_LIMIT, beyond_qemu, env_number};
 use vm_memory::{Bytes, GuestAddress};
 use zebu_vhost::front_end::{self, Disturb, INDIRECT, Machine, NEXT, Ring, Setup};
 
-/// Memory of these tests' machines ends before this.
+/// An address past the end of the guest's memory.
 const NOWHERE: u64 = 1 << 40;
 
 fn setup(without: u64) -> Setup {
@@ -28,9 +28,9 @@ fn setup(without: u64) -> Setup {
     }
 }
 
-/// What else there is must go on: another export, and the next front end.
+/// Fails the test unless the server serves the next front end.
 #[track_caller]
-fn still_serves(lab: &Lab, server: &Server) {
+fn assert_serves(lab: &Lab, server: &Server) {
     let mut disk = Disk::new(lab, setup(0));
     assert_eq!(disk.give(WRITE, 8, &[9; 512]), OK, "{}", server.log());
     assert_eq!(disk.take(READ, 8, 512).unwrap(), [9; 512]);
@@ -39,13 +39,13 @@ fn still_serves(lab: &Lab, server: &Server) {
 
 /// A descriptor: address, length, flags, next.
 type Descriptor = (u64, u32, u16, u16);
-/// The descriptor of a table at an address that has this number.
+/// Makes descriptor number n of a table at an address.
 type Entry = fn(u64, u16) -> Descriptor;
-/// Does something to a ring.
+/// Makes a ring invalid.
 type Bad = fn(&mut Ring);
 
 #[test]
-fn chains_that_make_no_sense() {
+fn invalid_descriptor_chains() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
@@ -62,60 +62,65 @@ fn chains_that_make_no_sense() {
         let write = front_end::WRITE;
         let first = (header, 16, NEXT, 1);
         let end = (status, 1, write, 0);
-        // Descriptors from 0 on, what is asked for, and the status, if one can
-        // be given: 0xff is what the guest has written there.
+        // Name, descriptors from number 0 on, type of the request, and expected status: 0xff is the
+        // guest's value, if the server cannot write a status.
         let cases: &[(&str, &[Descriptor], u32, u8)] = &[
             (
-                "it loops",
+                "a loop",
                 &[first, (data, 512, write | NEXT, 1), end],
                 READ,
                 0xff,
             ),
-            ("it loops to itself", &[(header, 16, NEXT, 0)], READ, 0xff),
             (
-                "the next is outside",
+                "a descriptor that is its own next",
+                &[(header, 16, NEXT, 0)],
+                READ,
+                0xff,
+            ),
+            (
+                "a next outside of the table",
                 &[(header, 16, NEXT, 128)],
                 READ,
                 0xff,
             ),
             (
-                "the next is far outside",
+                "a next far outside of the table",
                 &[(header, 16, NEXT, 0xffff)],
                 READ,
                 0xff,
             ),
             (
-                "memory there is none",
+                "no memory at the address",
                 &[first, (NOWHERE, 512, write | NEXT, 2), end],
                 READ,
                 0xff,
             ),
             (
-                "memory ends",
+                "a range past the end of memory",
                 &[first, (data, 1 << 30, write | NEXT, 2), end],
                 READ,
                 0xff,
             ),
             (
-                "memory wraps",
+                "a range that wraps around",
                 &[first, (u64::MAX - 100, 512, write | NEXT, 2), end],
                 READ,
                 0xff,
             ),
             (
-                "the header is nowhere",
+                "a header outside of memory",
                 &[(NOWHERE, 16, NEXT, 1), end],
                 READ,
                 0xff,
             ),
             (
-                "the status is nowhere",
+                "a status outside of memory",
                 &[first, (NOWHERE, 1, write, 0)],
                 READ,
                 0xff,
             ),
             ("no status", &[first, (data, 512, 0, 0)], WRITE, 0xff),
-            ("nothing", &[(header, 0, 0, 0)], READ, 0xff),
+            ("one empty descriptor", &[(header, 0, 0, 0)], READ, 0xff),
             (
                 "a status of no bytes",
                 &[first, (status, 0, write, 0)],
@@ -126,13 +131,13 @@ fn chains_that_make_no_sense() {
             ("half a header", &[(header, 15, NEXT, 1), end], READ, ERROR),
             ("an empty header", &[(header, 0, NEXT, 1), end], READ, ERROR),
             (
-                "to read from behind",
+                "a readable descriptor after a writable one",
                 &[first, (status, 1, write | NEXT, 2), (data, 512, 0, 0)],
                 WRITE,
                 0xff,
             ),
             (
-                "a table in no table",
+                "a table outside of memory",
                 &[(NOWHERE, 32, INDIRECT, 0)],
                 READ,
                 0xff,
@@ -145,13 +150,13 @@ fn chains_that_make_no_sense() {
             ),
             ("an empty table", &[(data, 0, INDIRECT, 0)], READ, 0xff),
             (
-                "a table and more",
+                "a table with a next descriptor",
                 &[(data, 32, INDIRECT | NEXT, 1), end],
                 READ,
                 0xff,
             ),
             ("a huge table", &[(data, !15, INDIRECT, 0)], READ, 0xff),
-            // Data of no bytes are no data; nothing is read then.
+            // A read of no bytes.
             (
                 "no data",
                 &[first, (data, 0, write | NEXT, 2), end],
@@ -159,7 +164,7 @@ fn chains_that_make_no_sense() {
                 OK,
             ),
             (
-                "the header is written to",
+                "a writable header",
                 &[(header, 16, write | NEXT, 1), end],
                 READ,
                 ERROR,
@@ -177,20 +182,22 @@ fn chains_that_make_no_sense() {
             assert_eq!(disk.status(), *expected, "{what}");
             assert_eq!(written, u32::from(*expected != 0xff), "{what}");
             assert!(!disk.ring.is_broken(Duration::ZERO).unwrap(), "{what}");
-            // The ring goes on.
+            // The ring still works.
             assert_eq!(disk.take(READ, 0, 4096).unwrap(), [7; 4096], "{what}");
         }
     }
-    // Tables within tables, tables that loop, and more segments than there are.
+    // Nested tables, tables with loops, and chains longer than allowed.
     let mut disk = Disk::new(&lab, setup(0));
     let table = disk.ring.data(1);
     let length = 1 << 20;
     let tables: [(&str, Entry); 3] = [
         ("a table in a table", |table, _| (table, 32, INDIRECT, 0)),
-        ("it loops", |table, n| {
+        ("a loop", |table, n| {
             (table, 16, NEXT, n.wrapping_add(1) % 100)
         }),
-        ("it is long", |table, n| (table, 1, NEXT, n.wrapping_add(1))),
+        ("a long chain", |table, n| {
+            (table, 1, NEXT, n.wrapping_add(1))
+        }),
     ];
     for (what, entry) in tables {
         for n in 0..length as u64 / 16 {
@@ -205,13 +212,13 @@ fn chains_that_make_no_sense() {
         assert_eq!(disk.give(WRITE, 0, &[1; 512]), OK, "{what}");
     }
     drop(disk);
-    still_serves(&lab, &server);
+    assert_serves(&lab, &server);
     server.stop();
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
 }
 
 #[test]
-fn the_same_memory_many_times() {
+fn memory_of_large_requests_is_bounded() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
@@ -220,8 +227,8 @@ fn the_same_memory_many_times() {
     // Compressed clusters take memory to read.
     let mut server = serve(&lab, &["--cache=none", "x.qcow2"]);
     let mut disk = Disk::new(&lab, setup(0));
-    // Requests of 240 MiB, made of one MiB: too much, and just not too much;
-    // none is aligned, so each goes through memory of the server.
+    // Requests of about 200 MiB, above the limit, and of 63 MiB, below it, all to the same MiB of the
+    // guest. They are not aligned, so the server needs bounce buffers.
     for (segments, expected) in [(200u64, ERROR), (63, OK)] {
         for slot in 0..16 {
             let (table, data) = (disk.ring.header(slot) + 128, disk.ring.data(0));
@@ -244,20 +251,20 @@ fn the_same_memory_many_times() {
         }
         disk.ring.kick_anyway().unwrap();
         for _ in 0..16 {
-            assert!(disk.ring.wait(PATIENCE).unwrap());
+            assert!(disk.ring.wait(TIME_LIMIT).unwrap());
             assert_eq!(disk.ring.slot_answer().unwrap().1, expected);
         }
     }
-    // Two requests' worth, and what a server takes anyway.
+    // The memory of two requests, and of an idle server.
     let peak = server.peak_memory();
     assert!(peak < 250 << 20, "{peak}");
     drop(disk);
-    still_serves(&lab, &server);
+    assert_serves(&lab, &server);
     server.stop();
 }
 
 #[test]
-fn rings_that_make_no_sense() {
+fn invalid_rings() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
@@ -276,48 +283,47 @@ fn rings_that_make_no_sense() {
         assert_eq!(disk.give(WRITE, 8, &[1; 512]), OK);
         bad(&mut disk.ring);
         disk.ring.kick_anyway().unwrap();
-        assert!(disk.ring.is_broken(PATIENCE).unwrap(), "{what}");
-        // It is stopped and started again, as a guest does that resets it.
+        assert!(disk.ring.is_broken(TIME_LIMIT).unwrap(), "{what}");
+        // The ring is reset, stopped and started again.
         disk.connection.stop(&disk.ring).unwrap();
         disk.ring.reset();
         disk.connection.start(&disk.ring).unwrap();
         assert_eq!(disk.take(READ, 8, 512).unwrap(), [1; 512], "{what}");
     }
-    // The same request over and over: no more than there are descriptors are
-    // in flight.
+    // The same request many times, with at most as many in flight as there are descriptors.
     let mut disk = Disk::new(&lab, setup(0));
     for n in 0..200u16 {
-        let room = |ring: &Ring| n - ring.used_index() < 128;
-        wait_until("answers", || room(&disk.ring));
+        let has_free_slot = |ring: &Ring| n - ring.used_index() < 128;
+        wait_until("answers", || has_free_slot(&disk.ring));
         disk.ring.request(0, READ, 0, (1 << 20, true), &[]);
         disk.ring.kick_anyway().unwrap();
     }
     wait_until("answers", || disk.ring.used_index() == 200);
     assert!(!disk.ring.is_broken(Duration::ZERO).unwrap());
     drop(disk);
-    still_serves(&lab, &server);
+    assert_serves(&lab, &server);
     server.stop();
-    let peak = server.log();
-    assert!(peak.contains("a virtqueue is broken"), "{peak}");
+    let log = server.log();
+    assert!(log.contains("a virtqueue is broken"), "{log}");
 }
 
 #[test]
-fn front_ends_that_make_no_sense() {
+fn invalid_front_end_messages() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
     let lab = Lab::new();
     lab.make("create x.qcow2 64M");
     let mut server = serve(&lab, &["x.qcow2"]);
-    // Bytes at random, and half a message.
+    // Arbitrary bytes, and incomplete messages.
     for (n, length) in [1usize, 7, 12, 100, 5000].into_iter().enumerate() {
         let mut stream = UnixStream::connect(socket(&lab)).unwrap();
         let bytes: Vec<u8> = (0..length).map(|k| (k * 31 + n * 7) as u8).collect();
         let _ = stream.write_all(&bytes);
         drop(stream);
-        still_serves(&lab, &server);
+        assert_serves(&lab, &server);
     }
-    // What is wrong is refused, and ends the connection.
+    // Invalid requests end the connection.
     let wrong: [(&str, Disturb); 10] = [
         ("a ring outside of memory", Disturb::RingAt(NOWHERE)),
         ("a ring at the end of memory", Disturb::RingAtEnd),
@@ -325,24 +331,21 @@ fn front_ends_that_make_no_sense() {
         ("a ring of no descriptors", Disturb::Size(0)),
         ("a ring of three descriptors", Disturb::Size(3)),
         ("a ring of many descriptors", Disturb::Size(32768)),
-        ("a ring that there is not", Disturb::Index),
-        ("features that there are not", Disturb::Features),
-        (
-            "memory behind the end of its file",
-            Disturb::MemoryBehindEnd,
-        ),
-        ("memory twice", Disturb::MemoryTwice),
+        ("a ring with an invalid index", Disturb::Index),
+        ("unknown features", Disturb::Features),
+        ("memory past the end of its file", Disturb::MemoryBehindEnd),
+        ("overlapping memory regions", Disturb::MemoryTwice),
     ];
     for (what, disturb) in wrong {
         let mut machine = Machine::new(setup(0)).unwrap();
         assert!(machine.disturb(&socket(&lab), disturb).is_err(), "{what}");
-        still_serves(&lab, &server);
+        assert_serves(&lab, &server);
     }
-    // Memory for requests in flight that is too small.
+    // An inflight buffer that is too small.
     let mut machine = Machine::new(setup(0)).unwrap();
     assert!(machine.disturb(&socket(&lab), Disturb::Inflight).is_err());
-    still_serves(&lab, &server);
-    // Many that come and go, and one that goes in the middle of everything.
+    assert_serves(&lab, &server);
+    // Many short connections, and some that end with requests in flight.
     for _ in 0..1000 {
         drop(UnixStream::connect(socket(&lab)).unwrap());
     }
@@ -353,7 +356,7 @@ fn front_ends_that_make_no_sense() {
         }
         disk.ring.kick_anyway().unwrap();
     }
-    still_serves(&lab, &server);
+    assert_serves(&lab, &server);
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
     let count = descriptors.count();
     assert!(count < 40, "{count} descriptors are open");
@@ -364,7 +367,7 @@ fn front_ends_that_make_no_sense() {
 }
 
 #[test]
-fn kicks_that_are_no_events() {
+fn kick_descriptors_that_are_no_eventfds() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
@@ -375,12 +378,12 @@ fn kicks_that_are_no_events() {
     let mut connection = machine.connect(&socket(&lab)).unwrap();
     let ring = machine.ring(0).unwrap();
     connection.start(&ring).unwrap();
-    // A socket whose other end is gone is readable for ever.
+    // A socket whose peer is closed is always readable.
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(ours);
     connection.kick_by(&ring, theirs.into()).unwrap();
-    assert!(ring.is_broken(PATIENCE).unwrap());
-    // A guest's own counter at its end does not hold the server up.
+    assert!(ring.is_broken(TIME_LIMIT).unwrap());
+    // A call eventfd at its maximum must not block the server.
     drop(connection);
     let mut disk = Disk::new(&lab, setup(0));
     disk.ring.fill_call().unwrap();
@@ -393,26 +396,21 @@ fn kicks_that_are_no_events() {
     };
     assert_eq!(status, OK);
     drop(disk);
-    still_serves(&lab, &server);
+    assert_serves(&lab, &server);
     server.stop();
 }
 
 #[test]
-fn any_bytes_are_survived() {
-    let runs = std::env::var("ZEBU_HOSTILE_RUNS").map_or(300, |n| n.parse().expect("a number"));
+fn any_bytes_from_a_front_end_or_guest() {
+    let runs = env_number("ZEBU_HOSTILE_RUNS").unwrap_or(300);
     let mut served = hostile_vhost::Served::new();
-    let mut state = 1u64;
-    let mut byte = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 56) as u8
-    };
+    let mut rng = Rng::new(1);
+    let mut byte = || rng.below(256) as u8;
     for run in 0..runs {
         let length = 20 + 2 * usize::from(byte());
         let mut bytes: Vec<u8> = (0..length).map(|_| byte()).collect();
         bytes[0] = (run % 2) as u8;
-        // Shown if this panics.
+        // Printed if this panics.
         println!("{run}");
         served.exercise(&bytes);
     }

@@ -1,5 +1,5 @@
-//! Guards against a disk that has grown while it is served, and of which the
-//! machine cannot use what was added, or is never told.
+//! Images that grow while vhost-user-blk serves them: the guest must be notified and be able to use
+//! the new capacity.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use common::guest::kernel;
 use common::server::wait_until;
 use common::vhost::{Disk, ERROR, READ, WRITE, serve, socket, start};
-use common::{Lab, PATIENCE, beyond_qemu};
+use common::{Lab, TIME_LIMIT, beyond_qemu};
 use zebu_vhost::front_end::Setup;
 
 const MIB: u64 = 1 << 20;
@@ -21,10 +21,10 @@ fn set_length(lab: &Lab, image: &str, length: u64) {
     file.set_len(length).unwrap();
 }
 
-/// Waits until the server says that the configuration has changed.
+/// Waits for the message that the configuration has changed.
 #[track_caller]
-fn hear(mut channel: &UnixStream) {
-    channel.set_read_timeout(Some(PATIENCE)).unwrap();
+fn wait_for_change(mut channel: &UnixStream) {
+    channel.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     let mut message = [0; 12];
     channel.read_exact(&mut message).unwrap();
     assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
@@ -36,7 +36,7 @@ fn capacity(disk: &mut Disk) -> u64 {
 }
 
 #[test]
-fn a_longer_file_is_a_larger_disk() {
+fn sigusr2_updates_the_capacity() {
     if beyond_qemu("a vhost-user server") {
         return;
     }
@@ -51,17 +51,17 @@ fn a_longer_file_is_a_larger_disk() {
     let last = (3 * MIB / 512) - 8;
     assert_eq!(disk.give(WRITE, last, &[9; 4096]), ERROR);
 
-    // Until the server is asked to look, all is as before.
+    // Before the signal the capacity is unchanged.
     set_length(&lab, "x.raw", 3 * MIB);
     assert_eq!(capacity(&mut disk), MIB);
     server.signal("USR2");
-    hear(&channel);
+    wait_for_change(&channel);
     assert_eq!(capacity(&mut disk), 3 * MIB);
     assert_eq!(disk.take(READ, MIB / 512, 4096).unwrap(), [0; 4096]);
     assert_eq!(disk.give(WRITE, last, &[9; 4096]), 0);
     assert_eq!(disk.take(READ, 0, 4096).unwrap(), [7; 4096]);
 
-    // A front end that nobody can tell gets along too.
+    // Without the channel of the back end there is no notification.
     drop(channel);
     set_length(&lab, "x.raw", 5 * MIB);
     server.signal("USR2");
@@ -72,7 +72,7 @@ fn a_longer_file_is_a_larger_disk() {
 
 #[test]
 #[ignore = "slow: machines are emulated"]
-fn a_machine_sees_it() {
+fn a_guest_sees_the_new_capacity() {
     if beyond_qemu("a vhost-user server") || kernel().is_none() {
         return;
     }
@@ -91,14 +91,14 @@ fn a_machine_sees_it() {
     "#;
     let lab = Lab::new();
     set_length(&lab, "x.raw", 32 * MIB);
-    // Grown from outside, and the server is told.
+    // The file grows, and the server gets SIGUSR2.
     let mut server = serve(&lab, &["--num-queues=2", "-f", "raw", "x.raw"]);
     let mut guest = start(&lab, "grow", None, JOB);
     guest.wait_for("sectors: 65536.");
     set_length(&lab, "x.raw", 64 * MIB);
     server.signal("USR2");
     guest.wait_for("sectors: 131072.");
-    // Another size with the next server, while the machine goes on.
+    // The next server has an image of another size, while the guest goes on.
     server.stop();
     assert!(!socket(&lab).exists());
     lab.make("create y.qcow2 96M");

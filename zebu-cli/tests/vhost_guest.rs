@@ -1,6 +1,5 @@
-//! Guards against a vhost-user-blk server that a real operating system cannot
-//! live on: a file system that is damaged, or that lost what was flushed, and a
-//! machine that does not go on when its server is replaced.
+//! A Linux guest on a disk of the vhost-user-blk server: its file system must stay intact and keep
+//! what was flushed, and the guest must continue when the server is replaced.
 
 mod common;
 
@@ -15,7 +14,7 @@ fn served(lab: &Lab, how: &str, image: &str) -> Server {
 
 #[test]
 #[ignore = "slow: machines are emulated"]
-fn a_machine_boots_from_it() {
+fn a_guest_boots() {
     if beyond_qemu("a vhost-user server") || kernel().is_none() {
         return;
     }
@@ -23,7 +22,7 @@ fn a_machine_boots_from_it() {
     lab.make("create x.qcow2 512M");
     let mut server = served(&lab, "--cache=none", "x.qcow2");
     start(&lab, "install", None, INSTALL).finish();
-    // The next machine at the same server.
+    // A second guest with the same server.
     start(&lab, "live", Some("/dev/vda"), LIVE).finish();
     assert!(
         server.log().contains("virtqueue 1 was started"),
@@ -32,8 +31,7 @@ fn a_machine_boots_from_it() {
     );
     server.stop();
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
-    // Another engine, and an overlay on the installed image, which nobody may
-    // write.
+    // Another engine, and an overlay over the installed image, which must not be written.
     let before = std::fs::read(lab.path("x.qcow2")).unwrap();
     lab.make("create -b x.qcow2 -F qcow2 top.qcow2");
     let mut server = served(&lab, "--aio=threads", "top.qcow2");
@@ -45,7 +43,7 @@ fn a_machine_boots_from_it() {
 
 #[test]
 #[ignore = "slow: machines are emulated"]
-fn a_machine_lives_through_kills_of_its_server() {
+fn a_guest_survives_kills_of_the_server() {
     if beyond_qemu("a vhost-user server") || kernel().is_none() {
         return;
     }
@@ -55,8 +53,8 @@ fn a_machine_lives_through_kills_of_its_server() {
         server.kill(&lab, "x.qcow2");
         std::fs::remove_file(socket(&lab)).unwrap();
     };
-    // A guest that lives on has not lost what it has not flushed yet: that is
-    // only so if nothing waits for a flush.
+    // The guest continues, and expects also data that it has not flushed: with directsync, completed
+    // writes are durable.
     let mut server = served(&lab, "--cache=directsync", "x.qcow2");
     let mut guest = start(&lab, "write", None, WRITE);
     for files in [5, 15, 25] {
@@ -66,7 +64,7 @@ fn a_machine_lives_through_kills_of_its_server() {
     }
     guest.wait_for("durable 35.");
     kill(&mut server);
-    // Now both at once, and what was not flushed may be lost.
+    // Server and guest are killed: data that were not flushed may be lost.
     server = served(&lab, "--cache=none", "x.qcow2");
     guest.wait_for("durable 50.");
     server.signal("KILL");

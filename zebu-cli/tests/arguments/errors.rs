@@ -1,12 +1,12 @@
-//! The errors that people and scripts meet most: images that are damaged, in use, of the wrong
-//! kind or not there, and requests that cannot be.
+//! Frequent errors: images that are damaged, in use, missing or of another format, and invalid
+//! requests.
 
 use std::fs;
 
 use super::common::{Lab, peer};
 use super::{differences, files, intended, lay_out, template};
 
-/// What is asked of the files of the template, and of those of `add_states`.
+/// Commands on the files of the template and of `add_states`.
 const REQUESTS: &[&str] = &[
     "info missing.q",
     "info folder",
@@ -144,7 +144,7 @@ const REQUESTS: &[&str] = &[
     "nonsense base.q",
 ];
 
-/// What is asked of an image that another program has open for writing.
+/// Commands on an image that another program has open for writing.
 const OF_HELD: &[&str] = &[
     "info base.q",
     "check base.q",
@@ -165,7 +165,7 @@ const OF_HELD: &[&str] = &[
     "bench -c 1 base.q",
 ];
 
-/// Copies of `base.q` and `snap.q`, each with one thing wrong.
+/// Adds copies of `base.q` and `snap.q` with one error each.
 fn add_states(lab: &Lab) {
     let copy = |from: &str, name: &str, at: u64, bytes: &[u8]| {
         fs::copy(lab.path(from), lab.path(name)).expect("copy");
@@ -187,9 +187,9 @@ fn add_states(lab: &Lab) {
 }
 
 #[test]
-fn frequent_errors_have_the_same_words() {
+fn frequent_errors() {
     if !peer().is_current() {
-        println!("skipped: an older QEMU has other words");
+        println!("skipped: an older QEMU has other messages");
         return;
     }
     let lab = template();
@@ -209,9 +209,9 @@ fn frequent_errors_have_the_same_words() {
 }
 
 #[test]
-fn errors_of_images_in_use_have_the_same_words() {
+fn errors_of_images_in_use() {
     if !peer().is_current() {
-        println!("skipped: an older QEMU has other words");
+        println!("skipped: an older QEMU has other messages");
         return;
     }
     let template = files(&template());

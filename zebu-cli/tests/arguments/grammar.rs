@@ -1,18 +1,18 @@
 //! The options and operands of the commands, and values that they may be given.
 
-use super::common::Random;
+use super::common::Rng;
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// There is none.
+    /// No value.
     None,
     Format,
     TargetFormat,
     Cache,
     Output,
     Size,
-    Lanes,
+    Workers,
     Sparse,
     Snapshot,
     Image,
@@ -108,7 +108,7 @@ const COMMANDS: &[Command] = &[
             ("-n", "--no-create", None),
             ("-l", "", Snapshot),
             ("-S", "--sparse-size", Sparse),
-            ("-m", "--parallel", Lanes),
+            ("-m", "--parallel", Workers),
             ("-W", "--oob-writes", None),
             ("-r", "--rate", Rate),
             ("-U", "--force-share", None),
@@ -229,8 +229,7 @@ const COMMANDS: &[Command] = &[
     ),
 ];
 
-/// Copies of other files by names that are not UTF-8, or have what means something in
-/// options and names.
+/// Copies of files, with names that are not UTF-8 or have characters with a meaning in options.
 pub const ODD_NAMES: [(&str, &str); 5] = [
     ("half\u{e0e2}\u{e082}.q", "base.q"),
     ("com,ma sp.q", "over.q"),
@@ -239,7 +238,7 @@ pub const ODD_NAMES: [(&str, &str); 5] = [
     ("\u{e0c0}\u{e080}=\u{e0f8}\".q", "old.q"),
 ];
 
-/// Images over such files: backing file, options, name.
+/// Overlays of such files: backing file, options, name.
 pub const ODD_CHAINS: [(&str, &str, &str); 3] = [
     ("half\u{e0e2}\u{e082}.q", "cluster_size=4k", "\u{e0ff}.q"),
     (
@@ -250,7 +249,7 @@ pub const ODD_CHAINS: [(&str, &str, &str); 3] = [
     ("\u{e0ff}.q", "extended_l2=on", "%41\u{e080}.q"),
 ];
 
-/// Options of new images: their names, good values and bad ones.
+/// Options of images: name, valid values, invalid values.
 type Table = &'static [(
     &'static str,
     &'static [&'static str],
@@ -387,15 +386,15 @@ const BAD_SIZES: &[&str] = &[
     "- 1",
 ];
 
-/// Chooses the parts of one list, in which one thing may be wrong: which of two mistakes a
-/// program speaks of first means nothing to scripts.
+/// Chooses the parts of a list with at most one mistake: which of two mistakes is reported does not
+/// matter.
 struct Choice<'a> {
-    random: &'a mut Random,
+    random: &'a mut Rng,
     may_be_wrong: bool,
 }
 
 /// A list of arguments: the command, then the rest.
-pub fn arguments(random: &mut Random) -> Vec<String> {
+pub fn arguments(random: &mut Rng) -> Vec<String> {
     let may_be_wrong = random.below(4) != 0;
     let mut choice = Choice {
         random,
@@ -415,7 +414,7 @@ pub fn arguments(random: &mut Random) -> Vec<String> {
     let mut chosen: Vec<Opt> = Vec::new();
     for _ in 0..count {
         let option = choice.one_of(options);
-        // Of -o all count, of others the last one.
+        // All of several -o are used, of other options the last.
         if option.0 == "-o" || !chosen.contains(&option) {
             given.push(choice.option(&option));
             chosen.push(option);
@@ -425,7 +424,7 @@ pub fn arguments(random: &mut Random) -> Vec<String> {
         let wrong = choice.one_of(&["-Z", "--foo", "--fo=x", "-", "--outpu"]);
         given.push(vec![wrong.to_string()]);
     }
-    // Most people put the options first.
+    // Options are mostly first.
     let mut all: Vec<Vec<String>> = Vec::new();
     let before = choice.below(4) != 0;
     let mut rest = positional.into_iter().map(|name| vec![name]).peekable();
@@ -457,7 +456,7 @@ impl Choice<'_> {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Whether the mistake is made here, which it is once in so many times.
+    /// Whether to make the mistake here: once in `once_in` times.
     fn errs(&mut self, once_in: u64) -> bool {
         let errs = self.may_be_wrong && self.below(once_in) == 0;
         self.may_be_wrong &= !errs;
@@ -471,7 +470,7 @@ impl Choice<'_> {
         }
     }
 
-    /// An option in one of the forms that it may have.
+    /// An option in one of its forms.
     fn option(&mut self, (short, long, kind): &Opt) -> Vec<String> {
         if *kind == None {
             let name = match short.is_empty() || (!long.is_empty() && self.below(3) == 0) {
@@ -490,7 +489,7 @@ impl Choice<'_> {
             0 if !text.is_empty() => vec![format!("{short}{text}")],
             0..6 => vec![short.to_string(), text],
             6 => vec![format!("{long}={text}")],
-            // An abbreviation, which getopt takes if no other option begins so.
+            // An abbreviation, which getopt accepts if it is unique.
             7 => vec![long[..long.len() - 1].to_string(), text],
             _ => vec![long.to_string(), text],
         }
@@ -507,7 +506,7 @@ impl Choice<'_> {
             ),
             Output => self.of(&["human", "json"], &["xml", ""]),
             Size => self.of(GOOD_SIZES, BAD_SIZES),
-            Lanes => self.of(
+            Workers => self.of(
                 &["1", "4", "16", "0x4", "+4", " 4"],
                 &["17", "0", "010", "-1", "++4", "1k", "", "x", "4 "],
             ),
@@ -577,7 +576,7 @@ impl Choice<'_> {
         format!("{name}={value}")
     }
 
-    /// A list of options with values.
+    /// A list of image options.
     fn key_values(&mut self, from: Table) -> String {
         if self.errs(30) {
             let wrong = [

@@ -1,4 +1,4 @@
-//! Where zebu differs from qemu-img on purpose, in what the lists of `grammar.rs` reach.
+//! Intended differences from qemu-img.
 
 use super::Found;
 
@@ -16,23 +16,23 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         ),
         (
             theirs.contains("unrecognized option") || theirs.contains("invalid option --"),
-            "more options are taken, by more names",
+            "zebu has more options",
         ),
         (
             both("is ambiguous"),
-            "the possibilities are in another order",
+            "the possible options are in another order",
         ),
         (
             theirs.contains("deprecated"),
-            "what is deprecated is refused, or taken without a word",
+            "deprecated options are refused, or accepted without a warning",
         ),
         (
             failed_alike && found.lost_nothing && (command == "create" || command == "convert"),
-            "what cannot be made leaves the file as it was",
+            "a failed command leaves the existing file unchanged",
         ),
         (
             failed_alike && command == "rebase" && ours.contains("format must be specified"),
-            "rebase looks whether a format is given before it reads",
+            "rebase checks for the format before it opens files",
         ),
         (
             ours.contains("creates an infinite loop"),
@@ -40,23 +40,23 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         ),
         (
             ours.contains("The input is read from this file"),
-            "an image that is read from the target is refused as such, not for its lock",
+            "a target that is also read is refused before locks are taken",
         ),
         (
             theirs.starts_with("qcow2: Image is corrupt: ") && status(1, 1),
-            "what is wrong with the image is said in the message itself",
+            "the message itself says what is damaged",
         ),
         (
             ours.contains("Backing format cannot be used without backing file") && status(1, 1),
-            "options are looked at before files",
+            "options are checked before files",
         ),
         (
             command == "amend" && status(1, 1) && ours.ends_with("Cannot amend the backing file"),
-            "another backing file is refused before other options are looked at",
+            "a change of the backing file is refused before other options are checked",
         ),
         (
             command == "rebase" && args.contains(&"old.q") && status(0, 0),
-            "an image of version 2 keeps its zeroes",
+            "zeroes of version 2 stay when a backing file is added",
         ),
         (
             status(1, 0) && both("Cannot use --target-is-zero when"),
@@ -75,7 +75,7 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         ),
         (
             command == "commit" && status(0, 0) && found.lost_nothing,
-            "an image that has nothing is not emptied again",
+            "an image without data is not emptied again",
         ),
     ];
     cases.iter().find(|(is, _)| *is).map(|(_, why)| *why)

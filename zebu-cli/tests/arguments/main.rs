@@ -1,11 +1,9 @@
-//! Guards against a script that notices which program it calls: argument lists are generated
-//! from the grammar of each command of qemu-img, most of them with something wrong, and both
-//! programs are run with each on the same files. Status, first line of standard error,
-//! standard output and what became of the files must be the same, save for the differences
-//! that `intended.rs` lists.
+//! Generated argument lists of qemu-img's commands, most of them with a mistake (`grammar.rs`). Both
+//! programs run with each list on the same files. Status, first line of standard error, standard
+//! output and all files must be the same, except for the differences that `intended.rs` lists.
 //!
-//! `ZEBU_ARGUMENTS_CASES` says how many lists (120), `ZEBU_ARGUMENTS_SEED` where to begin,
-//! `ZEBU_ARGUMENTS_ALL=1` goes on after a difference and counts them.
+//! `ZEBU_ARGUMENTS_CASES` is the number of lists (120), `ZEBU_ARGUMENTS_SEED` the first seed.
+//! `ZEBU_ARGUMENTS_ALL=1` continues after a difference and counts them.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -20,9 +18,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Answer, Lab, Limits, Random, bytes, comparable, peer};
+use common::{Answer, Lab, Limits, Rng, bytes, comparable, env_number, peer};
 
-/// What every list finds in its folder.
+/// The files that every list finds in its folder.
 const FILES: &str = "create base.q 4M; io base.q: write -P 1 0 1M | write -P 2 2M 300k; \
     create -b base.q -F qcow2 over.q 5M; io over.q: write -P 3 64k 64k | write -z 2M 64k; \
     create snap.q 2M; io snap.q: write -P 4 0 128k; img snapshot -c one snap.q; \
@@ -36,7 +34,7 @@ fn template() -> Lab {
     lab.make(FILES);
     fs::create_dir(lab.path("folder")).expect("mkdir");
     fs::write(lab.path("empty"), b"").expect("write");
-    // An L2 entry that is not aligned.
+    // An unaligned L2 entry.
     let l2 = lab.u64_at("broken.q", lab.u64_at("broken.q", 40)) & 0x00ff_ffff_ffff_fe00;
     lab.patch("broken.q", l2 + 8, &(1u64 << 63 | 0x5200).to_be_bytes());
     for (name, copied) in grammar::ODD_NAMES {
@@ -50,7 +48,7 @@ fn template() -> Lab {
     for name in ["noise", "text"] {
         fs::remove_file(lab.path(name)).expect("remove");
     }
-    lab.settle();
+    lab.sync_files();
     lab
 }
 
@@ -67,7 +65,7 @@ fn files(lab: &Lab) -> Files {
     named.collect()
 }
 
-/// The content of a file; of a large one what makes it another.
+/// The content of a file; of a large one its length.
 fn content(path: &Path) -> Vec<u8> {
     let length = path.metadata().expect("metadata").len();
     match length > 64 << 20 {
@@ -92,7 +90,7 @@ fn limits() -> Limits {
     }
 }
 
-/// The first line of a message, without what differs by what the programs are called.
+/// The first line of a message, without the name of the program.
 fn first_line(answer: &Answer) -> String {
     let text = comparable(&answer.err);
     let line = text.lines().next().unwrap_or_default();
@@ -106,7 +104,7 @@ fn first_line(answer: &Answer) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// What a job prints of its progress is how it ended.
+/// The output; of a progress only the last step.
 fn output(answer: &Answer) -> String {
     let text = comparable(&answer.out);
     let lines = text.lines();
@@ -120,15 +118,15 @@ fn output(answer: &Answer) -> String {
         .join("\n")
 }
 
-/// What differs between what both programs did.
+/// Differences between the two programs.
 pub struct Found {
     /// The exit status: zebu's, QEMU's.
     status: [i32; 2],
     /// Whether zebu left every file as it was.
     lost_nothing: bool,
-    /// The first line of standard error, alike.
+    /// The first line of standard error of both.
     messages: [String; 2],
-    /// In words.
+    /// All differences as text.
     all: Vec<String>,
 }
 
@@ -166,7 +164,7 @@ fn differences(ours: &Lab, theirs: &Lab, args: &[&str], template: &Files) -> Fou
             .filter(|name| *name != "broken.q" && a.get(*name) != b.get(*name))
         {
             let other = bytes::text(theirs.path(name).as_os_str().as_bytes());
-            // So that it begins with no protocol.
+            // The name must not begin with a protocol.
             let name = &*format!("./{name}");
             let answer = ours.qemu_img(&["compare", name, &other]);
             if answer.status != 0 {
@@ -195,7 +193,7 @@ fn differences(ours: &Lab, theirs: &Lab, args: &[&str], template: &Files) -> Fou
     }
 }
 
-/// A line of the snapshot list without when that was.
+/// A line of the snapshot list without date and time.
 fn without_date(line: &str) -> String {
     let is_date = |word: &&str| word.starts_with("20") && word.contains('-');
     let is_time = |word: &&str| word.len() == 8 && word.matches(':').count() == 2;
@@ -204,23 +202,19 @@ fn without_date(line: &str) -> String {
     kept.collect::<Vec<_>>().join(" ")
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
 #[test]
-fn both_programs_do_the_same() {
+fn generated_argument_lists() {
     if !peer().is_current() {
-        println!("skipped: an older QEMU has other words");
+        println!("skipped: an older QEMU has other messages");
         return;
     }
     let template = files(&template());
-    let first = number("ZEBU_ARGUMENTS_SEED", 1);
-    let cases = number("ZEBU_ARGUMENTS_CASES", 120);
+    let first = env_number("ZEBU_ARGUMENTS_SEED").unwrap_or(1);
+    let cases = env_number("ZEBU_ARGUMENTS_CASES").unwrap_or(120);
     let go_on = std::env::var_os("ZEBU_ARGUMENTS_ALL").is_some();
     let (mut intended, mut differing) = (0, 0);
     for seed in first..first + cases {
-        let args = grammar::arguments(&mut Random::new(seed));
+        let args = grammar::arguments(&mut Rng::new(seed));
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let (ours, theirs) = (lay_out(&template), lay_out(&template));
         let found = differences(&ours, &theirs, &args, &template);

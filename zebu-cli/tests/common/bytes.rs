@@ -1,10 +1,10 @@
-//! Texts that stand for any bytes: the characters U+E080 to U+E0FF are the bytes 80 to FF, so
-//! that names of files that are not UTF-8 can be written, compared and printed like others.
+//! Text that represents any bytes: U+E080 to U+E0FF are the bytes 0x80 to 0xFF. So file names that
+//! are not UTF-8 can be written, compared and printed like others.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// The bytes that a text stands for.
+/// The bytes that a text represents.
 pub fn os(text: &str) -> OsString {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
@@ -16,7 +16,7 @@ pub fn os(text: &str) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The text that stands for these bytes.
+/// The text that represents these bytes.
 pub fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -1,6 +1,5 @@
-//! A Linux guest that a machine of QEMU runs with disks of a server under
-//! test. Its kernel and programs are made by `scripts/get-guest.sh`; what it
-//! does is a script of the test.
+//! A Linux guest in a virtual machine of QEMU, with disks of a server under test. Kernel and programs
+//! are made by `scripts/get-guest.sh`; the guest runs a script of the test.
 
 use std::fs;
 use std::io::Write;
@@ -12,11 +11,11 @@ use std::time::{Duration, Instant};
 use super::Lab;
 use super::server::have;
 
-/// How long a guest may take: every instruction is emulated.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// The time limit of a guest, of which every instruction is emulated.
+const TIME_LIMIT: Duration = Duration::from_secs(900);
 
-/// The kernel and the initramfs, made once; None, said aloud, where that
-/// cannot be done.
+/// The folder with kernel and initramfs, made once. Prints a line and returns `None` if they cannot be
+/// made.
 pub fn kernel() -> Option<&'static Path> {
     static FILES: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = || {
@@ -61,17 +60,16 @@ const MACHINE: [&str; 14] = [
 ];
 
 impl Guest {
-    /// Starts a machine that runs the shell script `job` with `sh -e`; its root
-    /// is the disk `root` (`/dev/vda`) or, without one, memory. `args` are
-    /// QEMU's, for disks and whatever else the machine is to have. `name` tells
-    /// it from others of the lab.
+    /// Starts a machine that runs the shell script `job` with `sh -e`. Its root is the disk `root`
+    /// (`/dev/vda`) or, without one, memory. `args` are QEMU's, for disks and other devices. `name`
+    /// must be unique in the folder.
     pub fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str, args: &[&str]) -> Guest {
-        let files = kernel().expect("asked before");
+        let files = kernel().expect("the kernel");
         let initramfs = lab.path(&format!("{name}.initramfs"));
         let mut bytes = fs::read(files.join("initramfs")).unwrap();
         bytes.extend(archive("job", job.as_bytes()));
         fs::write(&initramfs, bytes).unwrap();
-        // A busy host is late with the timer that the kernel would try out.
+        // The kernel's test of the timer fails on a busy host.
         let mut line = "no_timer_check console=ttyS0 quiet panic=-1".to_owned();
         if let Some(root) = root {
             line += &format!(" zebu.root={root}");
@@ -94,37 +92,37 @@ impl Guest {
         Guest { child, console }
     }
 
-    /// What it said so far.
+    /// The output on the console so far.
     pub fn console(&self) -> String {
         let bytes = fs::read(&self.console).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
-    /// Waits until it has said `text`.
+    /// Waits for `text` on the console.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         let start = Instant::now();
         while !self.console().contains(text) {
             let ended = self.child.try_wait().unwrap();
             assert!(
-                ended.is_none() && start.elapsed() < PATIENCE,
-                "the guest never said {text:?}: {}",
+                ended.is_none() && start.elapsed() < TIME_LIMIT,
+                "timeout of {text:?}: {}",
                 self.console()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Waits until the job has ended well and the machine is off; what it said.
+    /// Waits until the machine is off. The job must have succeeded. Returns the output.
     #[track_caller]
     pub fn finish(mut self) -> String {
         let start = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
-            let late = start.elapsed() >= PATIENCE;
-            assert!(!late, "it does not go off: {}", self.console());
+            let late = start.elapsed() >= TIME_LIMIT;
+            assert!(!late, "timeout of the power-off: {}", self.console());
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Not before it is off: its last line comes byte by byte.
+        // The last line is complete only when the machine is off.
         let console = self.console();
         assert!(console.contains("guest: ended 0\n"), "{console}");
         console
@@ -138,10 +136,9 @@ impl Drop for Guest {
     }
 }
 
-/// An archive (cpio, newc) with one file, to be put behind another archive.
+/// An archive (cpio, newc) with one file, to be appended to another archive.
 fn archive(name: &str, content: &[u8]) -> Vec<u8> {
-    // The kernel looks for the next archive at a multiple of four bytes;
-    // cpio has ended the one before at one of 512.
+    // The kernel expects an archive at a multiple of four bytes; cpio pads to one of 512.
     let mut out = Vec::new();
     for (name, mode, content) in [(name, 0o100_755, content), ("TRAILER!!!", 0, &b""[..])] {
         let fields = [
@@ -172,8 +169,8 @@ fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A file system with this system on it, and two processes that write and
-/// verify, on a queue each.
+/// Makes a file system with a copy of this system. Then two processes write and verify, each on a
+/// queue.
 pub const INSTALL: &str = r#"
     mkfs.ext4 -q -E discard /dev/vda
     mount /dev/vda /mnt
@@ -186,7 +183,7 @@ pub const INSTALL: &str = r#"
     fsck.ext4 -fn /dev/vda
 "#;
 
-/// What the machine does that has its root on the disk.
+/// The job of a guest with its root on the disk.
 pub const LIVE: &str = r#"
     grep -q '^/dev/vda / ext4' /proc/mounts
     fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
@@ -202,7 +199,7 @@ pub const LIVE: &str = r#"
     fsck.ext4 -fn /dev/vda
 "#;
 
-/// Files of which each is durable when the console says its number.
+/// Writes files. Each is durable when its number is printed.
 pub const WRITE: &str = r#"
     mkfs.ext4 -q /dev/vda
     mount /dev/vda /mnt
@@ -214,7 +211,7 @@ pub const WRITE: &str = r#"
     done
 "#;
 
-/// Finds the first so many of them, and the file system whole.
+/// Verifies the first `durable` files of `WRITE`, and the file system.
 pub fn read(durable: usize) -> String {
     format!(
         r#"

@@ -1,5 +1,5 @@
-//! A front end and a guest that do what bytes say to a vhost-user-blk server in
-//! this process: shared by `vhost_bad_input.rs` and, by path, by the fuzz target.
+//! A front end and a guest whose actions are decoded from bytes, with a vhost-user-blk server in this
+//! process. `vhost_bad_input.rs` and a fuzz target use this file.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -17,13 +17,13 @@ use zebu::storage::{EngineKind, Memory, Queue, QueueOptions, Storage};
 use zebu_vhost::front_end::{Machine, Ring, Setup};
 use zebu_vhost::{Export, ExportOptions, Server};
 
-/// How long an answer may take that the server owes.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Steps of one input at most.
+/// The time limit of a reply.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// The most steps of one input.
 const STEPS: usize = 64;
-/// Bytes of the memory that is shared by message.
+/// The size of the memory that messages share.
 const SHARED: u64 = 1 << 20;
-/// Numbers that are on an edge somewhere.
+/// Numbers at limits.
 const EDGES: [u64; 14] = [
     0x7f,
     0xff,
@@ -40,12 +40,11 @@ const EDGES: [u64; 14] = [
     u64::MAX - 0xfff,
     u64::MAX,
 ];
-/// Protocol features of the server: several queues, answers on request, the
-/// channel, the configuration, requests in flight, resets, slots of memory.
+/// Protocol features of the server: MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE,
+/// CONFIGURE_MEM_SLOTS.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
-/// A message: its code, the bytes of each of its numbers, and descriptors that
-/// come along.
+/// A message: code, sizes of its numbers in bytes, number of file descriptors.
 type Message = (u32, &'static [usize], usize);
 
 const REGION: &[usize] = &[8, 8, 8, 8, 8];
@@ -70,7 +69,7 @@ const MESSAGES: &[Message] = &[
     (13, &[8], 1),
     (14, &[8], 1),
     (18, &[4, 4], 0),
-    // All else.
+    // Others.
     (15, &[], 0),
     (16, &[8], 0),
     (17, &[], 0),
@@ -82,7 +81,7 @@ const MESSAGES: &[Message] = &[
     (34, &[], 0),
 ];
 
-/// Reads an input; zeroes when it is at its end.
+/// Reads numbers from an input, and zeroes after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -96,7 +95,7 @@ impl Input<'_> {
         usize::from(self.byte()) % n
     }
 
-    /// Small, in pages, on an edge, or any.
+    /// A small number, a multiple of the page size, a limit, or any number.
     fn number(&mut self) -> u64 {
         let byte = self.byte();
         let high = u64::from(byte >> 2);
@@ -109,7 +108,7 @@ impl Input<'_> {
     }
 }
 
-/// A server, and a well-behaved machine that it must go on serving.
+/// A server, which must go on serving valid front ends.
 pub struct Served {
     _server: Server,
     _folder: tempfile::TempDir,
@@ -151,34 +150,34 @@ impl Served {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("s");
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let door = vec![(Export::new(device, options), listener)];
+        let exports = vec![(Export::new(device, options), listener)];
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let memory = rustix::fs::memfd_create("shared", flags).expect("memory");
         let memory = std::fs::File::from(memory);
         memory.set_len(SHARED).expect("memory");
         let mut served = Served {
-            _server: Server::start(door, &queue).expect("a server"),
+            _server: Server::start(exports, &queue).expect("a server"),
             _folder: folder,
             socket,
             memory,
             features: 0,
         };
-        served.serves();
+        served.assert_serves();
         served
     }
 
-    /// Does what `data` says; then the server serves as before.
+    /// Runs an input. The server must then serve a valid front end.
     pub fn exercise(&mut self, data: &[u8]) {
         let mut input = Input(data);
         match input.byte() % 2 {
             0 => self.messages(&mut input),
             _ => self.rings(&mut input),
         }
-        self.serves();
+        self.assert_serves();
     }
 
-    /// A machine that means well: what it writes it reads.
-    fn serves(&mut self) {
+    /// Fails the test unless a valid front end can write and read.
+    fn assert_serves(&mut self) {
         let mut machine = Machine::new(setup(0)).expect("a machine");
         let mut connection = machine.connect(&self.socket).expect("it connects");
         self.features = machine.features();
@@ -189,7 +188,7 @@ impl Served {
         let mut ask = |kind, to_memory| {
             ring.request(0, kind, 9, (512, to_memory), &[]);
             ring.kick(1).expect("a kick");
-            assert!(ring.wait(PATIENCE).expect("a wait"), "no answer");
+            assert!(ring.wait(TIME_LIMIT).expect("a wait"), "no answer");
             assert_eq!(ring.slot_answer(), Some((0, 0)));
         };
         memory.write_slice(&[0x5a; 512], data).expect("ours");
@@ -201,24 +200,24 @@ impl Served {
         assert_eq!(found, [0x5a; 512]);
     }
 
-    /// A front end that says anything.
+    /// Sends random messages.
     fn messages(&self, input: &mut Input<'_>) {
         let stream = UnixStream::connect(&self.socket).expect("it connects");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream.set_read_timeout(Some(TIME_LIMIT)).expect("a socket");
         let (kick, other) = UnixStream::pair().expect("a pair");
-        (&other).write_all(&[1; 8]).expect("room");
+        (&other).write_all(&[1; 8]).expect("a write to a pair");
         let descriptors = [self.memory.as_fd(), kick.as_fd()];
-        let begun = input.byte();
-        if begun & 1 != 0 {
+        let setup = input.byte();
+        if setup & 1 != 0 {
             for (code, value) in [(16, PROTOCOL_FEATURES), (2, self.features)] {
-                say(&stream, [code, 1, 8], &value.to_le_bytes(), &[]);
+                send(&stream, [code, 1, 8], &value.to_le_bytes(), &[]);
             }
         }
-        if begun & 2 != 0 {
-            // All of it from the guest's address 0 on, the front end's too.
+        if setup & 2 != 0 {
+            // One region at guest and user address 0.
             let numbers: [u64; 5] = [1, 0, SHARED, 0, 0];
             let body: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-            say(&stream, [5, 1, 40], &body, &descriptors[..1]);
+            send(&stream, [5, 1, 40], &body, &descriptors[..1]);
         }
         for _ in 0..STEPS {
             if input.0.is_empty() {
@@ -248,11 +247,11 @@ impl Served {
             if odd >> 5 != 5 {
                 length = body.len();
             }
-            if !say(&stream, [code, flags, length as u32], &body, &with) {
+            if !send(&stream, [code, flags, length as u32], &body, &with) {
                 break;
             }
         }
-        // All is answered, or the connection over.
+        // The server replies to all, or closes the connection.
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut rest = Vec::new();
         let end = (&stream).read_to_end(&mut rest);
@@ -260,7 +259,7 @@ impl Served {
         assert!(end.as_ref().map_or_else(reset, |_| true), "{end:?}");
     }
 
-    /// A guest that puts anything on its ring.
+    /// Puts random descriptors on a ring.
     fn rings(&self, input: &mut Input<'_>) {
         let without = u64::from(input.byte() & 1) << 28 | u64::from(input.byte() & 1) << 29;
         let mut machine = Machine::new(setup(without)).expect("a machine");
@@ -277,12 +276,12 @@ impl Served {
                 let _ = connection.start(&ring);
             }
         }
-        // What is in flight ends.
+        // Requests in flight must end.
         connection.stop(&ring).expect("it stops");
     }
 }
 
-/// One thing that a guest does.
+/// One random action of a guest.
 fn step(machine: &Machine, ring: &mut Ring, input: &mut Input<'_>) {
     let slot = input.below(4) as u16;
     let address = |ring: &Ring, input: &mut Input<'_>| match input.byte() & 3 {
@@ -322,9 +321,13 @@ fn step(machine: &Machine, ring: &mut Ring, input: &mut Input<'_>) {
     }
 }
 
-/// Sends a message, with its code, flags and length; false: the server has hung
-/// up.
-fn say(stream: &UnixStream, header: [u32; 3], body: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+/// Sends a message with code, flags and length. False if the server has closed the connection.
+fn send(
+    stream: &UnixStream,
+    header: [u32; 3],
+    body: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> bool {
     let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes.extend(body);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];

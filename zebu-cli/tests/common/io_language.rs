@@ -1,5 +1,4 @@
-//! qemu-io's command language, run on an image in memory: shared by
-//! `io_language.rs` and, by path, by the fuzz target.
+//! Runs qemu-io commands on an image in memory. `io_language.rs` and a fuzz target use this file.
 
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::storage::{Memory, Queue, Storage};
 
-/// Commands that reach beyond the image: files, signals, time.
+/// Commands with effects outside of the image: files, signals, time.
 const OUTSIDE: [&str; 8] = [
     "open",
     "o",
@@ -18,17 +17,17 @@ const OUTSIDE: [&str; 8] = [
     "wait_break",
     "break",
 ];
-/// Lines that one script has at most.
+/// The most lines of a script that are run.
 const LINES: usize = 30;
 
-/// Whether a line keeps to the image: `-s` names a file to write from.
+/// Whether a line has effects on the image alone. `-s` reads a file.
 fn is_inside(line: &str) -> bool {
     let mut words = line.split(' ').filter(|word| !word.is_empty());
     let command = words.next().unwrap_or_default();
     !OUTSIDE.contains(&command) && !words.any(|w| w.starts_with('-') && w.contains('s'))
 }
 
-/// Runs the lines of a text.
+/// Runs the lines of `text`.
 pub fn exercise(queue: &Queue, text: &str) {
     let storage: Arc<dyn Storage> = Arc::new(Memory::new(Vec::new()));
     let create = CreateQcow2::default().size(1 << 20).cluster_bits(12);

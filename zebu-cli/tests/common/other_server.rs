@@ -1,5 +1,4 @@
-//! NBD servers that are not zebu's: qemu-nbd, nbdkit, and one that does what a
-//! test wants.
+//! Other NBD servers: qemu-nbd, nbdkit, and one whose replies a test makes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::server::wait_until;
-use super::{Lab, PATIENCE, peer};
+use super::{Lab, TIME_LIMIT, peer};
 
 /// `x.raw`, 24 MiB with data and holes, the same as `x.qcow2`, and an empty
 /// `e.raw` of the same size.
@@ -55,7 +54,7 @@ impl Other {
     fn start(lab: &Lab, program: &Path, socket: &Path, args: &[&str]) -> Other {
         let args: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
         let folder = lab.path("");
-        // Of one before.
+        // A socket of an earlier server.
         let _ = fs::remove_file(socket);
         let mut other = Other {
             child: spawn(program, &args, &folder, socket),
@@ -77,7 +76,7 @@ impl Other {
         });
     }
 
-    /// Ends it without a chance to say anything.
+    /// Kills it.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -127,8 +126,8 @@ impl Drop for Other {
     }
 }
 
-/// A server whose connections a function serves, each on a thread; how many
-/// there were so far is its second argument.
+/// A server that calls a function for each connection, on a thread of its own, with the number of
+/// earlier connections.
 pub struct Hostile {
     pub socket: PathBuf,
     pub connections: Arc<AtomicUsize>,
@@ -149,9 +148,9 @@ impl Hostile {
             for stream in listener.incoming().map_while(Result::ok) {
                 let serve = serve.clone();
                 let number = counted.fetch_add(1, Ordering::SeqCst);
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                stream.set_write_timeout(Some(PATIENCE)).unwrap();
-                // That the client goes away is no concern of it.
+                stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
+                stream.set_write_timeout(Some(TIME_LIMIT)).unwrap();
+                // An error, such as a disconnect, ends only this connection.
                 thread::spawn(move || serve(stream, number));
             }
         });
@@ -166,20 +165,20 @@ impl Hostile {
     }
 }
 
-/// Takes so many bytes.
+/// Receives N bytes.
 pub fn take<const N: usize>(stream: &mut UnixStream) -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Greets, and takes what the client says to that.
+/// Sends the greeting, and receives the client flags.
 pub fn greet(stream: &mut UnixStream) -> std::io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
     take::<4>(stream).map(drop)
 }
 
-/// Takes an option: its number and payload.
+/// Receives an option: its number and payload.
 pub fn option(stream: &mut UnixStream) -> std::io::Result<(u32, Vec<u8>)> {
     let header = take::<16>(stream)?;
     let number = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap());
@@ -188,7 +187,7 @@ pub fn option(stream: &mut UnixStream) -> std::io::Result<(u32, Vec<u8>)> {
     Ok((number(8), payload))
 }
 
-/// Answers an option.
+/// Replies to an option.
 pub fn answer(
     stream: &mut UnixStream,
     option: u32,
@@ -203,8 +202,8 @@ pub fn answer(
     stream.write_all(&bytes)
 }
 
-/// Does a whole handshake, with structured replies and `base:allocation` as
-/// context 7, for an export of so many bytes with these flags.
+/// A complete handshake with structured replies and `base:allocation` as context 7, for an export of
+/// `size` bytes with these flags.
 pub fn handshake(stream: &mut UnixStream, size: u64, flags: u16) -> std::io::Result<()> {
     greet(stream)?;
     loop {
@@ -227,7 +226,7 @@ pub fn handshake(stream: &mut UnixStream, size: u64, flags: u16) -> std::io::Res
     }
 }
 
-/// A request without its payload: flags, command, cookie, offset, length.
+/// Receives the header of a request: command, cookie, offset, length.
 pub fn request(stream: &mut UnixStream) -> std::io::Result<(u16, [u8; 8], u64, u32)> {
     let bytes = take::<28>(stream)?;
     Ok((

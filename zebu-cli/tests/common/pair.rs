@@ -1,7 +1,6 @@
-//! Two folders with the same images: in one the program under test changes
-//! them, in the other the peer, and then they must be alike.
+//! Two folders with the same images. The program under test changes them in one and QEMU in the
+//! other; then they must be alike.
 
-use std::path::Path;
 use std::process::Command;
 
 use super::{Answer, Lab, compare_answers, peer};
@@ -13,7 +12,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both with the images of a recipe; see [`Lab::make`].
+    /// Both folders with the images of a recipe; see [`Lab::make`].
     #[track_caller]
     pub fn new(recipe: &str) -> Self {
         let ours = Lab::new();
@@ -24,7 +23,7 @@ impl Pair {
         pair
     }
 
-    /// Adds what a recipe makes to both.
+    /// Adds the images of a recipe to both.
     #[track_caller]
     pub fn make(&self, recipe: &str) {
         self.ours.make(&compressed_first(recipe));
@@ -44,8 +43,8 @@ impl Pair {
         assert!(status.success());
     }
 
-    /// The same command by both: message and status must be the same (of an
-    /// older peer, the status).
+    /// Runs a command in both. Messages and status must be the same; with an older QEMU, the
+    /// status.
     #[track_caller]
     pub fn both(&self, args: &[&str]) -> Answer {
         let ours = without_path(self.ours.zebu(args));
@@ -61,21 +60,20 @@ impl Pair {
         ours
     }
 
-    /// The same, and it must succeed.
+    /// Runs a command in both, as [`both`](Self::both); it must succeed.
     #[track_caller]
     pub fn succeed(&self, args: &[&str]) -> Answer {
         self.both(args).ok(&format!("{args:?}"))
     }
 
-    /// The same, and it must fail.
+    /// Runs a command in both, as [`both`](Self::both); it must fail.
     #[track_caller]
     pub fn fail(&self, args: &[&str]) {
         let answer = self.both(args);
         assert_eq!(answer.status, 1, "{args:?}: {answer:#?}");
     }
 
-    /// Fails the test unless the images of both are whole, say the same of
-    /// themselves, and have the same content.
+    /// Fails the test unless the images pass `check` and have the same `info` and content.
     #[track_caller]
     pub fn assert_alike(&self, names: &[&str], what: &str) {
         for name in names {
@@ -96,12 +94,35 @@ impl Pair {
         }
     }
 
+    /// Runs qemu-io commands, from arguments or from standard input, in both. The answers must be
+    /// the same without times and rates.
+    #[track_caller]
+    pub fn same_io(&self, args: &[&str], script: &str) -> Answer {
+        let ours = timeless_answer(self.ours.zebu_io_script(args, script));
+        let theirs = timeless_answer(self.theirs.qemu_io_script(args, script));
+        compare_answers(&ours, &theirs, args, script);
+        ours
+    }
+
+    /// Fails the test unless both disks have the same content, and ours has no errors.
+    #[track_caller]
+    pub fn assert_same_disk(&self, file: &str, format: &str) {
+        let ours = self.ours.path(file);
+        let ours = ours.to_str().expect("UTF-8");
+        let args = ["compare", "-f", format, "-F", format, file, ours];
+        self.theirs.qemu_img(&args).ok("compare");
+        if format == "qcow2" {
+            let check = self.theirs.qemu_img(&["check", ours]).ok("check");
+            assert!(check.out.contains("No errors"), "{check:#?}");
+        }
+    }
+
     fn format(&self, lab: &Lab, name: &str) -> String {
         let info = self.info(lab, name);
         info["format"].as_str().unwrap_or_default().to_string()
     }
 
-    /// What `info` says, but for what it costs on the disk and where it is.
+    /// The output of `info` without size on disk and file names.
     #[track_caller]
     fn info(&self, lab: &Lab, name: &str) -> serde_json::Value {
         let answer = lab.qemu_img(&["info", "--output=json", name]).ok("info");
@@ -113,9 +134,8 @@ impl Pair {
     }
 }
 
-/// QEMU adds compressed data to a cluster that it has freed meanwhile, and
-/// damages the image so; it forgets that cluster when it opens the image anew.
-/// So `random` writes what is compressed first, and all else in a second run.
+/// Makes each `random` step write compressed data first, and everything else in a second run:
+/// QEMU may append compressed data to a cluster that it has freed in the same session.
 fn compressed_first(recipe: &str) -> String {
     let steps = recipe.split(';').map(|step| {
         let words: Vec<&str> = step.split_whitespace().collect();
@@ -130,7 +150,7 @@ fn compressed_first(recipe: &str) -> String {
     steps.collect::<Vec<_>>().join(";")
 }
 
-/// The line that names the help names the program by its path.
+/// Replaces the program's path in the line that refers to the help.
 fn without_path(mut answer: Answer) -> Answer {
     let lines = answer.err.split_inclusive('\n').map(|line| {
         let path = line
@@ -142,11 +162,39 @@ fn without_path(mut answer: Answer) -> Answer {
     answer
 }
 
-/// Fails the test unless an image of the program under test has the content of
-/// a file that was made before.
+/// Fails the test unless an image has the content of a raw file.
 #[track_caller]
 pub fn assert_content(lab: &Lab, image: &str, raw: &str, what: &str) {
-    assert!(Path::new(&lab.path(raw)).exists());
     let compared = lab.qemu_img(&["compare", "-F", "raw", image, raw]);
     assert_eq!(compared.status, 0, "{what}: {image}: {compared:#?}");
+}
+
+/// Replaces times and rates in the output of qemu-io.
+fn timeless(text: &str) -> String {
+    let mut kept = String::new();
+    for line in text.split_inclusive('\n') {
+        let ops = line.find(" ops; ");
+        let machine = line.split(',').count() == 5 && line.contains(",0:00:");
+        match ops {
+            Some(at) => {
+                kept.push_str(&line[..at]);
+                kept.push_str(" ops; (…)\n");
+            }
+            None if machine => {
+                let fields: Vec<&str> = line.split(',').take(2).collect();
+                kept.push_str(&fields.join(","));
+                kept.push_str(",…\n");
+            }
+            None => kept.push_str(line),
+        }
+    }
+    kept
+}
+
+/// An answer of qemu-io without times and rates.
+pub fn timeless_answer(answer: Answer) -> Answer {
+    Answer {
+        out: timeless(&answer.out),
+        ..answer
+    }
 }

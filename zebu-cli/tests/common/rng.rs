@@ -1,30 +1,34 @@
-//! Random numbers that are the same each time for a seed.
+//! The random numbers of the tests. A seed gives the same numbers in every run.
 
-/// Numbers from a seed (SplitMix64).
+/// A sequence of random numbers (xorshift64).
 pub struct Rng(u64);
 
 impl Rng {
+    /// The sequence of a seed.
     pub fn new(seed: u64) -> Self {
-        Rng(seed)
+        // The state must not be 0, and similar seeds must give different sequences.
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
+    /// The next number.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
     }
 
     /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        (self.next() >> 11) % n
     }
 
+    /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
+    /// One of `all`.
     pub fn pick<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
         all[self.below(all.len() as u64) as usize]
     }

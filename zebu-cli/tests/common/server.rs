@@ -1,4 +1,4 @@
-//! An NBD server under test, and a client that says what it likes.
+//! The NBD server under test, and a client that sends arbitrary bytes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,23 +12,22 @@ use zebu::internal::nbd::{
     OptionReplyKind, Request, encode_option,
 };
 
-use super::{Answer, Lab, Limits, PATIENCE, program};
+use super::{Answer, Lab, Limits, TIME_LIMIT, program};
 
 /// Calls `condition` until it holds.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "it never happened: {what}");
+        assert!(start.elapsed() < TIME_LIMIT, "timeout: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Asserts that a server which has nothing to do does nothing: its threads
-/// sleep whenever they are looked at, and are not woken.
+/// Fails the test unless all threads of an idle server sleep, and are not woken.
 #[track_caller]
 pub fn assert_sleeps(server: &Server) {
-    // It may look for more to do for a while.
+    // It may poll for a time.
     std::thread::sleep(Duration::from_millis(100));
     let before: u64 = threads(server).iter().map(|thread| thread.1).sum();
     for _ in 0..25 {
@@ -38,10 +37,10 @@ pub fn assert_sleeps(server: &Server) {
         }
     }
     let after: u64 = threads(server).iter().map(|thread| thread.1).sum();
-    assert!(after - before < 10, "{} times awake", after - before);
+    assert!(after - before < 10, "woken {} times", after - before);
 }
 
-/// Of each of its threads the state, and how often it went to sleep.
+/// The state of each thread, and how often it went to sleep.
 fn threads(server: &Server) -> Vec<(String, u64)> {
     let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
     let thread = |task: std::io::Result<fs::DirEntry>| {
@@ -57,7 +56,7 @@ fn threads(server: &Server) -> Vec<(String, u64)> {
     tasks.map(thread).collect()
 }
 
-/// Whether a program is there; says so if not.
+/// Whether a program is installed; prints a line if not.
 pub fn have(name: &str) -> bool {
     let found = Command::new(name)
         .arg("--version")
@@ -71,8 +70,8 @@ pub fn have(name: &str) -> bool {
     found
 }
 
-/// A Python that has libnbd's module: Debian's is for Debian's Python, which may
-/// not be the first.
+/// A Python with the module of libnbd. Debian's module is for Debian's Python, which need not be the
+/// first on `PATH`.
 pub fn libnbd(lab: &Lab) -> Option<&'static str> {
     let mut all = ["/usr/bin/python3", "python3"].into_iter();
     let found = all.find(|it| have(it) && client(lab, it, &["-c", "import nbd"]).status == 0);
@@ -133,7 +132,7 @@ impl Server {
             .starts_with(" Z")
     }
 
-    /// What it said so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -150,7 +149,7 @@ impl Server {
         assert!(status.unwrap().success());
     }
 
-    /// Waits for the end; the exit status, 128 + signal.
+    /// Waits for the end. Returns the exit status, or 128 + signal.
     pub fn wait(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let mut status = None;
@@ -164,7 +163,7 @@ impl Server {
             .unwrap_or_else(|| 128 + status.signal().unwrap())
     }
 
-    /// Ends it as an administrator does; all must be well.
+    /// Stops it by SIGTERM. It must exit with status 0, without a panic.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal("TERM");
@@ -172,17 +171,15 @@ impl Server {
         assert!(!self.log().contains("panicked"), "{}", self.log());
     }
 
-    /// Kills it; its image must be whole, but for leaked clusters: refcounts
-    /// reach the disk before what refers to clusters. Those are freed then, so
-    /// that any that a later check finds are the next server's.
+    /// Kills it. The image must have no errors but leaks, which are then repaired, so that a later
+    /// check finds only those of the next server.
     #[track_caller]
     pub fn kill(&mut self, lab: &Lab, image: &str) {
         self.signal("KILL");
         assert_eq!(self.wait(), 128 + 9);
-        // The kernel ends the requests of a killed program, and gives up its
-        // locks, a moment after the program has gone.
+        // The kernel may release the locks some time after the process has ended.
         let mut check = lab.qemu_img(&["check", image]);
-        wait_until("the lock goes", || {
+        wait_until("the lock is released", || {
             check = lab.qemu_img(&["check", image]);
             !check.err.contains(" lock\n")
         });
@@ -190,7 +187,7 @@ impl Server {
         lab.qemu_img(&["check", "-r", "leaks", image]).ok("leaks");
     }
 
-    /// Bytes of memory that it has touched at most so far.
+    /// The peak of its resident memory in bytes.
     pub fn peak_memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmHWM:"));
@@ -204,45 +201,48 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("the server said: {}", self.log());
+            eprintln!("log of the server: {}", self.log());
         }
     }
 }
 
-/// Runs a client program in the lab.
+/// Runs a client program in the folder.
 pub fn client(lab: &Lab, name: &str, args: &[&str]) -> Answer {
     lab.run(Path::new(name), args, b"", &Limits::default())
 }
 
-/// A client that has greeted, and that reads and writes what it likes.
+/// A connection to the server, on which a test sends and receives any bytes.
 pub struct Raw {
     pub stream: UnixStream,
     pub headers: Headers,
 }
 
-/// An answer to a request: error, data with the offset where each piece
-/// starts (None: a hole of so many bytes), and other payloads.
+/// The reply to a request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Got {
+    /// 0, or the error.
     pub error: u32,
+    /// Data with offsets.
     pub pieces: Vec<(u64, Vec<u8>)>,
+    /// Offsets and lengths of holes.
     pub holes: Vec<(u64, u32)>,
+    /// Other payloads.
     pub others: Vec<Vec<u8>>,
 }
 
 impl Raw {
-    /// Connects without a word.
+    /// Connects without a greeting.
     pub fn connect(server: &Server) -> Raw {
         let stream = UnixStream::connect(&server.socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
+        stream.set_write_timeout(Some(TIME_LIMIT)).unwrap();
         Raw {
             stream,
             headers: Headers::Simple,
         }
     }
 
-    /// Connects and greets.
+    /// Connects, and exchanges greetings.
     pub fn new(server: &Server) -> Raw {
         let mut raw = Raw::connect(server);
         let greeting = raw.take(18);
@@ -288,7 +288,7 @@ impl Raw {
         bytes
     }
 
-    /// Whether the server closes the connection without another byte.
+    /// Fails the test unless the server closes the connection without sending anything.
     #[track_caller]
     pub fn assert_closed(&mut self) {
         let mut rest = Vec::new();
@@ -298,12 +298,13 @@ impl Raw {
         }
     }
 
-    /// Sends an option; the last answer's kind, and the payloads before.
+    /// Sends an option. Returns the kind of the last reply, and the payloads of those before.
     pub fn option(&mut self, kind: OptionKind, payload: &[u8]) -> (OptionReplyKind, Vec<Vec<u8>>) {
         self.put(&encode_option(kind, payload));
         self.replies(kind)
     }
 
+    /// Receives the replies to an option.
     pub fn replies(&mut self, kind: OptionKind) -> (OptionReplyKind, Vec<Vec<u8>>) {
         let mut all = Vec::new();
         loop {
@@ -325,8 +326,7 @@ impl Raw {
         self.put(&bytes);
     }
 
-    /// Sends a request and its payload, and receives its answer, the only one
-    /// outstanding.
+    /// Sends a request and its payload, and receives its reply. No other request may be in flight.
     pub fn ask(&mut self, request: &Request, payload: &[u8]) -> Got {
         self.send(request);
         self.put(payload);
@@ -339,8 +339,8 @@ impl Raw {
         got
     }
 
-    /// The next answer, and its cookie. `simple_data`: bytes that follow a
-    /// simple reply without an error.
+    /// The next reply, and its cookie. `simple_data`: the length of the data after a simple reply
+    /// without an error.
     pub fn answer(&mut self, simple_data: usize) -> (u64, Got) {
         let mut got = Got::default();
         if self.headers == Headers::Simple {

@@ -3,9 +3,9 @@
 use super::Lab;
 use super::server::client;
 
-/// With certtool, which is there: for a server called `localhost` and for a client,
-/// folders `good`, `other` (of another authority), `wrong` (the authority of
-/// `good`, the client of `other`) and `none` (the authority alone).
+/// Makes certificates of a server `localhost` and of a client with certtool, which must be installed.
+/// Folders: `good`, `other` (of another authority), `wrong` (the authority of `good`, the client of
+/// `other`), `none` (only the authority).
 #[track_caller]
 pub fn certificates(lab: &Lab) {
     let script = r#"
@@ -17,10 +17,10 @@ pub fn certificates(lab: &Lab) {
             mkdir $ca
             certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/ca-key.pem
             certtool --generate-self-signed --load-privkey $ca/ca-key.pem --template ca.info --outfile $ca/ca-cert.pem
-            for who in server client; do
-                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$who-key.pem
+            for name in server client; do
+                certtool --generate-privkey --key-type rsa --bits 2048 --outfile $ca/$name-key.pem
                 certtool --generate-certificate --load-ca-certificate $ca/ca-cert.pem --load-ca-privkey $ca/ca-key.pem \
-                    --load-privkey $ca/$who-key.pem --template $who.info --outfile $ca/$who-cert.pem
+                    --load-privkey $ca/$name-key.pem --template $name.info --outfile $ca/$name-cert.pem
             done
         done
         mkdir wrong none
@@ -30,8 +30,8 @@ pub fn certificates(lab: &Lab) {
     client(lab, "sh", &["-c", script]).ok("certificates");
 }
 
-/// With psktool: `good/keys.psk` of users alice, bob and qemu, and
-/// `wrong/keys.psk` of alice, with another key, and eve.
+/// Makes keys with psktool: `good/keys.psk` of users alice, bob and qemu; `wrong/keys.psk` of alice,
+/// with another key, and of eve.
 #[track_caller]
 pub fn keys(lab: &Lab) {
     for (folder, user) in [

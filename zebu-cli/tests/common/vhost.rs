@@ -1,4 +1,4 @@
-//! A vhost-user-blk server under test, and a machine with one virtqueue.
+//! The vhost-user-blk server under test, and a front end with one virtqueue.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use zebu_vhost::front_end::{Connection, Machine, Ring, Setup};
 
 use super::guest::Guest;
 use super::server::{Server, wait_until};
-use super::{Lab, PATIENCE};
+use super::{Lab, TIME_LIMIT};
 
-// What is asked for.
+// Types of requests.
 pub const READ: u32 = 0;
 pub const WRITE: u32 = 1;
 pub const FLUSH: u32 = 4;
@@ -17,7 +17,7 @@ pub const GET_ID: u32 = 8;
 pub const DISCARD: u32 = 11;
 pub const WRITE_ZEROES: u32 = 13;
 
-// What is answered.
+// Statuses.
 pub const OK: u8 = 0;
 pub const ERROR: u8 = 1;
 pub const UNSUPPORTED: u8 = 2;
@@ -29,13 +29,13 @@ pub const FEATURE_WCE: u32 = 11;
 pub const FEATURE_INDIRECT: u32 = 28;
 pub const FEATURE_EVENT_INDEX: u32 = 29;
 
-/// Where the server that [`serve`] starts listens.
+/// The socket of the server that [`serve`] starts.
 pub fn socket(lab: &Lab) -> PathBuf {
     lab.path("v.sock")
 }
 
-/// `zebu vhost-user-blk -v --socket-path v.sock` and these arguments; waits
-/// until it listens.
+/// Starts `zebu vhost-user-blk -v --socket-path v.sock` with these arguments, and waits until it
+/// listens.
 #[track_caller]
 pub fn serve(lab: &Lab, args: &[&str]) -> Server {
     let mut all = vec!["vhost-user-blk", "-v", "--socket-path", "v.sock"];
@@ -46,7 +46,7 @@ pub fn serve(lab: &Lab, args: &[&str]) -> Server {
     server
 }
 
-/// A machine of QEMU whose first disk is what is served at `v.sock`.
+/// Starts a guest whose first disk is served at `v.sock`.
 pub fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str) -> Guest {
     let socket = format!("socket,id=c,reconnect=1,path={}", socket(lab).display());
     let args = [
@@ -62,7 +62,7 @@ pub fn start(lab: &Lab, name: &str, root: Option<&str>, job: &str) -> Guest {
     Guest::start(lab, name, root, job, &args)
 }
 
-/// A machine with one virtqueue, which asks for one thing at a time.
+/// A front end with one virtqueue and one request at a time.
 pub struct Disk {
     pub machine: Machine,
     pub connection: Connection,
@@ -83,11 +83,11 @@ impl Disk {
         }
     }
 
-    /// Waits for the answer to the request whose descriptors begin with
-    /// `head`: how much was written.
+    /// Waits for the completion of the request whose first descriptor is `head`. Returns the number of
+    /// bytes written.
     #[track_caller]
     pub fn written(&mut self, head: u16) -> u32 {
-        assert!(self.ring.wait(PATIENCE).unwrap(), "no answer");
+        assert!(self.ring.wait(TIME_LIMIT).unwrap(), "timeout of a request");
         let (answered, written) = self.ring.answer().unwrap();
         assert_eq!(answered, head);
         written
@@ -103,13 +103,13 @@ impl Disk {
         (self.status(), written)
     }
 
-    /// The status of the slot's last request.
+    /// The status of the last request.
     pub fn status(&self) -> u8 {
         let at = GuestAddress(self.ring.status(0));
         self.machine.memory().read_obj(at).unwrap()
     }
 
-    /// Asks for something that is given `bytes`; the status.
+    /// Makes a request with these data. Returns the status.
     #[track_caller]
     pub fn give(&mut self, kind: u32, sector: u64, bytes: &[u8]) -> u8 {
         let at = GuestAddress(self.ring.data(0));
@@ -119,7 +119,7 @@ impl Disk {
         status
     }
 
-    /// Asks for something that gives `length` bytes.
+    /// Makes a request that returns `length` bytes.
     #[track_caller]
     pub fn take(&mut self, kind: u32, sector: u64, length: usize) -> Result<Vec<u8>, u8> {
         let at = GuestAddress(self.ring.data(0));
@@ -136,7 +136,7 @@ impl Disk {
     }
 }
 
-/// What a discard or a write of zeroes is given for each range.
+/// A range of a discard or a write of zeroes.
 pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     let mut bytes = sector.to_le_bytes().to_vec();
     bytes.extend(sectors.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What sessions have found, each by itself.
+//! Regression tests of errors that sessions have found.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ impl Place {
         }
     }
 
-    /// What a program answers to a line of words.
+    /// Runs a program with the words of a line.
     fn run(&mut self, by: By, cwd: &str, line: &str) -> Answer {
         let args: Vec<String> = line.split(' ').map(String::from).collect();
         self.shell.img(by, cwd, &args).expect("an answer")
@@ -35,7 +35,7 @@ impl Place {
         assert_eq!(answer.status, 0, "{line}: {}", answer.text());
     }
 
-    /// A session of commands after the options and the name.
+    /// Runs a session of commands; `args` are options and name.
     #[track_caller]
     fn io(&mut self, by: By, args: &str, commands: &[&str]) {
         let args: Vec<String> = args.split(' ').map(String::from).collect();
@@ -44,7 +44,7 @@ impl Place {
         assert_eq!(answer.status, 0, "{commands:?}: {}", answer.text());
     }
 
-    /// Both programs find these patterns, and nothing wrong in the image.
+    /// Fails the test unless both programs read these patterns and find no errors.
     #[track_caller]
     fn reads(&mut self, name: &str, commands: &[&str]) {
         for by in [By::Zebu, By::Qemu] {
@@ -53,7 +53,7 @@ impl Place {
         }
     }
 
-    /// A file, to be written.
+    /// Opens a file for writing.
     fn file(&self, name: &str) -> fs::File {
         let mut options = fs::OpenOptions::new();
         let file = options
@@ -70,11 +70,11 @@ impl Place {
 }
 
 #[test]
-fn close_keeps_what_was_written_behind_the_end_of_the_file() {
+fn close_keeps_data_written_past_the_end_of_the_file() {
     let mut place = Place::new();
     place.done(By::Qemu, "create -q -f qcow2 -o extended_l2=on a 1G");
     place.io(By::Qemu, "-f qcow2 a", &["write -P 1 0 2k"]);
-    // The file ends inside the cluster, and not with a page.
+    // The file ends within the cluster and within a page.
     let file = place.file("a");
     let length = file.metadata().expect("length").len();
     file.set_len((length - 1) / 65536 * 65536 + 2048)
@@ -88,7 +88,7 @@ fn close_keeps_what_was_written_behind_the_end_of_the_file() {
 }
 
 #[test]
-fn close_keeps_clusters_that_lie_behind_the_end_of_the_file() {
+fn close_keeps_clusters_past_the_end_of_the_file() {
     let mut place = Place::new();
     place.done(
         By::Qemu,
@@ -96,7 +96,7 @@ fn close_keeps_clusters_that_lie_behind_the_end_of_the_file() {
     );
     let file = place.file("a");
     file.set_len(2 << 20).expect("cut");
-    // In place behind the end, then something new before that.
+    // A write in place past the end of the file, then an allocating write before it.
     let commands = [
         "write -P 7 3M 64k",
         "discard 2560k 64k",
@@ -109,7 +109,7 @@ fn close_keeps_clusters_that_lie_behind_the_end_of_the_file() {
 }
 
 #[test]
-fn nothing_is_copied_from_behind_the_end_of_the_disk() {
+fn copy_on_write_ends_at_the_end_of_the_disk() {
     for options in ["compat=1.1", "compat=0.10", "extended_l2=on"] {
         let mut place = Place::new();
         place.full("b", 1 << 20);
@@ -131,7 +131,7 @@ fn nothing_is_copied_from_behind_the_end_of_the_disk() {
 }
 
 #[test]
-fn zeroes_written_where_zeroes_are_stay_when_the_backing_file_changes() {
+fn zeroes_written_over_zeroes_hide_a_new_backing_file() {
     for (options, range) in [
         ("compat=1.1", "4k 8k"),
         ("compat=1.1", "60k 70k"),
@@ -145,7 +145,7 @@ fn zeroes_written_where_zeroes_are_stay_when_the_backing_file_changes() {
         place.full("full", 1 << 20);
         for below in ["", "-b zero -F raw "] {
             if below.is_empty() && options == "compat=0.10" {
-                // With nothing behind it version 2 need not say anything.
+                // Version 2 has no zero clusters without a backing file.
                 continue;
             }
             let create = format!("create -q -f qcow2 -o {options} {below}a 1M");
@@ -161,7 +161,7 @@ fn zeroes_written_where_zeroes_are_stay_when_the_backing_file_changes() {
 }
 
 #[test]
-fn a_data_file_is_found_where_qemu_finds_it() {
+fn relative_data_file_names_as_in_qemu() {
     let mut place = Place::new();
     let create = "create -q -f qcow2 -o data_file=d img/a 1M";
     place.done(By::Zebu, create);
@@ -183,7 +183,7 @@ fn a_data_file_is_found_where_qemu_finds_it() {
         [3; 65536]
     );
     assert!(fs::read(place.shell.root.join("img/d")).expect("d") == vec![0xff; 1 << 20]);
-    // From elsewhere it is another file, or none.
+    // From another folder the name is another file, or none.
     fs::remove_file(place.shell.root.join("img/d")).expect("d");
     for by in [By::Zebu, By::Qemu] {
         let answer = place.run(by, "img", "convert -O raw a out");
@@ -193,7 +193,7 @@ fn a_data_file_is_found_where_qemu_finds_it() {
 }
 
 #[test]
-fn snapshots_of_old_images_get_what_version_3_wants() {
+fn amend_to_version_3_extends_snapshot_entries() {
     let mut place = Place::new();
     for options in [
         "compat=1.1",
@@ -216,7 +216,7 @@ fn snapshots_of_old_images_get_what_version_3_wants() {
 }
 
 #[test]
-fn amend_refuses_before_it_changes_anything() {
+fn a_refused_amend_changes_nothing() {
     let mut place = Place::new();
     for (create, options) in [
         ("compat=0.10", "size=3M"),
@@ -237,8 +237,7 @@ fn amend_refuses_before_it_changes_anything() {
     }
 }
 
-/// An image of which the mapping of guest offset 1M leads to one of its own
-/// structures: where that is.
+/// Makes an image that maps guest offset 1M to one of its own tables. Returns the host offset.
 fn image_that_maps_itself(place: &mut Place, structure: &str) -> u64 {
     place.done(By::Qemu, "create -q -f qcow2 a 4M");
     place.io(By::Qemu, "-f qcow2 a", &["write -P 1 0 64k"]);
@@ -269,7 +268,7 @@ fn image_that_maps_itself(place: &mut Place, structure: &str) -> u64 {
 }
 
 #[test]
-fn overlap_checks_are_those_of_the_option() {
+fn overlap_check_option() {
     let mut place = Place::new();
     for structure in [
         "active-l1",

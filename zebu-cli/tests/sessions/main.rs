@@ -1,54 +1,48 @@
-//! Guards against data lost, misread or made up by sessions of zebu and QEMU
-//! in turn on one image, whatever the image is and however it was left: each
-//! run makes a random image over random backing files and does random things
-//! to it (`steps.rs`), through the programs and real files. After each step
-//! both programs read everything, compared with plain memory (`world.rs`), and
-//! both check it.
+//! zebu and QEMU change one image in turn. Each run makes a random image over random backing files and
+//! executes random steps (`steps.rs`) with both programs on real files. After each step both programs
+//! read everything, which is compared with plain memory (`world.rs`), and both check the image.
 //!
 //! | variable                | meaning                                          |
 //! |-------------------------|--------------------------------------------------|
-//! | `ZEBU_SESSIONS_STEPS`   | steps to do at least; the last run is finished   |
-//! | `ZEBU_SESSIONS_SECONDS` | instead: so long                                 |
+//! | `ZEBU_SESSIONS_STEPS`   | at least so many steps                           |
+//! | `ZEBU_SESSIONS_SECONDS` | or: run for this time                            |
 //! | `ZEBU_SESSIONS_SEED`    | the first run's seed; the next ones count up     |
 //! | `ZEBU_SESSIONS_TRACE`   | print each command                               |
-//! | `ZEBU_SESSIONS_WHOLE`   | do not look for fewer steps that fail, too       |
+//! | `ZEBU_SESSIONS_WHOLE`   | do not shorten the list of steps of a failure    |
 //!
-//! A run that fails says its seed, and the commands of the shortest list of its
-//! steps that was found to fail.
+//! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
-#[path = "../common/bytes.rs"]
-mod bytes;
+#[path = "../common/mod.rs"]
+mod common;
 mod found;
 mod limited;
 mod make;
 mod program;
 mod refused;
-#[path = "../common/rng.rs"]
-mod rng;
 mod steps;
 mod world;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use common::{Rng, bytes, env_number};
 use program::Shell;
-use rng::Rng;
 use world::World;
 
-/// Steps that a run fails with: how many were done, why, and the commands.
+/// A failed run: the number of steps, the reason, and the commands.
 struct Failure {
     done: usize,
     why: String,
     log: Vec<String>,
 }
 
-/// Does the steps, each with its own seed, on a new world.
+/// Executes steps, each with its seed, on a new image.
 fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
     let place = match seed % 4 {
         0 => Path::new("/dev/shm"),
         _ => Path::new(env!("CARGO_TARGET_TMPDIR")),
     };
-    // Absolute names have these bytes.
+    // Parts of absolute names.
     let prefix =
         bytes::os([".tmp", "a b", "c,d:", "e\u{e0ff}", "f\u{e0e2}\u{e082}"][seed as usize % 5]);
     let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(place);
@@ -82,7 +76,7 @@ fn run(seed: u64, steps: &[u64]) -> Result<usize, Failure> {
     }
 }
 
-/// The shortest list of steps that was found to fail, within some time.
+/// The shortest failing list of steps that was found within 90 s.
 fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
     let end = Instant::now() + Duration::from_secs(90);
     steps.truncate(failure.done);
@@ -106,16 +100,11 @@ fn shrink(seed: u64, mut steps: Vec<u64>, mut failure: Failure) -> Failure {
     failure
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().expect(variable))
-}
-
 #[test]
 fn sessions() {
-    let wanted = number("ZEBU_SESSIONS_STEPS").unwrap_or(120) as usize;
-    let seconds = number("ZEBU_SESSIONS_SECONDS");
-    let first = number("ZEBU_SESSIONS_SEED").unwrap_or(1);
+    let wanted = env_number("ZEBU_SESSIONS_STEPS").unwrap_or(120) as usize;
+    let seconds = env_number("ZEBU_SESSIONS_SECONDS");
+    let first = env_number("ZEBU_SESSIONS_SEED").unwrap_or(1);
     let begun = Instant::now();
     let (mut done, mut seed) = (0, first);
     while match seconds {

@@ -1,10 +1,9 @@
-//! New worlds: base images of all kinds, and the image over them.
+//! Makes the images of a run: base images of all kinds, and an image over them.
 
 use std::fs;
 
-use crate::bytes;
+use crate::common::{Rng, bytes};
 use crate::program::{By, Shell};
-use crate::rng::Rng;
 use crate::world::{Base, Disk, FOLDERS, Kind, SECTOR, World, as_value, done, odd_name, words};
 
 /// One of the two programs.
@@ -15,7 +14,7 @@ pub fn either(rng: &mut Rng) -> By {
     }
 }
 
-/// Bytes in runs of one value each, some of them zero.
+/// Bytes in runs of one value, some of them zero.
 fn random_bytes(rng: &mut Rng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut at = 0;
@@ -87,7 +86,7 @@ impl World {
         Ok(world)
     }
 
-    /// Creation options of an image of the world's kind.
+    /// Creation options of the image.
     fn options(&mut self, shell: &Shell, rng: &mut Rng, base: Option<usize>) -> String {
         let kind = &mut self.kind;
         let mut options = vec![format!("cluster_size={}", kind.cluster)];
@@ -115,7 +114,7 @@ impl World {
                     true => shell.absolute(&data),
                     false => {
                         self.fixed_cwd = Some(rng.pick(&FOLDERS));
-                        // Another file of that name is not the one that is meant.
+                        // Files of this name in other folders must not be used.
                         for folder in FOLDERS {
                             let path = shell.root.join(folder).join(bytes::os(&data));
                             let _ = fs::write(path, [0xee; 70000]);
@@ -137,8 +136,8 @@ impl World {
         options.join(",")
     }
 
-    /// A new image that may be behind the one that is changed: shorter, longer or
-    /// as long, raw of any length, or qcow2 over another one.
+    /// Makes a backing file of about `size` bytes: raw of any length, or qcow2, perhaps with a backing
+    /// file.
     pub fn new_base(
         &mut self,
         shell: &mut Shell,
@@ -166,7 +165,7 @@ impl World {
                 "# img/{}: raw, {length} bytes",
                 name.escape_debug()
             ));
-            // Both programs take it for whole sectors.
+            // Both programs round the size up to sectors.
             bytes.resize(length.next_multiple_of(SECTOR), 0);
             self.bases.push(Base {
                 name,

@@ -1,4 +1,4 @@
-//! Running zebu and QEMU, and what was run.
+//! Runs zebu and QEMU, and records their commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -6,42 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use crate::bytes;
+use crate::common::{bytes, peer, program};
 
-/// Which of the two programs does something.
+/// One of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Zebu,
     Qemu,
 }
 
-/// Where the programs are.
-struct Programs {
-    zebu: PathBuf,
-    qemu_img: PathBuf,
-    qemu_io: PathBuf,
-}
-
-fn programs() -> &'static Programs {
-    static PROGRAMS: OnceLock<Programs> = OnceLock::new();
-    PROGRAMS.get_or_init(|| {
-        let named = |variable: &str, default: &str| {
-            let path = PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| default.into()));
-            // Programs run in other folders than the test.
-            match path.components().count() {
-                1 => path,
-                _ => std::path::absolute(&path).expect("a current folder"),
-            }
-        };
-        Programs {
-            zebu: named("ZEBU_TEST_BIN", env!("CARGO_BIN_EXE_zebu")),
-            qemu_img: named("ZEBU_QEMU_IMG", "qemu-img"),
-            qemu_io: named("ZEBU_QEMU_IO", "qemu-io"),
-        }
-    })
-}
-
-/// What a program answered.
+/// The exit status and the output of a program.
 #[derive(Debug)]
 pub struct Answer {
     /// The exit status; 128 + signal when one ended it.
@@ -51,20 +25,19 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The status and what was said, but for what succeeded.
+    /// The status, and the output without that of successful commands.
     pub fn text(&self) -> String {
         let all = self.out.lines().chain(self.err.lines());
-        let told = |line: &&str| {
+        let is_error = |line: &&str| {
             let done = ["wrote ", "read ", "discard ", "No errors"];
             !done.iter().any(|d| line.starts_with(d)) && !line.contains(" ops; ")
         };
-        let lines: Vec<&str> = all.filter(told).collect();
+        let lines: Vec<&str> = all.filter(is_error).collect();
         format!("status {}: {}", self.status, lines.join("\n"))
     }
 }
 
-/// Runs commands in folders under `root` and keeps them as lines of a shell
-/// script.
+/// Runs commands in folders under `root`, and records them as lines of a shell script.
 pub struct Shell {
     pub root: PathBuf,
     pub log: Vec<String>,
@@ -90,7 +63,7 @@ impl Shell {
         bytes::text(path.as_os_str().as_bytes())
     }
 
-    /// Notes a line.
+    /// Records a line.
     pub fn note(&mut self, line: String) {
         if self.trace {
             eprintln!("{line}");
@@ -98,17 +71,17 @@ impl Shell {
         self.log.push(line);
     }
 
-    /// `qemu-img` or `zebu` in the folder `cwd`.
+    /// Runs qemu-img or zebu in the folder `cwd`.
     pub fn img(&mut self, by: By, cwd: &str, args: &[String]) -> Result<Answer, String> {
         let (program, name) = match by {
-            By::Zebu => (&programs().zebu, "zebu"),
-            By::Qemu => (&programs().qemu_img, "qemu-img"),
+            By::Zebu => (program(), "zebu"),
+            By::Qemu => (peer().img(), "qemu-img"),
         };
         self.run(program, name, cwd, args)
     }
 
-    /// `qemu-io` or `zebu io` with one `-c` a command. (With io_uring, QEMU does not end where it
-    /// fills a new cluster at the end of a file of odd length: it has threads there.)
+    /// Runs qemu-io or `zebu io` with a `-c` for each command. With files whose length is no multiple of
+    /// 512, QEMU uses threads, since it may hang with io_uring.
     pub fn io(
         &mut self,
         by: By,
@@ -117,8 +90,8 @@ impl Shell {
         commands: &[String],
     ) -> Result<Answer, String> {
         let (program, name, first) = match by {
-            By::Zebu => (&programs().zebu, "zebu", Some("io".to_string())),
-            By::Qemu => (&programs().qemu_io, "qemu-io", None),
+            By::Zebu => (program(), "zebu", Some("io".to_string())),
+            By::Qemu => (&*peer().io, "qemu-io", None),
         };
         let mut all: Vec<String> = first.into_iter().collect();
         for command in commands {
@@ -138,10 +111,10 @@ impl Shell {
         self.run(program, name, cwd, &all)
     }
 
-    /// `qemu-io` that has opened an image for writing, until [`Shell::release`].
+    /// Starts a qemu-io that has an image open for writing until [`Shell::release`].
     pub fn hold(&mut self, cwd: &str, name: &str) -> Result<Held, String> {
         self.note(format!("# qemu-io in {cwd} has {} open", quoted(name)));
-        let child = Command::new(&programs().qemu_io)
+        let child = Command::new(&peer().io)
             .args(["-f", "qcow2"])
             .arg(bytes::os(name))
             .current_dir(self.root.join(cwd))
@@ -162,7 +135,7 @@ impl Shell {
         }
     }
 
-    /// Lets it close the image.
+    /// Makes it close the image.
     pub fn release(&mut self, mut held: Held) -> Result<(), String> {
         drop(held.0.stdin.take());
         self.note("# qemu-io ends".into());
@@ -212,7 +185,7 @@ impl Shell {
     }
 }
 
-/// A program that has the image open; killed if it is dropped.
+/// A program that has an image open. Dropping kills it.
 pub struct Held(Child);
 
 impl Drop for Held {
@@ -222,6 +195,7 @@ impl Drop for Held {
     }
 }
 
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -238,7 +212,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The ways of doing I/O that both programs have here, besides the default.
+/// The I/O engines that work here in both programs.
 pub fn engines(root: &Path) -> &'static [&'static str] {
     static ENGINES: OnceLock<Vec<&'static str>> = OnceLock::new();
     ENGINES.get_or_init(|| {

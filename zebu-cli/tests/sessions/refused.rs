@@ -1,20 +1,18 @@
-//! Steps in which zebu must refuse something, and change nothing: writing to an image
-//! that another program has open, converting a file onto itself, and going on after a
-//! read error.
+//! Steps in which zebu must fail without changes: writing to an image that another program has open,
+//! converting a file onto itself, continuing after a read error.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use crate::bytes;
+use crate::common::{Rng, bytes};
 use crate::program::{By, Shell};
-use crate::rng::Rng;
 use crate::world::{FOLDERS, SECTOR, World, compare, words};
 
 type Result<T> = std::result::Result<T, String>;
 
-/// All files and what is in them.
+/// All files and their content.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
 fn files(shell: &Shell) -> Result<Files> {
@@ -30,7 +28,7 @@ fn files(shell: &Shell) -> Result<Files> {
     Ok(all)
 }
 
-/// Fails if a file has changed, or came or went.
+/// Fails if a file was changed, created or removed.
 fn unchanged(before: &Files, shell: &Shell, what: &str) -> Result<()> {
     let now = files(shell)?;
     let paths = before.keys().chain(now.keys());
@@ -44,7 +42,7 @@ fn unchanged(before: &Files, shell: &Shell, what: &str) -> Result<()> {
 }
 
 impl World {
-    /// One step of these.
+    /// One of these steps.
     pub fn refused(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         match rng.below(3) {
             0 => self.in_use(shell, rng),
@@ -53,7 +51,7 @@ impl World {
         }
     }
 
-    /// QEMU has the image open for writing; nothing else writes, also with `-U`.
+    /// QEMU has the image open for writing: zebu must not write to it, also with `-U`.
     fn in_use(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let (cwd, name) = self.place(shell, rng);
         let held = shell.hold(cwd, &name)?;
@@ -90,13 +88,13 @@ impl World {
         shell.release(held)
     }
 
-    /// What is read is the target, too, by the same or another name.
+    /// The target is a file that is read, by the same or another name.
     fn onto_itself(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let chain = std::iter::successors(self.base, |base| self.bases[*base].backing);
         let mut names = vec![self.name.clone()];
         names.extend(chain.map(|base| self.bases[base].name.clone()));
         let target = &names[rng.below(names.len() as u64) as usize];
-        // The top image is read with all of its chain; a raw one alone.
+        // The top image is read with its chain, a raw one without.
         let (source, format) = match target.ends_with(".raw") && rng.one_in(2) {
             true => (target.as_str(), "raw"),
             false => (self.name.as_str(), "qcow2"),
@@ -131,8 +129,8 @@ impl World {
         Ok(())
     }
 
-    /// A sector of the image cannot be read: either it is not needed, or the copy is known to
-    /// be incomplete.
+    /// A sector of the image cannot be read. Either it is not needed, or the copy is reported as
+    /// incomplete.
     fn read_error(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         // Names relative to an image are not known through other drivers.
         if self.base.is_some() || self.kind.data_file.is_some() {
@@ -171,7 +169,11 @@ impl World {
                 .trim_end()
                 .ends_with("'copy.qcow2' is incomplete");
             if check.status == 0 || !named {
-                return Err(format!("half a copy: {}, {}", answer.text(), check.text()));
+                return Err(format!(
+                    "an incomplete copy: {}, {}",
+                    answer.text(),
+                    check.text()
+                ));
             }
         }
         let _ = fs::remove_file(copy);

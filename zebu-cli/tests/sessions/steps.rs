@@ -1,5 +1,4 @@
-//! What is done to the image: sessions of reads and writes, and all that is
-//! done between them.
+//! The steps: sessions of reads and writes, and other changes of the image.
 
 use std::fs;
 use std::ops::Range;
@@ -7,10 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::bytes;
+use crate::common::{Rng, bytes};
 use crate::make::either;
 use crate::program::{By, Shell};
-use crate::rng::Rng;
 use crate::world::{Disk, SECTOR, Snap, World, as_value, done, odd_name, words};
 
 type Result<T> = std::result::Result<T, String>;
@@ -19,34 +17,36 @@ type Result<T> = std::result::Result<T, String>;
 #[derive(Default)]
 struct Script {
     commands: Vec<String>,
-    /// Writes that lie apart are in flight together.
-    together: bool,
-    flying: Vec<Range<usize>>,
+    /// Whether writes that do not overlap are in flight together.
+    concurrent: bool,
+    /// Ranges of writes in flight.
+    in_flight: Vec<Range<usize>>,
 }
 
 impl Script {
-    /// A command that changes a range.
+    /// Adds a command that changes a range.
     fn add(&mut self, command: String, range: &Range<usize>) {
-        if !self.together || !command.starts_with("write") {
+        if !self.concurrent || !command.starts_with("write") {
             return self.alone(command);
         }
         let apart = |other: &Range<usize>| other.end <= range.start || range.end <= other.start;
-        if !self.flying.iter().all(apart) {
-            self.land();
+        if !self.in_flight.iter().all(apart) {
+            self.wait();
         }
-        self.flying.push(range.clone());
+        self.in_flight.push(range.clone());
         self.commands.push(format!("aio_{command}"));
     }
 
-    /// A command that nothing is in flight with.
+    /// Adds a command that runs when no write is in flight.
     fn alone(&mut self, command: String) {
-        self.land();
+        self.wait();
         self.commands.push(command);
     }
 
-    fn land(&mut self) {
-        if !self.flying.is_empty() {
-            self.flying.clear();
+    /// Waits for writes in flight.
+    fn wait(&mut self) {
+        if !self.in_flight.is_empty() {
+            self.in_flight.clear();
             self.commands.push("aio_flush".into());
         }
     }
@@ -77,25 +77,25 @@ impl World {
         }
     }
 
-    /// A program opens the image, writes to it, and closes it or is killed.
+    /// A program opens the image, writes to it, and closes it or aborts.
     fn session(&mut self, shell: &mut Shell, rng: &mut Rng, killed: bool) -> Result<()> {
         let by = either(rng);
         let count = 1 + rng.below(10);
         let mut script = Script {
-            together: rng.one_in(2),
+            concurrent: rng.one_in(2),
             ..Script::default()
         };
-        let mut packed = 0;
+        let mut compressed = 0;
         for _ in 0..count {
             let (command, range) = match rng.below(12) {
                 0..=5 => self.write(rng),
                 6..=8 => self.zero(rng),
                 9 => self.discard(rng),
                 10 => ("flush".into(), 0..0),
-                // Last: QEMU 10 goes on to pack into a host cluster that it has
-                // freed and taken for something else since.
+                // At the end: QEMU 10 may append compressed data to a host cluster that it has
+                // freed and allocated again.
                 _ => {
-                    packed += 1;
+                    compressed += 1;
                     continue;
                 }
             };
@@ -105,8 +105,8 @@ impl World {
                 script.alone(format!("read -P {byte} {} {}", range.start, range.len()));
             }
         }
-        for _ in 0..packed {
-            if let Some(command) = self.packed(rng) {
+        for _ in 0..compressed {
+            if let Some(command) = self.compressed(rng) {
                 script.alone(command);
             }
         }
@@ -130,13 +130,13 @@ impl World {
             return Err(format!("{by:?} session: {}", answer.text()));
         }
         self.clean_end &= by == By::Zebu;
-        // A dirty image was repaired on opening, which need not find leaks.
+        // Opening repairs a dirty image, but need not repair leaks.
         self.killed |= killed;
         Ok(())
     }
 
-    /// The file is left with another length, and zebu writes a few sectors, mostly past the
-    /// page cache, near what was written before.
+    /// The length of the file changes, and zebu writes a few sectors near the end, mostly with direct
+    /// I/O.
     fn end_of_file(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let cluster = self.kind.cluster;
         let place = |rng: &mut Rng, world: &World| {
@@ -145,7 +145,7 @@ impl World {
                 .collect();
             let nth = match used.len() as u64 {
                 0 => 0,
-                // What came last is at the end of the file.
+                // The last clusters are at the end of the file.
                 count => used[count as usize - 1 - rng.below(count.min(3)) as usize],
             };
             let sectors = (world.size().min((nth + 1) * cluster) - nth * cluster) / SECTOR;
@@ -180,8 +180,8 @@ impl World {
         Ok(())
     }
 
-    /// A few sectors at the end of the disk are written, often over a longer backing file. It
-    /// may get another one, and is made larger.
+    /// Writes a few sectors at the end of the disk, perhaps changes the backing file, and makes the disk
+    /// larger.
     fn end_of_disk(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         if rng.one_in(2) {
             let size = self.size();
@@ -224,7 +224,7 @@ impl World {
         !bytes.is_empty() && bytes.iter().all(|b| *b == bytes[0])
     }
 
-    /// The image as options, with some that change how it is written.
+    /// The image as options, with some that change how data are written.
     fn image_options(&self, rng: &mut Rng, name: &str) -> String {
         let mut options = format!(
             "driver=qcow2,file.driver=file,file.filename={}",
@@ -255,7 +255,7 @@ impl World {
         options
     }
 
-    /// Some sectors: any, or at the edges of clusters, or whole clusters.
+    /// A random range: any sectors, whole clusters, or at the end of the disk.
     fn range(&self, rng: &mut Rng) -> (usize, usize) {
         let cluster = self.kind.cluster;
         let sectors = self.size() / SECTOR;
@@ -283,23 +283,22 @@ impl World {
         self.touched[at / cluster..(at + length).div_ceil(cluster)].fill(true);
     }
 
-    /// A write, and what it writes to.
+    /// A write, and its range.
     pub fn write(&mut self, rng: &mut Rng) -> (String, Range<usize>) {
         let (at, length) = self.range(rng);
         let byte = match rng.one_in(12) {
             true => 0,
             false => 1 + rng.below(255) as u8,
         };
-        // Zeroes may be found to be such.
+        // Zeroes may be detected.
         let own = byte != 0 || self.owns_zeroes();
         self.disk.put(at, length, byte, own);
         self.touch(at, length);
         (format!("write -P {byte} {at} {length}"), at..at + length)
     }
 
-    /// Whether the image itself must say that what was zeroed is zero. Version 2 has
-    /// no zero clusters: with nothing behind it, it need not say anything. A raw data
-    /// file says nothing of its own.
+    /// Whether the image itself must have zeroes that were written. Version 2 without a backing file
+    /// may deallocate clusters instead. With a raw data file nothing hides a backing file.
     fn owns_zeroes(&self) -> bool {
         (self.kind.version == 3 || self.base.is_some()) && !self.is_data_raw()
     }
@@ -330,7 +329,7 @@ impl World {
     }
 
     /// A compressed write to a cluster that was never written.
-    fn packed(&mut self, rng: &mut Rng) -> Option<String> {
+    fn compressed(&mut self, rng: &mut Rng) -> Option<String> {
         let cluster = self.kind.cluster;
         let nth = rng.below(self.clusters() as u64) as usize;
         if self.kind.data_file.is_some() || self.touched[nth] {
@@ -344,7 +343,7 @@ impl World {
         Some(format!("write -c -P {byte} {at} {length}"))
     }
 
-    /// The disk is made larger or smaller.
+    /// Makes the disk larger or smaller.
     fn resize(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let cluster = self.kind.cluster;
         let old = self.size();
@@ -375,7 +374,7 @@ impl World {
         let commands_of_qemu = in_session && by == By::Qemu;
         let mut preallocated = false;
         let answer = if in_session {
-            // Within a session that goes on: QEMU's growth may show old content.
+            // In one session: QEMU may show old data where the disk grows.
             let mut args = words(&["-f", "qcow2"]);
             args.extend(self.opening(shell, rng));
             args.push(name);
@@ -397,11 +396,11 @@ impl World {
         match answer.status {
             0 => {}
             _ if refused => return Ok(()),
-            // A longer base would show there, and version 2 has no zero clusters.
+            // QEMU would have to hide a longer base, and version 2 has no zero clusters.
             _ if by == By::Qemu && self.kind.version == 2 && self.base.is_some() => {
                 return self.adopt(shell, rng);
             }
-            // QEMU, where clusters are free at the end of the file.
+            // QEMU refuses this if clusters at the end of the file are free.
             _ if by == By::Qemu && answer.err.contains("preallocation for shrinking files") => {
                 return self.adopt(shell, rng);
             }
@@ -412,17 +411,17 @@ impl World {
         self.touched.resize(new.div_ceil(cluster), true);
         self.clean_end &= !commands_of_qemu;
         if preallocated && by == By::Qemu {
-            // What it preallocates shows what freed clusters had.
+            // Preallocated clusters show the data of freed ones.
             return self.adopt_from(old, new, shell, rng);
         }
         self.resized(shell, rng, by, old)
     }
 
-    /// The disk, which was `old` bytes, has another size now.
+    /// Updates the model after a change of the size from `old`.
     fn resized(&mut self, shell: &mut Shell, rng: &mut Rng, by: By, old: usize) -> Result<()> {
         let new = self.size();
         if by == By::Qemu && new > old && !self.clean_end {
-            // It shows what happens to lie behind the old end.
+            // QEMU shows the data past the old end of the disk.
             let end = old.next_multiple_of(self.kind.cluster).min(new);
             self.adopt_from(old, end, shell, rng)?;
         }
@@ -430,7 +429,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes over what QEMU's growth shows in a range.
+    /// Takes the content of a range from QEMU, where it shows old data.
     fn adopt_from(
         &mut self,
         from: usize,
@@ -457,14 +456,14 @@ impl World {
         };
         if self.snaps.is_empty() || (self.snaps.len() < 4 && rng.one_in(2)) {
             self.count += 1;
-            // Commas would end the name where a snapshot is read.
+            // A comma would end the name in `snapshot.name=`.
             let tag = odd_name(rng, &format!("s{}", self.count), "").replace(',', "-");
             let answer = run(&["-c", &tag])?;
             if self.kind.data_file.is_some() && answer.status == 1 {
                 return Ok(());
             }
             if answer.status == 1 && self.has_narrow_refcounts(shell)? {
-                // QEMU leaks what it has counted up to there.
+                // QEMU leaks the clusters whose refcounts it has raised.
                 self.killed |= by == By::Qemu;
                 return Ok(());
             }
@@ -475,9 +474,9 @@ impl World {
             });
             self.touched.fill(true);
             if self.kind.version == 2 && rng.one_in(2) {
-                shell.note("# the extra data of the snapshots is taken away".into());
+                shell.note("# the extra data of the snapshots are removed".into());
                 make_snapshots_old(&self.path(shell))?;
-                // Version 3 needs what is missing now.
+                // Version 3 needs the extra data.
                 if rng.one_in(2) {
                     return self.amend(shell, rng);
                 }
@@ -504,7 +503,7 @@ impl World {
         Ok(bytes[7] == 3 && bytes[99] < 3)
     }
 
-    /// Another base, or none, as `rebase` has it.
+    /// A random backing file, or none, and the options of `rebase` for it.
     fn other_base(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<Option<usize>> {
         if self.bases.len() < 5 && rng.one_in(3) {
             self.new_base(shell, rng, self.size())?;
@@ -522,7 +521,7 @@ impl World {
         ["-b".into(), name.into(), "-F".into(), format.into()]
     }
 
-    /// `rebase -u`: what the image says nothing of changes.
+    /// `rebase -u`: unallocated sectors show the new backing file.
     fn change_base(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let base = self.other_base(shell, rng)?;
         self.change_base_to(shell, rng, base)
@@ -540,7 +539,7 @@ impl World {
         let own = self.mapped(shell, rng)?;
         if let Some(lost) = (0..own.len()).find(|s| self.disk.own[*s] && !own[*s]) {
             return Err(format!(
-                "the image says nothing of sector {lost:#x}, which was written"
+                "sector {lost:#x} was written and is not in the image"
             ));
         }
         let by = either(rng);
@@ -560,14 +559,14 @@ impl World {
         self.adopt_snapshots(shell, rng)
     }
 
-    /// A safe `rebase`: nothing changes for the active disk.
+    /// A safe `rebase`: the content of the active disk stays.
     pub fn rebase(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         if self.is_data_raw() || self.has_larger_snapshots() {
             return Ok(());
         }
         let base = self.other_base(shell, rng)?;
         let by = match self.kind.version == 2 && self.base.is_none() {
-            // QEMU writes zeroes then, which are nothing in version 2.
+            // QEMU writes zeroes then, which deallocate clusters in version 2.
             true => By::Zebu,
             false => either(rng),
         };
@@ -586,7 +585,7 @@ impl World {
         let Some(base) = self.base else {
             return Ok(());
         };
-        // What is over the base besides would show something else.
+        // Other images over the base would change.
         if self.bases.iter().any(|b| b.backing == Some(base)) || self.has_larger_snapshots() {
             return Ok(());
         }
@@ -609,7 +608,7 @@ impl World {
         self.adopt_snapshots(shell, rng)
     }
 
-    /// Other options. Where that is refused nothing has changed.
+    /// `amend`. If zebu refuses the options, nothing may change.
     pub fn amend(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let mut options = Vec::new();
         let mut version = self.kind.version;
@@ -632,7 +631,7 @@ impl World {
         }
         let width = options.iter().any(|o| o.starts_with("refcount_bits"));
         let by = match width && self.kind.cluster > 65536 {
-            // There QEMU may not come to an end.
+            // QEMU may not end here.
             true => By::Zebu,
             false => either(rng),
         };
@@ -649,7 +648,7 @@ impl World {
         ]);
         let answer = shell.img(by, cwd, &args)?;
         if answer.status != 0 {
-            // QEMU changes one thing after the other.
+            // QEMU may have changed some options.
             if by == By::Zebu && self.header(shell)? != before {
                 return Err(format!("amend failed in the middle: {}", answer.text()));
             }
@@ -662,7 +661,7 @@ impl World {
         self.disk.resize(size);
         self.touched = vec![true; self.clusters()];
         if version == 2 && self.base.is_none() {
-            // Zero clusters are nothing there.
+            // Zero clusters become unallocated.
             self.disk.disown();
         }
         match size == old {
@@ -685,7 +684,7 @@ impl World {
         Ok((fixed, more))
     }
 
-    /// Takes over version and size as QEMU's failed `amend` left them.
+    /// Takes version and size from the header after QEMU's `amend` has failed.
     fn adopt(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         let (fixed, _) = self.header(shell)?;
         self.kind.version = u32::from(fixed[3]);
@@ -700,7 +699,7 @@ impl World {
         Ok(())
     }
 
-    /// A copy takes the place of the image: snapshots and backing file are gone.
+    /// Replaces the image by a copy, without snapshots and backing file.
     pub fn remake(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         if self.kind.data_file.is_some() {
             return Ok(());
@@ -744,8 +743,7 @@ impl World {
     }
 }
 
-/// Takes from the snapshots' entries what QEMU before 1.1 did not write: all
-/// extra data.
+/// Removes the extra data from the entries of the snapshot table, as QEMU before 1.1 wrote them.
 pub fn make_snapshots_old(image: &Path) -> Result<()> {
     let mut options = fs::OpenOptions::new();
     let file = options.read(true).write(true).open(image);

@@ -1,22 +1,21 @@
-//! The image, what is behind it, and what is known of both.
+//! The model: the image, its backing files, snapshots, and their expected content.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::bytes;
+use crate::common::{Rng, bytes};
 use crate::program::{Answer, By, Shell, engines};
-use crate::rng::Rng;
 
-/// The unit of what is written.
+/// The unit of writes.
 pub const SECTOR: usize = 512;
 
-/// What a disk must read as.
+/// The expected content of a disk.
 #[derive(Clone, Default)]
 pub struct Disk {
     pub bytes: Vec<u8>,
-    /// By sector: the image itself must say what is there, whatever is behind it.
+    /// By sector: whether the image itself must have the data, with any backing file.
     pub own: Vec<bool>,
 }
 
@@ -41,15 +40,15 @@ impl Disk {
     }
 }
 
-/// A part of the mapping.
+/// An extent of the mapping.
 struct Part {
     start: usize,
     length: usize,
-    /// The image itself says it.
+    /// Whether the image itself has it.
     own: bool,
-    /// It is data, not zeroes.
+    /// Whether it is data, not zeroes.
     data: bool,
-    /// Where it is in the file.
+    /// The offset in the file.
     host: Option<usize>,
 }
 
@@ -59,50 +58,48 @@ pub struct Snap {
     pub disk: Disk,
 }
 
-/// An image that may be behind the one that is changed.
+/// An image that may be a backing file of the one that is changed.
 pub struct Base {
     pub name: String,
     pub format: &'static str,
     pub bytes: Vec<u8>,
-    /// What is behind it.
+    /// Its backing file.
     pub backing: Option<usize>,
 }
 
-/// How the image was made, as far as steps depend on it.
+/// Properties of the image on which steps depend.
 #[derive(Clone, Default)]
 pub struct Kind {
     pub cluster: usize,
     pub version: u32,
     pub extended: bool,
-    /// Its name as the header has it, and whether it is the raw disk.
+    /// The name of the data file in the header, and `data_file_raw`.
     pub data_file: Option<(String, bool)>,
 }
 
-/// The image and all around it.
+/// The image, its surroundings, and the model of both.
 pub struct World {
     /// The image's name in its folder.
     pub name: String,
     pub kind: Kind,
-    /// Folder in which commands run if the image has a relative data file name.
+    /// The folder in which commands run, if the image has a relative data file name.
     pub fixed_cwd: Option<&'static str>,
     pub disk: Disk,
-    /// By cluster: something may have been allocated there since it was made.
+    /// By cluster: whether it may be allocated.
     pub touched: Vec<bool>,
     pub snaps: Vec<Snap>,
     pub bases: Vec<Base>,
-    /// What is behind the image.
+    /// The backing file of the image.
     pub base: Option<usize>,
-    /// What the last cluster has behind the end of the disk is zero: QEMU wrote
-    /// nothing there, which may leave other content.
+    /// Whether the last cluster is zero past the end of the disk. QEMU may leave other data there.
     pub clean_end: bool,
-    /// It was left by a program that was killed: clusters may be leaked, and it
-    /// may be marked dirty.
+    /// Whether the last program was killed: clusters may be leaked, and the image may be dirty.
     pub killed: bool,
-    /// Number of names given.
+    /// The number of snapshots made, for their names.
     pub count: u32,
 }
 
-/// Parts of names that mean something elsewhere, or are not UTF-8.
+/// Parts of names that have a meaning elsewhere, or are not UTF-8.
 const ODD: [&str; 12] = [
     "",
     "",
@@ -118,14 +115,14 @@ const ODD: [&str; 12] = [
     "\u{e0c0}\u{e080}\"\\",
 ];
 
-/// A file name in the folder of the image, as it is written where a protocol may begin it.
+/// A random file name in the folder of the image, which does not begin with a protocol.
 pub fn odd_name(rng: &mut Rng, start: &str, end: &str) -> String {
     let odd = rng.pick(&ODD);
     let folder = if odd == ":" { "./" } else { "" };
     format!("{folder}{start}{odd}{end}")
 }
 
-/// A name in a list of options.
+/// The name as a value of an option.
 pub fn as_value(name: &str) -> String {
     name.replace(',', ",,")
 }
@@ -133,11 +130,12 @@ pub fn as_value(name: &str) -> String {
 pub const FOLDERS: [&str; 3] = [".", "img", "other"];
 
 impl World {
-    /// The folder to run in, and the image's name from there.
+    /// A folder to run in, and the image's name relative to it.
     pub fn place(&self, shell: &Shell, rng: &mut Rng) -> (&'static str, String) {
         self.place_of(&self.name, shell, rng)
     }
 
+    /// The same for another file in the folder of the image.
     pub fn place_of(&self, name: &str, shell: &Shell, rng: &mut Rng) -> (&'static str, String) {
         let cwd = self.fixed_cwd.unwrap_or_else(|| rng.pick(&FOLDERS));
         let name = match (rng.below(4), cwd) {
@@ -172,14 +170,14 @@ impl World {
         self.kind.data_file.as_ref().is_some_and(|d| d.1)
     }
 
-    /// What the base shows in the first `size` bytes.
+    /// The first `size` bytes of a backing file, zero past its end.
     pub fn below(&self, base: Option<usize>, size: usize) -> Vec<u8> {
         let mut bytes = base.map_or_else(Vec::new, |b| self.bases[b].bytes.clone());
         bytes.resize(size, 0);
         bytes
     }
 
-    /// Which sectors the image itself says something of, as QEMU has it.
+    /// By sector: whether the image itself has the data, according to QEMU.
     pub fn mapped(&self, shell: &mut Shell, rng: &mut Rng) -> Result<Vec<bool>, String> {
         let mut own = vec![false; self.size() / SECTOR];
         for part in self.map(shell, rng)? {
@@ -188,7 +186,7 @@ impl World {
         Ok(own)
     }
 
-    /// Whether the cluster at a host offset has plain data of the active disk.
+    /// Whether the cluster at a host offset is a data cluster of the active disk.
     fn is_data(&self, shell: &mut Shell, rng: &mut Rng, host: u64) -> Result<bool, String> {
         let host = host as usize;
         let here = |part: Part| {
@@ -198,7 +196,7 @@ impl World {
         Ok(self.kind.data_file.is_none() && self.map(shell, rng)?.into_iter().any(here))
     }
 
-    /// The mapping as QEMU has it.
+    /// The map of QEMU.
     fn map(&self, shell: &mut Shell, rng: &mut Rng) -> Result<Vec<Part>, String> {
         let (cwd, name) = self.place(shell, rng);
         let args = words(&["map", "--output=json", "-f", "qcow2", &name]);
@@ -223,7 +221,7 @@ impl World {
             .collect()
     }
 
-    /// How a program opens a file: a random cache mode and engine.
+    /// Options of a random cache mode and engine.
     pub fn opening(&self, shell: &Shell, rng: &mut Rng) -> Vec<String> {
         let cache = rng.pick(&[
             "none",
@@ -252,7 +250,7 @@ impl World {
         args
     }
 
-    /// Both programs read all of it and check it.
+    /// Fails unless both programs read the right content and find no errors.
     pub fn verify(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         self.check(shell, rng)?;
         for by in [By::Qemu, By::Zebu] {
@@ -318,7 +316,7 @@ impl World {
         Ok(())
     }
 
-    /// One program reads the disk.
+    /// Fails unless a program reads the right content.
     fn reads_right(&self, shell: &mut Shell, rng: &mut Rng, by: By) -> Result<(), String> {
         if by == By::Zebu && rng.one_in(2) {
             return self.reads_by_requests(shell, rng);
@@ -327,7 +325,7 @@ impl World {
         compare(&bytes, &self.disk.bytes).map_err(|e| format!("{by:?} reads: {e}"))
     }
 
-    /// Reads, verified by the program, of ranges that have one value.
+    /// The same by reads of ranges with one value, which `io` verifies.
     fn reads_by_requests(&self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         let bytes = &self.disk.bytes;
         let mut commands = Vec::new();
@@ -352,7 +350,7 @@ impl World {
         Ok(())
     }
 
-    /// What one program reads, with more options.
+    /// The content as read by a program, with more options.
     pub fn content(
         &self,
         shell: &mut Shell,
@@ -400,7 +398,7 @@ impl World {
         self.content(shell, rng, by, &["-l", &snap])
     }
 
-    /// The backing files read as they must.
+    /// Fails unless all backing files have the right content.
     pub fn verify_bases(&self, shell: &mut Shell) -> Result<(), String> {
         let mut rng = Rng::new(0);
         for base in &self.bases {
@@ -411,15 +409,14 @@ impl World {
         Ok(())
     }
 
-    /// Whether some snapshot is larger than the disk is now: QEMU shows no more of
-    /// it than the disk has.
+    /// Whether a snapshot is larger than the disk. QEMU reads only the size of the disk.
     pub fn has_larger_snapshots(&self) -> bool {
         let size = self.size();
         self.snaps.iter().any(|s| s.disk.bytes.len() > size)
     }
 
-    /// What is behind the image has changed: its snapshots show that where they
-    /// say nothing themselves.
+    /// Updates the model of the snapshots after a change of the backing file, which they show where
+    /// they have no data of their own.
     pub fn adopt_snapshots(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         for nth in 0..self.snaps.len() {
             let mut bytes = self.snapshot_content(shell, rng, nth, By::Qemu)?;
@@ -439,8 +436,8 @@ impl World {
         Ok(())
     }
 
-    /// Leaves the file as other programs may: cut behind the last byte that is
-    /// not zero, in its last cluster, or a little longer.
+    /// Changes the length of the file as other programs may: a little longer, or truncated after the
+    /// last byte of the last cluster that is not zero.
     pub fn change_length(&self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         let path = self.path(shell);
         let open = OpenOptions::new().read(true).write(true).open(&path);
@@ -459,7 +456,7 @@ impl World {
                 let unit = if kind == 2 { 1 } else { 512 };
                 match self.is_data(shell, rng, start)? {
                     true => (start + used).next_multiple_of(unit).min(length),
-                    // A table that is cut off is damage.
+                    // A truncated table would be damage.
                     false => length,
                 }
             }
@@ -472,7 +469,7 @@ impl World {
     }
 }
 
-/// Where two contents differ first, if they do.
+/// Fails with the first difference.
 pub fn compare(found: &[u8], right: &[u8]) -> Result<(), String> {
     if found.len() != right.len() {
         return Err(format!("{} bytes instead of {}", found.len(), right.len()));
@@ -490,7 +487,7 @@ pub fn compare(found: &[u8], right: &[u8]) -> Result<(), String> {
     }
 }
 
-/// An answer of a program that had to succeed.
+/// Fails unless the program succeeded.
 pub fn done(answer: Answer) -> Result<Answer, String> {
     match answer.status {
         0 => Ok(answer),
