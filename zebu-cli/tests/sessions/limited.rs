@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::{fs, iter};
 
 use crate::program::{By, Shell};
-use crate::rng::Rng;
+use crate::common::rng::Rng;
 use crate::world::{SECTOR, World, words};
 
 type Result<T> = std::result::Result<T, String>;

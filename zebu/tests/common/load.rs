@@ -77,7 +77,8 @@ impl Load {
             if flight.len() >= thread.depth
                 && let Some(handle) = flight.pop_front()
             {
-                failures.lock().unwrap().extend(queue.block_on(handle));
+                let failure = queue.block_on(handle);
+                failures.lock().unwrap().extend(failure);
             }
             let (request, blocks) = self.draw(&mut thread.rng, number, threads);
             let (load, in_task) = (self.clone(), queue.clone());
@@ -92,7 +93,8 @@ impl Load {
             }));
         }
         for handle in flight {
-            failures.lock().unwrap().extend(queue.block_on(handle));
+            let failure = queue.block_on(handle);
+            failures.lock().unwrap().extend(failure);
         }
     }
 
