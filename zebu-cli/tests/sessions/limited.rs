@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::{fs, iter};
 
-use crate::program::{By, Shell};
 use crate::common::rng::Rng;
+use crate::program::{By, Shell};
 use crate::world::{SECTOR, World, words};
 
 type Result<T> = std::result::Result<T, String>;

@@ -6,6 +6,7 @@
 //! [`mutate`] damages header, tables and compressed data. [`exercise`] opens an image, reads
 //! everything, and compares the results with each other.
 
+#[allow(clippy::duplicate_mod)]
 #[path = "rng.rs"]
 mod rng;
 

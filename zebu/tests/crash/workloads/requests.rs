@@ -66,7 +66,7 @@ pub struct Use<'a> {
 impl Use<'_> {
     /// One random request.
     pub fn step(&mut self, device: &Device, rng: &mut Dice, mix: &Mix) {
-        let kind = rng.pick(&mix.kinds);
+        let kind = rng.pick(mix.kinds);
         let size = self.active.len();
         let area = match rng.one_in(4) {
             true => size,
