@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::format::FormatError;
+use crate::format::{FormatError, printable};
 
 /// A result with an [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -150,6 +150,20 @@ impl Error {
     /// The error of the operating system with this number.
     pub(crate) fn os(errno: i32) -> Self {
         Error::Io(io::Error::from_raw_os_error(errno))
+    }
+
+    /// There is no bitmap of this name.
+    pub(crate) fn bitmap_not_found(name: &[u8]) -> Error {
+        Error::Refused(format!("Dirty bitmap '{}' not found", printable(name)))
+    }
+
+    /// A bitmap was not stored by its last writer.
+    pub(crate) fn bitmap_inconsistent(name: &[u8]) -> Error {
+        Error::Refused(format!(
+            "Bitmap '{}' is inconsistent and cannot be used\nTry block-dirty-bitmap-remove to \
+             delete this bitmap from disk",
+            printable(name)
+        ))
     }
 
     /// The error with a context: `context: error`.

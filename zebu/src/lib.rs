@@ -83,8 +83,8 @@ pub mod storage;
 pub mod tls;
 
 pub use block::{
-    Device, Extents, Format, InUse, Layer, Length, OpenOptions, Policy, Preallocation, Remote,
-    RemoteRequest, SharedDevice, Status, Storages, Zeroing,
+    BitmapInfo, Device, DirtyBits, Extents, Format, InUse, Layer, Length, OpenOptions, Policy,
+    Preallocation, Remote, RemoteRequest, SharedDevice, Status, Storages, Zeroing,
 };
 pub use drivers::Limits;
 pub use error::{Error, ErrorKind, LimitExceeded, Result, strerror};

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod amend;
+mod backup;
 mod bench;
 mod check;
 mod commit;
@@ -33,12 +34,18 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 17] = [
+const COMMANDS: [Command; 18] = [
     (
         "amend",
         "<FILENAME>",
         "Update format-specific options of the image",
         amend::run,
+    ),
+    (
+        "backup",
+        "<SOURCE>... --to <DIR>",
+        "Back up disks incrementally, and restore them",
+        backup::run,
     ),
     (
         "bench",

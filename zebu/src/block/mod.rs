@@ -1,5 +1,6 @@
 //! The device: an image of any format with its backing chain, its data and its extents.
 
+mod bitmaps;
 mod compressed;
 mod device;
 mod extents;
@@ -23,6 +24,7 @@ mod write;
 mod zero;
 
 pub use crate::drivers::{BackingName, CreateOption, Format, OptionKind, Raw, StorageId};
+pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;
 pub use open::{Length, OpenOptions, Policy, Storages};

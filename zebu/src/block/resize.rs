@@ -165,7 +165,7 @@ impl Device {
         // Damage that prevents dropping the tail is an error before anything changes.
         let kept = size.next_multiple_of(image.geometry().cluster_size());
         image.check_unmap(kept)?;
-        image.announce(queue).await?;
+        image.announce(queue, 0..0).await?;
         image.finish_writing(queue).await?;
         if is_broken(Rule::SizeBeforeTail) {
             image.unmap_from(queue, kept).await?;
@@ -203,7 +203,7 @@ impl Device {
             let error = Error::os(libc::EFBIG);
             return Err(error.during("Failed to grow the L1 table"));
         }
-        image.announce(queue).await?;
+        image.announce(queue, 0..0).await?;
         let data_len = match image.header().has_data_file() {
             true => Some(image.data().len()?),
             false => None,
@@ -387,7 +387,7 @@ impl Device {
             return self.flush(queue).await;
         }
         storage::event(&**image.file(), storage::Event::EmptyImagePrepare);
-        image.announce(queue).await?;
+        image.announce(queue, 0..u64::MAX).await?;
         image.unmap_from(queue, 0).await?;
         self.flush(queue).await
     }

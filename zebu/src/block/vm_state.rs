@@ -77,7 +77,7 @@ impl Device {
         if entries * 8 > MAX_L1_BYTES {
             return Err(Error::os(libc::EFBIG));
         }
-        image.announce(queue).await?;
+        image.announce(queue, 0..0).await?;
         image.grow_l1(queue, entries).await?;
         let image = self.top_qcow2()?;
         storage::event(&**image.file(), storage::Event::VmstateSave);

@@ -113,7 +113,8 @@ impl Device {
         offset: u64,
         iov: &Iov,
     ) -> Result<()> {
-        let announced = image.announce(queue).await?;
+        let range = offset..offset + iov.len() as u64;
+        let announced = image.announce(queue, range).await?;
         let _stay = image.enter();
         let total = iov.len() as u64;
         // Most writes go to one place, and need no plan.

@@ -82,7 +82,7 @@ impl Device {
     async fn zero_part(&self, queue: &Queue, image: &Image, start: u64, end: u64) -> Result<()> {
         let unit = image.geometry().subcluster_size();
         let whole = start & !(unit - 1);
-        let announced = image.announce(queue).await?;
+        let announced = image.announce(queue, start..end).await?;
         if !image.header().is_data_file_raw() {
             let change = announced.change(queue, whole, unit).await?;
             let to = (whole + unit).min(self.size());
@@ -106,7 +106,7 @@ impl Device {
         unmap: bool,
     ) -> Result<()> {
         let cluster_size = image.geometry().cluster_size();
-        let announced = image.announce(queue).await?;
+        let announced = image.announce(queue, start..end).await?;
         if image.header().is_data_file_raw() {
             return self.zero_raw_data(queue, image, start, end, unmap).await;
         }
@@ -241,7 +241,7 @@ impl Device {
             true => self.size().next_multiple_of(cluster_size),
             false => (offset + length) & !(cluster_size - 1),
         };
-        let announced = image.announce(queue).await?;
+        let announced = image.announce(queue, offset..offset + length).await?;
         let mut at = offset.next_multiple_of(cluster_size);
         if image.header().is_data_file_raw() {
             return match at < end {

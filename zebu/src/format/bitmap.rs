@@ -268,6 +268,11 @@ pub enum BitmapCluster {
 }
 
 impl BitmapTableEntry {
+    /// All bits 0.
+    pub const ZEROS: Self = Self(0);
+    /// All bits 1.
+    pub const ONES: Self = Self(1);
+
     /// Size of an entry in bytes.
     pub const SIZE: usize = 8;
 

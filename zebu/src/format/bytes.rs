@@ -30,7 +30,7 @@ pub(super) fn pad8(len: usize) -> usize {
 
 /// Text from an image for a message on one line. Control characters, which could forge a line or
 /// drive a terminal, become escapes.
-pub(super) fn printable(bytes: &[u8]) -> String {
+pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,13 +1,13 @@
 //! Compare: whether two devices have the same content.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::progress::{At, Chunks, IntoControlFlow, Progress};
 use super::workers::{self, Cursor};
 use super::zero::is_zero;
 use crate::Error;
-use crate::block::{Device, Status};
+use crate::block::{Device, DirtyBits, Status};
 use crate::storage::{EngineKind, Iov, PoolBuffer, Queue};
 
 /// Bytes that a worker compares at a time.
@@ -79,19 +79,30 @@ pub fn compare<G: IntoControlFlow>(
     options: &CompareOptions,
     mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<Comparison, CompareError> {
-    let total = devices[0].size().max(devices[1].size());
-    let job = Arc::new(Job {
-        devices,
-        strict: options.strict,
-        progress: Chunks::new(total),
-    });
-    workers::run(&job, options.engine, None, || {
-        on_progress(job.progress.cursor().progress()).into_control_flow()
-    })?;
-    match job.progress.result() {
-        Ok(()) => Ok(Comparison::Identical),
-        Err(found) => found,
-    }
+    let job = Job::new(devices, options.strict, None);
+    job.run(options.engine, &mut on_progress)
+}
+
+/// What differs of the first device from the second one, as a bitmap of the first. The rest of a
+/// larger one is compared with zeroes. `granularity`: bytes to a bit. `on_progress` is as that of
+/// [`compare`].
+///
+/// # Panics
+///
+/// If the granularity is not a power of two from 512 bytes to 1 MiB.
+pub fn differences<G: IntoControlFlow>(
+    devices: [Device; 2],
+    granularity: u64,
+    engine: EngineKind,
+    mut on_progress: impl FnMut(Progress) -> G,
+) -> Result<DirtyBits, CompareError> {
+    assert!(granularity <= CHUNK, "a granularity of {granularity} bytes");
+    let bits = DirtyBits::new(devices[0].size(), granularity);
+    let job = Job::new(devices, false, Some(Mutex::new(bits)));
+    job.run(engine, &mut on_progress)?;
+    let job = Arc::into_inner(job).expect("all workers have ended");
+    let bits = job.differences.expect("given above");
+    Ok(bits.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
 /// What ends a comparison: a difference or an error.
@@ -100,6 +111,8 @@ type Found = At<Result<Comparison, CompareError>>;
 struct Job {
     devices: [Device; 2],
     strict: bool,
+    /// All differences, if they do not end the job.
+    differences: Option<Mutex<DirtyBits>>,
     progress: Chunks<Result<Comparison, CompareError>>,
 }
 
@@ -126,6 +139,30 @@ struct Segment {
 }
 
 impl Job {
+    fn new(devices: [Device; 2], strict: bool, differences: Option<Mutex<DirtyBits>>) -> Arc<Self> {
+        let total = devices[0].size().max(devices[1].size());
+        Arc::new(Job {
+            devices,
+            strict,
+            differences,
+            progress: Chunks::new(total),
+        })
+    }
+
+    fn run<G: IntoControlFlow>(
+        self: &Arc<Self>,
+        engine: EngineKind,
+        on_progress: &mut impl FnMut(Progress) -> G,
+    ) -> Result<Comparison, CompareError> {
+        workers::run(self, engine, None, || {
+            on_progress(self.progress.cursor().progress()).into_control_flow()
+        })?;
+        match self.progress.result() {
+            Ok(()) => Ok(Comparison::Identical),
+            Err(found) => found,
+        }
+    }
+
     async fn compare(
         &self,
         queue: &Queue,
@@ -227,21 +264,25 @@ impl Job {
                 }
             }
         }
-        let different = match zero {
-            [true, _] => sector(&b[..length], |s| !is_zero(s)),
-            [_, true] => sector(&a[..length], |s| !is_zero(s)),
-            _ if a[..length] == b[..length] => None,
-            _ => (0..length)
-                .step_by(SECTOR)
-                .find(|i| a[*i..(*i + SECTOR).min(length)] != b[*i..(*i + SECTOR).min(length)]),
+        let differ = |range: &Range<usize>| match zero {
+            [true, _] => !is_zero(&b[range.clone()]),
+            [_, true] => !is_zero(&a[range.clone()]),
+            _ => a[range.clone()] != b[range.clone()],
         };
-        match different {
-            None => Ok(()),
-            Some(i) => {
-                let offset = at + i as u64;
-                Err((offset, Ok(Comparison::Content(offset))))
-            }
+        if !differ(&(0..length)) {
+            return Ok(());
         }
+        if let Some(differences) = &self.differences {
+            let mut bits = crate::lock(differences);
+            let unit = bits.granularity() as usize;
+            for range in pieces(length, unit).filter(differ) {
+                bits.set(at + range.start as u64..at + range.end as u64);
+            }
+            return Ok(());
+        }
+        let first = pieces(length, SECTOR).find(differ).expect("they differ");
+        let offset = at + first.start as u64;
+        Err((offset, Ok(Comparison::Content(offset))))
     }
 
     async fn read(&self, queue: &Queue, device: usize, at: u64, iov: &Iov) -> Result<(), Found> {
@@ -257,10 +298,11 @@ impl Job {
     }
 }
 
-/// The offset of the first sector for which `is` holds.
-fn sector(bytes: &[u8], is: impl Fn(&[u8]) -> bool) -> Option<usize> {
-    let index = bytes.chunks(SECTOR).position(is)?;
-    Some(index * SECTOR)
+/// The ranges of `unit` bytes that `length` bytes consist of.
+fn pieces(length: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..length)
+        .step_by(unit)
+        .map(move |start| start..(start + unit).min(length))
 }
 
 /// How a range is allocated.

@@ -48,7 +48,7 @@ pub use amend::{AmendOptions, amend};
 pub use bitmaps::bitmaps;
 pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
-pub use compare::{CompareError, CompareOptions, Comparison, compare};
+pub use compare::{CompareError, CompareOptions, Comparison, compare, differences};
 pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
 pub use copy::{CopyOptions, copy};
 pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};

@@ -93,9 +93,9 @@ impl Image {
         }
     }
 
-    /// Allocates `count` adjacent clusters. Only for exclusive use of the image.
+    /// Allocates `count` adjacent clusters. Beside other requests it may take several tries.
     pub(crate) async fn allocate_contiguous(
-        &mut self,
+        &self,
         queue: &Queue,
         count: u64,
     ) -> Result<HostOffset> {

@@ -90,6 +90,9 @@ impl Image {
         }
         let until = writer.asked.load(Ordering::SeqCst);
         self.commit(queue, true).await?;
+        if writer.options.store_bitmaps {
+            self.store_bitmaps(queue).await?;
+        }
         writer.committed.store(until, Ordering::SeqCst);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! qcow2 images: mapping, caches, allocation, and the order in which changes reach the disk.
 
 mod allocate;
+mod bitmaps;
 mod cache;
 mod change;
 mod commit;
@@ -42,6 +43,7 @@ use crate::{Error, Result};
 
 pub use crate::drivers::{Extent, Limits, Mapping};
 pub(crate) use allocate::Allocation;
+pub(crate) use bitmaps::{BitmapChange, Bits};
 pub(crate) use change::{Change, NextWrite};
 pub use driver::DRIVER;
 pub(crate) use epoch::Stay;

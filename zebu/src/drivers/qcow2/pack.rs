@@ -42,8 +42,8 @@ impl Image {
         };
         let writer = self.writer()?;
         let size = self.geometry.cluster_size();
-        let announced = self.announce(queue).await?;
         let length = last.0 + size - first.0;
+        let announced = self.announce(queue, first.0..first.0 + length).await?;
         let _change = announced.change(queue, first.0, length).await?;
         for (guest, _) in clusters {
             let slice = self.own_slice(queue, *guest).await?;

@@ -59,10 +59,11 @@ impl Image {
     /// Sets the size of the disk, in bytes, in the header and here. The L1
     /// table is large enough.
     pub(crate) async fn set_size(&mut self, queue: &Queue, bytes: u64) -> Result<()> {
+        self.open_all_bitmaps(queue).await?;
         self.rewrite_header(queue, |header| header.size = bytes)
             .await?;
         self.geometry = self.geometry.with_virtual_size(bytes & !511);
-        Ok(())
+        self.resize_bitmaps()
     }
 
     /// Unmaps every cluster from guest offset `from` (at a cluster boundary)

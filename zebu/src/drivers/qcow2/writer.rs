@@ -1,10 +1,12 @@
 //! The state of an image that is open for writing.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::Image;
+use super::bitmaps::Bitmaps;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
@@ -13,7 +15,9 @@ use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::{Gate, Ranges};
-use crate::format::{AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry, Replacement};
+use crate::format::{
+    AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, Header, INCOMPATIBLE_CORRUPT, L1Entry, Replacement,
+};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
@@ -39,6 +43,8 @@ pub struct WriteOptions {
     pub punch_other: bool,
     /// The structures against which writes of data are checked.
     pub overlap_checks: OverlapChecks,
+    /// Store bitmaps with each flush, not only when the image is closed.
+    pub store_bitmaps: bool,
 }
 
 /// The shared state of the requests that change an image.
@@ -77,8 +83,10 @@ pub(crate) struct Writer {
     corrupt: AtomicBool,
     /// The header as it is on the disk.
     header: Mutex<Header>,
-    /// Whether the header is ready for the first change.
-    announced: AtomicBool,
+    /// Whether header and bitmaps are ready for the next change.
+    pub(super) announced: AtomicBool,
+    /// The bitmaps, from the first change on if the image has some.
+    pub(super) bitmaps: OnceLock<Bitmaps>,
 }
 
 impl Writer {
@@ -115,6 +123,11 @@ impl Writer {
 
     pub(crate) fn header(&self) -> MutexGuard<'_, Header> {
         crate::lock(&self.header)
+    }
+
+    /// The next change announces itself anew.
+    pub(super) fn announce_again(&self) {
+        self.announced.store(false, Ordering::SeqCst);
     }
 
     /// Whether enough has gathered to be written.
@@ -207,6 +220,7 @@ impl Image {
             corrupt: AtomicBool::new(false),
             header: Mutex::new(header.clone()),
             announced: AtomicBool::new(false),
+            bitmaps: OnceLock::new(),
         }));
         self.protect_tables(self.writer()?);
         self.protect_inactive(queue).await?;
@@ -357,18 +371,24 @@ impl Image {
         Ok(false)
     }
 
-    /// Called before a request changes anything. Makes sure that the image can be written, and
-    /// clears feature bits that are not maintained here.
-    pub(crate) async fn announce(&self, queue: &Queue) -> Result<Announced<'_>> {
+    /// Called before a request changes anything, with the range of the disk that it changes. Makes
+    /// sure that the image can be written, sets bits of bitmaps, and clears feature bits that are
+    /// not maintained here.
+    pub(crate) async fn announce(&self, queue: &Queue, range: Range<u64>) -> Result<Announced<'_>> {
         let writer = self.writer()?;
         writer.check()?;
-        if !writer.announced.load(Ordering::Acquire) {
-            self.as_task(queue, async move |image, queue| {
-                image.announce_first(queue).await
-            })
-            .await?;
+        loop {
+            if !writer.announced.load(Ordering::Acquire) {
+                self.as_task(queue, async move |image, queue| {
+                    image.announce_first(queue).await
+                })
+                .await?;
+            }
+            match writer.bitmaps.get() {
+                Some(bitmaps) if !self.note_change(bitmaps, &range) => {}
+                _ => return Ok(Announced(self)),
+            }
         }
-        Ok(Announced(self))
     }
 
     async fn announce_first(&self, queue: &Queue) -> Result<()> {
@@ -379,11 +399,15 @@ impl Image {
         }
         self.refuse_damage(queue).await?;
         self.round_length(queue).await?;
-        if writer.header().autoclear & !AUTOCLEAR_DATA_FILE_RAW != 0 {
-            self.change_header(queue, |header| header.autoclear &= AUTOCLEAR_DATA_FILE_RAW)
+        let mut kept = AUTOCLEAR_DATA_FILE_RAW;
+        if self.begin_bitmaps(queue, writer).await? {
+            kept |= AUTOCLEAR_BITMAPS;
+        }
+        if writer.header().autoclear & !kept != 0 {
+            self.change_header(queue, |header| header.autoclear &= kept)
                 .await?;
         }
-        writer.announced.store(true, Ordering::Release);
+        writer.announced.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -460,6 +484,8 @@ impl Image {
         let Some(writer) = &self.writer else {
             return Ok(());
         };
+        let stored = self.store_bitmaps(queue).await;
+        self.finish_writing(queue).await?;
         let size = self.geometry.cluster_size();
         // The cluster that the file ended in may have been written in place.
         let end = (writer.refcounts.high() * size).max(writer.opened_len.next_multiple_of(size));
@@ -474,7 +500,7 @@ impl Image {
             storage::set_len(&*self.file, queue, end).await?;
         }
         self.writer = None;
-        Ok(())
+        stored.map_err(|error| error.during("Lost persistent bitmaps"))
     }
 
     /// The end of the last cluster in use, at least `from`. The file may have been

@@ -87,11 +87,19 @@ impl Job {
                     true => device.size() - offset,
                     false => piece.range.end - at,
                 };
-                let (mut length, content) = match device.status(queue, offset, limit).await {
-                    Ok(status) => (status.length, self.content(at, &status)),
-                    // The read finds out which sectors fail.
-                    Err(_) if self.options.salvage => (limit, Content::Data),
-                    Err(e) => return Err(piece.read_error(e)),
+                let clean = self.clean_until(at, at + limit);
+                let limit = match clean {
+                    Some((false, end)) => end - at,
+                    _ => limit,
+                };
+                let (mut length, content) = match clean {
+                    Some((true, end)) => (end - at, Content::Backing),
+                    _ => match device.status(queue, offset, limit).await {
+                        Ok(status) => (status.length, self.content(at, &status)),
+                        // The read finds out which sectors fail.
+                        Err(_) if self.options.salvage => (limit, Content::Data),
+                        Err(e) => return Err(piece.read_error(e)),
+                    },
                 };
                 if let Some(from) = self.options.zero_from.filter(|from| *from > at) {
                     length = length.min(from - at);
@@ -110,6 +118,18 @@ impl Job {
             None => self.target.zero_unit(),
         };
         Ok(fit(parts, chunk, unit, self.options.compress.is_some()))
+    }
+
+    /// Whether the target leaves `at` to its backing file since it is not dirty, and the end of the
+    /// range that is alike, at most `limit`. None: it does not matter what is dirty.
+    fn clean_until(&self, at: u64, limit: u64) -> Option<(bool, u64)> {
+        let only = self.only.as_ref()?;
+        let end = limit.min(only.size());
+        if at >= end {
+            return Some((false, limit));
+        }
+        let (dirty, end) = only.run(at, end);
+        Some((!dirty, end))
     }
 
     fn content(&self, at: u64, status: &Status) -> Content {

@@ -21,7 +21,7 @@ use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::sequencer::Sequencer;
 use super::workers;
-use crate::block::Device;
+use crate::block::{Device, DirtyBits};
 use crate::storage::EngineKind;
 use crate::{Error, Result, lock};
 
@@ -50,6 +50,9 @@ options! {
         /// The target has the same backing file as the source: ranges that the source's top image
         /// leaves to it are left to it in the target (`-B`).
         pub above_backing: bool,
+        /// Only what is dirty here is written, in whole clusters of the target; the target leaves
+        /// the rest to its backing file. There is one source.
+        pub only: Option<Arc<DirtyBits>>,
         /// Store clusters compressed (`-c`). The target is a qcow2 image.
         pub compress: Option<CompressOptions>,
         /// Place chunks in the target as they are ready, not in the order of the
@@ -83,6 +86,7 @@ impl Default for ConvertOptions {
             sparse: ZERO_BLOCK,
             zero_from: None,
             above_backing: false,
+            only: None,
             compress: None,
             any_order: false,
             copy_range: false,
@@ -175,6 +179,12 @@ pub fn convert<G: IntoControlFlow>(
         chunk: target.cluster_size().max(match options.compress {
             Some(_) => COMPRESSED_CHUNK,
             None => CHUNK,
+        }),
+        only: options.only.as_ref().map(|only| {
+            let unit = target.cluster_size().max(only.granularity());
+            let mut whole = DirtyBits::new(only.size(), unit);
+            whole.merge(only);
+            whole
         }),
         sources,
         target,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{Content, Part, Piece};
 use super::{ConvertError, ConvertOptions, Target, lock};
-use crate::block::Device;
+use crate::block::{Device, DirtyBits};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::progress::Chunks;
 use crate::jobs::rate_limiter::RateLimiter;
@@ -20,6 +20,8 @@ pub(super) struct Job {
     pub(super) sources: Vec<Device>,
     pub(super) target: Target,
     pub(super) options: ConvertOptions,
+    /// What is dirty of the source, in whole clusters of the target; None: all of it.
+    pub(super) only: Option<DirtyBits>,
     pub(super) progress: Chunks<ConvertError>,
     /// Of data; what is known to be zero is not counted.
     pub(super) rate_limiter: RateLimiter,

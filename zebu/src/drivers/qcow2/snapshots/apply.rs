@@ -16,10 +16,6 @@ impl Image {
         queue: &Queue,
         name: &SnapshotName,
     ) -> Result<()> {
-        // Bitmaps would have to mark everything as changed.
-        if self.header.has_bitmaps() {
-            return Err(Error::Refused("Device has active dirty bitmaps".into()));
-        }
         self.begin_snapshots(queue).await?;
         let Some(index) = name.position(&self.snapshots) else {
             return Err(Error::os(libc::ENOENT));
@@ -35,6 +31,11 @@ impl Image {
             let mut all = self.snapshots.clone();
             let table = self.write_snapshots(queue, &mut all).await?;
             self.switch_snapshots(queue, table, all).await?;
+        }
+        // All of the disk counts as written.
+        self.announce(queue, 0..u64::MAX).await?;
+        if size != self.size() {
+            self.open_all_bitmaps(queue).await?;
         }
         self.raise(queue, &l1).await?;
         l1.resize(l1.len().max(self.geometry.l1_entries_for(size) as usize));
@@ -116,6 +117,7 @@ impl Image {
         .await?;
         std::mem::swap(&mut self.l1, l1);
         self.geometry = self.geometry.with_virtual_size(size);
+        self.resize_bitmaps()?;
         self.slices.clear();
         let freed = self.free_replaced(queue, l1, old_place, punch).await;
         self.log_not_freed(freed);

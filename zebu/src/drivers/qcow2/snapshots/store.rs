@@ -18,7 +18,11 @@ impl Image {
     }
 
     /// Writes a table to new clusters, to which nothing points yet.
-    pub(super) async fn write_new(&mut self, queue: &Queue, mut bytes: Vec<u8>) -> Result<Freed> {
+    pub(in crate::drivers::qcow2) async fn write_new(
+        &mut self,
+        queue: &Queue,
+        mut bytes: Vec<u8>,
+    ) -> Result<Freed> {
         let size = self.geometry.cluster_size();
         let clusters = self.geometry.clusters_for(bytes.len() as u64);
         if clusters == 0 {
@@ -70,7 +74,7 @@ impl Image {
     /// Makes it a version 3 image, after adding the fields that snapshots must have
     /// in that version. Durable on return.
     pub(crate) async fn upgrade(&mut self, queue: &Queue) -> Result<()> {
-        self.announce(queue).await?;
+        self.announce(queue, 0..0).await?;
         if self.snapshots.iter().any(|s| s.disk_size().is_none()) {
             self.begin_snapshots(queue).await?;
             let mut snapshots = self.snapshots.clone();
@@ -112,7 +116,7 @@ impl Image {
 
     /// Changes the header so that it points to a new table in `place`, which is given back
     /// if that fails.
-    pub(super) async fn switch_header(
+    pub(in crate::drivers::qcow2) async fn switch_header(
         &mut self,
         queue: &Queue,
         place: Freed,

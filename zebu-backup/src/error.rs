@@ -1,0 +1,56 @@
+//! The errors of backups.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A result with an [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a backup failed. `Display` is one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file of the set.
+    #[error("{path}: {}", zebu::strerror(.source))]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A disk or an image of the set.
+    #[error("{name}: {source}")]
+    Image {
+        /// The disk or the file.
+        name: String,
+        /// Why.
+        source: zebu::Error,
+    },
+    /// The set is not as its manifest says, or the request makes no sense.
+    #[error("{0}")]
+    Refused(String),
+    /// The progress callback has stopped it.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl Error {
+    /// Adds the path of a file to an error of it.
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
+        |source| Error::File {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    /// Adds the name of a disk or a file to an error of an image.
+    pub(crate) fn image(name: impl Into<String>) -> impl FnOnce(zebu::Error) -> Error {
+        let name = name.into();
+        |source| Error::Image { name, source }
+    }
+}
+
+/// An error that is a message.
+pub(crate) fn refuse<T>(text: impl Into<String>) -> Result<T> {
+    Err(Error::Refused(text.into()))
+}

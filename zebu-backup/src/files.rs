@@ -1,0 +1,86 @@
+//! Files of a set: durable renames, hashes.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// Bytes that are hashed at a time.
+const PIECE: usize = 1 << 20;
+
+/// Makes what a directory lists durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    let synced = File::open(path).and_then(|directory| directory.sync_all());
+    synced.map_err(Error::file(path))
+}
+
+/// Makes the content of a file durable.
+pub(crate) fn sync_file(path: &Path) -> Result<()> {
+    let synced = File::open(path).and_then(|file| file.sync_all());
+    synced.map_err(Error::file(path))
+}
+
+/// Replaces a file, so that after a crash it has either the old or the new content. Durable on
+/// return.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(Error::file(&new))?;
+    rename(&new, path)
+}
+
+/// Renames a file, which replaces another one. Durable on return.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(Error::file(to))?;
+    sync_directory(to.parent().unwrap_or(Path::new(".")))
+}
+
+/// Removes a file that may not exist.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Length and SHA-256 of a file. `go_on` is called with the bytes of each piece; false cancels.
+pub(crate) fn hash(path: &Path, mut go_on: impl FnMut(u64) -> bool) -> Result<(u64, String)> {
+    let mut file = File::open(path).map_err(Error::file(path))?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; PIECE];
+    let mut length = 0;
+    loop {
+        let count = match file.read(&mut buffer) {
+            Ok(0) => return Ok((length, hex(&hasher.finalize()))),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Error::file(path)(error)),
+        };
+        hasher.update(&buffer[..count]);
+        length += count as u64;
+        if !go_on(count as u64) {
+            return Err(Error::Cancelled);
+        }
+    }
+}
+
+/// Hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A new id of a set.
+pub(crate) fn new_id() -> Result<String> {
+    let path = Path::new("/dev/urandom");
+    let mut bytes = [0; 8];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(Error::file(path))?;
+    Ok(hex(&bytes))
+}

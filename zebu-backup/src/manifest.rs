@@ -1,0 +1,230 @@
+//! The manifest: what a set of backups consists of.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, refuse};
+
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// A set of backups, as `manifest.json` has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    version: u32,
+    /// Identifies the set in the names of bitmaps: 16 hexadecimal digits.
+    pub id: String,
+    /// The points in time, oldest first.
+    pub points: Vec<Point>,
+    /// Increments that are being merged into the full backups before them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merging: Vec<Merge>,
+}
+
+/// A point in time: one backup of one or more disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Its number; later points have larger ones.
+    pub number: u64,
+    /// When it was taken, in seconds since 1970-01-01 UTC.
+    pub time: u64,
+    /// The disks, by name.
+    pub disks: BTreeMap<String, Entry>,
+}
+
+/// A disk at a point in time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// The qcow2 file, in the directory of the manifest.
+    pub file: String,
+    /// Whether it needs the file before it.
+    pub kind: Kind,
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Bytes of the disk that the file has: all, or those that had changed.
+    pub changed: u64,
+    /// Length of the file in bytes.
+    pub length: u64,
+    /// SHA-256 of the file.
+    pub sha256: String,
+    /// SHA-256 of the content of the disk, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_sha256: Option<String>,
+    /// The bitmap of the source that records what changes after this point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bitmap: Option<String>,
+}
+
+/// What a file of a point has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// All of the disk.
+    Full,
+    /// What has changed since the point before that has this disk.
+    Increment,
+}
+
+/// An increment that is being merged into the full backup before it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Merge {
+    /// The disk.
+    pub disk: String,
+    /// The full backup, whose own point is gone.
+    pub base: String,
+    /// The increment, whose place the merged file takes.
+    pub top: String,
+}
+
+impl Manifest {
+    /// That of an empty set.
+    pub(crate) fn new(id: String) -> Self {
+        Manifest {
+            version: VERSION,
+            id,
+            points: Vec::new(),
+            merging: Vec::new(),
+        }
+    }
+
+    /// Reads a manifest and checks it.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let manifest: Manifest = match serde_json::from_slice(bytes) {
+            Ok(manifest) => manifest,
+            Err(error) => return refuse(format!("the manifest is not valid: {error}")),
+        };
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The stored form.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec_pretty(self).expect("strings and numbers");
+        text.push(b'\n');
+        text
+    }
+
+    /// Refuses a manifest that makes no sense. File names have no directory, so that nothing outside
+    /// of the set is read or removed.
+    fn check(&self) -> Result<()> {
+        if self.version != VERSION {
+            return refuse(format!(
+                "the manifest has version {}, not {VERSION}",
+                self.version
+            ));
+        }
+        let is_id = |id: &str| id.len() == 16 && id.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_id(&self.id) {
+            return refuse("the manifest has no valid id");
+        }
+        let mut files = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        let mut last = 0;
+        for point in &self.points {
+            if point.number <= last {
+                return refuse("the manifest's points are not in order");
+            }
+            last = point.number;
+            for (name, entry) in &point.disks {
+                check_name(name)?;
+                let number = point.number;
+                if entry.file != file_name(name, number) || !files.insert(&entry.file) {
+                    return refuse(format!(
+                        "the manifest has a wrong file name at point {number}: '{}'",
+                        entry.file
+                    ));
+                }
+                let is_first = seen.insert(name);
+                if is_first && entry.kind != Kind::Full {
+                    return refuse(format!(
+                        "the manifest lacks the full backup that point {number} of disk '{name}' \
+                         needs"
+                    ));
+                }
+            }
+        }
+        for merge in &self.merging {
+            check_name(&merge.disk)?;
+            let is_own = |file: &str| number_of(&merge.disk, file).is_some();
+            if !is_own(&merge.base) || !is_own(&merge.top) {
+                return refuse("the manifest has a wrong file name in a merge");
+            }
+        }
+        Ok(())
+    }
+
+    /// The point of this number.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn point(&self, number: u64) -> Result<&Point> {
+        match self.points.iter().find(|point| point.number == number) {
+            Some(point) => Ok(point),
+            None => refuse(format!("there is no point {number}")),
+        }
+    }
+
+    /// The latest point that has a disk, and its entry there.
+    pub fn latest(&self, disk: &str) -> Option<(&Point, &Entry)> {
+        let mut points = self.points.iter().rev();
+        points.find_map(|point| Some((point, point.disks.get(disk)?)))
+    }
+
+    /// The files that a disk consists of at a point, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// If the point does not have the disk.
+    pub fn chain(&self, disk: &str, number: u64) -> Result<Vec<&Entry>> {
+        if !self.point(number)?.disks.contains_key(disk) {
+            return refuse(format!("point {number} has no disk '{disk}'"));
+        }
+        let mut chain = Vec::new();
+        let points = self.points.iter().rev();
+        for point in points.skip_while(|point| point.number != number) {
+            if let Some(entry) = point.disks.get(disk) {
+                chain.push(entry);
+                if entry.kind == Kind::Full {
+                    break;
+                }
+            }
+        }
+        Ok(chain)
+    }
+}
+
+/// The name of the file of a disk at a point.
+pub(crate) fn file_name(disk: &str, number: u64) -> String {
+    format!("{disk}.{number}.qcow2")
+}
+
+/// The number of the point that a file of a disk belongs to.
+pub(crate) fn number_of(disk: &str, file: &str) -> Option<u64> {
+    let rest = file.strip_prefix(disk)?.strip_prefix('.')?;
+    let number = rest.strip_suffix(".qcow2")?;
+    number
+        .parse()
+        .ok()
+        .filter(|n: &u64| n.to_string() == number)
+}
+
+/// Refuses a name of a disk that cannot be a part of a file name.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match name.is_empty()
+        || name.len() > 200
+        || name.starts_with('.')
+        || !name.chars().all(is_plain)
+    {
+        false => Ok(()),
+        true => refuse(format!(
+            "'{name}' cannot be the name of a disk: letters, digits, '-', '_' and '.' can"
+        )),
+    }
+}

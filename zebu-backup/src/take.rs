@@ -1,0 +1,479 @@
+//! Taking a backup.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use zebu::jobs::{
+    self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
+    NewBacking, Target,
+};
+use zebu::qcow2::Compression;
+use zebu::storage::{CacheMode, EngineKind, OpenFile, Queue, open_file};
+use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
+
+use crate::error::{Error, Result, refuse};
+use crate::files;
+use crate::manifest::{Entry, Kind, Manifest, Point, check_name, file_name, number_of};
+use crate::set::Set;
+
+/// Bytes to a bit where disks are compared.
+const GRANULARITY: u64 = 64 << 10;
+/// Modes for files of the set: without the page cache where the file system can.
+const CACHES: [CacheMode; 2] = [CacheMode::None, CacheMode::WriteBack];
+
+/// A disk that is to be backed up.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Its name in the set: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Where it is.
+    pub source: Source,
+    /// How it is opened. Whether it is written does not matter.
+    pub options: OpenOptions,
+    /// The bitmap of an NBD export that has what changed since the last point. None: the set's own
+    /// bitmap, if the disk is a qcow2 image; else the disk is compared with the last point.
+    pub bitmap: Option<String>,
+}
+
+/// How a backup is taken.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct TakeOptions {
+    /// Take full backups, not increments.
+    pub full: bool,
+    /// Compress the files of the set with this codec.
+    pub compress: Option<Compression>,
+    /// Compare each disk with its backup afterwards, and hash its content.
+    pub verify: bool,
+    /// Bytes of data a second at most.
+    pub rate: Option<u64>,
+}
+
+/// What is being done, with a disk or file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A disk is compared with its last point.
+    Compare,
+    /// What has changed is copied.
+    Copy,
+    /// A file is hashed.
+    Hash,
+    /// A disk is compared with its backup.
+    Verify,
+    /// An increment is merged into the file before it.
+    Merge,
+}
+
+/// Receives the step, its disk or file, and the bytes done and to be done; breaks to cancel.
+pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(Step, &str, u64, u64) -> ControlFlow<()>;
+
+impl Set {
+    /// Takes a backup of disks as one new point, and returns its number. No program must write to
+    /// the disks meanwhile: images are locked, and of NBD exports the caller takes care.
+    ///
+    /// # Errors
+    ///
+    /// If a disk or the set cannot be read or written. The set has its old points then.
+    pub fn take(
+        &mut self,
+        queue: &Queue,
+        disks: &[Disk],
+        options: &TakeOptions,
+        on_progress: OnProgress<'_>,
+    ) -> Result<u64> {
+        self.finish_merges(queue, on_progress)?;
+        self.check_disks(disks)?;
+        let number = self.next_number()?;
+        if self.manifest().points.is_empty() {
+            // So that bitmaps of this set can be told from others, also after an interruption.
+            let manifest = self.manifest().clone();
+            self.save(manifest)?;
+        }
+        let mut bitmaps = Vec::new();
+        for disk in disks {
+            bitmaps.push(self.begin_bitmap(queue, disk, number)?);
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH);
+        let mut point = Point {
+            number,
+            time: time.map_or(0, |time| time.as_secs()),
+            disks: BTreeMap::new(),
+        };
+        for (disk, bitmap) in disks.iter().zip(bitmaps) {
+            let entry = self.copy(queue, disk, number, options, on_progress)?;
+            let entry = Entry { bitmap, ..entry };
+            point.disks.insert(disk.name.clone(), entry);
+        }
+        for entry in point.disks.values() {
+            let path = self.path(&entry.file);
+            files::rename(&part(&path), &path)?;
+        }
+        let mut manifest = self.manifest().clone();
+        manifest.points.push(point);
+        self.save(manifest)?;
+        for disk in disks {
+            self.end_bitmaps(queue, disk);
+        }
+        Ok(number)
+    }
+
+    fn check_disks(&self, disks: &[Disk]) -> Result<()> {
+        let mut names = BTreeSet::new();
+        for disk in disks {
+            check_name(&disk.name)?;
+            if !names.insert(&disk.name) {
+                return refuse(format!("two disks have the name '{}'", disk.name));
+            }
+            if let Some((point, _)) = self.manifest().latest(&disk.name) {
+                // An increment on a file that is not there would be worth nothing.
+                for entry in self.manifest().chain(&disk.name, point.number)? {
+                    self.check_length(entry)?;
+                }
+            }
+        }
+        match names.is_empty() {
+            true => refuse("no disk is given"),
+            false => Ok(()),
+        }
+    }
+
+    /// The number of the next point. Removes unfinished files. A finished one that the manifest does
+    /// not have stays, in case the manifest is an old one; its number is not used again.
+    fn next_number(&self) -> Result<u64> {
+        let mut last = self
+            .manifest()
+            .points
+            .last()
+            .map_or(0, |point| point.number);
+        for file in self.own_files()? {
+            match file.strip_suffix(".part") {
+                Some(_) => files::remove(&self.path(&file))?,
+                None => last = last.max(number(&file).unwrap_or(0)),
+            }
+        }
+        Ok(last + 1)
+    }
+
+    /// The files of the directory that have the names of backups, finished or not.
+    pub(crate) fn own_files(&self) -> Result<Vec<String>> {
+        let directory = self.directory();
+        let mut own = Vec::new();
+        for entry in fs::read_dir(directory).map_err(Error::file(directory))? {
+            let name = entry.map_err(Error::file(directory))?.file_name();
+            let Ok(name) = name.into_string() else {
+                continue;
+            };
+            if number(name.strip_suffix(".part").unwrap_or(&name)).is_some() {
+                own.push(name);
+            }
+        }
+        Ok(own)
+    }
+
+    /// Has the image record changes for the increment after this point, if it can have bitmaps;
+    /// the name of the bitmap.
+    fn begin_bitmap(&self, queue: &Queue, disk: &Disk, number: u64) -> Result<Option<String>> {
+        if disk.bitmap.is_some() {
+            return Ok(None);
+        }
+        let Some(mut device) = open_for_bitmaps(queue, disk)? else {
+            return Ok(None);
+        };
+        let name = self.bitmap_name(number);
+        let prefix = self.bitmap_name(0);
+        let prefix = prefix.trim_end_matches('0');
+        let last = self.manifest().latest(&disk.name);
+        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
+        let begun = queue.block_on(async {
+            for bitmap in device.bitmaps(queue).await? {
+                // Those of interrupted backups, and of points that are not the last one any more.
+                let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
+                if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
+                    device.bitmap_remove(queue, &bitmap.name).await?;
+                }
+            }
+            device.bitmap_add(queue, &name, None, true).await
+        });
+        let closed = queue.block_on(device.close(queue));
+        match begun.and(closed) {
+            Ok(()) => Ok(Some(name)),
+            Err(error) => Err(Error::image(&disk.name)(error)),
+        }
+    }
+
+    /// Removes the bitmaps of earlier points. If that fails the next backup does it.
+    fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
+        let kept = self.manifest().latest(&disk.name);
+        let Some(kept) = kept.and_then(|(_, entry)| entry.bitmap.clone()) else {
+            return;
+        };
+        let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
+            return;
+        };
+        let prefix = self.bitmap_name(0);
+        let prefix = prefix.trim_end_matches('0').as_bytes();
+        let ended = queue.block_on(async {
+            for bitmap in device.bitmaps(queue).await? {
+                if bitmap.name.starts_with(prefix) && bitmap.name != kept.as_bytes() {
+                    device.bitmap_remove(queue, &bitmap.name).await?;
+                }
+            }
+            Ok::<_, zebu::Error>(())
+        });
+        let closed = queue.block_on(device.close(queue));
+        if let Err(error) = ended.and(closed) {
+            tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
+        }
+    }
+
+    fn bitmap_name(&self, number: u64) -> String {
+        format!("zebu-{}-{number}", self.manifest().id)
+    }
+
+    /// Copies a disk, or what has changed of it, to a new file of the set.
+    fn copy(
+        &self,
+        queue: &Queue,
+        disk: &Disk,
+        number: u64,
+        options: &TakeOptions,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Entry> {
+        let name = &*disk.name;
+        let before = match options.full {
+            true => None,
+            false => self.manifest().latest(name).map(|(_, entry)| entry),
+        };
+        let changed = match before {
+            Some(before) => Some(self.changed(queue, disk, before, on_progress)?),
+            None => None,
+        };
+        let source = open(queue, disk)?;
+        let size = source.size();
+        if let Some(changed) = changed.as_ref().filter(|changed| changed.size() != size) {
+            return refuse(format!(
+                "{name}: the size changed from {} to {size} while it was backed up",
+                changed.size()
+            ));
+        }
+        let file = file_name(name, number);
+        let path = self.path(&file);
+        let part = part(&path);
+        let target = self.new_target(queue, &part, size, before, options)?;
+        let convert = ConvertOptions::default()
+            .zero_from(before.is_none().then_some(0))
+            .only(changed.clone().map(Arc::new))
+            .compress(options.compress.map(|_| CompressOptions::default()))
+            .rate(options.rate);
+        let mut cancelled = false;
+        let converted = jobs::convert(vec![source], target, &convert, |event| {
+            let ConvertEvent::Progress(progress) = event else {
+                return ControlFlow::Continue(());
+            };
+            let flow = on_progress(Step::Copy, name, progress.done, progress.total);
+            cancelled |= flow.is_break();
+            flow
+        });
+        if let Err(error) = converted {
+            files::remove(&part)?;
+            return Err(match (error, cancelled) {
+                (_, true) => Error::Cancelled,
+                (ConvertError::Write { source, .. }, _) => Error::image(&file)(source),
+                (ConvertError::Read { source, .. }, _) => Error::image(name)(source),
+                (other, _) => Error::Refused(format!("{name}: {other}")),
+            });
+        }
+        files::sync_file(&part)?;
+        let content_sha256 = match options.verify {
+            true => Some(self.verify_copy(queue, disk, &part, on_progress)?),
+            false => None,
+        };
+        let total = fs::metadata(&part).map_err(Error::file(&part))?.len();
+        let mut done = 0;
+        let (length, sha256) = files::hash(&part, |count| {
+            done += count;
+            on_progress(Step::Hash, &file, done, total).is_continue()
+        })?;
+        Ok(Entry {
+            kind: match before {
+                Some(_) => Kind::Increment,
+                None => Kind::Full,
+            },
+            file,
+            size,
+            changed: changed.map_or(size, |changed| changed.dirty_bytes().min(size)),
+            length,
+            sha256,
+            content_sha256,
+            bitmap: None,
+        })
+    }
+
+    /// What has changed of a disk since its last point.
+    fn changed(
+        &self,
+        queue: &Queue,
+        disk: &Disk,
+        before: &Entry,
+        on_progress: OnProgress<'_>,
+    ) -> Result<DirtyBits> {
+        let device = open(queue, disk)?;
+        if let Some(bitmap) = &disk.bitmap {
+            return external_bitmap(queue, &device, bitmap).map_err(Error::image(&disk.name));
+        }
+        if let Some(bitmap) = &before.bitmap {
+            let bits = queue.block_on(device.bitmap(queue, bitmap));
+            match bits {
+                Ok(bits) => return Ok(bits),
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    return Err(Error::image(&disk.name)(error));
+                }
+                Err(error) => {
+                    tracing::warn!("{}: compared with its last backup: {error}", disk.name);
+                }
+            }
+        }
+        let devices = [device, self.open_image(queue, &before.file)?];
+        compare(&disk.name, devices, Step::Compare, on_progress)
+    }
+
+    /// Makes the image that a disk is copied to, above the file of the point before.
+    fn new_target(
+        &self,
+        queue: &Queue,
+        path: &Path,
+        size: u64,
+        before: Option<&Entry>,
+        options: &TakeOptions,
+    ) -> Result<Target> {
+        let name = path.display().to_string();
+        files::remove(path)?;
+        let backing = before.map(|before| {
+            NewBacking::new(&before.file).format(Some(Format::QCOW2.name().to_owned()))
+        });
+        let create = CreateQcow2::default()
+            .size(size)
+            .compression(options.compress.unwrap_or(Compression::Zlib))
+            .backing(backing);
+        let file = open_file(path, OpenFile::default().write(true).create(true));
+        let file = file.map_err(Error::file(path))?;
+        let created = queue.block_on(jobs::create_qcow2(queue, &*file, None, &create, |_| {}));
+        drop(file);
+        created.map_err(Error::image(&name))?;
+        let source = Source::Name(path.into());
+        let open = |cache| {
+            let options = OpenOptions::default()
+                .format(Some(Format::QCOW2))
+                .write(true)
+                .cache(cache);
+            Device::open(queue, &source, &options)
+        };
+        let device = match options.compress {
+            // Compressed clusters are not aligned.
+            Some(_) => open(CacheMode::WriteBack),
+            None => open(CACHES[0]).or_else(|_| open(CACHES[1])),
+        };
+        device.map(Target::Image).map_err(Error::image(&name))
+    }
+
+    /// Compares a disk with its new backup, and hashes the content.
+    fn verify_copy(
+        &self,
+        queue: &Queue,
+        disk: &Disk,
+        path: &Path,
+        on_progress: OnProgress<'_>,
+    ) -> Result<String> {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let devices = [open(queue, disk)?, self.open_image(queue, &file)?];
+        let different = compare(&disk.name, devices, Step::Verify, on_progress)?;
+        if let Some(range) = different.ranges().next() {
+            return refuse(format!(
+                "{}: the backup differs from the disk at byte {}",
+                disk.name, range.start
+            ));
+        }
+        self.hash_content(queue, &file, on_progress)
+    }
+}
+
+/// The number of the point that a file belongs to.
+fn number(file: &str) -> Option<u64> {
+    let (disk, _) = file.strip_suffix(".qcow2")?.rsplit_once('.')?;
+    number_of(disk, file)
+}
+
+/// The unfinished form of a file.
+fn part(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// Opens a disk for reading, which keeps others from writing to it.
+fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
+    let options = disk.options.clone().write(false);
+    Device::open(queue, &disk.source, &options).map_err(Error::image(&disk.name))
+}
+
+/// Opens a disk to change its bitmaps; none if it cannot have any.
+fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
+    // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
+    let device = open(queue, disk)?;
+    let can = device
+        .top()
+        .as_qcow2()
+        .is_some_and(|image| image.version() >= 3);
+    drop(device);
+    if !can {
+        return Ok(None);
+    }
+    let options = disk.options.clone().write(true).format(Some(Format::QCOW2));
+    match Device::open(queue, &disk.source, &options) {
+        Ok(device) => Ok(Some(device)),
+        // It is only read then, so nothing changes that a bitmap would record.
+        Err(error) if error.kind() == ErrorKind::NotPermitted => Ok(None),
+        Err(error) => Err(Error::image(&disk.name)(error)),
+    }
+}
+
+/// What a bitmap of an NBD export has as dirty.
+fn external_bitmap(queue: &Queue, device: &Device, name: &str) -> zebu::Result<DirtyBits> {
+    queue.block_on(device.bitmap(queue, name))
+}
+
+/// What differs of the first device from the second one.
+fn compare(
+    name: &str,
+    devices: [Device; 2],
+    step: Step,
+    on_progress: OnProgress<'_>,
+) -> Result<DirtyBits> {
+    let mut cancelled = false;
+    let different = jobs::differences(devices, GRANULARITY, EngineKind::best(), |progress| {
+        let flow = on_progress(step, name, progress.done, progress.total);
+        cancelled |= flow.is_break();
+        flow
+    });
+    different.map_err(|error| match error {
+        _ if cancelled => Error::Cancelled,
+        CompareError::Read { source, .. } => Error::image(name)(source),
+        other => Error::Refused(format!("{name}: {other}")),
+    })
+}
+
+impl Manifest {
+    /// Names of the files that the points and merges have.
+    pub(crate) fn files(&self) -> BTreeSet<&str> {
+        let points = self.points.iter().flat_map(|point| point.disks.values());
+        let merging = self
+            .merging
+            .iter()
+            .flat_map(|merge| [&*merge.base, &*merge.top]);
+        points.map(|entry| &*entry.file).chain(merging).collect()
+    }
+}

@@ -1,0 +1,131 @@
+//! Verifying a set.
+
+use std::ops::ControlFlow;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use zebu::storage::{Buffer, Queue};
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::set::Set;
+use crate::take::{OnProgress, Step};
+
+/// Bytes that are read at a time.
+const PIECE: u64 = 1 << 20;
+
+/// What is wrong with a set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The point; 0 for a file of no point.
+    pub number: u64,
+    /// The disk; empty for a file of no point.
+    pub disk: String,
+    /// What is wrong, in one line.
+    pub text: String,
+}
+
+impl Set {
+    /// Compares the files of all points with the manifest; with `content` also the content of the
+    /// disks, where the manifest has a hash of it. Returns what is wrong.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cancelled`].
+    pub fn verify(
+        &self,
+        queue: &Queue,
+        content: bool,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Vec<Finding>> {
+        let mut findings = Vec::new();
+        for point in &self.manifest().points {
+            for (disk, entry) in &point.disks {
+                let checked = self.verify_entry(queue, entry, content, on_progress);
+                match checked {
+                    Ok(()) => {}
+                    Err(Error::Cancelled) => return Err(Error::Cancelled),
+                    Err(error) => findings.push(Finding {
+                        number: point.number,
+                        disk: disk.clone(),
+                        text: error.to_string(),
+                    }),
+                }
+            }
+        }
+        let known = self.manifest().files();
+        for file in self
+            .own_files()?
+            .iter()
+            .filter(|file| !known.contains(&***file))
+        {
+            findings.push(Finding {
+                number: 0,
+                disk: String::new(),
+                text: format!("{}: is not in the manifest", self.path(file).display()),
+            });
+        }
+        Ok(findings)
+    }
+
+    fn verify_entry(
+        &self,
+        queue: &Queue,
+        entry: &crate::Entry,
+        content: bool,
+        on_progress: OnProgress<'_>,
+    ) -> Result<()> {
+        self.check_length(entry)?;
+        let path = self.path(&entry.file);
+        let mut done = 0;
+        let (_, sha256) = files::hash(&path, |count| {
+            done += count;
+            on_progress(Step::Hash, &entry.file, done, entry.length).is_continue()
+        })?;
+        let differs = |what: &str| {
+            let path = path.display();
+            Err(Error::Refused(format!(
+                "{path}: {what} differs from the manifest"
+            )))
+        };
+        if sha256 != entry.sha256 {
+            return differs("its SHA-256");
+        }
+        match &entry.content_sha256 {
+            Some(sha256) if content => {
+                match self.hash_content(queue, &entry.file, on_progress)? == *sha256 {
+                    true => Ok(()),
+                    false => differs("the SHA-256 of the disk's content"),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The SHA-256 of the content of a disk, from a file with its chain.
+    pub(crate) fn hash_content(
+        &self,
+        queue: &Queue,
+        file: &str,
+        on_progress: OnProgress<'_>,
+    ) -> Result<String> {
+        let device = self.open_image(queue, file)?;
+        let size = device.size();
+        let mut hasher = Sha256::new();
+        let mut buffer = Buffer::new(PIECE as usize);
+        let mut at = 0;
+        while at < size {
+            let length = PIECE.min(size - at) as usize;
+            let read = queue.block_on(device.read_buffer(queue, at, buffer, length));
+            buffer = read.0;
+            read.1.map_err(Error::image(file))?;
+            hasher.update(&buffer[..length]);
+            at += length as u64;
+            if let ControlFlow::Break(()) = on_progress(Step::Verify, file, at, size) {
+                return Err(Error::Cancelled);
+            }
+        }
+        Ok(files::hex(&hasher.finalize()))
+    }
+}

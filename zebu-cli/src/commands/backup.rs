@@ -1,0 +1,413 @@
+//! `backup`: incremental backups of disks in a directory, and restoring them.
+
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use zebu::qcow2::Compression;
+use zebu::storage::CacheMode;
+use zebu_backup::{Disk, Set, Step, TakeOptions};
+
+use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
+use crate::options::{SourceOptions, rate};
+use crate::progress::{Progress, interrupted};
+use crate::{localtime, open, output, size};
+
+/// Back up disks incrementally, and restore them
+#[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    take: Take,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// List the points in time of a set of backups
+    List(List),
+    /// Compare the files of a set with its manifest
+    Verify(Verify),
+    /// Restore a disk: a conversion of its image at a point in time
+    Restore(Restore),
+    /// Forget the oldest points, merging their increments
+    Keep(Keep),
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Human,
+    Json,
+}
+
+#[derive(Args)]
+struct Take {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Directory of the backups; it is created
+    #[arg(long, value_name = "DIR")]
+    to: Option<OsString>,
+    /// Names of the disks in the set, in the order of the sources; by default those of their files
+    #[arg(long = "name", value_name = "NAME")]
+    disk_names: Vec<String>,
+    /// Bitmap of an NBD export that has what changed since the last backup
+    #[arg(short = 'B', long, value_name = "BITMAP")]
+    bitmap: Option<String>,
+    /// Take full backups, not increments
+    #[arg(long)]
+    full: bool,
+    /// Compress, with zlib or zstd (the default)
+    #[arg(short = 'c', long, value_name = "TYPE", num_args = 0..=1, require_equals = true,
+          default_missing_value = "zstd")]
+    compress: Option<String>,
+    /// Compare each disk with its backup afterwards, and record a hash of its content
+    #[arg(long)]
+    verify: bool,
+    /// Points to keep: older ones are merged away
+    #[arg(long, value_name = "N")]
+    keep: Option<usize>,
+    /// Bytes a second at most
+    #[arg(short = 'r', long, value_name = "RATE")]
+    rate_limit: Option<String>,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print errors only
+    #[arg(short, long)]
+    quiet: bool,
+    /// Format of the result: human or json
+    #[arg(long, value_name = "FMT", default_value = "human")]
+    output: Output,
+    /// The disks: images, block devices, NBD exports
+    #[arg(value_name = "SOURCE")]
+    names: Vec<OsString>,
+}
+
+#[derive(Args)]
+struct List {
+    /// Format of the list: human or json
+    #[arg(long, value_name = "FMT", default_value = "human")]
+    output: Output,
+    /// Directory of the backups
+    #[arg(value_name = "DIR")]
+    directory: OsString,
+}
+
+#[derive(Args)]
+struct Verify {
+    /// Hash the content of the disks, too, where the manifest has a hash of it
+    #[arg(long)]
+    content: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Format of the result: human or json
+    #[arg(long, value_name = "FMT", default_value = "human")]
+    output: Output,
+    /// Directory of the backups
+    #[arg(value_name = "DIR")]
+    directory: OsString,
+}
+
+#[derive(Args)]
+struct Restore {
+    /// The point in time, by number; the last one by default
+    #[arg(long, value_name = "N")]
+    point: Option<u64>,
+    /// The disk; needed if the point has several
+    #[arg(long, value_name = "NAME")]
+    disk: Option<String>,
+    /// Format of the target
+    #[arg(short = 'O', long, value_name = "FMT", default_value = "raw")]
+    target_format: OsString,
+    /// Write to a target that exists: a block device, an NBD export
+    #[arg(short = 'n', long)]
+    no_create: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Directory of the backups
+    #[arg(value_name = "DIR")]
+    directory: OsString,
+    /// The target
+    #[arg(value_name = "TARGET")]
+    target: OsString,
+}
+
+#[derive(Args)]
+struct Keep {
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Directory of the backups
+    #[arg(value_name = "DIR")]
+    directory: OsString,
+    /// Points to keep
+    #[arg(value_name = "N")]
+    points: usize,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    match arguments.action {
+        None => take(&arguments.take),
+        Some(Action::List(list)) => print_points(&list),
+        Some(Action::Verify(verify)) => print_findings(&verify),
+        Some(Action::Restore(restore)) => restore_disk(invocation, &restore),
+        Some(Action::Keep(keep)) => forget(&keep),
+    }
+}
+
+fn take(arguments: &Take) -> Outcome {
+    let Some(directory) = &arguments.to else {
+        return Err(Failure::new("Expecting the directory of the backups (--to)").with_hint());
+    };
+    let disks = disks(arguments)?;
+    let mut options = TakeOptions::default();
+    options.full = arguments.full;
+    options.verify = arguments.verify;
+    options.compress = match arguments.compress.as_deref() {
+        None => None,
+        Some("zlib") => Some(Compression::Zlib),
+        Some("zstd") => Some(Compression::Zstd),
+        Some(other) => return Err(Failure::new(format!("Unknown compression type '{other}'"))),
+    };
+    options.rate = rate(arguments.rate_limit.as_deref())?;
+    if arguments.keep == Some(0) {
+        return Err(Failure::new("At least one point must be kept"));
+    }
+    let queue = open::queue()?;
+    let mut set = Set::open_or_create(directory).map_err(failure)?;
+    let mut steps = Steps::new(arguments.progress && !arguments.quiet);
+    let taken = set.take(&queue, &disks, &options, &mut |step, name, done, total| {
+        steps.show(step, name, done, total)
+    });
+    steps.finish();
+    let number = taken.map_err(failure)?;
+    let kept = match arguments.keep {
+        None => Ok(()),
+        Some(keep) => set.keep(&queue, keep, &mut |step, name, done, total| {
+            steps.show(step, name, done, total)
+        }),
+    };
+    steps.finish();
+    if !arguments.quiet {
+        let manifest = set.manifest();
+        match arguments.output {
+            Output::Json => {
+                json(manifest.point(number).map_err(failure)?)?;
+            }
+            Output::Human => {
+                let entries = manifest.point(number).map_err(failure)?.disks.iter();
+                for (disk, entry) in entries {
+                    line(format!(
+                        "point {number}, {disk}: {} of {} in {}",
+                        size::human(entry.changed),
+                        size::human(entry.size),
+                        Path::new(directory).join(&entry.file).display()
+                    ))?;
+                }
+            }
+        }
+    }
+    kept.map_err(|error| Failure::new(format!("point {number} is taken, but: {error}")))?;
+    Ok(0)
+}
+
+/// The disks with their names in the set.
+fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
+    if arguments.names.is_empty() {
+        return Err(Failure::new("Expecting at least one disk").with_hint());
+    }
+    let given = arguments.disk_names.len();
+    if given > 0 && given != arguments.names.len() {
+        return Err(Failure::new(
+            "There must be as many names (--name) as disks",
+        ));
+    }
+    if arguments.bitmap.is_some() && arguments.names.len() > 1 {
+        return Err(Failure::new("--bitmap is for one disk"));
+    }
+    let mut disks = Vec::new();
+    for (index, name) in arguments.names.iter().enumerate() {
+        let disk_name = match arguments.disk_names.get(index) {
+            Some(name) => name.clone(),
+            None => disk_name(name)?,
+        };
+        disks.push(Disk {
+            name: disk_name,
+            source: open::source(name, &arguments.source),
+            options: open::options(name, &arguments.source, CacheMode::default())?,
+            bitmap: arguments.bitmap.clone(),
+        });
+    }
+    Ok(disks)
+}
+
+/// The name of a disk in the set: that of its file without an extension.
+fn disk_name(name: &OsStr) -> Result<String, Failure> {
+    let text = name.to_string_lossy();
+    let stem = Path::new(name).file_stem().and_then(OsStr::to_str);
+    match stem {
+        Some(stem) if !text.contains(':') && !text.contains('=') => Ok(stem.to_owned()),
+        _ => Err(Failure::new(format!(
+            "'{text}' needs a name in the set of backups (--name)"
+        ))),
+    }
+}
+
+fn print_points(arguments: &List) -> Outcome {
+    let set = Set::open(&arguments.directory).map_err(failure)?;
+    let manifest = set.manifest();
+    if arguments.output == Output::Json {
+        return json(&manifest.points);
+    }
+    line(format!(
+        "{:<7} {:<19} {:<16} {:<9} {:>10} {:>10} {:>10}",
+        "POINT", "TIME", "DISK", "KIND", "SIZE", "CHANGED", "FILE"
+    ))?;
+    for point in &manifest.points {
+        for (disk, entry) in &point.disks {
+            let kind = match entry.kind {
+                zebu_backup::Kind::Full => "full",
+                zebu_backup::Kind::Increment => "increment",
+            };
+            line(format!(
+                "{:<7} {:<19} {:<16} {kind:<9} {:>10} {:>10} {:>10}",
+                point.number,
+                localtime::format(point.time as i64),
+                disk,
+                size::human(entry.size),
+                size::human(entry.changed),
+                size::human(entry.length)
+            ))?;
+        }
+    }
+    Ok(0)
+}
+
+/// Prints a value as JSON, with a line feed.
+fn json(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string_pretty(value).expect("strings and numbers");
+    output::report(&format!("{text}\n"))
+}
+
+fn line(mut text: String) -> Outcome {
+    text.push('\n');
+    output::report(&text)
+}
+
+fn print_findings(arguments: &Verify) -> Outcome {
+    let queue = open::queue()?;
+    let set = Set::open(&arguments.directory).map_err(failure)?;
+    let mut steps = Steps::new(arguments.progress);
+    let found = set.verify(&queue, arguments.content, &mut |step, name, done, total| {
+        steps.show(step, name, done, total)
+    });
+    steps.finish();
+    let found = found.map_err(failure)?;
+    if arguments.output == Output::Json {
+        json(&found)?;
+    }
+    if found.is_empty() {
+        return Ok(0);
+    }
+    let lines: Vec<_> = found.iter().map(|finding| &*finding.text).collect();
+    Err(Failure::new(lines.join("\n")).with_status(2))
+}
+
+fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
+    let set = Set::open(&arguments.directory).map_err(failure)?;
+    let manifest = set.manifest();
+    let number = match (arguments.point, manifest.points.last()) {
+        (Some(number), _) => number,
+        (None, Some(last)) => last.number,
+        (None, None) => return Err(Failure::new("There is no backup yet")),
+    };
+    let disks = &manifest.point(number).map_err(failure)?.disks;
+    let disk = match (&arguments.disk, disks.keys().next()) {
+        (Some(disk), _) => disk,
+        (None, Some(disk)) if disks.len() == 1 => disk,
+        _ => {
+            let names: Vec<_> = disks.keys().map(String::as_str).collect();
+            return Err(Failure::new(format!(
+                "Point {number} has several disks: choose one by --disk ({})",
+                names.join(", ")
+            )));
+        }
+    };
+    let image = set.image(disk, number).map_err(failure)?;
+    // The chain of files was just checked; a conversion does the rest.
+    let mut convert: Vec<OsString> = ["-f", "qcow2", "-W", "-O"].map(OsString::from).into();
+    convert.push(arguments.target_format.clone());
+    convert.extend(arguments.no_create.then(|| "-n".into()));
+    convert.extend(arguments.progress.then(|| "-p".into()));
+    convert.extend(["--".into(), image.into(), arguments.target.clone()]);
+    super::convert::run(invocation, convert)
+}
+
+fn forget(arguments: &Keep) -> Outcome {
+    let queue = open::queue()?;
+    let mut set = Set::open_or_create(&arguments.directory).map_err(failure)?;
+    let mut steps = Steps::new(arguments.progress);
+    let kept = set.keep(&queue, arguments.points, &mut |step, name, done, total| {
+        steps.show(step, name, done, total)
+    });
+    steps.finish();
+    kept.map_err(failure)?;
+    Ok(0)
+}
+
+/// The progress of steps one after the other.
+struct Steps {
+    asked: bool,
+    now: Option<(Step, String)>,
+    progress: Progress,
+}
+
+impl Steps {
+    fn new(asked: bool) -> Self {
+        Steps {
+            asked,
+            now: None,
+            progress: Progress::new(false, 0),
+        }
+    }
+
+    fn show(&mut self, step: Step, name: &str, done: u64, total: u64) -> ControlFlow<()> {
+        let is_now = |(now, of): &(Step, String)| *now == step && of == name;
+        if !self.now.as_ref().is_some_and(is_now) {
+            self.finish();
+            self.now = Some((step, name.to_owned()));
+            if self.asked {
+                let verb = match step {
+                    Step::Compare => "comparing",
+                    Step::Copy => "copying",
+                    Step::Hash => "hashing",
+                    Step::Verify => "verifying",
+                    Step::Merge => "merging",
+                };
+                output::say(&format!("{verb} {name}\n"));
+            }
+            self.progress = Progress::new(self.asked, total);
+        }
+        self.progress.set(done)
+    }
+
+    fn finish(&mut self) {
+        if self.now.take().is_some() {
+            self.progress.finish(true);
+        }
+    }
+}
+
+fn failure(error: zebu_backup::Error) -> Failure {
+    let stopped = interrupted("the backups made before are as they were");
+    stopped.unwrap_or_else(|| Failure::new(error.to_string()))
+}

@@ -1,0 +1,472 @@
+//! `backup`: each point is the disk as it was, whatever wrote to the disk, and whenever a backup was
+//! killed.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Lab, Limits};
+
+/// The content of an image, as QEMU reads it.
+fn content(lab: &Lab, image: &str) -> Vec<u8> {
+    lab.qemu_img(&["convert", "-O", "raw", image, "content"])
+        .ok("qemu-img convert");
+    fs::read(lab.path("content")).expect("content")
+}
+
+/// Restores a point and returns the content.
+fn restored(lab: &Lab, point: u64) -> Vec<u8> {
+    let point = point.to_string();
+    lab.zebu(&["backup", "restore", "--point", &point, "set", "restored"])
+        .ok("restore");
+    fs::read(lab.path("restored")).expect("restored")
+}
+
+/// The numbers of the points in the manifest.
+fn points(lab: &Lab) -> Vec<u64> {
+    let answer = lab
+        .zebu(&["backup", "list", "--output=json", "set"])
+        .ok("list");
+    let list: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
+    let numbers = list.as_array().expect("a list").iter();
+    numbers
+        .map(|point| point["number"].as_u64().expect("a number"))
+        .collect()
+}
+
+fn backup(lab: &Lab, more: &[&str]) {
+    let mut args = vec!["backup", "disk.qcow2", "--to", "set"];
+    args.extend(more);
+    lab.zebu(&args).ok("backup");
+}
+
+fn zebu_io(lab: &Lab, commands: &[&str]) {
+    let mut args = vec!["io", "-d", "unmap"];
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    args.push("disk.qcow2");
+    lab.zebu(&args).ok("zebu io");
+}
+
+fn qemu_io(lab: &Lab, commands: &[&str]) {
+    let mut args = vec!["-d", "unmap"];
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    args.push("disk.qcow2");
+    lab.qemu_io(&args).ok("qemu-io");
+}
+
+/// Both programs find no error in an image.
+fn assert_clean(lab: &Lab, image: &str) {
+    lab.zebu(&["check", "-q", image]).ok("zebu check");
+    lab.qemu_img(&["check", "-q", image]).ok("qemu-img check");
+}
+
+#[test]
+fn points_are_the_disk_as_it_was() {
+    for options in [
+        "cluster_size=64k",
+        "cluster_size=4k",
+        "extended_l2=on,cluster_size=128k",
+        "data_file=disk.data,data_file_raw=on",
+        "compat=0.10",
+    ] {
+        let lab = Lab::new();
+        lab.qemu_img(&[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            options,
+            "disk.qcow2",
+            "32M",
+        ])
+        .ok(options);
+        let mut saved = BTreeMap::new();
+        zebu_io(&lab, &["write -P 1 0 3M", "write -P 2 9M 100k"]);
+        backup(&lab, &[]);
+        saved.insert(1, content(&lab, "disk.qcow2"));
+        qemu_io(
+            &lab,
+            &["write -P 3 1M 8k", "write -z 2M 512k", "discard 9M 64k"],
+        );
+        zebu_io(
+            &lab,
+            &["write -P 4 20M 4k", "write -z 4k 1k", "discard 2560k 64k"],
+        );
+        backup(&lab, &["--verify"]);
+        saved.insert(2, content(&lab, "disk.qcow2"));
+        if !options.starts_with("data_file") {
+            lab.zebu(&["snapshot", "-c", "s", "disk.qcow2"])
+                .ok("snapshot");
+            zebu_io(&lab, &["write -P 5 0 1M"]);
+            lab.zebu(&["snapshot", "-a", "s", "disk.qcow2"])
+                .ok("snapshot -a");
+            lab.zebu(&["snapshot", "-d", "s", "disk.qcow2"])
+                .ok("snapshot -d");
+        }
+        lab.zebu(&["resize", "-q", "disk.qcow2", "40M"])
+            .ok("resize");
+        zebu_io(&lab, &["write -P 6 39M 1M"]);
+        backup(&lab, &["-c"]);
+        saved.insert(3, content(&lab, "disk.qcow2"));
+        lab.zebu(&["resize", "-q", "--shrink", "disk.qcow2", "24M"])
+            .ok("shrink");
+        qemu_io(&lab, &["write -P 7 100k 3k"]);
+        backup(&lab, &["-c=zlib"]);
+        saved.insert(4, content(&lab, "disk.qcow2"));
+        assert_clean(&lab, "disk.qcow2");
+        for (point, content) in &saved {
+            assert!(
+                restored(&lab, *point) == *content,
+                "{options}: point {point}"
+            );
+            assert_clean(&lab, &format!("set/disk.{point}.qcow2"));
+        }
+        lab.zebu(&["backup", "verify", "--content", "set"])
+            .ok("verify");
+        // An increment has little more than what has changed.
+        let length = |n: u64| {
+            fs::metadata(lab.path(&format!("set/disk.{n}.qcow2")))
+                .unwrap()
+                .len()
+        };
+        assert!(length(2) < 3 << 20, "{options}: {}", length(2));
+        lab.zebu(&["backup", "keep", "set", "2"]).ok("keep");
+        assert_eq!(points(&lab), [3, 4]);
+        for point in [3, 4] {
+            assert!(
+                restored(&lab, point) == saved[&point],
+                "{options}: kept point {point}"
+            );
+        }
+        assert_eq!(
+            fs::read_dir(lab.path("set")).unwrap().count(),
+            4,
+            "{options}"
+        );
+        lab.zebu(&["backup", "verify", "--content", "set"])
+            .ok("verify");
+    }
+}
+
+#[test]
+fn disks_without_bitmaps_are_compared() {
+    let lab = Lab::new();
+    lab.make("raw disk 20000000");
+    fs::copy(lab.path("disk"), lab.path("disk.qcow2")).unwrap();
+    let args = ["backup", "-f", "raw", "disk.qcow2", "--to", "set"];
+    lab.zebu(&args).ok("full");
+    let first = fs::read(lab.path("disk.qcow2")).unwrap();
+    let mut second = first.clone();
+    second[5_000_000] ^= 1;
+    fs::write(lab.path("disk.qcow2"), &second).unwrap();
+    lab.zebu(&args).ok("increment");
+    let whole = |mut bytes: Vec<u8>| {
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    };
+    assert!(restored(&lab, 1) == whole(first));
+    assert!(restored(&lab, 2) == whole(second));
+    let increment = fs::metadata(lab.path("set/disk.2.qcow2")).unwrap().len();
+    assert!(increment < 1 << 20, "{increment}");
+}
+
+#[test]
+fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 16M");
+    backup(&lab, &[]);
+    let list = lab
+        .zebu(&["backup", "list", "--output=json", "set"])
+        .ok("list")
+        .out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let bitmap = list[0]["disks"]["disk"]["bitmap"]
+        .as_str()
+        .expect("a bitmap")
+        .to_owned();
+    // Removed and made again, it lacks what was written before.
+    zebu_io(&lab, &["write -P 1 1M 64k"]);
+    lab.qemu_img(&["bitmap", "--remove", "disk.qcow2", &bitmap])
+        .ok("remove");
+    zebu_io(&lab, &["write -P 2 3M 64k"]);
+    backup(&lab, &[]);
+    assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"));
+    // A writer that was killed.
+    let mut held = lab.held_by_qemu(&["disk.qcow2"]);
+    held.command("write -P 3 5M 64k");
+    held.command("flush");
+    drop(held);
+    backup(&lab, &[]);
+    assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+    assert_clean(&lab, "disk.qcow2");
+}
+
+#[test]
+fn several_disks_are_one_point() {
+    let lab = Lab::new();
+    lab.make("create a.qcow2 8M");
+    lab.make("create b.qcow2 4M");
+    let take = ["backup", "a.qcow2", "b.qcow2", "--to", "set"];
+    lab.zebu(&take).ok("full");
+    lab.zebu(&["io", "-c", "write -P 1 1M 64k", "a.qcow2"])
+        .ok("a");
+    lab.zebu(&["io", "-c", "write -P 2 2M 64k", "b.qcow2"])
+        .ok("b");
+    lab.zebu(&take).ok("increment");
+    assert_eq!(points(&lab), [1, 2]);
+    for disk in ["a", "b"] {
+        lab.zebu(&["backup", "restore", "--disk", disk, "set", "restored"])
+            .ok("restore");
+        let image = format!("{disk}.qcow2");
+        assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, &image));
+    }
+    lab.zebu(&["backup", "restore", "set", "restored"])
+        .failed_with_one_line(1, "several disks");
+}
+
+#[test]
+fn wrong_input_loses_nothing() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 8M");
+    backup(&lab, &[]);
+    zebu_io(&lab, &["write -P 1 1M 64k"]);
+    backup(&lab, &[]);
+    zebu_io(&lab, &["write -P 2 2M 64k"]);
+    let manifest = fs::read_to_string(lab.path("set/manifest.json")).unwrap();
+    let take = ["backup", "disk.qcow2", "--to", "set"];
+    let fails = |args: &[&str], text: &str| {
+        lab.zebu(args).failed_with_one_line(1, text);
+        assert!(lab.path("set/disk.1.qcow2").exists() && lab.path("set/disk.2.qcow2").exists());
+    };
+    let edits: [(&str, &str, &str); 6] = [
+        ("\"version\": 1", "\"version\": 2", "version 2"),
+        ("\"number\": 2", "\"number\": 1", "not in order"),
+        ("disk.1.qcow2", "../disk.qcow2", "wrong file name"),
+        (
+            "\"kind\": \"full\"",
+            "\"kind\": \"increment\"",
+            "lacks the full backup",
+        ),
+        ("\"points\"", "\"point\"", "not valid"),
+        ("{", "", "not valid"),
+    ];
+    for (from, to, text) in edits {
+        fs::write(
+            lab.path("set/manifest.json"),
+            manifest.replacen(from, to, 1),
+        )
+        .unwrap();
+        fails(&take, text);
+        fails(&["backup", "restore", "set", "restored"], text);
+        fails(&["backup", "keep", "set", "1"], text);
+    }
+    fs::remove_file(lab.path("set/manifest.json")).unwrap();
+    fails(&take, "there is no manifest, but other files");
+    fs::write(lab.path("set/manifest.json"), &manifest).unwrap();
+    // A file of the chain is missing, or was cut off.
+    fs::rename(lab.path("set/disk.1.qcow2"), lab.path("kept")).unwrap();
+    lab.zebu(&take).failed_with_one_line(1, "No such file");
+    lab.zebu(&["backup", "restore", "set", "restored"])
+        .failed_with_one_line(1, "No such file");
+    let bytes = fs::read(lab.path("kept")).unwrap();
+    fs::write(lab.path("set/disk.1.qcow2"), &bytes[..bytes.len() - 1]).unwrap();
+    fails(&take, "not 2");
+    fs::write(lab.path("set/disk.1.qcow2"), &bytes).unwrap();
+    fails(&["backup", "nothing.qcow2", "--to", "set"], "No such file");
+    fails(
+        &["backup", "disk.qcow2", "disk.qcow2", "--to", "set"],
+        "two disks",
+    );
+    fails(&["backup", "disk.qcow2"], "Expecting the directory");
+    fails(
+        &["backup", "--name", "../x", "disk.qcow2", "--to", "set"],
+        "cannot be the name",
+    );
+    fails(
+        &["backup", "restore", "--point", "9", "set", "restored"],
+        "there is no point 9",
+    );
+    fails(
+        &["backup", "restore", "--disk", "x", "set", "restored"],
+        "no disk 'x'",
+    );
+    fails(&["backup", "keep", "set", "0"], "at least one point");
+    // An image that another program writes.
+    let held = lab.held_by_qemu(&["disk.qcow2"]);
+    let answer = lab.zebu(&take);
+    assert_eq!(answer.status, 1);
+    assert!(answer.err.contains("lock"), "{}", answer.err);
+    drop(held);
+    // Damage is found.
+    let mut damaged = bytes.clone();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    fs::write(lab.path("set/disk.1.qcow2"), &damaged).unwrap();
+    let answer = lab.zebu(&["backup", "verify", "set"]);
+    assert_eq!(answer.status, 2, "{answer:?}");
+    assert!(answer.err.contains("SHA-256 differs"), "{}", answer.err);
+    fs::write(lab.path("set/disk.1.qcow2"), &bytes).unwrap();
+    lab.zebu(&take).ok("after all that");
+    assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+}
+
+/// A library that kills the program at the n-th call of the C library that changes files or enters
+/// io_uring, and says at the end how many there were.
+const KILLER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static atomic_long calls;
+static void count(void) {
+    const char *limit = getenv("KILL_AT");
+    if (limit && atomic_fetch_add(&calls, 1) + 1 == atol(limit))
+        kill(getpid(), SIGKILL);
+}
+__attribute__((destructor)) static void tell(void) {
+    const char *path = getenv("KILL_COUNT");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    if (file) {
+        fprintf(file, "%ld", atomic_load(&calls));
+        fclose(file);
+    }
+}
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+int rename(const char *a, const char *b) { count(); return REAL(rename)(a, b); }
+int unlink(const char *a) { count(); return REAL(unlink)(a); }
+int fsync(int fd) { count(); return REAL(fsync)(fd); }
+int fdatasync(int fd) { count(); return REAL(fdatasync)(fd); }
+ssize_t write(int fd, const void *b, size_t n) { count(); return REAL(write)(fd, b, n); }
+ssize_t pwrite64(int fd, const void *b, size_t n, off64_t o) { count(); return REAL(pwrite64)(fd, b, n, o); }
+int ftruncate64(int fd, off64_t n) { count(); return REAL(ftruncate64)(fd, n); }
+long syscall(long n, ...) {
+    long a[6];
+    va_list list;
+    va_start(list, n);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(list, long);
+    va_end(list);
+    count();
+    return REAL(syscall)(n, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+"#;
+
+fn build_killer(lab: &Lab) -> PathBuf {
+    let (source, library) = (lab.path("killer.c"), lab.path("killer.so"));
+    fs::write(&source, KILLER).unwrap();
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-w", "-o"])
+        .args([&library, &source])
+        .arg("-ldl")
+        .status();
+    assert!(status.expect("cc").success());
+    library
+}
+
+/// Copies the disk and the set of one place to another.
+fn copy_state(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to.join("set"));
+    fs::create_dir_all(to.join("set")).unwrap();
+    fs::copy(from.join("disk.qcow2"), to.join("disk.qcow2")).unwrap();
+    for entry in fs::read_dir(from.join("set")).unwrap() {
+        let name = entry.unwrap().file_name();
+        fs::copy(from.join("set").join(&name), to.join("set").join(&name)).unwrap();
+    }
+}
+
+/// A backup that is killed at any call leaves all points, and the next one is right.
+#[test]
+fn a_backup_may_be_killed_at_any_call() {
+    let lab = Lab::new();
+    let killer = build_killer(&lab);
+    let mut saved = BTreeMap::new();
+    lab.make("create disk.qcow2 8M");
+    zebu_io(&lab, &["write -P 1 0 300k"]);
+    backup(&lab, &[]);
+    saved.insert(1, content(&lab, "disk.qcow2"));
+    zebu_io(&lab, &["write -P 2 200k 300k"]);
+    backup(&lab, &[]);
+    saved.insert(2, content(&lab, "disk.qcow2"));
+    zebu_io(&lab, &["write -P 3 400k 300k", "write -z 0 64k"]);
+    saved.insert(3, content(&lab, "disk.qcow2"));
+    let start = Lab::new();
+    copy_state(&lab.path(""), &start.path(""));
+    // With LD_PRELOAD only for zebu itself.
+    let run = |at: u64| {
+        let script = format!(
+            "KILL_AT={at} KILL_COUNT={} LD_PRELOAD={} exec \"$0\" \"$@\"",
+            lab.path("count").display(),
+            killer.display()
+        );
+        let zebu = env!("CARGO_BIN_EXE_zebu");
+        let mut args = vec!["-c", &*script, zebu];
+        args.extend(["backup", "disk.qcow2", "--to", "set", "--keep", "2"]);
+        lab.run(Path::new("/bin/sh"), &args, b"", &Limits::default())
+    };
+    assert_eq!(run(u64::MAX >> 1).status, 0);
+    let count = fs::read_to_string(lab.path("count")).expect("a count");
+    let calls: u64 = count.parse().expect("a number");
+    assert!(calls > 50, "{calls}");
+    let kills = common::env_number("ZEBU_KILLS").unwrap_or(60).min(calls);
+    for nth in 0..kills {
+        let at = 1 + nth * calls / kills;
+        copy_state(&start.path(""), &lab.path(""));
+        run(at);
+        for point in points(&lab) {
+            let merging = fs::read_to_string(lab.path("set/manifest.json"));
+            if !merging.unwrap().contains("merging") {
+                assert!(
+                    restored(&lab, point) == saved[&point],
+                    "call {at}: point {point}"
+                );
+            }
+        }
+        // More is written, then the next backup is taken.
+        zebu_io(&lab, &["write -P 4 3M 100k", "write -P 5 400k 4k"]);
+        assert_clean_but_leaks(&lab, at);
+        backup(&lab, &[]);
+        let points = points(&lab);
+        let last = *points.last().expect("a point");
+        assert!(
+            restored(&lab, last) == content(&lab, "disk.qcow2"),
+            "call {at}"
+        );
+        for point in points
+            .iter()
+            .filter(|point| saved.contains_key(point) && **point != last)
+        {
+            assert!(
+                restored(&lab, *point) == saved[point],
+                "call {at}: point {point} later"
+            );
+        }
+        // What is left over at most is a file that the manifest does not name.
+        let verified = lab.zebu(&["backup", "verify", "set"]);
+        let is_left_over = |line: &str| line.contains("is not in the manifest");
+        assert!(
+            verified.err.lines().all(is_left_over),
+            "call {at}: {}",
+            verified.err
+        );
+    }
+    println!("cases: {kills} kills");
+}
+
+fn assert_clean_but_leaks(lab: &Lab, at: u64) {
+    let check = lab.qemu_img(&["check", "-q", "disk.qcow2"]);
+    assert!(matches!(check.status, 0 | 3), "call {at}: {check:?}");
+}

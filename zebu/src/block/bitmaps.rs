@@ -1,0 +1,242 @@
+//! Dirty bitmaps of the top image: which parts of the disk were written since a point in time.
+
+use std::ops::Range;
+
+use super::device::Device;
+use super::write::Top;
+use crate::drivers::qcow2::{BitmapChange, Bits, Image};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// A persistent dirty bitmap, as an image lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BitmapInfo {
+    /// The name, of 1 to 1023 bytes.
+    pub name: Vec<u8>,
+    /// Bytes of the disk to a bit.
+    pub granularity: u64,
+    /// Whether changes of the disk are recorded (the flag `auto` of the format).
+    pub enabled: bool,
+    /// Whether it cannot be relied on: its last writer did not store it (`in_use`), or it is
+    /// damaged. Such a bitmap can only be removed.
+    pub inconsistent: bool,
+}
+
+/// Parts of a disk, in units of the granularity: those that a bitmap has as dirty.
+#[derive(Clone, Debug)]
+pub struct DirtyBits(Bits);
+
+impl DirtyBits {
+    /// Nothing of a disk of `size` bytes. `granularity`: bytes to a bit.
+    ///
+    /// # Panics
+    ///
+    /// If the granularity is not a power of two of at least 512.
+    #[must_use]
+    pub fn new(size: u64, granularity: u64) -> Self {
+        assert!(
+            granularity.is_power_of_two() && granularity >= 512,
+            "a granularity of {granularity} bytes"
+        );
+        DirtyBits(Bits::new(size, granularity.trailing_zeros() as u8))
+    }
+
+    /// Size of the disk in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    /// Bytes of the disk to a bit.
+    #[must_use]
+    pub fn granularity(&self) -> u64 {
+        1 << self.0.granularity_bits()
+    }
+
+    /// Bytes of the disk that are dirty. The part of the last bit that is past the end counts, too.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> u64 {
+        self.0.count().saturating_mul(self.granularity())
+    }
+
+    /// Whether the byte at `offset` is dirty, and the end of the range from there on that is alike,
+    /// in bytes: at most `limit`, which is at most the size of the disk.
+    ///
+    /// # Panics
+    ///
+    /// If `offset` is not before `limit`, or `limit` is past the end of the disk.
+    #[must_use]
+    pub fn run(&self, offset: u64, limit: u64) -> (bool, u64) {
+        assert!(
+            offset < limit && limit <= self.size(),
+            "{offset} to {limit}"
+        );
+        let shift = self.0.granularity_bits();
+        let first = offset >> shift;
+        let bits = ((limit - 1) >> shift) + 1 - first;
+        let (dirty, count) = self.0.run(first, bits);
+        let end = (first + count).saturating_mul(1 << shift);
+        (dirty, end.min(limit))
+    }
+
+    /// The dirty ranges of the disk in bytes, in order, as long as they can be.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            while at < self.size() {
+                let start = at;
+                let (dirty, end) = self.run(at, self.size());
+                at = end;
+                if dirty {
+                    return Some(start..end);
+                }
+            }
+            None
+        })
+    }
+
+    /// Makes a range of the disk dirty, in bytes. What is past its end is ignored.
+    pub fn set(&mut self, range: Range<u64>) {
+        self.0.set(range);
+    }
+
+    /// Makes dirty what `other` has as dirty. Its size and granularity may be others.
+    pub fn merge(&mut self, other: &DirtyBits) {
+        self.0.merge(&other.0);
+    }
+}
+
+impl Device {
+    /// The bitmaps that the top image stores. None if its format has no bitmaps, or if a program
+    /// that does not know them has written to the image since.
+    ///
+    /// # Errors
+    ///
+    /// If the list of bitmaps is damaged or cannot be read.
+    pub async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapInfo>> {
+        let Some(image) = self.top().as_qcow2() else {
+            return Ok(Vec::new());
+        };
+        let list = image.bitmaps(queue).await?.into_iter();
+        Ok(list
+            .map(|state| BitmapInfo {
+                granularity: state.entry.granularity().unwrap_or(0),
+                enabled: state.entry.auto(),
+                inconsistent: !state.is_consistent,
+                name: state.entry.name,
+            })
+            .collect())
+    }
+
+    /// What a bitmap has as dirty. It does not change with the bitmap. Of a bitmap that is enabled,
+    /// requests in flight may be missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such bitmap, or if it is inconsistent. [`Error::Format`]
+    /// if it is damaged. [`Error::Io`] if it cannot be read.
+    pub async fn bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
+        let name = name.as_ref();
+        match self.top().as_qcow2() {
+            Some(image) => image.bitmap_by_name(queue, name).await.map(DirtyBits),
+            None => Err(Error::bitmap_not_found(name)),
+        }
+    }
+
+    /// Adds a bitmap to the top image, without anything dirty. `granularity`: bytes to a bit, a
+    /// power of two from 512 to 2 GiB; None: the cluster size, from 4 to 64 KiB. If it is `enabled`,
+    /// every change of the disk from now on is recorded. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is a bitmap of this name, or if the image or the format cannot
+    /// have such a bitmap. Those of [`Device::write`].
+    pub async fn bitmap_add(
+        &mut self,
+        queue: &Queue,
+        name: impl AsRef<[u8]>,
+        granularity: Option<u64>,
+        enabled: bool,
+    ) -> Result<()> {
+        let cluster = self.top().cluster_size();
+        let default = cluster.map_or(64 << 10, |size| size.clamp(4 << 10, 64 << 10));
+        let granularity = granularity.unwrap_or(default);
+        let change = BitmapChange::Add {
+            granularity,
+            enabled,
+        };
+        self.change_bitmap(queue, name.as_ref(), change).await
+    }
+
+    /// Removes a bitmap of the top image, in whatever state it is. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such bitmap. Those of [`Device::write`].
+    pub async fn bitmap_remove(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
+        let change = BitmapChange::Remove;
+        self.change_bitmap(queue, name.as_ref(), change).await
+    }
+
+    /// Makes nothing dirty in a bitmap. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::bitmap`] and of [`Device::write`].
+    pub async fn bitmap_clear(&mut self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<()> {
+        let change = BitmapChange::Clear;
+        self.change_bitmap(queue, name.as_ref(), change).await
+    }
+
+    /// Has a bitmap record changes from now on, or not any more. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::bitmap`] and of [`Device::write`].
+    pub async fn bitmap_enable(
+        &mut self,
+        queue: &Queue,
+        name: impl AsRef<[u8]>,
+        enabled: bool,
+    ) -> Result<()> {
+        let change = BitmapChange::Enable(enabled);
+        self.change_bitmap(queue, name.as_ref(), change).await
+    }
+
+    /// Makes dirty in a bitmap what `other` has as dirty, of whatever size and granularity. Durable
+    /// on return.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::bitmap`] and of [`Device::write`].
+    pub async fn bitmap_merge(
+        &mut self,
+        queue: &Queue,
+        name: impl AsRef<[u8]>,
+        other: &DirtyBits,
+    ) -> Result<()> {
+        let change = BitmapChange::Merge(&other.0);
+        self.change_bitmap(queue, name.as_ref(), change).await
+    }
+
+    async fn change_bitmap(
+        &mut self,
+        queue: &Queue,
+        name: &[u8],
+        change: BitmapChange<'_>,
+    ) -> Result<()> {
+        self.whole(async |device| {
+            if let Top::Raw(_) = device.top_for_writing(0, 0)? {
+                return Err(Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP)));
+            }
+            let image: &mut Image = device.own_image()?;
+            let result = image.change_bitmap(queue, name, change).await;
+            if result.as_ref().is_err_and(Error::shows_corruption) {
+                image.mark_corrupt(queue).await?;
+            }
+            result
+        })
+        .await
+    }
+}

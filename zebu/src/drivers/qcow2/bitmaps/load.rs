@@ -1,0 +1,157 @@
+//! Reading bitmaps, and the state of the bitmaps of an image that begins to change.
+
+use std::sync::Mutex;
+
+use super::{Bitmaps, Bits, Directory, Loaded};
+use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::writer::Writer;
+use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, check_table};
+use crate::storage::{self, Queue};
+use crate::{Error, Result};
+
+impl Image {
+    /// Reads the bits of a bitmap and the table that has them.
+    ///
+    /// # Errors
+    ///
+    /// If the bitmap is not valid or cannot be read. Nothing says whether it is consistent.
+    pub(super) async fn load_bitmap(
+        &self,
+        queue: &Queue,
+        entry: &BitmapEntry,
+    ) -> Result<(Bits, Vec<BitmapTableEntry>)> {
+        entry.check(&self.geometry)?;
+        if !entry.extra_data.is_empty() && !entry.extra_data_compatible() {
+            return Err(constraint(entry, "it has extra data of an unknown kind"));
+        }
+        let table = self.read_bitmap_table(queue, entry).await?;
+        let size = self.geometry.cluster_size();
+        let bits = Bits::new(self.size(), entry.granularity_bits);
+        let per_cluster = size * 8;
+        for (nth, place) in (0..).zip(&table) {
+            let first = nth * per_cluster;
+            if first >= bits.len() {
+                break;
+            }
+            match place.kind(&self.geometry)? {
+                BitmapCluster::Zeros => {}
+                BitmapCluster::Ones => bits.set_bits(first, bits.len().min(first + per_cluster)),
+                BitmapCluster::Stored { host } => {
+                    if self.is_past_end(host.0)? {
+                        return Err(constraint(
+                            entry,
+                            "a part of it is past the end of the file",
+                        ));
+                    }
+                    self.spend(size)?;
+                    let bytes =
+                        storage::read_vec(&*self.file, queue, host.0, size as usize).await?;
+                    bits.decode(first, &bytes);
+                }
+            }
+        }
+        bits.stored(true);
+        Ok((bits, table))
+    }
+
+    /// Reads the table of a bitmap.
+    pub(super) async fn read_bitmap_table(
+        &self,
+        queue: &Queue,
+        entry: &BitmapEntry,
+    ) -> Result<Vec<BitmapTableEntry>> {
+        let entries = u64::from(entry.table_size);
+        check_table(
+            "Bitmap table",
+            entry.table_offset,
+            entries,
+            8,
+            self.geometry.cluster_size(),
+            self.file.len()?,
+        )?;
+        self.spend(entries * 8)?;
+        let bytes =
+            storage::read_vec(&*self.file, queue, entry.table_offset, entries as usize * 8).await?;
+        let words = bytes.chunks_exact(8);
+        Ok(words
+            .map(|word| BitmapTableEntry::from_be_bytes(word.try_into().expect("8 bytes")))
+            .collect())
+    }
+
+    /// Called before the first change of an image, and before the first one after a store: has the
+    /// enabled bitmaps in memory and marked as in use on the disk. The caller has passed the gate of
+    /// metadata, or is alone.
+    ///
+    /// False if the directory is damaged: its bitmaps must not count as consistent any more.
+    pub(in crate::drivers::qcow2) async fn begin_bitmaps(
+        &self,
+        queue: &Queue,
+        writer: &Writer,
+    ) -> Result<bool> {
+        if !writer.header().has_bitmaps() {
+            return Ok(true);
+        }
+        let bitmaps = match writer.bitmaps.get() {
+            Some(bitmaps) => bitmaps,
+            None => {
+                let directory = match self.read_bitmap_directory(queue).await {
+                    Err(Error::Format(error)) => {
+                        tracing::warn!("the bitmaps are inconsistent from now on: {error}");
+                        return Ok(false);
+                    }
+                    directory => directory?,
+                };
+                let bitmaps = self.load_enabled(queue, directory).await?;
+                writer.bitmaps.get_or_init(|| bitmaps)
+            }
+        };
+        let mut directory = bitmaps.directory().clone();
+        let changing = |(_, entry): &(usize, &BitmapEntry)| entry.auto() && !entry.in_use();
+        let entries = directory.entries.iter().enumerate().filter(changing);
+        let indexes: Vec<usize> = entries.map(|(index, _)| index).collect();
+        self.set_in_use(queue, &mut directory, &indexes, true)
+            .await?;
+        *bitmaps.directory() = directory;
+        Ok(true)
+    }
+
+    /// The state of the bitmaps, with the bits of those that are enabled and consistent.
+    async fn load_enabled(&self, queue: &Queue, directory: Directory) -> Result<Bitmaps> {
+        let mut bits = Vec::new();
+        for entry in &directory.entries {
+            bits.push(match entry.auto() && !entry.in_use() {
+                true => self.load_if_valid(queue, entry).await?,
+                false => None,
+            });
+        }
+        Ok(Bitmaps {
+            directory: Mutex::new(directory),
+            bits,
+        })
+    }
+
+    /// A consistent bitmap in memory; none, with a warning, if it is damaged.
+    pub(super) async fn load_if_valid(
+        &self,
+        queue: &Queue,
+        entry: &BitmapEntry,
+    ) -> Result<Option<Loaded>> {
+        match self.load_bitmap(queue, entry).await {
+            Ok((bits, table)) => Ok(Some(Loaded {
+                bits,
+                is_enabled: entry.auto(),
+                table: Mutex::new(table),
+            })),
+            Err(Error::Format(error)) => {
+                tracing::warn!("a bitmap is inconsistent from now on: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn constraint(entry: &BitmapEntry, why: &'static str) -> Error {
+    let name = crate::format::printable(&entry.name);
+    FormatError::BitmapConstraint { name, why }.into()
+}

@@ -1,0 +1,178 @@
+//! Persistent dirty bitmaps: which parts of the disk were written since a point in time.
+//!
+//! The image keeps its enabled bitmaps while it is written:
+//! - Before the first change, the flag `in_use` of each bitmap that will change is set, durably. A
+//!   crash leaves it set, and the bitmap counts as inconsistent.
+//! - A request sets the bits of its range in memory before it changes anything
+//!   ([`Image::announce`](super::Image::announce)).
+//! - A store writes the bits to new clusters, durably, and clears the flag last.
+//!
+//! A bitmap that cannot be read stays `in_use`. It never keeps the image from being used.
+
+mod bits;
+mod directory;
+mod load;
+mod store;
+mod whole;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard};
+
+pub(crate) use bits::Bits;
+pub(crate) use whole::BitmapChange;
+
+use super::Image;
+use crate::format::{BitmapEntry, BitmapTableEntry};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// The bitmaps of an image that is written.
+#[derive(Debug, Default)]
+pub(crate) struct Bitmaps {
+    directory: Mutex<Directory>,
+    /// By index in the directory: the bits of those that are in memory.
+    bits: Vec<Option<Loaded>>,
+}
+
+/// The directory, as it is on the disk. Changed by a caller that has passed the gate of metadata, or
+/// has exclusive access.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Directory {
+    /// Host offset in bytes.
+    pub offset: u64,
+    /// The entries.
+    pub entries: Vec<BitmapEntry>,
+}
+
+/// A bitmap as it is listed.
+pub(crate) struct BitmapState {
+    pub entry: BitmapEntry,
+    /// Whether it can be relied on.
+    pub is_consistent: bool,
+}
+
+/// A bitmap in memory.
+#[derive(Debug)]
+struct Loaded {
+    bits: Bits,
+    /// Whether changes of the disk set bits.
+    is_enabled: bool,
+    /// The table that the bits are stored in; empty for a new bitmap.
+    table: Mutex<Vec<BitmapTableEntry>>,
+}
+
+impl Directory {
+    /// Bytes of the directory.
+    pub(super) fn length(&self) -> u64 {
+        self.entries
+            .iter()
+            .map(|entry| entry.encoded_len() as u64)
+            .sum()
+    }
+
+    /// The index of the bitmap of this name.
+    pub(super) fn find(&self, name: &[u8]) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.name == name)
+    }
+}
+
+impl Bitmaps {
+    fn directory(&self) -> MutexGuard<'_, Directory> {
+        crate::lock(&self.directory)
+    }
+
+    /// Sets the bits of a range of the disk in all enabled bitmaps.
+    pub(super) fn set(&self, range: &std::ops::Range<u64>) {
+        for loaded in self.bits.iter().flatten().filter(|l| l.is_enabled) {
+            loaded.bits.set(range.clone());
+        }
+    }
+
+    /// The bits in memory of the bitmap with this index.
+    fn loaded(&self, index: usize) -> Option<&Loaded> {
+        self.bits.get(index)?.as_ref()
+    }
+
+    /// The disk has another size now.
+    pub(super) fn resize(&mut self, size: u64) {
+        for loaded in self.bits.iter_mut().flatten() {
+            let old = loaded.bits.size();
+            loaded.bits.resize(size);
+            if loaded.is_enabled {
+                loaded.bits.set(old..size);
+            }
+        }
+    }
+
+    /// Whether a bitmap of the disk is marked as in use although it is in memory.
+    fn is_open(&self) -> bool {
+        let directory = self.directory();
+        let mut entries = directory.entries.iter().enumerate();
+        entries.any(|(index, entry)| entry.in_use() && self.loaded(index).is_some())
+    }
+}
+
+impl Image {
+    /// The bitmaps, for [`Device::bitmaps`](crate::block::Device::bitmaps).
+    pub(crate) async fn bitmaps(&self, queue: &Queue) -> Result<Vec<BitmapState>> {
+        let directory = self.bitmap_directory(queue).await?;
+        let entries = directory.entries.into_iter().enumerate();
+        Ok(entries
+            .map(|(index, entry)| BitmapState {
+                is_consistent: self.is_loaded(index)
+                    || !entry.in_use() && entry.check(&self.geometry).is_ok(),
+                entry,
+            })
+            .collect())
+    }
+
+    /// The bits of the bitmap of this name, as they are now.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such bitmap, it is inconsistent, damaged or cannot be read.
+    pub(crate) async fn bitmap_by_name(&self, queue: &Queue, name: &[u8]) -> Result<Bits> {
+        let directory = self.bitmap_directory(queue).await?;
+        let index = directory.find(name);
+        let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
+        let bitmaps = self.writer.as_ref().and_then(|writer| writer.bitmaps.get());
+        if let Some(loaded) = bitmaps.and_then(|bitmaps| bitmaps.loaded(index)) {
+            return Ok(loaded.bits.clone());
+        }
+        let entry = &directory.entries[index];
+        match entry.in_use() {
+            true => Err(Error::bitmap_inconsistent(name)),
+            false => Ok(self.load_bitmap(queue, entry).await?.0),
+        }
+    }
+
+    /// The directory of the bitmaps: that of the writer, or as it is on the disk. Empty if the image
+    /// has no bitmaps, or if what it says of them is out of date.
+    ///
+    /// # Errors
+    ///
+    /// If the directory is not valid or cannot be read.
+    async fn bitmap_directory(&self, queue: &Queue) -> Result<Directory> {
+        match self.writer.as_ref().and_then(|writer| writer.bitmaps.get()) {
+            Some(bitmaps) => Ok(bitmaps.directory().clone()),
+            None => self.read_bitmap_directory(queue).await,
+        }
+    }
+
+    /// Whether the bitmap with this index is in memory.
+    fn is_loaded(&self, index: usize) -> bool {
+        let bitmaps = self.writer.as_ref().and_then(|writer| writer.bitmaps.get());
+        bitmaps.is_some_and(|bitmaps| bitmaps.loaded(index).is_some())
+    }
+
+    /// Sets bits of what is about to change. False if bitmaps were stored since the image was
+    /// announced as changing: the bits must be announced again.
+    pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &std::ops::Range<u64>) -> bool {
+        bitmaps.set(range);
+        // A store first takes back the announcement and then looks at the bits: if it is still
+        // there, the store sees the bits.
+        self.writer
+            .as_ref()
+            .is_some_and(|writer| writer.announced.load(Ordering::SeqCst))
+    }
+}
