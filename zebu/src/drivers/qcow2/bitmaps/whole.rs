@@ -2,12 +2,13 @@
 
 use std::sync::Mutex;
 
+use super::bits::bits_for;
 use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
-    EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_GRANULARITY_BITS, MAX_BITMAP_NAME,
-    MAX_BITMAPS, MIN_BITMAP_GRANULARITY_BITS, printable,
+    EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
+    MAX_BITMAPS, printable,
 };
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -17,8 +18,8 @@ use crate::{Error, Result};
 pub(crate) enum BitmapChange<'a> {
     /// It is made, without a set bit.
     Add {
-        /// Bytes of the disk to a bit, as a power of two.
-        granularity: u64,
+        /// Bytes of the disk to a bit, as a power of two that the format allows.
+        granularity_bits: u8,
         /// Whether changes of the disk are recorded.
         enabled: bool,
     },
@@ -63,14 +64,17 @@ impl Image {
             (
                 None,
                 BitmapChange::Add {
-                    granularity,
+                    granularity_bits,
                     enabled,
                 },
             ) => {
-                return self.add_bitmap(queue, name, *granularity, *enabled).await;
+                return self
+                    .add_bitmap(queue, name, *granularity_bits, *enabled)
+                    .await;
             }
             (Some(_), BitmapChange::Add { .. }) => {
-                return refuse(format!("Bitmap already exists: {}", printable(name)));
+                let name = printable(name);
+                return Err(Error::Refused(format!("Bitmap already exists: {name}")));
             }
             (None, _) => return Err(Error::bitmap_not_found(name)),
             (Some(index), BitmapChange::Remove) => return self.remove_bitmap(queue, index).await,
@@ -159,37 +163,28 @@ impl Image {
         &mut self,
         queue: &Queue,
         name: &[u8],
-        granularity: u64,
+        granularity_bits: u8,
         enabled: bool,
     ) -> Result<()> {
-        if self.geometry.version() < 3 {
-            return refuse(format!(
-                "Can't make bitmap '{}' persistent: Cannot store dirty bitmaps in qcow2 v2 files",
-                printable(name)
-            ));
-        }
-        let granularity_bits = check_new(name, granularity, self.size())?;
         let mut directory = self.bitmaps_mut()?.directory().clone();
-        if directory.entries.len() >= MAX_BITMAPS as usize {
-            return refuse(format!(
-                "Maximum number of persistent bitmaps is already reached ({MAX_BITMAPS})"
-            ));
-        }
+        let mut entry = BitmapEntry {
+            table_offset: 0,
+            table_size: 0,
+            flags: if enabled { BITMAP_AUTO } else { 0 },
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits,
+            extra_data: Vec::new(),
+            name: name.to_vec(),
+        };
+        self.check_new(&directory, &entry)?;
         let bits = Bits::new(self.size(), granularity_bits);
         let mut places = Vec::new();
         let written = self.write_bits(queue, &bits, &mut places).await;
         let result = match written {
             Err(error) => Err(error),
             Ok((table_offset, table)) => {
-                directory.entries.push(BitmapEntry {
-                    table_offset,
-                    table_size: table.len() as u32,
-                    flags: if enabled { BITMAP_AUTO } else { 0 },
-                    kind: BITMAP_TYPE_DIRTY_TRACKING,
-                    granularity_bits,
-                    extra_data: Vec::new(),
-                    name: name.to_vec(),
-                });
+                (entry.table_offset, entry.table_size) = (table_offset, table.len() as u32);
+                directory.entries.push(entry);
                 let switched = self.switch_directory(queue, directory).await;
                 switched.map(|()| table)
             }
@@ -219,6 +214,31 @@ impl Image {
                 Err(error)
             }
         }
+    }
+
+    /// Refuses a bitmap that the image cannot have, in QEMU's words.
+    fn check_new(&self, directory: &Directory, new: &BitmapEntry) -> Result<()> {
+        let bytes = bits_for(self.size(), new.granularity_bits).div_ceil(8);
+        let length = directory.length() + new.encoded_len() as u64;
+        let why = if self.geometry.version() < 3 {
+            "Cannot store dirty bitmaps in qcow2 v2 files".into()
+        } else if new.name.len() > MAX_BITMAP_NAME {
+            format!("Name length exceeds maximum ({MAX_BITMAP_NAME} characters)")
+        } else if directory.entries.len() >= MAX_BITMAPS as usize {
+            format!("Maximum number of persistent bitmaps is already reached ({MAX_BITMAPS})")
+        } else if bytes == 0 {
+            "The disk is empty".into()
+        } else if bytes > MAX_BITMAP_BYTES {
+            "Too much space will be occupied by the bitmap. Use larger granularity".into()
+        } else if length > MAX_BITMAP_DIRECTORY_BYTES {
+            "Not enough space in the bitmap directory".into()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Refused(format!(
+            "Can't make bitmap '{}' persistent: {why}",
+            printable(&new.name)
+        )))
     }
 
     async fn remove_bitmap(&mut self, queue: &Queue, index: usize) -> Result<()> {
@@ -284,31 +304,4 @@ impl Image {
         }
         Ok(())
     }
-}
-
-/// The granularity of a new bitmap as a power of two; an error if the format, or QEMU, does not
-/// allow such a bitmap.
-fn check_new(name: &[u8], granularity: u64, disk: u64) -> Result<u8> {
-    let allowed = 1 << MIN_BITMAP_GRANULARITY_BITS..=1 << MAX_BITMAP_GRANULARITY_BITS;
-    if !granularity.is_power_of_two() || !allowed.contains(&granularity) {
-        return refuse("Granularity must be power of 2 and at least 512".into());
-    }
-    if name.is_empty() {
-        return refuse("Bitmap name cannot be empty".into());
-    }
-    if name.len() > MAX_BITMAP_NAME {
-        return refuse(format!(
-            "Bitmap name exceeds maximum ({MAX_BITMAP_NAME} characters)"
-        ));
-    }
-    if disk.div_ceil(granularity).div_ceil(8) > MAX_BITMAP_BYTES {
-        return refuse(
-            "Too much space will be occupied by the bitmap. Use larger granularity".into(),
-        );
-    }
-    Ok(granularity.trailing_zeros() as u8)
-}
-
-fn refuse<T>(text: String) -> Result<T> {
-    Err(Error::Refused(text))
 }
