@@ -12,6 +12,7 @@
 mod bits;
 mod directory;
 mod load;
+mod owned;
 mod store;
 mod whole;
 
@@ -33,6 +34,8 @@ pub(crate) struct Bitmaps {
     directory: Mutex<Directory>,
     /// By index in the directory: the bits of those that are in memory.
     bits: Vec<Option<Loaded>>,
+    /// By index in the directory: whether its clusters are its own ([`Image::owned_bitmaps`]).
+    owned: Vec<bool>,
 }
 
 /// The directory, as it is on the disk. Changed by a caller that has passed the gate of metadata, or

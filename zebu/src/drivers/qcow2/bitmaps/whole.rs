@@ -104,7 +104,7 @@ impl Image {
         let bitmaps = self.bitmaps_mut()?;
         let entry = bitmaps.directory().entries[index].clone();
         if bitmaps.bits[index].is_none() {
-            if entry.in_use() {
+            if entry.in_use() || !bitmaps.owned[index] {
                 return Err(Error::bitmap_inconsistent(&entry.name));
             }
             let (bits, table) = self.load_bitmap(queue, &entry).await?;
@@ -136,8 +136,10 @@ impl Image {
                 continue;
             }
             consistent.push(index);
-            if self.bitmaps_mut()?.bits[index].is_none() {
-                let loaded = self.load_if_valid(queue, entry).await?;
+            let bitmaps = self.bitmaps_mut()?;
+            let is_owner = bitmaps.owned[index];
+            if bitmaps.bits[index].is_none() {
+                let loaded = self.load_if_valid(queue, entry, is_owner).await?;
                 self.bitmaps_mut()?.bits[index] = loaded;
             }
         }
@@ -199,6 +201,7 @@ impl Image {
                 };
                 let bitmaps = self.bitmaps_mut()?;
                 bitmaps.bits.push(Some(loaded));
+                bitmaps.owned.push(true);
                 // It is not marked as in use yet.
                 self.writer()?.announce_again();
                 Ok(())
@@ -245,20 +248,22 @@ impl Image {
         let mut directory = self.bitmaps_mut()?.directory().clone();
         let entry = directory.entries.remove(index);
         // Looked at first: what makes no sense is not freed.
-        let table = match self.bitmaps_mut()?.loaded(index) {
-            Some(loaded) => Ok(crate::lock(&loaded.table).clone()),
-            None => self.read_bitmap_table(queue, &entry).await,
+        let bitmaps = self.bitmaps_mut()?;
+        let is_owner = bitmaps.owned[index];
+        let table = match bitmaps.loaded(index) {
+            Some(loaded) => crate::lock(&loaded.table).clone(),
+            None if is_owner => self.read_bitmap_table(queue, &entry).await?,
+            None => Vec::new(),
         };
         let mut places = Vec::new();
-        match table {
-            Ok(table) => self.bitmap_clusters(entry.table_offset, &table, &mut places),
-            Err(Error::Format(error)) => {
-                tracing::warn!("the space of a damaged bitmap is not freed: {error}");
-            }
-            Err(error) => return Err(error),
+        self.bitmap_clusters(entry.table_offset, &table, &mut places);
+        if !is_owner {
+            tracing::warn!("the space of a damaged bitmap is not freed");
         }
         self.switch_directory(queue, directory).await?;
-        self.bitmaps_mut()?.bits.remove(index);
+        let bitmaps = self.bitmaps_mut()?;
+        bitmaps.bits.remove(index);
+        bitmaps.owned.remove(index);
         let writer = self.writer()?;
         places
             .into_iter()
