@@ -2,6 +2,7 @@
 
 mod amend;
 mod bench;
+mod bitmap;
 mod check;
 mod commit;
 mod compare;
@@ -33,7 +34,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 17] = [
+const COMMANDS: [Command; 18] = [
     (
         "amend",
         "<FILENAME>",
@@ -45,6 +46,12 @@ const COMMANDS: [Command; 17] = [
         "<FILENAME>",
         "Run a simple benchmark on an image",
         bench::run,
+    ),
+    (
+        "bitmap",
+        "<FILENAME> <BITMAP>",
+        "Modify persistent dirty bitmaps of an image",
+        bitmap::run,
     ),
     (
         "check",
