@@ -21,7 +21,7 @@ use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::sequencer::Sequencer;
 use super::workers;
-use crate::block::Device;
+use crate::block::{BitmapInfo, Device, DirtyBits};
 use crate::storage::EngineKind;
 use crate::{Error, Result, lock};
 
@@ -60,6 +60,9 @@ options! {
         pub copy_range: bool,
         /// Go on after a read error, with zeroes for what could not be read.
         pub salvage: bool,
+        /// Bitmaps that the target gets, a qcow2 image of version 3 without bitmaps of these names.
+        /// Of what is listed, name and state count.
+        pub bitmaps: Vec<(BitmapInfo, DirtyBits)>,
         /// Bytes of data a second at most; what is known to be zero is not counted.
         pub rate: Option<u64>,
         /// How I/O is done.
@@ -87,6 +90,7 @@ impl Default for ConvertOptions {
             any_order: false,
             copy_range: false,
             salvage: false,
+            bitmaps: Vec::new(),
             rate: None,
             engine: EngineKind::best(),
         }
@@ -192,15 +196,30 @@ pub fn convert<G: IntoControlFlow>(
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     // The workers have ended, so their references are gone.
     let closed = match Arc::into_inner(job) {
-        Some(job) => close(job.target, total, options.engine),
+        Some(job) => {
+            let bitmaps = match &ended {
+                Ok(()) => &options.bitmaps[..],
+                Err(_) => &[],
+            };
+            close(job.target, bitmaps, total, options.engine)
+        }
         None => Ok(()),
     };
     ended.and(closed)
 }
 
-fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
+fn close(
+    mut target: Target,
+    bitmaps: &[(BitmapInfo, DirtyBits)],
+    total: u64,
+    engine: EngineKind,
+) -> Result<(), ConvertError> {
     let queue = workers::queue(engine).map_err(ConvertError::Engine)?;
-    let closed = queue.block_on(target.close(&queue));
+    let closed = queue.block_on(async {
+        let added = target.add_bitmaps(&queue, bitmaps).await;
+        let closed = target.close(&queue).await;
+        added.and(closed)
+    });
     closed.map_err(|source| ConvertError::Write {
         offset: total,
         source,
