@@ -758,8 +758,7 @@ fn unsupported_features_are_refused_by_name() {
     }
     let lab = lab();
     for (args, name) in [
-        (&["--bitmaps"][..], "bitmaps"),
-        (&["-o", "encryption=on"], "encryption"),
+        (&["-o", "encryption=on"][..], "encryption"),
         (&["-o", "encrypt.format=luks"], "encrypt.format"),
         (&["-c", "-o", "data_file=d"], "data file"),
         (&["--object", "secret,id=a"], "object"),

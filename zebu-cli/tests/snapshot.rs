@@ -445,7 +445,6 @@ fn bitmaps_are_kept() {
     let lab = Lab::new();
     lab.make("create a.qcow2 4M; img bitmap --add a.qcow2 b; io a.qcow2: write 0 64k");
     lab.zebu(&["snapshot", "-c", "s", "a.qcow2"]).ok("create");
-    assert_eq!(both(&lab, "a.qcow2", &["-a", "s", "a.qcow2"]), 1);
     lab.zebu(&["snapshot", "-d", "s", "a.qcow2"]).ok("delete");
     lab.qemu_img(&["check", "a.qcow2"]).ok("check");
     let info = info(&lab, "a.qcow2");

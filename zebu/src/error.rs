@@ -160,8 +160,7 @@ impl Error {
     /// A bitmap was not stored by its last writer.
     pub(crate) fn bitmap_inconsistent(name: &[u8]) -> Error {
         Error::Refused(format!(
-            "Bitmap '{}' is inconsistent and cannot be used\nTry block-dirty-bitmap-remove to \
-             delete this bitmap from disk",
+            "Bitmap '{}' is inconsistent and cannot be used",
             printable(name)
         ))
     }

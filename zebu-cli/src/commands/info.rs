@@ -39,10 +39,10 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// The part that is specific to qcow2, as text, also for `io`.
-pub fn specific_text(queue: &Queue, image: &Image) -> zebu::Result<Vec<u8>> {
+/// The part that is specific to qcow2, of a device's top image, as text, also for `io`.
+pub fn specific_text(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Vec<u8>> {
     let mut out = b"Format specific information:\n".to_vec();
-    text::dump(&mut out, &report::specific(queue, image)?, 1);
+    text::dump(&mut out, &report::specific(queue, device, image)?, 1);
     Ok(out)
 }
 

@@ -3,6 +3,7 @@
 mod amend;
 mod backup;
 mod bench;
+mod bitmap;
 mod check;
 mod commit;
 mod compare;
@@ -34,7 +35,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 18] = [
+const COMMANDS: [Command; 19] = [
     (
         "amend",
         "<FILENAME>",
@@ -52,6 +53,12 @@ const COMMANDS: [Command; 18] = [
         "<FILENAME>",
         "Run a simple benchmark on an image",
         bench::run,
+    ),
+    (
+        "bitmap",
+        "<FILENAME> <BITMAP>",
+        "Modify persistent dirty bitmaps of an image",
+        bitmap::run,
     ),
     (
         "check",

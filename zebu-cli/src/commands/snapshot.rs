@@ -132,13 +132,8 @@ fn apply(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> 
         return Err("Block driver does not support snapshots".into());
     }
     let wanted = SnapshotName::IdOrName(tag.as_bytes().to_vec());
-    let image = device.top().as_qcow2();
-    let has_bitmaps = image.is_some_and(|image| image.header().has_bitmaps());
     let result = queue.block_on(device.snapshot_apply(queue, &wanted));
-    result.map_err(|error| match has_bitmaps {
-        true => error.to_string(),
-        false => format!("Failed to load snapshot: {error}"),
-    })
+    result.map_err(|error| format!("Failed to load snapshot: {error}"))
 }
 
 fn delete(queue: &Queue, device: &mut Device, tag: &OsStr) -> Result<(), String> {

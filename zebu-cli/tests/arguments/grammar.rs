@@ -26,6 +26,8 @@ enum Kind {
     Rate,
     Change,
     Operand,
+    Bitmap,
+    Granularity,
 }
 use Kind::*;
 
@@ -49,6 +51,25 @@ const COMMANDS: &[Command] = &[
             ("", "--image-opts", None),
         ],
         &[Writable],
+    ),
+    (
+        "bitmap",
+        &[
+            ("", "--add", None),
+            ("", "--add", None),
+            ("", "--remove", None),
+            ("", "--clear", None),
+            ("", "--enable", None),
+            ("", "--disable", None),
+            ("", "--merge", Bitmap),
+            ("", "--merge", Bitmap),
+            ("-g", "--granularity", Granularity),
+            ("-b", "--source-file", Image),
+            ("-F", "--source-format", Format),
+            ("-f", "--format", Format),
+            ("", "--image-opts", None),
+        ],
+        &[Writable, Bitmap],
     ),
     (
         "check",
@@ -116,6 +137,7 @@ const COMMANDS: &[Command] = &[
             ("-q", "--quiet", None),
             ("", "--target-is-zero", None),
             ("", "--salvage", None),
+            ("", "--bitmaps", None),
             ("", "--skip-broken-bitmaps", None),
             ("", "--target-image-opts", None),
             ("", "--source-image-opts", None),
@@ -517,14 +539,14 @@ impl Choice<'_> {
             ),
             Image => self.of(
                 &[
-                    "base.q", "base.q", "over.q", "over.q", "snap.q", "old.q", "other.q", "disk.raw", "disk.raw",
+                    "base.q", "base.q", "over.q", "over.q", "bits.q", "bits.q", "snap.q", "old.q", "other.q", "disk.raw", "disk.raw",
                     "small.raw", "empty", "file:base.q", "half\u{e0e2}\u{e082}.q", "com,ma sp.q", "./co:lon\u{e0ff}.q",
                     "./-\u{e9}\u{e0ed}\u{e0a0}\u{e080}.raw", "\u{e0c0}\u{e080}=\u{e0f8}\".q", "\u{e0ff}.q",
                     "data\u{e0ff}.q", "file:co:lon\u{e0ff}.q", "%41\u{e080}.q", "%41\u{e080}.q",
                     "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"base.q\"}}",
                 ],
                 &[
-                    "missing.q", "folder", "", "foo:base.q", "broken.q", "driver=qcow2,file.filename=base.q",
+                    "missing.q", "folder", "", "foo:base.q", "broken.q", "broken-bits.q", "driver=qcow2,file.filename=base.q",
                     "file.filename=disk.raw", "json:{", "base.q/x", "co:lon\u{e0ff}.q", "miss\u{e0ff}.q",
                     "driver=qcow2,file.filename=com,,ma sp.q", "file.filename=co:lon\u{e0ff}.q",
                     "driver=raw,offset=512,file.filename=half\u{e0e2}\u{e082}.q,file.driver=file",
@@ -532,9 +554,9 @@ impl Choice<'_> {
                 ],
             ),
             Writable => self.of(
-                &["base.q", "over.q", "over.q", "over.q", "snap.q", "snap.q", "old.q", "disk.raw", "file:snap.q",
+                &["base.q", "bits.q", "bits.q", "bits.q", "over.q", "over.q", "over.q", "snap.q", "snap.q", "old.q", "disk.raw", "file:snap.q",
                     "com,ma sp.q", "./co:lon\u{e0ff}.q", "\u{e0ff}.q", "data\u{e0ff}.q"],
-                &["missing.q", "folder", "", "broken.q", "driver=qcow2,file.filename=over.q", "empty",
+                &["missing.q", "folder", "", "broken.q", "broken-bits.q", "driver=qcow2,file.filename=over.q", "empty",
                     "miss\u{e0ff}.q", "driver=qcow2,file.filename=com,,ma sp.q"],
             ),
             New => self.of(
@@ -547,6 +569,14 @@ impl Choice<'_> {
                 &["missing.q", "", "folder", "m\u{e0ff}.q", "json:{\u{e0ff}"],
             ),
             Preallocation => self.of(&["off", "metadata", "falloc", "full"], &["none", ""]),
+            Bitmap => self.of(
+                &["b0", "b0", "b1", "b1", "b2", "new", "n,\u{e9}"],
+                &["", "missing", "\u{e9}", "--"],
+            ),
+            Granularity => self.of(
+                &["512", "4k", "64K", "0x1000", "0", "2G", "1M"],
+                &["256", "1000", "4G", "-1", "x", "", "1.5k", "8E", "18446744073709551616"],
+            ),
             Repair => self.of(&["leaks", "all"], &["none", ""]),
             Rate => self.of(&["0", "100M", "1G", "0x10000000", "1.5G"], &["-1", "x", "", "8E"]),
             Change => self.of(

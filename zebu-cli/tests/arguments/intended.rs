@@ -63,6 +63,18 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "convert: what is refused is an error",
         ),
         (
+            command == "amend" && ours.ends_with("Bitmaps prevent downgrade of image"),
+            "bitmaps are not dropped by a downgrade",
+        ),
+        (
+            command == "snapshot" && theirs.ends_with("Device has active dirty bitmaps"),
+            "a snapshot is applied, and makes everything dirty",
+        ),
+        (
+            command == "resize" && theirs.ends_with("is inconsistent and cannot be used"),
+            "a bitmap that is inconsistent prevents no resize",
+        ),
+        (
             command == "measure" && status(1, 0),
             "measure refuses what create refuses",
         ),

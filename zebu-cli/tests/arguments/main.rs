@@ -26,7 +26,10 @@ const FILES: &str = "create base.q 4M; io base.q: write -P 1 0 1M | write -P 2 2
     create snap.q 2M; io snap.q: write -P 4 0 128k; img snapshot -c one snap.q; \
     io snap.q: write -P 5 64k 64k; create -o compat=0.10 old.q 1M; io old.q: write -P 6 0 4k; \
     create other.q 4M; io other.q: write -P 1 0 1M | write -P 2 2M 300k | write -P 9 3M 512; \
-    raw disk.raw 1049088; raw small.raw 4096; \
+    create bits.q 4M; img bitmap --add bits.q b0; img bitmap --add -g 4k bits.q b1; \
+    io bits.q: write -P 8 1M 70000; img bitmap --disable bits.q b1; \
+    create broken-bits.q 4M; img bitmap --add broken-bits.q b0; \
+    crash broken-bits.q: write 0 4k; img bitmap --add broken-bits.q b2; raw disk.raw 1049088; raw small.raw 4096; \
     create -o cluster_size=4k broken.q 1M; io broken.q: write -P 7 0 64k";
 
 fn template() -> Lab {
@@ -90,9 +93,20 @@ fn limits() -> Limits {
     }
 }
 
+/// A message without QEMU's name of a node.
+fn without_node(text: &str) -> String {
+    for before in [" in '#block", " to #block"] {
+        if let Some(at) = text.find(before) {
+            let rest = text[at + before.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
+            return format!("{}{}", &text[..at], rest.trim_start_matches('\''));
+        }
+    }
+    text.to_string()
+}
+
 /// The first line of a message, without the name of the program.
 fn first_line(answer: &Answer) -> String {
-    let text = comparable(&answer.err);
+    let text = without_node(&comparable(&answer.err));
     let line = text.lines().next().unwrap_or_default();
     let words = line.split(' ').map(|word| {
         let name = word.trim_start_matches('\'');

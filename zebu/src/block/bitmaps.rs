@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::device::Device;
 use super::write::Top;
 use crate::drivers::qcow2::{BitmapChange, Bits, Image};
+use crate::format::{MAX_BITMAP_GRANULARITY_BITS, MIN_BITMAP_GRANULARITY_BITS};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -161,9 +162,13 @@ impl Device {
     ) -> Result<()> {
         let cluster = self.top().cluster_size();
         let default = cluster.map_or(64 << 10, |size| size.clamp(4 << 10, 64 << 10));
-        let granularity = granularity.unwrap_or(default);
+        let granularity_bits = check_new(name.as_ref(), granularity.unwrap_or(default))?;
+        if self.top().as_qcow2().is_none() {
+            let error = Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP));
+            return Err(error.during("Can't store persistent bitmaps"));
+        }
         let change = BitmapChange::Add {
-            granularity,
+            granularity_bits,
             enabled,
         };
         self.change_bitmap(queue, name.as_ref(), change).await
@@ -228,7 +233,7 @@ impl Device {
     ) -> Result<()> {
         self.whole(async |device| {
             if let Top::Raw(_) = device.top_for_writing(0, 0)? {
-                return Err(Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP)));
+                return Err(Error::bitmap_not_found(name));
             }
             let image: &mut Image = device.own_image()?;
             let result = image.change_bitmap(queue, name, change).await;
@@ -239,4 +244,18 @@ impl Device {
         })
         .await
     }
+}
+
+/// The granularity of a new bitmap as a power of two.
+fn check_new(name: &[u8], granularity: u64) -> Result<u8> {
+    if name.is_empty() {
+        return Err(Error::Refused("Bitmap name cannot be empty".into()));
+    }
+    let allowed = 1 << MIN_BITMAP_GRANULARITY_BITS..=1 << MAX_BITMAP_GRANULARITY_BITS;
+    if !granularity.is_power_of_two() || !allowed.contains(&granularity) {
+        return Err(Error::Refused(
+            "Granularity must be power of 2 and at least 512".into(),
+        ));
+    }
+    Ok(granularity.trailing_zeros() as u8)
 }

@@ -172,8 +172,8 @@ impl BitmapEntry {
         Ok(out)
     }
 
-    /// Refuses what QEMU refuses: a bitmap outside its limits, or one that
-    /// is too small for the disk while it claims to be valid.
+    /// Refuses what QEMU refuses: a bitmap outside its limits, or one that is
+    /// not of the size of the disk while it claims to be valid.
     #[doc(hidden)]
     pub fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         let entry_bytes = u64::from(self.table_size).checked_mul(geometry.cluster_size());
@@ -200,9 +200,9 @@ impl BitmapEntry {
             "its clusters are more than 512 MiB"
         } else if !self.in_use()
             && u64::from(self.table_size)
-                < bitmap_table_entries(geometry.virtual_size(), self.granularity_bits, geometry)
+                != bitmap_table_entries(geometry.virtual_size(), self.granularity_bits, geometry)
         {
-            "it is too small for the disk"
+            "its table is of a disk of another size"
         } else {
             return Ok(());
         };
@@ -364,7 +364,7 @@ mod tests {
             change(&mut entry);
             assert!(entry.check(&geometry()).is_err(), "{entry:?}");
         }
-        // Too small for the disk, which only a bitmap in use may be.
+        // Of a disk of another size, which only a bitmap in use may be.
         let large = geometry().with_virtual_size(1 << 40);
         assert!(good.check(&large).is_err());
         let in_use = BitmapEntry {

@@ -1,6 +1,5 @@
 //! How large a file an image would need.
 
-use super::bitmaps;
 use super::create::{CreateQcow2, Preallocation};
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
 use crate::block::Device;
@@ -235,9 +234,13 @@ async fn bitmap_bytes(
     target: &Qcow2Target,
 ) -> Result<u64> {
     let cluster_size = 1u64 << target.cluster_bits;
-    let list = bitmaps(queue, image).await?;
+    let list = match image.bitmaps(queue).await {
+        // There is nothing to copy.
+        Err(Error::Format(_)) => Vec::new(),
+        list => list?,
+    };
     let (mut bytes, mut directory) = (0u64, 0u64);
-    for bitmap in &list {
+    for bitmap in list.iter().map(|state| &state.entry) {
         let bits = size.div_ceil(1 << bitmap.granularity_bits.min(62));
         let clusters = bits.div_ceil(8).div_ceil(cluster_size);
         bytes += (clusters * cluster_size) + (clusters * 8).next_multiple_of(cluster_size);

@@ -25,7 +25,6 @@
 //! | amend | consistent, with some of the changes |
 
 mod amend;
-mod bitmaps;
 mod check;
 mod commit;
 mod compare;
@@ -45,7 +44,6 @@ mod workers;
 mod zero;
 
 pub use amend::{AmendOptions, amend};
-pub use bitmaps::bitmaps;
 pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare, differences};

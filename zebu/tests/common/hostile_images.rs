@@ -718,7 +718,10 @@ fn jobs_of(queue: &Queue, device: &Device) {
         },
         |_| {},
     ));
-    let _ = queue.block_on(jobs::bitmaps(queue, image));
+    let bitmaps = queue.block_on(device.bitmaps(queue)).unwrap_or_default();
+    for bitmap in bitmaps.iter().take(20) {
+        let _ = queue.block_on(device.bitmap(queue, &bitmap.name));
+    }
     let _ = queue.block_on(image.luks_header(queue));
 }
 

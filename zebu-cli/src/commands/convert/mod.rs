@@ -1,5 +1,6 @@
 //! `convert`: the content of images to a new image.
 
+mod bitmaps;
 mod target;
 
 use std::ffi::{OsStr, OsString};
@@ -61,10 +62,10 @@ struct Arguments {
     /// Compression level: 1 to 9 for zlib, 1 to 22 for zstd
     #[arg(long, value_name = "LEVEL", allow_hyphen_values = true)]
     level: Option<i32>,
-    /// Copy bitmaps: not supported
+    /// Copy the bitmaps of the source
     #[arg(long)]
     bitmaps: bool,
-    /// Skip broken bitmaps
+    /// Leave out bitmaps that are inconsistent, with a warning
     #[arg(long)]
     skip_broken_bitmaps: bool,
     /// Use an existing target
@@ -146,6 +147,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let outcome = open_sources(&queue, &arguments, sources).and_then(|sources| {
         let sizes = sources.iter().map(Device::size);
         progress.job(sizes.fold(0, u64::saturating_add));
+        if arguments.bitmaps {
+            options.bitmaps = bitmaps::of_source(invocation, &queue, &arguments, &sources)?;
+        }
         let target = target::open(&queue, &arguments, target, &sources, &mut options)?;
         convert(
             invocation,
@@ -291,14 +295,6 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
         (
             arguments.level.is_some() && !arguments.compress,
             "--level requires -c",
-        ),
-        (
-            arguments.bitmaps && arguments.target_format() == "raw",
-            "Format driver 'raw' does not support bitmaps",
-        ),
-        (
-            arguments.bitmaps,
-            "--bitmaps: copying bitmaps is not part of this version",
         ),
     ];
     match refused.iter().find(|(given, _)| *given) {

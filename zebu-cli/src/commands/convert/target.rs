@@ -11,7 +11,7 @@ use zebu::jobs::{ConvertError, ConvertOptions, Target};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue};
 
-use super::Arguments;
+use super::{Arguments, bitmaps};
 use crate::create_options::CreateOptions;
 use crate::failure::Failure;
 use crate::file_name::{after_file, as_value, beside, file_of};
@@ -109,6 +109,9 @@ impl Wanted<'_> {
     /// Refuses what raw targets cannot have.
     fn check_raw(&self) -> Result<(), Failure> {
         let arguments = self.arguments;
+        if arguments.bitmaps {
+            return Err(bitmaps::unsupported("raw"));
+        }
         let why = if arguments.backing.is_some() {
             "Backing file not supported for file format 'raw'"
         } else if arguments.backing_format.is_some() {
@@ -148,6 +151,9 @@ impl Wanted<'_> {
         let device = self.open_device(&source, &self.caches(false), options)?;
         self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;
         self.check_size(device.size())?;
+        if self.arguments.bitmaps {
+            bitmaps::check_target(self.queue, &device, &options.bitmaps)?;
+        }
         // Its content past the end of the backing file is unknown.
         options.above_backing = self.arguments.backing.is_some();
         Ok(Target::Image(device))
@@ -231,6 +237,9 @@ impl Wanted<'_> {
         let image = NewImage::new(format, self.total, &create).map_err(failure)?;
         if let NewImage::Qcow2(image) = &image {
             self.check_level(image.compression)?;
+            if self.arguments.bitmaps && image.version < 3 {
+                return Err(bitmaps::unsupported(format.name()));
+            }
         }
         let caches = self.caches(self.writes_are_aligned(&image));
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;

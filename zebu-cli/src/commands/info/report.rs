@@ -1,15 +1,14 @@
 //! The report of `info` about one image, and its JSON.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{Device, FileDriver, FileSpec, Format, Layer};
+use zebu::block::{BitmapInfo, Device, FileDriver, FileSpec, Format, Layer};
 use zebu::internal::format::{LuksHeader, LuksSlot};
-use zebu::jobs;
 use zebu::names::{Source, protocol};
-use zebu::qcow2::Image;
-use zebu::qcow2::{BitmapEntry, Snapshot};
+use zebu::qcow2::{Image, Snapshot};
 use zebu::storage::{Queue, Storage};
 
 use super::untrusted_report::Untrusted;
@@ -85,7 +84,7 @@ impl Report {
             cluster_size: layer.cluster_size(),
             backing: Backing::of(layer),
             qcow2: match qcow2 {
-                Some(image) => Some(Qcow2Report::of(queue, image)?),
+                Some(image) => Some(Qcow2Report::of(queue, device, image)?),
                 None => None,
             },
             untrusted: None,
@@ -216,20 +215,30 @@ impl Backing {
 }
 
 impl Qcow2Report {
-    fn of(queue: &Queue, image: &Image) -> Result<Self> {
+    fn of(queue: &Queue, device: &Device, image: &Image) -> Result<Self> {
         let header = image.header();
         Ok(Qcow2Report {
             is_encrypted: header.is_encrypted(),
             is_dirty: header.is_dirty(),
             snapshots: image.snapshots().to_vec(),
-            specific: specific(queue, image)?,
+            specific: specific(queue, device, image)?,
         })
     }
 }
 
-/// The "format specific" part, in qemu-img's order.
-pub fn specific(queue: &Queue, image: &Image) -> Result<Value> {
-    let bitmaps = queue.block_on(jobs::bitmaps(queue, image))?;
+/// The "format specific" part of a device's top image, in qemu-img's order.
+pub fn specific(queue: &Queue, device: &Device, image: &Image) -> Result<Value> {
+    let bitmaps = queue
+        .block_on(device.bitmaps(queue))
+        .unwrap_or_else(|error| {
+            // An error of standard error cannot be reported.
+            let _ = writeln!(
+                std::io::stderr(),
+                "WARNING: The bitmaps of '{}' cannot be listed: {error}",
+                device.top().spec.display_name().display()
+            );
+            Vec::new()
+        });
     let luks = queue.block_on(image.luks_header(queue))?;
     let header = image.header();
     let mut map = Map::new();
@@ -296,18 +305,18 @@ fn luks_slot(slot: &LuksSlot) -> Value {
         .into()
 }
 
-fn bitmap(bitmap: &BitmapEntry) -> Value {
+fn bitmap(bitmap: &BitmapInfo) -> Value {
     let mut flags = Vec::new();
-    if bitmap.in_use() {
+    if bitmap.inconsistent {
         flags.push("in-use");
     }
-    if bitmap.auto() {
+    if bitmap.enabled {
         flags.push("auto");
     }
     Map::new()
         .with("flags", flags)
         .with("name", &bitmap.name[..])
-        .with("granularity", bitmap.granularity().unwrap_or(0))
+        .with("granularity", bitmap.granularity)
         .into()
 }
 

@@ -1,6 +1,6 @@
 //! The commands that report metadata.
 
-use zebu::block::{Device, Layer};
+use zebu::block::Device;
 use zebu::storage::Queue;
 
 use super::command::{Failure, Handler, Outcome};
@@ -156,18 +156,22 @@ fn length(session: &mut Session, _args: &[&str]) -> Outcome {
 fn info(session: &mut Session, _args: &[&str]) -> Outcome {
     let out = session.out.clone();
     let image = session.image()?;
-    let text = describe(&image.queue, image.device.top())
+    let text = describe(&image.queue, &image.device)
         .map_err(|e| Failure::Out(format!("Could not get image info: {e}")))?;
     out.print_bytes(&text);
     Ok(())
 }
 
 /// The output of `info`.
-fn describe(queue: &Queue, layer: &Layer) -> zebu::Result<Vec<u8>> {
+fn describe(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
+    let layer = device.top();
     let cluster_size = layer.cluster_size().unwrap_or(0);
     let (vm_state, specific) = match layer.as_qcow2() {
         None => (0, Vec::new()),
-        Some(image) => (image.vm_state_offset(), specific_text(queue, image)?),
+        Some(image) => (
+            image.vm_state_offset(),
+            specific_text(queue, device, image)?,
+        ),
     };
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",

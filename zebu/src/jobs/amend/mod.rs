@@ -158,6 +158,9 @@ impl AmendOptions {
         if header.has_data_file() {
             return refuse("Cannot downgrade an image with a data file");
         }
+        if header.has_bitmaps() {
+            return refuse("Bitmaps prevent downgrade of image");
+        }
         // Closed, it is not dirty.
         match header.incompatible & !INCOMPATIBLE_DIRTY {
             0 => Ok(()),

@@ -1,8 +1,13 @@
 //! The bitmaps that the image stores.
 
+use std::collections::HashSet;
+
 use super::{Check, CheckMessage, Use};
 use crate::Result;
-use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, MAX_BITMAP_DIRECTORY_BYTES};
+use crate::format::{
+    BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_DIRECTORY_BYTES,
+    printable,
+};
 
 impl Check<'_> {
     /// Counts the references of the bitmaps: directory, tables and data.
@@ -12,8 +17,8 @@ impl Check<'_> {
             return Ok(());
         };
         if bitmaps.directory_size > MAX_BITMAP_DIRECTORY_BYTES {
-            self.report.corruptions += 1;
-            self.incomplete = true;
+            let error = FormatError::BitmapDirectoryTooLarge(bitmaps.directory_size);
+            self.bad_directory(&error);
             return Ok(());
         }
         self.count(
@@ -26,10 +31,12 @@ impl Check<'_> {
             .reader
             .read(bitmaps.directory_offset, bitmaps.directory_size)
             .await?;
-        let Ok(list) = BitmapEntry::decode_directory(&bytes, bitmaps.count) else {
-            self.report.corruptions += 1;
-            self.incomplete = true;
-            return Ok(());
+        let list = match BitmapEntry::decode_directory(&bytes, bitmaps.count) {
+            Ok(list) => list,
+            Err(error) => {
+                self.bad_directory(&error);
+                return Ok(());
+            }
         };
         let reader = self.reader.clone();
         let inside = |b: &BitmapEntry| {
@@ -38,9 +45,14 @@ impl Check<'_> {
         };
         let overlap = list.iter().map(inside).sum::<u64>() > self.file_len;
         let mut counted = 0u64;
+        let mut names = HashSet::new();
         for bitmap in &list {
+            if !names.insert(&bitmap.name) {
+                let name = printable(&bitmap.name);
+                self.corrupt(CheckMessage::BitmapName { name }, 1);
+            }
             if bitmap.check(&self.metadata.geometry).is_err() {
-                let name = String::from_utf8_lossy(&bitmap.name).into_owned();
+                let name = printable(&bitmap.name);
                 self.corrupt(CheckMessage::Bitmap { name }, 1);
                 self.incomplete = true;
             }
@@ -60,6 +72,13 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// None of the references of the bitmaps is known.
+    fn bad_directory(&mut self, error: &FormatError) {
+        let why = error.to_string();
+        self.corrupt(CheckMessage::BitmapDirectory { why }, 1);
+        self.incomplete = true;
+    }
+
     async fn count_bitmap(&mut self, bitmap: &BitmapEntry) -> Result<()> {
         let geometry = self.metadata.geometry;
         let mut numbers = self
@@ -77,7 +96,7 @@ impl Check<'_> {
                     }
                     Ok(_) => {}
                     Err(_) => {
-                        let name = String::from_utf8_lossy(&bitmap.name).into_owned();
+                        let name = printable(&bitmap.name);
                         self.corrupt(CheckMessage::BitmapTableEntry { name, entry }, 1);
                         self.incomplete = true;
                     }

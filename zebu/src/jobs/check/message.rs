@@ -68,6 +68,14 @@ pub enum CheckMessage {
     BitmapTableEntry { name: String, entry: u64 },
     /// The tables of bitmaps overlap and were not read.
     BitmapTablesOverlap,
+    /// Another bitmap has the same name.
+    BitmapName { name: String },
+    /// The directory of the bitmaps cannot be read.
+    BitmapDirectory { why: String },
+    /// A bitmap was removed.
+    BitmapRemoved { name: String, why: &'static str },
+    /// All bitmaps were removed.
+    BitmapsRemoved { why: &'static str },
     /// Reserved bits in an entry of the refcount table.
     RefcountTableReserved { index: usize },
     /// A refcount block that does not start at a cluster.
@@ -242,6 +250,16 @@ impl fmt::Display for CheckMessage {
             }
             M::BitmapTablesOverlap => {
                 write!(f, "ERROR tables of bitmaps overlap, they are not checked")
+            }
+            M::BitmapName { name } => {
+                write!(f, "ERROR more than one bitmap is called '{name}'")
+            }
+            M::BitmapDirectory { why } => write!(f, "ERROR bitmap directory: {why}"),
+            M::BitmapRemoved { name, why } => {
+                write!(f, "Repairing bitmap '{name}': {why}, so it is removed")
+            }
+            M::BitmapsRemoved { why } => {
+                write!(f, "Repairing bitmaps: {why}, so all are removed")
             }
             M::RefcountTableReserved { index } => {
                 write!(

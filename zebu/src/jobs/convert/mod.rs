@@ -21,7 +21,7 @@ use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::sequencer::Sequencer;
 use super::workers;
-use crate::block::{Device, DirtyBits};
+use crate::block::{BitmapInfo, Device, DirtyBits};
 use crate::storage::EngineKind;
 use crate::{Error, Result, lock};
 
@@ -63,6 +63,9 @@ options! {
         pub copy_range: bool,
         /// Go on after a read error, with zeroes for what could not be read.
         pub salvage: bool,
+        /// Bitmaps that the target gets, a qcow2 image of version 3 without bitmaps of these names.
+        /// Of what is listed, name and state count.
+        pub bitmaps: Vec<(BitmapInfo, DirtyBits)>,
         /// Bytes of data a second at most; what is known to be zero is not counted.
         pub rate: Option<u64>,
         /// How I/O is done.
@@ -91,6 +94,7 @@ impl Default for ConvertOptions {
             any_order: false,
             copy_range: false,
             salvage: false,
+            bitmaps: Vec::new(),
             rate: None,
             engine: EngineKind::best(),
         }
@@ -205,12 +209,25 @@ pub fn convert<G: IntoControlFlow>(
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     let job = Arc::into_inner(job).expect("all workers have ended");
-    ended.and(close(job.target, total, options.engine))
+    let bitmaps = match &ended {
+        Ok(()) => &options.bitmaps[..],
+        Err(_) => &[],
+    };
+    ended.and(close(job.target, bitmaps, total, options.engine))
 }
 
-fn close(target: Target, total: u64, engine: EngineKind) -> Result<(), ConvertError> {
+fn close(
+    mut target: Target,
+    bitmaps: &[(BitmapInfo, DirtyBits)],
+    total: u64,
+    engine: EngineKind,
+) -> Result<(), ConvertError> {
     let queue = workers::queue(engine).map_err(ConvertError::Engine)?;
-    let closed = queue.block_on(target.close(&queue));
+    let closed = queue.block_on(async {
+        let added = target.add_bitmaps(&queue, bitmaps).await;
+        let closed = target.close(&queue).await;
+        added.and(closed)
+    });
     closed.map_err(|source| ConvertError::Write {
         offset: total,
         source,

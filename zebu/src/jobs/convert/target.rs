@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::ZERO_BLOCK;
-use crate::Result;
-use crate::block::{Device, Zeroing};
+use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::codec::Compression;
 use crate::drivers::AnyImage;
 use crate::drivers::qcow2::Image;
 use crate::storage::{self, Iov, Queue, Storage};
+use crate::{Error, Result};
 
 /// Where a conversion goes.
 #[derive(Debug)]
@@ -125,6 +125,28 @@ impl Target {
             Target::Image(device) => device.write_packed(queue, clusters, data).await,
             Target::Raw(_) => unreachable!("a raw target has no compressed clusters"),
         }
+    }
+
+    /// Adds bitmaps.
+    pub(super) async fn add_bitmaps(
+        &mut self,
+        queue: &Queue,
+        bitmaps: &[(BitmapInfo, DirtyBits)],
+    ) -> Result<()> {
+        let Target::Image(device) = self else {
+            return match bitmaps {
+                [] => Ok(()),
+                _ => Err(Error::Refused("raw images have no bitmaps".into())),
+            };
+        };
+        for (bitmap, bits) in bitmaps {
+            let (name, granularity) = (&bitmap.name, Some(bits.granularity()));
+            device
+                .bitmap_add(queue, name, granularity, bitmap.enabled)
+                .await?;
+            device.bitmap_merge(queue, name, bits).await?;
+        }
+        Ok(())
     }
 
     /// Makes everything durable.

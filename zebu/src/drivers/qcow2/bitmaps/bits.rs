@@ -207,10 +207,8 @@ impl Bits {
     /// The stored form of the bits from `first` (a multiple of 8) on: one bit after the other, the
     /// lowest of a byte first. Zero past the end.
     pub(crate) fn encode(&self, first: u64, bytes: &mut [u8]) {
-        let mut at = first / 8;
-        for byte in bytes {
+        for (at, byte) in (first / 8..).zip(bytes) {
             *byte = (self.word(at / 8) >> (at % 8 * 8)) as u8;
-            at += 1;
         }
     }
 

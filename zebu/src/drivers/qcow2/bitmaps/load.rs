@@ -117,26 +117,34 @@ impl Image {
 
     /// The state of the bitmaps, with the bits of those that are enabled and consistent.
     async fn load_enabled(&self, queue: &Queue, directory: Directory) -> Result<Bitmaps> {
+        let owned = self.owned_bitmaps(queue, &directory).await?;
         let mut bits = Vec::new();
-        for entry in &directory.entries {
+        for (entry, owned) in directory.entries.iter().zip(&owned) {
             bits.push(match entry.auto() && !entry.in_use() {
-                true => self.load_if_valid(queue, entry).await?,
+                true => self.load_if_valid(queue, entry, *owned).await?,
                 false => None,
             });
         }
         Ok(Bitmaps {
             directory: Mutex::new(directory),
             bits,
+            owned,
         })
     }
 
-    /// A consistent bitmap in memory; none, with a warning, if it is damaged.
+    /// A consistent bitmap in memory; none, with a warning, if it is damaged, or if its clusters are
+    /// not its own.
     pub(super) async fn load_if_valid(
         &self,
         queue: &Queue,
         entry: &BitmapEntry,
+        is_owner: bool,
     ) -> Result<Option<Loaded>> {
-        match self.load_bitmap(queue, entry).await {
+        let loaded = match is_owner {
+            true => self.load_bitmap(queue, entry).await,
+            false => Err(constraint(entry, "its clusters are not its own")),
+        };
+        match loaded {
             Ok((bits, table)) => Ok(Some(Loaded {
                 bits,
                 is_enabled: entry.auto(),

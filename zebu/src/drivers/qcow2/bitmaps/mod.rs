@@ -12,6 +12,7 @@
 mod bits;
 mod directory;
 mod load;
+mod owned;
 mod store;
 mod whole;
 
@@ -19,10 +20,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 pub(crate) use bits::Bits;
+use bits::bits_for;
 pub(crate) use whole::BitmapChange;
 
 use super::Image;
-use crate::format::{BitmapEntry, BitmapTableEntry};
+use crate::format::{BitmapEntry, BitmapTableEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -32,6 +34,8 @@ pub(crate) struct Bitmaps {
     directory: Mutex<Directory>,
     /// By index in the directory: the bits of those that are in memory.
     bits: Vec<Option<Loaded>>,
+    /// By index in the directory: whether its clusters are its own ([`Image::owned_bitmaps`]).
+    owned: Vec<bool>,
 }
 
 /// The directory, as it is on the disk. Changed by a caller that has passed the gate of metadata, or
@@ -93,9 +97,16 @@ impl Bitmaps {
         self.bits.get(index)?.as_ref()
     }
 
-    /// The disk has another size now.
+    /// The disk has another size now. Bitmaps that cannot be stored for that size stay marked as in
+    /// use.
     pub(super) fn resize(&mut self, size: u64) {
-        for loaded in self.bits.iter_mut().flatten() {
+        for place in &mut self.bits {
+            let Some(loaded) = place else { continue };
+            let bytes = bits_for(size, loaded.bits.granularity_bits()).div_ceil(8);
+            if !(1..=MAX_BITMAP_BYTES).contains(&bytes) {
+                *place = None;
+                continue;
+            }
             let old = loaded.bits.size();
             loaded.bits.resize(size);
             if loaded.is_enabled {

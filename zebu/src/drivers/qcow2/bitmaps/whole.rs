@@ -2,12 +2,13 @@
 
 use std::sync::Mutex;
 
+use super::bits::bits_for;
 use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
-    EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_GRANULARITY_BITS, MAX_BITMAP_NAME,
-    MAX_BITMAPS, MIN_BITMAP_GRANULARITY_BITS, printable,
+    EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
+    MAX_BITMAPS, printable,
 };
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -17,8 +18,8 @@ use crate::{Error, Result};
 pub(crate) enum BitmapChange<'a> {
     /// It is made, without a set bit.
     Add {
-        /// Bytes of the disk to a bit, as a power of two.
-        granularity: u64,
+        /// Bytes of the disk to a bit, as a power of two that the format allows.
+        granularity_bits: u8,
         /// Whether changes of the disk are recorded.
         enabled: bool,
     },
@@ -63,14 +64,17 @@ impl Image {
             (
                 None,
                 BitmapChange::Add {
-                    granularity,
+                    granularity_bits,
                     enabled,
                 },
             ) => {
-                return self.add_bitmap(queue, name, *granularity, *enabled).await;
+                return self
+                    .add_bitmap(queue, name, *granularity_bits, *enabled)
+                    .await;
             }
             (Some(_), BitmapChange::Add { .. }) => {
-                return refuse(format!("Bitmap already exists: {}", printable(name)));
+                let name = printable(name);
+                return Err(Error::Refused(format!("Bitmap already exists: {name}")));
             }
             (None, _) => return Err(Error::bitmap_not_found(name)),
             (Some(index), BitmapChange::Remove) => return self.remove_bitmap(queue, index).await,
@@ -100,7 +104,7 @@ impl Image {
         let bitmaps = self.bitmaps_mut()?;
         let entry = bitmaps.directory().entries[index].clone();
         if bitmaps.bits[index].is_none() {
-            if entry.in_use() {
+            if entry.in_use() || !bitmaps.owned[index] {
                 return Err(Error::bitmap_inconsistent(&entry.name));
             }
             let (bits, table) = self.load_bitmap(queue, &entry).await?;
@@ -132,8 +136,10 @@ impl Image {
                 continue;
             }
             consistent.push(index);
-            if self.bitmaps_mut()?.bits[index].is_none() {
-                let loaded = self.load_if_valid(queue, entry).await?;
+            let bitmaps = self.bitmaps_mut()?;
+            let is_owner = bitmaps.owned[index];
+            if bitmaps.bits[index].is_none() {
+                let loaded = self.load_if_valid(queue, entry, is_owner).await?;
                 self.bitmaps_mut()?.bits[index] = loaded;
             }
         }
@@ -159,37 +165,28 @@ impl Image {
         &mut self,
         queue: &Queue,
         name: &[u8],
-        granularity: u64,
+        granularity_bits: u8,
         enabled: bool,
     ) -> Result<()> {
-        if self.geometry.version() < 3 {
-            return refuse(format!(
-                "Can't make bitmap '{}' persistent: Cannot store dirty bitmaps in qcow2 v2 files",
-                printable(name)
-            ));
-        }
-        let granularity_bits = check_new(name, granularity, self.size())?;
         let mut directory = self.bitmaps_mut()?.directory().clone();
-        if directory.entries.len() >= MAX_BITMAPS as usize {
-            return refuse(format!(
-                "Maximum number of persistent bitmaps is already reached ({MAX_BITMAPS})"
-            ));
-        }
+        let mut entry = BitmapEntry {
+            table_offset: 0,
+            table_size: 0,
+            flags: if enabled { BITMAP_AUTO } else { 0 },
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits,
+            extra_data: Vec::new(),
+            name: name.to_vec(),
+        };
+        self.check_new(&directory, &entry)?;
         let bits = Bits::new(self.size(), granularity_bits);
         let mut places = Vec::new();
         let written = self.write_bits(queue, &bits, &mut places).await;
         let result = match written {
             Err(error) => Err(error),
             Ok((table_offset, table)) => {
-                directory.entries.push(BitmapEntry {
-                    table_offset,
-                    table_size: table.len() as u32,
-                    flags: if enabled { BITMAP_AUTO } else { 0 },
-                    kind: BITMAP_TYPE_DIRTY_TRACKING,
-                    granularity_bits,
-                    extra_data: Vec::new(),
-                    name: name.to_vec(),
-                });
+                (entry.table_offset, entry.table_size) = (table_offset, table.len() as u32);
+                directory.entries.push(entry);
                 let switched = self.switch_directory(queue, directory).await;
                 switched.map(|()| table)
             }
@@ -204,6 +201,7 @@ impl Image {
                 };
                 let bitmaps = self.bitmaps_mut()?;
                 bitmaps.bits.push(Some(loaded));
+                bitmaps.owned.push(true);
                 // It is not marked as in use yet.
                 self.writer()?.announce_again();
                 Ok(())
@@ -221,24 +219,51 @@ impl Image {
         }
     }
 
+    /// Refuses a bitmap that the image cannot have, in QEMU's words.
+    fn check_new(&self, directory: &Directory, new: &BitmapEntry) -> Result<()> {
+        let bytes = bits_for(self.size(), new.granularity_bits).div_ceil(8);
+        let length = directory.length() + new.encoded_len() as u64;
+        let why = if self.geometry.version() < 3 {
+            "Cannot store dirty bitmaps in qcow2 v2 files".into()
+        } else if new.name.len() > MAX_BITMAP_NAME {
+            format!("Name length exceeds maximum ({MAX_BITMAP_NAME} characters)")
+        } else if directory.entries.len() >= MAX_BITMAPS as usize {
+            format!("Maximum number of persistent bitmaps is already reached ({MAX_BITMAPS})")
+        } else if bytes == 0 {
+            "The disk is empty".into()
+        } else if bytes > MAX_BITMAP_BYTES {
+            "Too much space will be occupied by the bitmap. Use larger granularity".into()
+        } else if length > MAX_BITMAP_DIRECTORY_BYTES {
+            "Not enough space in the bitmap directory".into()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Refused(format!(
+            "Can't make bitmap '{}' persistent: {why}",
+            printable(&new.name)
+        )))
+    }
+
     async fn remove_bitmap(&mut self, queue: &Queue, index: usize) -> Result<()> {
         let mut directory = self.bitmaps_mut()?.directory().clone();
         let entry = directory.entries.remove(index);
         // Looked at first: what makes no sense is not freed.
-        let table = match self.bitmaps_mut()?.loaded(index) {
-            Some(loaded) => Ok(crate::lock(&loaded.table).clone()),
-            None => self.read_bitmap_table(queue, &entry).await,
+        let bitmaps = self.bitmaps_mut()?;
+        let is_owner = bitmaps.owned[index];
+        let table = match bitmaps.loaded(index) {
+            Some(loaded) => crate::lock(&loaded.table).clone(),
+            None if is_owner => self.read_bitmap_table(queue, &entry).await?,
+            None => Vec::new(),
         };
         let mut places = Vec::new();
-        match table {
-            Ok(table) => self.bitmap_clusters(entry.table_offset, &table, &mut places),
-            Err(Error::Format(error)) => {
-                tracing::warn!("the space of a damaged bitmap is not freed: {error}");
-            }
-            Err(error) => return Err(error),
+        self.bitmap_clusters(entry.table_offset, &table, &mut places);
+        if !is_owner {
+            tracing::warn!("the space of a damaged bitmap is not freed");
         }
         self.switch_directory(queue, directory).await?;
-        self.bitmaps_mut()?.bits.remove(index);
+        let bitmaps = self.bitmaps_mut()?;
+        bitmaps.bits.remove(index);
+        bitmaps.owned.remove(index);
         let writer = self.writer()?;
         places
             .into_iter()
@@ -284,31 +309,4 @@ impl Image {
         }
         Ok(())
     }
-}
-
-/// The granularity of a new bitmap as a power of two; an error if the format, or QEMU, does not
-/// allow such a bitmap.
-fn check_new(name: &[u8], granularity: u64, disk: u64) -> Result<u8> {
-    let allowed = 1 << MIN_BITMAP_GRANULARITY_BITS..=1 << MAX_BITMAP_GRANULARITY_BITS;
-    if !granularity.is_power_of_two() || !allowed.contains(&granularity) {
-        return refuse("Granularity must be power of 2 and at least 512".into());
-    }
-    if name.is_empty() {
-        return refuse("Bitmap name cannot be empty".into());
-    }
-    if name.len() > MAX_BITMAP_NAME {
-        return refuse(format!(
-            "Bitmap name exceeds maximum ({MAX_BITMAP_NAME} characters)"
-        ));
-    }
-    if disk.div_ceil(granularity).div_ceil(8) > MAX_BITMAP_BYTES {
-        return refuse(
-            "Too much space will be occupied by the bitmap. Use larger granularity".into(),
-        );
-    }
-    Ok(granularity.trailing_zeros() as u8)
-}
-
-fn refuse<T>(text: String) -> Result<T> {
-    Err(Error::Refused(text))
 }

@@ -1,9 +1,10 @@
-//! The fields of the header that a repair changes. Each write is within the first 512 bytes, which
-//! a disk writes atomically. The rest of the header is not written, so unknown fields are kept.
+//! What a repair changes in the header. The last write is within the first 512 bytes, which a disk
+//! writes atomically. Fields other than the changed ones are kept, unknown ones, too.
 
 use super::Repair;
 use crate::Result;
-use crate::format::{AUTOCLEAR_KNOWN, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+use crate::format::{AUTOCLEAR_KNOWN, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+use crate::storage;
 
 /// Where the fields are. Section "Header".
 const REFCOUNT_TABLE_AT: u64 = 48;
@@ -25,6 +26,24 @@ impl Repair<'_> {
             self.writer.barrier().await?;
         }
         Ok(())
+    }
+
+    /// Changes extensions of the header.
+    pub(super) async fn replace_header(&mut self, change: impl FnOnce(&mut Header)) -> Result<()> {
+        let old = self.metadata.header.clone();
+        let mut header = old.clone();
+        change(&mut header);
+        let file = &*self.metadata.file;
+        let length = header.replaced_len(&old).min(file.len()?);
+        let bytes = storage::read_vec(file, &self.queue, 0, length as usize).await?;
+        let replacement = header.replace(&old, &bytes)?;
+        if let Some((at, bytes)) = &replacement.before {
+            self.writer.write(*at, bytes).await?;
+            self.writer.barrier().await?;
+        }
+        self.writer.write(0, &replacement.last).await?;
+        self.metadata.header = header;
+        self.writer.barrier().await
     }
 
     /// Names a refcount table. The caller has made it durable.

@@ -9,7 +9,7 @@
 //! The order of the writes makes a repair safe to interrupt. Between two steps there is a barrier:
 //! everything before it is durable.
 //!
-//! 1. Invalid entries are cleared, so that they name no cluster.
+//! 1. Damaged bitmaps are removed, and invalid entries are cleared, so that they name no cluster.
 //! 2. Refcounts are written. A lower one belongs to references that are gone, a higher one to
 //!    references that exist. Those of clusters past the end of the file are zeroed, unless there are
 //!    references to such clusters. Rebuilt refcounts are complete before the header names them;
@@ -20,11 +20,13 @@
 //! 5. A table that the end of the file cuts off is completed.
 //! 6. The image is marked as sound.
 //!
+//! - `bitmaps`: the bitmaps that are removed;
 //! - `writable`: the tables that may be written;
 //! - `rebuild`: new refcounts;
 //! - `snapshots`: a new snapshot table;
 //! - `header`: the fields of the header that change.
 
+mod bitmaps;
 mod header;
 mod rebuild;
 mod snapshots;
@@ -36,7 +38,7 @@ use std::sync::Arc;
 
 use super::counts::Counts;
 use super::refcounts::{Fix, StoredRefcounts};
-use super::uses::{Conflict, Uses};
+use super::uses::{Conflict, Use, Uses};
 use super::{Check, CheckMessage, CheckReport, Metadata, Writer, check_metadata, data_len};
 use crate::drivers::qcow2::Image;
 use crate::jobs::progress::{IntoControlFlow, Progress, Report, Reporter};
@@ -146,11 +148,13 @@ impl Repair<'_> {
         // Uses of clusters, references, and uses again before copied flags are written.
         self.reporter.plan(3 * self.metadata.l1_entries());
         let uses = self.look().await?;
+        let (uses, removed) = self.bitmaps(uses, emit).await?;
         if let Some(Conflict { offset, uses }) = uses.conflict() {
             let mut report =
                 check_metadata(&self.queue, &self.metadata, emit, self.reporter).await?;
             emit(CheckMessage::Conflict { offset, uses });
             report.check_errors += 1;
+            report.corruptions_fixed += removed;
             return Ok(report);
         }
         self.clear_unknown_autoclear().await?;
@@ -168,11 +172,31 @@ impl Repair<'_> {
         } else {
             report.corruptions += damage;
         }
+        report.corruptions_fixed += removed;
         if report.corruptions == 0 && report.check_errors == 0 {
             self.complete_last_table().await?;
             self.mark_sound().await?;
         }
         Ok(report)
+    }
+
+    /// Removes damaged bitmaps: the uses without them, and how many errors that repaired.
+    async fn bitmaps(
+        &mut self,
+        uses: Uses,
+        emit: &mut dyn FnMut(CheckMessage),
+    ) -> Result<(Uses, u64)> {
+        let conflict = uses.conflict();
+        let elsewhere = conflict.is_some_and(|c| !c.uses.contains(&Use::Bitmaps));
+        let removed = match self.mode {
+            RepairMode::All if !elsewhere => self.remove_bitmaps(&uses, emit).await?,
+            _ => 0,
+        };
+        if removed == 0 {
+            return Ok((uses, 0));
+        }
+        self.reporter.plan(self.metadata.l1_entries());
+        Ok((self.look().await?, removed))
     }
 
     /// Extends the file to the end of its last cluster if that is an L2 table or a refcount block:

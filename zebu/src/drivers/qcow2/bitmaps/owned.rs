@@ -1,0 +1,98 @@
+//! Which bitmaps have their clusters for themselves. Those of a bitmap are freed when it is stored
+//! or removed, so damage must not make them those of something else.
+
+use std::ops::Range;
+
+use super::Directory;
+use crate::drivers::qcow2::Image;
+use crate::format::{BitmapCluster, BitmapEntry};
+use crate::storage::Queue;
+use crate::{Error, Result};
+
+/// A range of the file, in bytes, and the bitmap that has it.
+type Place = (Range<u64>, usize);
+
+impl Image {
+    /// For each bitmap of a directory, whether its table is valid and its clusters are its own: they
+    /// have one reference, are in no other bitmap, and no other structure in memory is there. (What
+    /// has a cluster of the guest's is not known here.)
+    pub(super) async fn owned_bitmaps(
+        &self,
+        queue: &Queue,
+        directory: &Directory,
+    ) -> Result<Vec<bool>> {
+        let table_bytes = |entry: &BitmapEntry| u64::from(entry.table_size) * 8;
+        let bytes: u64 = directory.entries.iter().map(table_bytes).sum();
+        if bytes > self.file.len()? {
+            return Ok(vec![false; directory.entries.len()]);
+        }
+        let mut owned = Vec::new();
+        let mut places: Vec<Place> = Vec::new();
+        for (index, entry) in directory.entries.iter().enumerate() {
+            let first = places.len();
+            let found = match self.bitmap_places(queue, entry, index, &mut places).await {
+                Err(Error::Format(_)) => false,
+                found => found.map(|()| true)?,
+            };
+            let mut is_single = found;
+            for (place, _) in &places[first..] {
+                is_single = is_single && self.has_one_reference(queue, place).await?;
+            }
+            owned.push(is_single);
+        }
+        places.sort_unstable_by_key(|(place, _)| place.start);
+        let mut last: Place = (0..0, 0);
+        for (place, index) in places {
+            if place.start < last.0.end {
+                (owned[index], owned[last.1]) = (false, false);
+            }
+            if place.end > last.0.end {
+                last = (place, index);
+            }
+        }
+        Ok(owned)
+    }
+
+    /// Adds the clusters of a bitmap to `places`.
+    async fn bitmap_places(
+        &self,
+        queue: &Queue,
+        entry: &BitmapEntry,
+        index: usize,
+        places: &mut Vec<Place>,
+    ) -> Result<()> {
+        let table = self.read_bitmap_table(queue, entry).await?;
+        let size = self.geometry.cluster_size();
+        let end = entry.table_offset + table.len() as u64 * 8;
+        places.push((entry.table_offset..end.next_multiple_of(size), index));
+        for entry in &table {
+            let BitmapCluster::Stored { host } = entry.kind(&self.geometry)? else {
+                continue;
+            };
+            match places.last_mut() {
+                Some((last, _)) if last.end == host.0 => last.end += size,
+                _ => places.push((host.0..host.0 + size, index)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every cluster of a range has one reference, and no structure in memory is there.
+    async fn has_one_reference(&self, queue: &Queue, range: &Range<u64>) -> Result<bool> {
+        let size = self.geometry.cluster_size();
+        if range.end > self.file.len()?.next_multiple_of(size)
+            || !self.writer()?.protected.may_be_free(range.clone())
+        {
+            return Ok(false);
+        }
+        let (mut at, end) = (range.start / size, range.end / size);
+        while at < end {
+            let (refcount, count) = self.refcounts_alike(queue, at, end - at).await?;
+            if refcount != 1 {
+                return Ok(false);
+            }
+            at += count;
+        }
+        Ok(true)
+    }
+}
