@@ -129,22 +129,28 @@ impl World {
         Ok(())
     }
 
-    /// A sector of the image cannot be read. Either it is not needed, or the copy is reported as
+    /// A sector of an image cannot be read. Either it is not needed, or the copy is reported as
     /// incomplete.
     fn read_error(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
         // Names relative to an image are not known through other drivers.
-        if self.base.is_some() || self.kind.data_file.is_some() {
+        let bases = self.bases.iter().filter(|base| base.backing.is_none());
+        let mut sources: Vec<_> = bases.map(|b| (&b.name, b.format, &b.bytes)).collect();
+        if self.base.is_none() && self.kind.data_file.is_none() {
+            sources.push((&self.name, "qcow2", &self.disk.bytes));
+        }
+        if sources.is_empty() {
             return Ok(());
         }
-        let path = self.path(shell);
+        let (name, format, content) = sources[rng.below(sources.len() as u64) as usize];
+        let path = shell.root.join("img").join(bytes::os(name));
         // A name that needs no escapes.
         let plain = shell.root.join("img/plain");
         fs::hard_link(&path, &plain).map_err(|e| e.to_string())?;
-        shell.note(format!("ln img/{} img/plain", self.name.escape_debug()));
+        shell.note(format!("ln img/{} img/plain", name.escape_debug()));
         let length = fs::metadata(&path).map_err(|e| e.to_string())?.len();
         let sector = rng.below(length.div_ceil(SECTOR as u64));
         let source = format!(
-            "json:{{\"driver\":\"qcow2\",\"file\":{{\"driver\":\"blkdebug\",\"image\":\
+            "json:{{\"driver\":\"{format}\",\"file\":{{\"driver\":\"blkdebug\",\"image\":\
              {{\"driver\":\"file\",\"filename\":\"plain\"}},\"inject-error\":\
              [{{\"event\":\"none\",\"iotype\":\"read\",\"sector\":{sector}}}]}}}}"
         );
@@ -160,8 +166,7 @@ impl World {
             crate::world::done(shell.img(By::Qemu, "img", &args)?)?;
             let bytes = fs::read(&raw).map_err(|e| e.to_string())?;
             fs::remove_file(raw).map_err(|e| e.to_string())?;
-            compare(&bytes, &self.disk.bytes)
-                .map_err(|e| format!("sector {sector} cannot be read: {e}"))?;
+            compare(&bytes, content).map_err(|e| format!("sector {sector} cannot be read: {e}"))?;
         } else if copy.exists() {
             let check = shell.img(By::Zebu, "img", &words(&["check", "copy.qcow2"]))?;
             let named = answer

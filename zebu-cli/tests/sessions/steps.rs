@@ -58,11 +58,7 @@ impl World {
         if self.killed && rng.one_in(2) {
             return self.repair(shell, rng);
         }
-        match rng.below(31) {
-            24 => self.refused(shell, rng),
-            25 | 26 => self.end_of_file(shell, rng),
-            27 | 28 => (0..1 + rng.below(3)).try_for_each(|_| self.end_of_disk(shell, rng)),
-            29 | 30 => self.limited(shell, rng),
+        match rng.below(34) {
             0..=7 => self.session(shell, rng, false),
             8 => self.session(shell, rng, true),
             9..=11 => self.resize(shell, rng),
@@ -73,6 +69,10 @@ impl World {
             19 | 20 => self.amend(shell, rng),
             21 => self.change_length(shell, rng),
             22 => self.remake(shell, rng),
+            23 | 24 => self.refused(shell, rng),
+            25 | 26 => self.end_of_file(shell, rng),
+            27..=30 => (0..1 + rng.below(3)).try_for_each(|_| self.end_of_disk(shell, rng)),
+            31 | 32 => self.limited(shell, rng),
             _ => self.repair(shell, rng),
         }
     }
@@ -199,7 +199,10 @@ impl World {
         let byte = 1 + rng.below(255) as u8;
         self.disk.put(at, length, byte, true);
         self.touch(at, length);
-        let by = either(rng);
+        let by = match rng.one_in(3) {
+            true => By::Qemu,
+            false => By::Zebu,
+        };
         let (cwd, name) = self.place(shell, rng);
         let mut args = words(&["-f", "qcow2"]);
         args.extend(self.opening(shell, rng));
