@@ -394,6 +394,7 @@ impl Opening<'_> {
                 punch_request: discards && own.pass_discard_request.unwrap_or(true),
                 punch_snapshot: discards && own.pass_discard_snapshot.unwrap_or(true),
                 punch_other: discards && own.pass_discard_other.unwrap_or(false),
+                keep_discarded: own.discard_no_unref.unwrap_or(false),
                 overlap_checks: own.overlap_check.unwrap_or_default(),
                 store_bitmaps: self.options.store_bitmaps,
             },

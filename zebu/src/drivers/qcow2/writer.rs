@@ -41,6 +41,8 @@ pub struct WriteOptions {
     pub punch_snapshot: bool,
     /// Punch holes into the file where anything else frees clusters.
     pub punch_other: bool,
+    /// Clusters of which the guest discards all stay allocated, as zeroes (version 3).
+    pub keep_discarded: bool,
     /// The structures against which writes of data are checked.
     pub overlap_checks: OverlapChecks,
     /// Store bitmaps with each flush, not only when the image is closed.

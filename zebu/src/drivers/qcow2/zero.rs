@@ -6,7 +6,7 @@ use super::Image;
 use super::table::Slice;
 use crate::Result;
 use crate::format::{ClusterKind, HostOffset, L2Entry};
-use crate::storage::Queue;
+use crate::storage::{self, Queue};
 
 impl Image {
     /// Maps a range of whole subclusters to zeroes; with `unmap`, their host
@@ -20,15 +20,24 @@ impl Image {
         length: u64,
         unmap: bool,
     ) -> Result<u64> {
-        let punch = self.writer()?.options.punch_request;
-        self.for_each_cluster(queue, guest, length, |slice, from, to| {
-            let Some(new) = self.zeroed(self.entry(slice, from), from, to, unmap)? else {
-                return Ok(false);
-            };
-            self.set_entry(slice, from, new, punch)?;
-            Ok(true)
-        })
-        .await
+        let options = &self.writer()?.options;
+        let (punch, keep) = (options.punch_request, options.keep_discarded);
+        let mut kept = Vec::new();
+        let done = self
+            .for_each_cluster(queue, guest, length, |slice, from, to| {
+                let entry = self.entry(slice, from);
+                let Some(new) = self.zeroed(entry, from, to, unmap && !keep)? else {
+                    return Ok(false);
+                };
+                self.set_entry(slice, from, new, punch)?;
+                if unmap && to - from == self.geometry.cluster_size() {
+                    kept.extend(self.zeroed_host(new, from)?);
+                }
+                Ok(true)
+            })
+            .await?;
+        self.punch(queue, kept).await?;
+        Ok(done)
     }
 
     /// Drops a range of whole clusters, which the caller holds. They read as zeroes afterwards. Not
@@ -40,8 +49,10 @@ impl Image {
         length: u64,
         has_backing: bool,
     ) -> Result<()> {
-        let punch = self.writer()?.options.punch_request;
-        self.for_each_cluster(queue, guest, length, |slice, from, _| {
+        let options = &self.writer()?.options;
+        let (punch, keep) = (options.punch_request, options.keep_discarded);
+        let mut kept = Vec::new();
+        self.for_each_cluster(queue, guest, length, |slice, from, to| {
             let old = self.entry(slice, from);
             let is_free = matches!(self.kind(old, from)?, ClusterKind::Unallocated);
             // As in QEMU: what is unallocated and reads as zeroes stays so.
@@ -50,13 +61,38 @@ impl Image {
             }
             let new = match self.geometry.version() {
                 2 => L2Entry::UNALLOCATED,
-                _ => L2Entry::zero_plain(&self.geometry)?,
+                _ => match self.zeroed(old, from, to, !keep)? {
+                    Some(new) => new,
+                    None => L2Entry::zero_plain(&self.geometry)?,
+                },
             };
             self.set_entry(slice, from, new, punch)?;
+            kept.extend(self.zeroed_host(new, from)?);
             Ok(true)
         })
-        .await
-        .map(drop)
+        .await?;
+        self.punch(queue, kept).await
+    }
+
+    /// The host cluster that a whole cluster of zeroes keeps.
+    fn zeroed_host(&self, entry: L2Entry, guest: u64) -> Result<Option<HostOffset>> {
+        match self.kind(entry, guest)? {
+            ClusterKind::Zero { host } => Ok(host),
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives up the space of host clusters that stay allocated and read as zeroes, if that is wanted.
+    /// The caller holds the guest clusters, so nothing is written there meanwhile.
+    async fn punch(&self, queue: &Queue, hosts: Vec<HostOffset>) -> Result<()> {
+        if self.writer()?.options.punch_request && !self.geometry.has_data_file() {
+            let size = self.geometry.cluster_size();
+            for host in hosts {
+                // An error costs only space.
+                let _ = storage::deallocate(&*self.file, queue, host.0, size).await;
+            }
+        }
+        Ok(())
     }
 
     /// Calls `change` with each part of the range that lies in one cluster,
