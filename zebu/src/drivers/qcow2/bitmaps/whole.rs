@@ -1,6 +1,6 @@
 //! Adding, removing and changing bitmaps, with exclusive access to the image.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
@@ -83,7 +83,7 @@ impl Image {
         };
         match change {
             BitmapChange::Add { .. } | BitmapChange::Remove => {}
-            BitmapChange::Clear => loaded.bits.clear(),
+            BitmapChange::Clear => loaded.bits_mut().clear(),
             BitmapChange::Merge(other) => loaded.bits.merge(other),
             BitmapChange::Enable(enabled) => {
                 loaded.is_enabled = enabled;
@@ -105,7 +105,7 @@ impl Image {
             }
             let (bits, table) = self.load_bitmap(queue, &entry).await?;
             let loaded = Loaded {
-                bits,
+                bits: Arc::new(bits),
                 is_enabled: entry.auto(),
                 table: Mutex::new(table),
             };
@@ -198,7 +198,7 @@ impl Image {
             Ok(table) => {
                 bits.stored(true);
                 let loaded = Loaded {
-                    bits,
+                    bits: Arc::new(bits),
                     is_enabled: enabled,
                     table: Mutex::new(table),
                 };
