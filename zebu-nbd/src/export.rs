@@ -1,8 +1,9 @@
 //! An export: a device under a name.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use zebu::block::Device;
+use zebu::block::{Device, DirtyBits};
 use zebu::internal::Statistics;
 use zebu::internal::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
 
@@ -10,6 +11,14 @@ use zebu::internal::nbd::{Command, ExportInfo, Info, MAX_PAYLOAD, transmission};
 pub(crate) const ALLOCATION: u32 = 0;
 /// The id of `qemu:allocation-depth`.
 pub(crate) const DEPTH: u32 = 1;
+/// The id of the first bitmap; the others follow.
+pub(crate) const BITMAPS: u32 = 2;
+
+/// The queries for lists of contexts that stand for all that begin so. No other query does: the name
+/// of a bitmap may end with a colon.
+const PREFIXES: [&str; 3] = ["base:", "qemu:", DIRTY_BITMAP];
+/// The context of a bitmap is this, and its name.
+const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// The kinds of requests in the statistics; see [`kind`].
 const KINDS: [&str; 7] = [
@@ -47,6 +56,9 @@ pub struct ExportOptions {
     pub offset: u64,
     /// Whether the metadata context `qemu:allocation-depth` is offered.
     pub depth: bool,
+    /// The bitmaps that are offered as metadata contexts `qemu:dirty-bitmap:NAME`, by name. They
+    /// are of the device or of an image of its chain.
+    pub bitmaps: Vec<(String, DirtyBits)>,
     /// Whether clients are told that several may be connected at once.
     pub shared: bool,
 }
@@ -132,24 +144,44 @@ impl Export {
         }
     }
 
-    /// The metadata contexts that are offered.
-    pub(crate) fn contexts(&self) -> impl Iterator<Item = (u32, &'static str)> {
+    /// The metadata contexts that are offered: ids and names.
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = (u32, Cow<'static, str>)> {
         let depth = self
             .options
             .depth
             .then_some((DEPTH, "qemu:allocation-depth"));
-        std::iter::once((ALLOCATION, "base:allocation")).chain(depth)
+        let fixed = [Some((ALLOCATION, "base:allocation")), depth];
+        let fixed = fixed.into_iter().flatten();
+        let bitmaps = (BITMAPS..).zip(&self.options.bitmaps);
+        let named = |(id, (name, _)): (u32, &(String, _))| (id, format!("{DIRTY_BITMAP}{name}"));
+        fixed
+            .map(|(id, name)| (id, Cow::Borrowed(name)))
+            .chain(bitmaps.map(named).map(|(id, name)| (id, Cow::Owned(name))))
     }
 
-    /// The contexts that `query` names. With `list`, a query that ends with a colon is a prefix.
+    /// The contexts that one of `queries` names. With `list`, a query may stand for all with a
+    /// prefix, and no queries stand for all contexts.
     pub(crate) fn find_contexts(
         &self,
-        query: &str,
+        queries: &[String],
         list: bool,
-    ) -> impl Iterator<Item = (u32, &'static str)> {
-        let found = move |name: &str| {
-            name == query || list && query.ends_with(':') && name.starts_with(query)
+    ) -> Vec<(u32, Cow<'static, str>)> {
+        let found = |name: &str| {
+            let mut queries = queries.iter().map(String::as_str);
+            queries.any(|query| {
+                name == query || list && PREFIXES.contains(&query) && name.starts_with(query)
+            })
         };
-        self.contexts().filter(move |(_, name)| found(name))
+        let all = list && queries.is_empty();
+        self.contexts()
+            .filter(|(_, name)| all || found(name))
+            .collect()
+    }
+
+    /// The bitmap of a context, if it is one.
+    pub(crate) fn bitmap(&self, context: u32) -> Option<&DirtyBits> {
+        let index = context.checked_sub(BITMAPS)?;
+        let bitmap = self.options.bitmaps.get(index as usize);
+        bitmap.map(|(_, bits)| bits)
     }
 }

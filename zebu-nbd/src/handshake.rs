@@ -289,15 +289,7 @@ impl Handshake<'_> {
             let text = format!("export '{}' not present", query.name);
             return refuse(OptionReplyKind::ErrUnknown, &text);
         };
-        let mut found: Vec<(u32, &str)> = Vec::new();
-        if query.queries.is_empty() && !set {
-            found.extend(export.contexts());
-        }
-        for text in &query.queries {
-            found.extend(export.find_contexts(text, !set));
-        }
-        found.sort_unstable();
-        found.dedup();
+        let found = export.find_contexts(&query.queries, !set);
         let mut replies: Vec<_> = found
             .iter()
             .map(|(id, name)| OptionReply::context(if set { *id } else { 0 }, name))

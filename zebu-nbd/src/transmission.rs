@@ -15,13 +15,14 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Instant;
 
-use zebu::internal::nbd::{Command, MAX_PAYLOAD, ProtocolError, Request, StatusFilter};
+use zebu::internal::nbd::{Command, MAX_PAYLOAD, ProtocolError, Request, StatusFilter, command};
 
 use crate::connection::{Connection, Job, PATIENCE, Payload, Permit};
 use crate::execute::{PIECE, execute};
 use crate::input::Input;
 use crate::race::{First, race};
 use crate::reply::Reply;
+use crate::status;
 
 /// Payloads that are too long are skipped up to this; a longer one ends the connection.
 const MAX_SKIPPED: u64 = 256 << 20;
@@ -109,6 +110,7 @@ impl Connection {
         let memory = match request.command {
             Command::Read => request.length.min(MAX_PAYLOAD.into()) as usize,
             Command::Cache => PIECE,
+            Command::BlockStatus if request.flags & command::REQ_ONE == 0 => status::MEMORY,
             _ => length.min(MAX_PAYLOAD.into()) as usize,
         };
         let permit = self.permit(memory).await;

@@ -149,7 +149,8 @@ fn json_row(row: &Row) -> String {
         row.start,
         status.length,
         status.depth,
-        status.present,
+        // As in QEMU; of an export, a range may be neither.
+        status.data || status.zero && status.present,
         status.zero,
         status.data,
         status.compressed

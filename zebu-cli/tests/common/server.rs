@@ -233,7 +233,12 @@ pub struct Got {
 impl Raw {
     /// Connects without a greeting.
     pub fn connect(server: &Server) -> Raw {
-        let stream = UnixStream::connect(&server.socket).unwrap();
+        Raw::to(&server.socket)
+    }
+
+    /// Connects to any server at a socket without a greeting.
+    pub fn to(socket: &Path) -> Raw {
+        let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         stream.set_write_timeout(Some(TIME_LIMIT)).unwrap();
         Raw {
@@ -244,7 +249,12 @@ impl Raw {
 
     /// Connects, and exchanges greetings.
     pub fn new(server: &Server) -> Raw {
-        let mut raw = Raw::connect(server);
+        Raw::at(&server.socket)
+    }
+
+    /// Connects to any server at a socket and greets.
+    pub fn at(socket: &Path) -> Raw {
+        let mut raw = Raw::to(socket);
         let greeting = raw.take(18);
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
         raw.put(&[0, 0, 0, 3]);

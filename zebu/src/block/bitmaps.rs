@@ -1,6 +1,7 @@
 //! Dirty bitmaps of the top image: which parts of the disk were written since a point in time.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::device::Device;
 use super::write::Top;
@@ -25,8 +26,11 @@ pub struct BitmapInfo {
 }
 
 /// Parts of a disk, in units of the granularity: those that a bitmap has as dirty.
+///
+/// Those of [`Device::live_bitmap`] follow a bitmap until [`DirtyBits::set`] or
+/// [`DirtyBits::merge`], which change a copy. So do their clones.
 #[derive(Clone, Debug)]
-pub struct DirtyBits(Bits);
+pub struct DirtyBits(Arc<Bits>);
 
 impl DirtyBits {
     /// Nothing of a disk of `size` bytes. `granularity`: bytes to a bit.
@@ -40,7 +44,10 @@ impl DirtyBits {
             granularity.is_power_of_two() && granularity >= 512,
             "a granularity of {granularity} bytes"
         );
-        DirtyBits(Bits::new(size, granularity.trailing_zeros() as u8))
+        DirtyBits(Arc::new(Bits::new(
+            size,
+            granularity.trailing_zeros() as u8,
+        )))
     }
 
     /// Size of the disk in bytes.
@@ -99,12 +106,12 @@ impl DirtyBits {
 
     /// Makes a range of the disk dirty, in bytes. What is past its end is ignored.
     pub fn set(&mut self, range: Range<u64>) {
-        self.0.set(range);
+        Arc::make_mut(&mut self.0).set(range);
     }
 
     /// Makes dirty what `other` has as dirty. Its size and granularity may be others.
     pub fn merge(&mut self, other: &DirtyBits) {
-        self.0.merge(&other.0);
+        Arc::make_mut(&mut self.0).merge(&other.0);
     }
 }
 
@@ -140,9 +147,36 @@ impl Device {
     pub async fn bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
         let name = name.as_ref();
         match self.top().as_qcow2() {
-            Some(image) => image.bitmap_by_name(queue, name).await.map(DirtyBits),
+            Some(image) => {
+                let bits = image.bitmap_by_name(queue, name).await?;
+                // If it is shared, changes set bits of it.
+                let bits = Arc::try_unwrap(bits).unwrap_or_else(|bits| (*bits).clone());
+                Ok(DirtyBits(Arc::new(bits)))
+            }
             None => Err(Error::bitmap_not_found(name)),
         }
+    }
+
+    /// What a bitmap has as dirty, from now on at each moment: changes that it records show in what
+    /// is returned, before their requests end. Nothing is copied. A change of the whole bitmap by
+    /// `&mut Device` (a resize, a clear) does not show.
+    ///
+    /// The bitmap is that of the first image of the chain that has one of this name, as in QEMU's
+    /// exports. Its disk may have another size than the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::bitmap`], and those of [`Device::bitmaps`] for the images of the chain.
+    pub async fn live_bitmap(&self, queue: &Queue, name: impl AsRef<[u8]>) -> Result<DirtyBits> {
+        let name = name.as_ref();
+        for image in self.layers().iter().filter_map(|layer| layer.as_qcow2()) {
+            let list = image.bitmaps(queue).await?;
+            if list.iter().any(|state| state.entry.name == name) {
+                return image.live_bitmap(queue, name).await.map(DirtyBits);
+            }
+        }
+        let name = crate::format::printable(name);
+        Err(Error::Refused(format!("Bitmap '{name}' is not found")))
     }
 
     /// Adds a bitmap to the top image, without anything dirty. `granularity`: bytes to a bit, a
@@ -258,4 +292,80 @@ fn check_new(name: &[u8], granularity: u64) -> Result<u8> {
         ));
     }
     Ok(granularity.trailing_zeros() as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a live bitmap that lacks what was written, and one through which the bitmap
+    //! itself is changed.
+    use super::*;
+    use crate::OpenOptions;
+    use crate::jobs::{CreateQcow2, create_qcow2};
+    use crate::storage::{Memory, QueueOptions};
+
+    const CLUSTER: u64 = 64 << 10;
+
+    fn ranges(bits: &DirtyBits) -> Vec<Range<u64>> {
+        bits.ranges().collect()
+    }
+
+    #[test]
+    fn a_live_bitmap_follows_writes() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let create = CreateQcow2 {
+            size: 64 * CLUSTER,
+            ..CreateQcow2::default()
+        };
+        let storage = Arc::new(Memory::new(Vec::new()));
+        let options = OpenOptions::default().write(true);
+        let created = create_qcow2(&queue, &*storage, None, &create, |_| {});
+        queue.block_on(created).unwrap();
+        let open = || Device::from_storage(&queue, storage.clone(), &options).unwrap();
+        let mut device = open();
+        queue.block_on(async {
+            for (name, enabled) in [("on", true), ("off", false)] {
+                let added = device.bitmap_add(&queue, name, None, enabled);
+                added.await.unwrap();
+            }
+            device.close(&queue).await.unwrap();
+        });
+        let mut device = open();
+        queue.block_on(async {
+            // Before the first change, and after it.
+            let live = device.live_bitmap(&queue, "on").await.unwrap();
+            let off = device.live_bitmap(&queue, "off").await.unwrap();
+            let write = async |device: &Device, nth: u64| {
+                let bytes = queue.buffer(512);
+                let written = device.write_buffer(&queue, nth * CLUSTER, bytes, 512);
+                written.await.1.unwrap();
+            };
+            let first = device.bitmap(&queue, "on").await.unwrap();
+            write(&device, 3).await;
+            let mut second = device.live_bitmap(&queue, "on").await.unwrap();
+            let copy = device.bitmap(&queue, "on").await.unwrap();
+            let three = 3 * CLUSTER..4 * CLUSTER;
+            for bits in [&live, &second, &copy] {
+                assert_eq!(ranges(bits), std::slice::from_ref(&three));
+            }
+            second.set(0..1);
+            write(&device, 5).await;
+            let five = 5 * CLUSTER..6 * CLUSTER;
+            assert_eq!(ranges(&live), [three.clone(), five]);
+            assert_eq!(ranges(&second), [0..CLUSTER, three.clone()]);
+            assert_eq!(ranges(&copy), [three]);
+            assert!(ranges(&first).is_empty() && ranges(&off).is_empty());
+            // It keeps what it has when the bitmap is replaced.
+            device.bitmap_clear(&queue, "on").await.unwrap();
+            assert_eq!(ranges(&live).len(), 2);
+            write(&device, 7).await;
+            let now = device.live_bitmap(&queue, "on").await.unwrap();
+            assert_eq!(ranges(&now), [7 * CLUSTER..8 * CLUSTER]);
+            let none = device.live_bitmap(&queue, "none").await;
+            assert_eq!(none.unwrap_err().to_string(), "Bitmap 'none' is not found");
+            device.close(&queue).await.unwrap();
+        });
+        let device = open();
+        let stored = queue.block_on(device.bitmap(&queue, "on")).unwrap();
+        assert_eq!(ranges(&stored), [7 * CLUSTER..8 * CLUSTER]);
+    }
 }

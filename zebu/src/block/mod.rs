@@ -11,6 +11,7 @@ mod opened;
 mod quick_zeroes;
 mod read;
 mod remote;
+mod remote_bitmap;
 mod resize;
 mod resolver;
 mod shared;

@@ -201,6 +201,7 @@ impl NbdSpec {
         let default = NbdOptions::new(self.server.clone(), self.export.clone());
         Ok(NbdOptions {
             name: self.name().into(),
+            context: self.context.clone(),
             tls,
             write,
             cache,

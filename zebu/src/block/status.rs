@@ -13,7 +13,9 @@ pub struct Status {
     pub length: u64,
     /// It reads as zeroes.
     pub zero: bool,
-    /// Its bytes are stored somewhere: a cluster or file range of their own.
+    /// Its bytes are stored somewhere: a cluster or file range of their own. An NBD server may say
+    /// of a range that it is not stored, and not say what it reads as: that is neither data nor
+    /// zero, and must be read.
     pub data: bool,
     /// A layer of the chain maps it. If false, no layer does, and it reads as zeroes.
     pub present: bool,
@@ -136,8 +138,7 @@ impl Device {
             return Ok(());
         }
         let found = storage::extent(storage, queue, host).await?;
-        // What is neither data nor zeroes must be read.
-        if !found.zero {
+        if !found.zero && found.allocated {
             layer.known_data.set(status.storage, host, found.length);
         }
         if found.length == 0 {
@@ -149,8 +150,10 @@ impl Device {
         }
         // QEMU: a hole in a raw image is no data; a preallocated cluster is
         // data that happens to be zero.
-        let known_allocated = found.zero && found.allocated;
-        status.data = !(holes == Holes::Unallocated && status.zero) || known_allocated;
+        status.data = holes != Holes::Unallocated || found.allocated;
+        if !status.data {
+            status.host = status.host.filter(|_| status.zero);
+        }
         Ok(())
     }
 }

@@ -213,7 +213,7 @@ async fn data_bytes(
     while offset < size {
         let status = device.status(queue, offset, size - offset).await?;
         let mut end = offset.saturating_add(status.length.max(1));
-        if status.data && status.present && !status.zero {
+        if status.present && !status.zero {
             // A cluster with data at its end or start is a whole one.
             end = end
                 .checked_next_multiple_of(cluster_size)

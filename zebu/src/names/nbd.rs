@@ -41,6 +41,7 @@ impl NbdSpec {
             json: members(&server, given),
             server,
             export,
+            context: None,
             tls: NbdTls::Off,
             tls_hostname: None,
             reconnect_delay: Duration::ZERO,
@@ -119,8 +120,9 @@ impl NbdSpec {
         if self.tls_hostname.is_some() && self.tls == NbdTls::Off {
             return Err("tls-hostname may not be used without tls-creds".into());
         }
-        if options.take_text("x-dirty-bitmap").is_some() {
-            return Err("x-dirty-bitmap is not supported by zebu".into());
+        self.context = options.take_text("x-dirty-bitmap");
+        if self.context.as_ref().is_some_and(|c| c.len() > MAX_STRING) {
+            return Err("x-dirty-bitmap query too long to send to server".into());
         }
         let mut seconds = |key: &str| -> Result<Option<Duration>, String> {
             let number = options.take_number(key)?;

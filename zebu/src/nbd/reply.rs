@@ -234,7 +234,8 @@ pub struct Extent {
 /// [`ChunkKind::BlockStatusExtended`]. Without these, lengths and flags are
 /// below 4 Gi.
 pub fn encode_extents(headers: Headers, context: u32, extents: &[Extent]) -> Vec<u8> {
-    let mut out = context.to_be_bytes().to_vec();
+    let mut out = Vec::with_capacity(8 + extents.len() * 16);
+    out.extend(context.to_be_bytes());
     if headers == Headers::Extended {
         out.extend((extents.len() as u32).to_be_bytes());
     }

@@ -187,6 +187,13 @@ pub unsafe trait Storage: Send + Sync + fmt::Debug {
         self.inner()?.below()
     }
 
+    /// The export whose bytes these are, one for one, if it is one.
+    #[cfg(feature = "nbd")]
+    #[doc(hidden)]
+    fn nbd(&self) -> Option<&nbd::Nbd> {
+        self.inner()?.nbd()
+    }
+
     /// The filter that injects errors, if there is one.
     #[doc(hidden)]
     fn blkdebug(&self) -> Option<&Blkdebug> {

@@ -152,6 +152,11 @@ unsafe impl Storage for Window {
     fn inner(&self) -> Option<&dyn Storage> {
         Some(&*self.storage)
     }
+
+    #[cfg(feature = "nbd")]
+    fn nbd(&self) -> Option<&super::nbd::Nbd> {
+        None
+    }
 }
 
 #[cfg(test)]

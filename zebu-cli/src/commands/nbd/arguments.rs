@@ -44,9 +44,9 @@ pub struct Arguments {
     /// Offer the metadata context qemu:allocation-depth
     #[arg(short = 'A', long)]
     pub allocation_depth: bool,
-    /// Offer a persistent bitmap: not supported
+    /// Offer a persistent bitmap as metadata context qemu:dirty-bitmap:NAME; may be repeated
     #[arg(short = 'B', long, value_name = "NAME")]
-    pub bitmap: Vec<String>,
+    pub bitmap: Vec<OsString>,
     /// List the exports of a server
     #[arg(short = 'L', long)]
     pub list: bool,
@@ -106,11 +106,6 @@ impl Arguments {
         let refused = [
             (self.connect.is_some(), "--connect", driver),
             (self.disconnect, "--disconnect", driver),
-            (
-                !self.bitmap.is_empty(),
-                "--bitmap",
-                "bitmaps are not part of this version",
-            ),
             (
                 self.tls_authz.is_some(),
                 "--tls-authz",

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use zebu::block::Length;
+use zebu::block::{Device, DirtyBits, Length};
 use zebu::storage::Queue;
 use zebu_nbd::{Export, ExportOptions};
 
@@ -88,9 +88,33 @@ pub fn open(
             description: arguments.description.clone(),
             offset,
             depth: arguments.allocation_depth,
+            bitmaps: bitmaps(queue, &device, &arguments.bitmap)?,
             shared,
         };
         exports.push(Export::new(device, options));
     }
     Ok(exports)
+}
+
+/// The bitmaps with these names, once each, of the image or of one of its backing chain.
+fn bitmaps(
+    queue: &Queue,
+    device: &Device,
+    names: &[OsString],
+) -> Result<Vec<(String, DirtyBits)>, Failure> {
+    let mut all: Vec<(String, DirtyBits)> = Vec::new();
+    for name in names {
+        let bits = queue
+            .block_on(device.live_bitmap(queue, name.as_bytes()))
+            .map_err(|e| Failure::new(e.to_string().lines().next().unwrap_or_default()))?;
+        let Some(name) = name.to_str() else {
+            let name = name.display();
+            let text = format!("Bitmap '{name}' has a name that is not UTF-8, as NBD requires");
+            return Err(Failure::new(text));
+        };
+        if all.iter().all(|(other, _)| other != name) {
+            all.push((name.into(), bits));
+        }
+    }
+    Ok(all)
 }

@@ -14,6 +14,8 @@ pub struct NbdSpec {
     pub server: NbdServer,
     /// The export; empty: the default one.
     pub export: String,
+    /// `x-dirty-bitmap`: the metadata context that is asked for instead of `base:allocation`.
+    pub context: Option<String>,
     /// Whether and how TLS is used.
     pub tls: NbdTls,
     /// `tls-hostname`: the name that the server's certificate must have, if it is not the host

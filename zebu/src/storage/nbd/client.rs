@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use super::dropped::DroppedChanges;
 use super::handshake::{self, Agreed, Facts, NoAgreement};
 use super::link::Link;
+use super::options::ALLOCATION;
 use super::{NbdError, NbdOptions};
-use crate::nbd::transmission;
+use crate::nbd::{STATE_HOLE, STATE_ZERO, transmission};
 use crate::{Error, Result};
 
 /// The time for an attempt to connect, without `open_timeout`. Some servers reply late.
@@ -19,6 +20,8 @@ const ONE_MORE: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// The time for the last attempt.
 const LAST: Duration = Duration::from_millis(100);
+/// The context that tells in which image of a chain bytes are.
+const DEPTH: &str = "qemu:allocation-depth";
 /// The wait between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -100,6 +103,19 @@ impl Client {
     /// Whether the export has this [`transmission`] flag.
     pub(super) fn has(&self, flag: u16) -> bool {
         self.facts.flags & flag != 0
+    }
+
+    /// Whether bytes with these flags of an extent read as zeroes, and whether they are stored, as
+    /// QEMU understands the flags of any context.
+    pub(super) fn meaning(&self, flags: u64) -> (bool, bool) {
+        let flags = match self.options.status_context() {
+            // The bytes are in the first image of a chain, or (all alike) in one below.
+            DEPTH => flags.min(2),
+            _ => flags,
+        };
+        // Other contexts do not tell what reads as zeroes.
+        let is_told = self.options.status_context() == ALLOCATION;
+        (is_told && flags & STATE_ZERO != 0, flags & STATE_HOLE == 0)
     }
 
     /// The changes that were dropped.

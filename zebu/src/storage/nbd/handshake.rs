@@ -12,8 +12,6 @@ use crate::nbd::{
     OptionReplyHeader, OptionReplyKind, ProtocolError, encode_option, handshake, transmission,
 };
 
-/// The context that distinguishes data from holes.
-const ALLOCATION: &str = "base:allocation";
 /// Bytes of a reply's payload at most: a name or a text, and some numbers.
 const MAX_ANSWER: u32 = 16 << 10;
 /// Replies to one option at most.
@@ -39,7 +37,7 @@ pub(super) struct Facts {
 pub(super) struct Agreed {
     pub(super) wire: Wire,
     pub(super) headers: Headers,
-    /// The number of `base:allocation`, if the server has it.
+    /// The number of the context, if the server has it.
     pub(super) context: Option<u32>,
     pub(super) facts: Facts,
 }
@@ -272,13 +270,13 @@ impl Handshake<'_> {
     fn context(&mut self) -> Result<Option<u32>, NoAgreement> {
         let query = ContextQuery {
             name: self.options.export.clone(),
-            queries: vec![ALLOCATION.into()],
+            queries: vec![self.options.status_context().into()],
         };
-        let mut found = None;
+        let (mut found, wanted) = (None, self.options.status_context());
         let last = self.ask(OptionKind::SetMetaContext, &query.encode(), |answer| {
             if answer.kind == OptionReplyKind::MetaContext {
                 let (id, name) = ContextQuery::decode_context(&answer.payload)?;
-                if name == ALLOCATION {
+                if name == wanted {
                     found = Some(id);
                 }
             }
@@ -356,6 +354,9 @@ impl Handshake<'_> {
         info: ExportInfo,
         block: Option<(u32, u32)>,
     ) -> Result<Agreed, NoAgreement> {
+        if let (Some(name), None) = (&self.options.context, context) {
+            return refused(format!("Requested x-dirty-bitmap '{name}' not found"));
+        }
         // Without block sizes of the server, those that QEMU assumes.
         let whole = info.size.is_multiple_of(512) && context.is_none();
         let (minimum, maximum) = block.unwrap_or((if whole { 512 } else { 1 }, MAX_PAYLOAD));

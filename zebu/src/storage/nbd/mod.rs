@@ -87,6 +87,25 @@ impl Nbd {
         receiver.await.map_err(gone)?
     }
 
+    /// The options that it was opened with.
+    pub(crate) fn options(&self) -> &NbdOptions {
+        self.client.options()
+    }
+
+    /// Passes the extents of the whole export to `each`, in order: their ranges in bytes, and their
+    /// flags in the context that the export was opened with ([`NbdOptions::context`]). Neighbours
+    /// may be alike.
+    ///
+    /// # Errors
+    /// Those of the server, and of a violation of the protocol.
+    pub async fn each_extent(
+        &self,
+        queue: &Queue,
+        each: impl FnMut(std::ops::Range<u64>, u64),
+    ) -> io::Result<()> {
+        operation::each_extent(&self.client, queue, each).await
+    }
+
     /// Whether the server says that the export cannot be written.
     pub fn is_read_only(&self) -> bool {
         self.client.is_read_only()
@@ -120,6 +139,10 @@ unsafe impl Storage for Nbd {
     fn allocated(&self) -> io::Result<u64> {
         // The protocol cannot tell.
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn nbd(&self) -> Option<&Nbd> {
+        Some(self)
     }
 
     fn blocks(&self) -> Option<&Blocks> {

@@ -14,11 +14,13 @@ use super::dropped::DroppedChange;
 use super::link::{Link, Step};
 use super::slots::{Memory, Outcome, SlotId};
 use super::wire::Socket;
-use crate::nbd::{Command, Request, STATE_HOLE, STATE_ZERO, command, transmission};
+use crate::nbd::{Command, Request, command, transmission};
 use crate::storage::{Iov, OpKind, Queue, Started, StorageExtent};
 
 /// Bytes at most of a request without payload: a multiple of any block size, and below 4 GiB.
 const MOST: u64 = 1 << 30;
+/// Bytes at most of a request for all extents of a range.
+const MOST_STATUS: u64 = 1 << 31;
 
 /// A request. After its drop, the caller's memory is not used.
 struct Waiting {
@@ -430,14 +432,45 @@ unsafe fn extent(
         let start = offset & !block;
         let length = (client.size() - start).min(MOST);
         let request = request(Command::BlockStatus, command::REQ_ONE, start, length);
-        let extent = submit(&client, &queue, request, None)?.outcome().await?;
-        let (flags, said) = extent.map_or((0, length), |extent| (extent.flags, extent.length));
+        let extents = submit(&client, &queue, request, None)?.outcome().await?;
+        let found = extents.first().copied();
+        let (flags, said) = found.map_or((0, length), |extent| (extent.flags, extent.length));
         let said = said.min(length).saturating_sub(offset - start);
+        let (zero, allocated) = client.meaning(flags);
         let extent = StorageExtent {
-            zero: flags & STATE_ZERO != 0,
-            allocated: flags & STATE_HOLE == 0,
+            zero,
+            allocated,
             length: said.max(1),
         };
         Ok(extent.put(&iov))
     }))
+}
+
+/// Passes the extents of the whole export to `each`, in order: their ranges, and their flags in the
+/// context of the client. Neighbours may be alike.
+pub(super) async fn each_extent(
+    client: &Arc<Client>,
+    queue: &Queue,
+    mut each: impl FnMut(Range<u64>, u64),
+) -> io::Result<()> {
+    let (size, block) = (client.size(), client.minimum() - 1);
+    let mut at = 0;
+    while at < size {
+        let mut start = at & !block;
+        let length = (size - start).min(MOST_STATUS);
+        let request = request(Command::BlockStatus, 0, start, length);
+        let before = at;
+        for extent in submit(client, queue, request, None)?.outcome().await? {
+            let end = start.saturating_add(extent.length).min(size);
+            if at < end {
+                each(at..end, extent.flags);
+                at = end;
+            }
+            start = end;
+        }
+        if at == before {
+            return Err(client.error(libc::EPROTO, "it answers with less than a block"));
+        }
+    }
+    Ok(())
 }

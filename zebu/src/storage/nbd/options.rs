@@ -8,6 +8,9 @@ use std::time::Duration;
 use crate::storage::CacheMode;
 use crate::tls::ClientTls;
 
+/// The context that distinguishes data from holes.
+pub(super) const ALLOCATION: &str = "base:allocation";
+
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -41,6 +44,10 @@ options! {
         pub server: NbdServer,
         /// Its export; empty: the default one.
         pub export: String,
+        /// The metadata context that is asked for instead of `base:allocation`. The export
+        /// must have it (QEMU's `x-dirty-bitmap`). Bytes with its flag 1 count as not stored, and
+        /// none as known zeroes.
+        pub context: Option<String>,
         /// How the export is named in messages and reports.
         pub name: PathBuf,
         /// The credentials for TLS; None: no TLS.
@@ -78,6 +85,7 @@ impl NbdOptions {
             name: uri(&server, given).into(),
             server,
             export,
+            context: None,
             tls: None,
             write: false,
             cache: CacheMode::WriteBack,
@@ -86,6 +94,11 @@ impl NbdOptions {
             request_timeout: Self::REQUEST_TIMEOUT,
             connections: Self::CONNECTIONS,
         }
+    }
+
+    /// The metadata context that is asked for.
+    pub(super) fn status_context(&self) -> &str {
+        self.context.as_deref().unwrap_or(ALLOCATION)
     }
 
     /// Whether a server after a reconnect must have all changes that the one before has confirmed.

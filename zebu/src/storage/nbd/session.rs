@@ -11,7 +11,7 @@ use super::handshake::{Agreed, why};
 use super::slots::{SlotId, Slots};
 use super::wire::{Socket, Wire};
 use crate::nbd::{
-    ChunkHeader, ChunkKind, Command, ErrorCode, Headers, Request, SimpleReply,
+    ChunkHeader, ChunkKind, Command, ErrorCode, Headers, Request, SimpleReply, command,
     decode_error_payload, decode_extents,
 };
 
@@ -24,6 +24,8 @@ const SMALL_INPUT: usize = 512;
 const LONG: usize = 16 << 10;
 /// Bytes of a chunk's payload, other than data, at most.
 const MAX_SMALL: u64 = 16 << 10;
+/// Bytes of the extents of a request for more than one, at most.
+const MAX_STATUS: u64 = 32 << 20;
 /// Requests that are sent with one system call at most.
 const BATCH: usize = 32;
 /// Pieces of memory in one system call; the kernel takes 1024.
@@ -84,6 +86,17 @@ impl Input {
         self.start += count;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Makes the buffer so long at least.
+    fn enlarge(&mut self, wanted: usize) {
+        if self.bytes.len() < wanted {
+            let mut bytes = vec![0; wanted];
+            let available = self.available();
+            bytes[..available.len()].copy_from_slice(available);
+            (self.start, self.end) = (0, available.len());
+            self.bytes = bytes.into();
         }
     }
 
@@ -246,6 +259,7 @@ impl Session {
 
     /// Receives until `wanted` bytes are there.
     fn fill(&mut self, wanted: usize) -> Result<Option<Dry>, Over> {
+        self.input.enlarge(wanted);
         let window = self.window().max(wanted);
         while self.input.available().len() < wanted {
             let space = self.input.space(window);
@@ -397,7 +411,7 @@ impl Session {
         let small = match header.kind {
             ChunkKind::OffsetData if header.length > 8 => 8,
             ChunkKind::OffsetData => return violation("data of no length"),
-            _ if header.length > MAX_SMALL => {
+            _ if header.length > longest(slots, id) => {
                 let (kind, length) = (header.kind, header.length);
                 return violation(format!("a chunk {kind:?} of {length} bytes"));
             }
@@ -457,10 +471,10 @@ impl Session {
                     return violation("block status in the other form");
                 }
                 let (context, extents) = decode_extents(self.headers, payload)?;
-                if Some(context) != self.context || slot.extent.is_some() {
+                if Some(context) != self.context || !slot.extents.is_empty() {
                     return violation("block status that was not asked for");
                 }
-                slot.extent = extents.first().copied();
+                slot.extents = extents;
             }
             kind if kind.is_error() => {
                 slot.errors += 1;
@@ -499,11 +513,10 @@ impl Session {
             (None, Command::Read) if !slot.is_covered() => {
                 return violation("an answer to a read without all of its data");
             }
-            (None, Command::BlockStatus) => match slot.extent.take() {
-                Some(extent) => Ok(Some(extent)),
-                None => return violation("block status without any"),
-            },
-            (None, _) => Ok(None),
+            (None, Command::BlockStatus) if slot.extents.is_empty() => {
+                return violation("block status without any");
+            }
+            (None, _) => Ok(std::mem::take(&mut slot.extents)),
         };
         if let Err(error) = &outcome
             && error.errno == ErrorCode::Shutdown.errno()
@@ -513,5 +526,17 @@ impl Session {
         }
         slots.finish(id, outcome, woken);
         Ok(())
+    }
+}
+
+/// Bytes of the payload of a chunk, other than data, in the reply to a request at most.
+fn longest(slots: &Slots, id: SlotId) -> u64 {
+    match slots.get(id).map(|slot| slot.request) {
+        Some(request)
+            if request.command == Command::BlockStatus && request.flags & command::REQ_ONE == 0 =>
+        {
+            MAX_STATUS
+        }
+        _ => MAX_SMALL,
     }
 }

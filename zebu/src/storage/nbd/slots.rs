@@ -143,15 +143,16 @@ pub(super) struct Slot {
     /// Error chunks so far.
     pub(super) errors: u32,
     pub(super) error: Option<NbdError>,
-    pub(super) extent: Option<Extent>,
+    /// Of block status, if its chunk was received.
+    pub(super) extents: Vec<Extent>,
     /// Of a flush: the number of changes with a reply before it.
     covers: u64,
     /// After the reply.
     pub(super) outcome: Option<Outcome>,
 }
 
-/// The outcome of a request, with an extent for block status.
-pub(super) type Outcome = Result<Option<Extent>, NbdError>;
+/// The outcome of a request, with the extents of block status, at least one.
+pub(super) type Outcome = Result<Vec<Extent>, NbdError>;
 
 impl Slot {
     /// Bytes of payload that are sent.
@@ -274,7 +275,7 @@ impl Slots {
             covered: Vec::new(),
             errors: 0,
             error: None,
-            extent: None,
+            extents: Vec::new(),
             covers: self.changes,
             outcome: None,
         });
@@ -419,7 +420,8 @@ impl Slots {
             } else if let Some(slot) = self.get_mut(id) {
                 slot.sent = 0;
                 slot.covered.clear();
-                (slot.errors, slot.error, slot.extent) = (0, None, None);
+                (slot.errors, slot.error) = (0, None);
+                slot.extents.clear();
                 again.push(id);
             }
         }
@@ -481,7 +483,7 @@ mod tests {
     fn a_cookie_is_valid_once() {
         let (mut slots, id) = slot(1);
         assert_eq!(slots.by_cookie(id.0), Some(id));
-        slots.finish(id, Ok(None), &mut Vec::new());
+        slots.finish(id, Ok(Vec::new()), &mut Vec::new());
         assert_eq!(slots.by_cookie(id.0), None);
         assert!(slots.take_outcome(id).is_some());
         let request = slot(1).0.get(SlotId(1 << 32)).unwrap().request;

@@ -145,8 +145,8 @@ impl Bits {
         }
     }
 
-    /// Whether bit `at`, which exists, is set, and how many from there on, at most `limit`, are
-    /// alike.
+    /// Whether bit `at`, which exists, is set, and how many from there on, at least 1 and at most
+    /// `limit`, are alike.
     pub(crate) fn run(&self, at: u64, limit: u64) -> (bool, u64) {
         let end = at.saturating_add(limit).min(self.len());
         let value = self.word(at / 64) >> (at % 64) & 1 != 0;
@@ -176,7 +176,8 @@ impl Bits {
                 break;
             }
         }
-        (value, now.min(end) - at)
+        // Another thread may have set the first bit meanwhile.
+        (value, (now.min(end) - at).max(1))
     }
 
     /// Sets the bits of everything that `other`, of a disk of any size and any granularity, has set.
@@ -331,6 +332,26 @@ mod tests {
                 .prop_map(|(bits, ranges)| Step::Merge(bits, ranges)),
             1 => Just(Step::Store),
         ]
+    }
+
+    #[test]
+    fn a_run_is_never_empty_while_bits_are_set() {
+        let bits = Bits::new(1 << 30, 9);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for at in (0..bits.len()).step_by(3) {
+                    bits.set_bits(at, at + 1);
+                }
+            });
+            while !writer.is_finished() {
+                let mut at = 0;
+                while at < bits.len() {
+                    let (_, count) = bits.run(at, 1000);
+                    assert!((1..=1000).contains(&count), "{count} bits at {at}");
+                    at += count;
+                }
+            }
+        });
     }
 
     proptest! {

@@ -1,8 +1,8 @@
 //! Reading bitmaps, and the state of the bitmaps of an image that begins to change.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use super::{Bitmaps, Bits, Directory, Loaded};
+use super::{Bitmaps, Bits, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::writer::Writer;
 use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, check_table};
@@ -91,19 +91,12 @@ impl Image {
         if !writer.header().has_bitmaps() {
             return Ok(true);
         }
-        let bitmaps = match writer.bitmaps.get() {
-            Some(bitmaps) => bitmaps,
-            None => {
-                let directory = match self.read_bitmap_directory(queue).await {
-                    Err(Error::Format(error)) => {
-                        tracing::warn!("the bitmaps are inconsistent from now on: {error}");
-                        return Ok(false);
-                    }
-                    directory => directory?,
-                };
-                let bitmaps = self.load_enabled(queue, directory).await?;
-                writer.bitmaps.get_or_init(|| bitmaps)
+        let bitmaps = match self.open_enabled(queue, writer).await {
+            Err(Error::Format(error)) => {
+                tracing::warn!("the bitmaps are inconsistent from now on: {error}");
+                return Ok(false);
             }
+            bitmaps => bitmaps?,
         };
         let mut directory = bitmaps.directory().clone();
         let changing = |(_, entry): &(usize, &BitmapEntry)| entry.auto() && !entry.in_use();
@@ -115,8 +108,21 @@ impl Image {
         Ok(true)
     }
 
-    /// The state of the bitmaps, with the bits of those that are enabled and consistent.
-    async fn load_enabled(&self, queue: &Queue, directory: Directory) -> Result<Bitmaps> {
+    /// The state of the bitmaps, with the bits of those that are enabled and consistent. The caller
+    /// has passed the gate of metadata, or is alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] if the directory is damaged. [`Error::Io`] if anything cannot be read.
+    pub(super) async fn open_enabled<'a>(
+        &self,
+        queue: &Queue,
+        writer: &'a Writer,
+    ) -> Result<&'a Bitmaps> {
+        if let Some(bitmaps) = writer.bitmaps.get() {
+            return Ok(bitmaps);
+        }
+        let directory = self.read_bitmap_directory(queue).await?;
         let owned = self.owned_bitmaps(queue, &directory).await?;
         let mut bits = Vec::new();
         for (entry, owned) in directory.entries.iter().zip(&owned) {
@@ -125,11 +131,11 @@ impl Image {
                 false => None,
             });
         }
-        Ok(Bitmaps {
+        Ok(writer.bitmaps.get_or_init(|| Bitmaps {
             directory: Mutex::new(directory),
             bits,
             owned,
-        })
+        }))
     }
 
     /// A consistent bitmap in memory; none, with a warning, if it is damaged, or if its clusters are
@@ -146,7 +152,7 @@ impl Image {
         };
         match loaded {
             Ok((bits, table)) => Ok(Some(Loaded {
-                bits,
+                bits: Arc::new(bits),
                 is_enabled: entry.auto(),
                 table: Mutex::new(table),
             })),

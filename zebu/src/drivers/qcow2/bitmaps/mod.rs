@@ -17,7 +17,7 @@ mod store;
 mod whole;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(crate) use bits::Bits;
 use bits::bits_for;
@@ -58,11 +58,19 @@ pub(crate) struct BitmapState {
 /// A bitmap in memory.
 #[derive(Debug)]
 struct Loaded {
-    bits: Bits,
+    /// Shared with those who look at it ([`Image::live_bitmap`]).
+    bits: Arc<Bits>,
     /// Whether changes of the disk set bits.
     is_enabled: bool,
     /// The table that the bits are stored in; empty for a new bitmap.
     table: Mutex<Vec<BitmapTableEntry>>,
+}
+
+impl Loaded {
+    /// The bits for a change that only exclusive access allows. Who looks at them keeps the old ones.
+    fn bits_mut(&mut self) -> &mut Bits {
+        Arc::make_mut(&mut self.bits)
+    }
 }
 
 impl Directory {
@@ -108,7 +116,7 @@ impl Bitmaps {
                 continue;
             }
             let old = loaded.bits.size();
-            loaded.bits.resize(size);
+            loaded.bits_mut().resize(size);
             if loaded.is_enabled {
                 loaded.bits.set(old..size);
             }
@@ -137,12 +145,12 @@ impl Image {
             .collect())
     }
 
-    /// The bits of the bitmap of this name, as they are now.
+    /// The bits of the bitmap of this name: those that are in memory, or as they are on the disk.
     ///
     /// # Errors
     ///
     /// If there is no such bitmap, it is inconsistent, damaged or cannot be read.
-    pub(crate) async fn bitmap_by_name(&self, queue: &Queue, name: &[u8]) -> Result<Bits> {
+    pub(crate) async fn bitmap_by_name(&self, queue: &Queue, name: &[u8]) -> Result<Arc<Bits>> {
         let directory = self.bitmap_directory(queue).await?;
         let index = directory.find(name);
         let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
@@ -153,8 +161,29 @@ impl Image {
         let entry = &directory.entries[index];
         match entry.in_use() {
             true => Err(Error::bitmap_inconsistent(name)),
-            false => Ok(self.load_bitmap(queue, entry).await?.0),
+            false => Ok(Arc::new(self.load_bitmap(queue, entry).await?.0)),
         }
+    }
+
+    /// As [`Image::bitmap_by_name`]; changes of the disk set bits of what is returned, if they do in
+    /// the bitmap.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Image::bitmap_by_name`].
+    pub(crate) async fn live_bitmap(&self, queue: &Queue, name: &[u8]) -> Result<Arc<Bits>> {
+        if let Some(writer) = &self.writer
+            && writer.bitmaps.get().is_none()
+            && writer.header().has_bitmaps()
+        {
+            self.as_task(queue, async move |image, queue| {
+                let writer = image.writer()?;
+                let _pass = writer.gate.enter().await;
+                image.open_enabled(queue, writer).await.map(drop)
+            })
+            .await?;
+        }
+        self.bitmap_by_name(queue, name).await
     }
 
     /// The directory of the bitmaps: that of the writer, or as it is on the disk. Empty if the image

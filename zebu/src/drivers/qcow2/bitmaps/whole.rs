@@ -1,6 +1,6 @@
 //! Adding, removing and changing bitmaps, with exclusive access to the image.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::bits::bits_for;
 use super::{Bitmaps, Bits, Directory, Loaded};
@@ -87,7 +87,7 @@ impl Image {
         };
         match change {
             BitmapChange::Add { .. } | BitmapChange::Remove => {}
-            BitmapChange::Clear => loaded.bits.clear(),
+            BitmapChange::Clear => loaded.bits_mut().clear(),
             BitmapChange::Merge(other) => loaded.bits.merge(other),
             BitmapChange::Enable(enabled) => {
                 loaded.is_enabled = enabled;
@@ -109,7 +109,7 @@ impl Image {
             }
             let (bits, table) = self.load_bitmap(queue, &entry).await?;
             let loaded = Loaded {
-                bits,
+                bits: Arc::new(bits),
                 is_enabled: entry.auto(),
                 table: Mutex::new(table),
             };
@@ -195,7 +195,7 @@ impl Image {
             Ok(table) => {
                 bits.stored(true);
                 let loaded = Loaded {
-                    bits,
+                    bits: Arc::new(bits),
                     is_enabled: enabled,
                     table: Mutex::new(table),
                 };
