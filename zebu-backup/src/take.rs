@@ -443,7 +443,8 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
 
 /// What a bitmap of an NBD export has as dirty.
 fn external_bitmap(queue: &Queue, device: &Device, name: &str) -> zebu::Result<DirtyBits> {
-    queue.block_on(device.bitmap(queue, name))
+    let context = format!("qemu:dirty-bitmap:{name}");
+    queue.block_on(device.remote_bitmap(queue, &context))
 }
 
 /// What differs of the first device from the second one.

@@ -559,3 +559,37 @@ fn many_bitmaps_with_many_ranges() {
     drop(raw);
     server.stop();
 }
+
+/// With `--store-bitmaps` a bitmap is consistent after a kill that follows a flush.
+#[test]
+fn bitmaps_are_stored_with_each_flush() {
+    if beyond_qemu("an NBD server") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 64M; img bitmap --add x.qcow2 b");
+    for (nth, stores) in [true, true, false].into_iter().enumerate() {
+        let mut options = vec!["-t", "-f", "qcow2", "x.qcow2"];
+        if stores {
+            options.push("--store-bitmaps");
+        }
+        let mut server = Server::start(&lab, &options);
+        let uri = server.uri("");
+        for part in 0..3 {
+            let write = format!("write {}M 64k", 10 * nth + part);
+            lab.qemu_io(&["-f", "raw", "-c", &write, "-c", "flush", &uri])
+                .ok("qemu-io");
+        }
+        server.kill(&lab, "x.qcow2");
+        lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+        let server = Server::spawn(&lab, &["-r", "-B", "b", "x.qcow2"]);
+        if !stores {
+            common::server::wait_until("it is refused", || server.log().contains("inconsistent"));
+            continue;
+        }
+        common::server::wait_until("it listens", || server.socket.exists());
+        let written = (0..=nth as u64).flat_map(|nth| (0..3).map(move |part| 10 * nth + part));
+        let written: Vec<_> = written.map(|mib| mib << 20..(mib << 20) + (64 << 10)).collect();
+        assert_eq!(dirty(&server.uri(""), "b"), written);
+    }
+}

@@ -53,6 +53,10 @@ pub struct ImageArguments {
     /// Detection of zeroes: off, on or unmap
     #[arg(long, value_name = "MODE")]
     pub detect_zeroes: Option<String>,
+    /// Store dirty bitmaps with each flush, not only at the end: they are consistent after a crash
+    /// if nothing was written since (not in qemu-nbd)
+    #[arg(long)]
+    pub store_bitmaps: bool,
     /// Interpret the name as options (driver=qcow2,file.filename=PATH)
     #[arg(long)]
     pub image_opts: bool,
@@ -128,6 +132,7 @@ impl ImageArguments {
             .cache(self.cache()?)
             .discard(discard)
             .detect_zeroes(detect_zeroes)
+            .store_bitmaps(self.store_bitmaps)
             .snapshot(snapshot.map(SnapshotName::from)))
     }
 
