@@ -1,8 +1,6 @@
 //! Guards against an incremental backup that misses changes: both programs must keep the same
 //! bitmaps, whoever adds, changes and reads them.
 
-#![allow(clippy::single_range_in_vec_init)] // lists of ranges, some with one
-
 mod common;
 
 use std::fs;

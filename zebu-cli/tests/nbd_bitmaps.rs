@@ -589,7 +589,9 @@ fn bitmaps_are_stored_with_each_flush() {
         }
         common::server::wait_until("it listens", || server.socket.exists());
         let written = (0..=nth as u64).flat_map(|nth| (0..3).map(move |part| 10 * nth + part));
-        let written: Vec<_> = written.map(|mib| mib << 20..(mib << 20) + (64 << 10)).collect();
+        let written: Vec<_> = written
+            .map(|mib| mib << 20..(mib << 20) + (64 << 10))
+            .collect();
         assert_eq!(dirty(&server.uri(""), "b"), written);
     }
 }
