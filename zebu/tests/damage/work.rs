@@ -236,16 +236,18 @@ pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspec
     if jobs::rebase(queue, overlay, None, None, &options, |_| {}).is_ok() {
         files.base = None;
     }
+    let mut written = suspects.written[0].clone();
+    if suspects.shared() && sound.layout.extended {
+        // A suspect that has a part of the base is written, too, and may be where other parts of
+        // the base were written.
+        for (suspect, path) in written.iter_mut().zip(&sound.layout.paths[0]) {
+            *suspect |= !path.stored;
+        }
+    }
     if let Ok(device) = files.open(queue, false, true) {
         let cluster = sound.layout.cluster;
-        judge(
-            queue,
-            &device,
-            cluster,
-            &sound.content[0],
-            &suspects.written[0],
-            "after rebase",
-        );
+        let content = &sound.content[0];
+        judge(queue, &device, cluster, content, &written, "after rebase");
     }
 }
 
@@ -263,8 +265,7 @@ struct Session<'a> {
     touched: Vec<usize>,
     /// Clusters that were written at all.
     mine: BTreeSet<usize>,
-    /// Whether what is written may go to where a suspect has its data, too, or a damaged
-    /// entry leads. What gives that up takes ours along.
+    /// [`Suspects::shared`]. What gives up a suspect's data takes ours along.
     shared: bool,
     /// Clusters that an L2 table maps.
     per_table: usize,
@@ -294,7 +295,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         ids: sound.layout.snapshot_ids.clone(),
         touched: Vec::new(),
         mine: BTreeSet::new(),
-        shared: suspects.free || suspects.written != suspects.read,
+        shared: suspects.shared(),
         per_table: sound.layout.per_table() as usize,
         snapshots: !suspects.snapshot_table && sound.data.is_none(),
         resized: false,
