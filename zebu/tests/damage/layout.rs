@@ -419,6 +419,12 @@ impl Suspects {
         let all = self.read.iter().chain(&self.written).flatten();
         self.snapshot_table || self.header || all.into_iter().any(|suspect| *suspect)
     }
+
+    /// Whether what is written may go to where a suspect has its data, too, or a damaged entry
+    /// leads.
+    pub fn shared(&self) -> bool {
+        self.free || self.written != self.read
+    }
 }
 
 /// The parts of `before` that have changed.

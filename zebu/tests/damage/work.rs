@@ -235,16 +235,18 @@ pub fn rebase(queue: &Queue, sound: &Sound, files: &mut Files, suspects: &Suspec
     if jobs::rebase(queue, overlay, None, None, &options, |_| {}).is_ok() {
         files.base = None;
     }
+    let mut written = suspects.written[0].clone();
+    if suspects.shared() && sound.layout.extended {
+        // A suspect that has a part of the base is written, too, and may be where other parts of
+        // the base were written.
+        for (suspect, path) in written.iter_mut().zip(&sound.layout.paths[0]) {
+            *suspect |= !path.stored;
+        }
+    }
     if let Ok(device) = files.open(queue, false, true) {
         let cluster = sound.layout.cluster;
-        judge(
-            queue,
-            &device,
-            cluster,
-            &sound.content[0],
-            &suspects.written[0],
-            "after rebase",
-        );
+        let content = &sound.content[0];
+        judge(queue, &device, cluster, content, &written, "after rebase");
     }
 }
 
@@ -262,8 +264,7 @@ struct Session<'a> {
     touched: Vec<usize>,
     /// Clusters that were written.
     mine: BTreeSet<usize>,
-    /// Whether data may be written to a cluster that a suspect or a damaged entry refers to, too.
-    /// They are lost if that reference is dropped.
+    /// [`Suspects::shared`]. If a suspect's data are given up, what was written there is lost, too.
     shared: bool,
     /// The number of clusters that an L2 table maps.
     per_table: usize,
@@ -293,7 +294,7 @@ pub fn session(queue: &Queue, rng: &mut Rng, sound: &Sound, files: &Files, suspe
         ids: sound.layout.snapshot_ids.clone(),
         touched: Vec::new(),
         mine: BTreeSet::new(),
-        shared: suspects.free || suspects.written != suspects.read,
+        shared: suspects.shared(),
         per_table: sound.layout.per_table() as usize,
         snapshots: !suspects.snapshot_table && sound.data.is_none(),
         resized: false,

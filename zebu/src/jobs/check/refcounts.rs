@@ -235,12 +235,13 @@ impl Check<'_> {
                 self.corrupt(CheckMessage::RefcountBlockOutside { index }, 1);
                 self.rebuild = true;
             } else if offset != 0 {
+                // Not decided by the sum, which is too low if it does not fit a refcount.
+                self.rebuild |= self.counts.get(cluster) != 0;
                 self.count(Use::RefcountBlock, offset, geometry.cluster_size(), 1);
                 let references = self.counts.get(cluster);
                 if references != 1 {
                     let message = CheckMessage::RefcountBlockShared { index, references };
                     self.corrupt(message, 1);
-                    self.rebuild = true;
                 }
             }
         }

@@ -224,6 +224,27 @@ fn refcounts_past_the_end() {
 }
 
 #[test]
+fn a_refcount_block_in_data_whose_count_overflows() {
+    let mut image = TestImage::new(10);
+    image.header.refcount_order = 0;
+    // Refcounts of one bit for 15 clusters, and a second block that is data.
+    let block = REFCOUNT_BLOCK * CLUSTER;
+    image.bytes[block..block + CLUSTER].fill(0);
+    image.bytes[block..block + 2].copy_from_slice(&[0xff, 0x7f]);
+    image.bytes[DATA * CLUSTER..].fill(0xa5);
+    image.put(REFCOUNT_TABLE, 1, (DATA * CLUSTER) as u64);
+    assert_eq!(repairs(&image).corruptions_fixed, 1);
+    let (_, after, _) = repair_logged(&file(&image), RepairMode::All);
+    assert_eq!(
+        after[DATA * CLUSTER..(DATA + 10) * CLUSTER],
+        [0xa5; 10 * CLUSTER]
+    );
+    let before = file(&image);
+    let (report, after, _) = repair_logged(&before, RepairMode::Leaks);
+    assert!(report.is_err() && after == before);
+}
+
+#[test]
 fn a_truncated_table_is_extended() {
     let mut image = TestImage::new(0);
     image.bytes.truncate(L2 * CLUSTER + 100);
