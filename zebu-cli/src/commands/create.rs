@@ -12,7 +12,7 @@ use crate::create_options::{self, CreateOptions};
 use crate::failure::{Failure, Outcome};
 use crate::file_name::{as_value, beside, file_of};
 use crate::invocation::Invocation;
-use crate::known_options::option_help;
+use crate::known_options::{number, option_help};
 use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
 use crate::{objects, open, output, same_file, size, untrusted};
 
@@ -188,6 +188,9 @@ fn formatting(format: Format, name: &OsStr, options: &CreateOptions) -> Vec<u8> 
             (Some(_), OptionKind::Size) => options
                 .size(option.name)
                 .map(|n| OsString::from(n.to_string())),
+            // As QEMU prints it: signed.
+            (Some(_), OptionKind::Number) => (options.get(option.name).and_then(number))
+                .map(|n| OsString::from((n as i64).to_string())),
             (Some(text), _) => Some(as_value(text)),
             (None, _) => option.default.map(OsString::from),
         };

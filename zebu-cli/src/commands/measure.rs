@@ -4,7 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
-use zebu::block::Format;
 use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
 use zebu::storage::CacheMode;
 
@@ -12,7 +11,7 @@ use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map};
-use crate::new_image::NewImage;
+use crate::new_image::{NewImage, parse_format};
 use crate::options::{OutputFormat, SourceOptions};
 use crate::{open, output, size};
 
@@ -42,18 +41,7 @@ struct Arguments {
 }
 
 /// Formats of QEMU that qemu-img cannot measure.
-const WITHOUT_MEASURE: [&str; 10] = [
-    "vdi",
-    "vmdk",
-    "vpc",
-    "vhdx",
-    "qcow",
-    "qed",
-    "parallels",
-    "bochs",
-    "dmg",
-    "cloop",
-];
+const WITHOUT_MEASURE: [&str; 7] = ["vdi", "vmdk", "vpc", "vhdx", "qcow", "qed", "parallels"];
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
@@ -129,9 +117,7 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
             "Block driver '{name}' does not support size measurement"
         )));
     }
-    let Ok(format) = name.parse::<Format>() else {
-        return Err(Failure::new(format!("Unknown file format '{name}'")));
-    };
+    let format = parse_format(name).map_err(Failure::new)?;
     let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
         invocation.say(&why);
         Failure::new(format!("Invalid options for file format '{name}'"))

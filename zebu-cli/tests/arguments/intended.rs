@@ -19,6 +19,14 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "zebu has more options",
         ),
         (
+            theirs.contains("is ambiguous") && ours.contains("unrecognized option"),
+            "abbreviations of aliases are not accepted",
+        ),
+        (
+            theirs.contains("force-share=on can only be used with read-only") && status(1, 1),
+            "the file name is checked before the access mode",
+        ),
+        (
             both("is ambiguous"),
             "the possible options are in another order",
         ),
@@ -31,7 +39,7 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a failed command leaves the existing file unchanged",
         ),
         (
-            failed_alike && command == "rebase" && ours.contains("format must be specified"),
+            status(1, 1) && command == "rebase" && ours.contains("format must be specified"),
             "rebase checks for the format before it opens files",
         ),
         (
@@ -43,12 +51,22 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a target that is also read is refused before locks are taken",
         ),
         (
-            theirs.starts_with("qcow2: Image is corrupt: ") && status(1, 1),
+            theirs.starts_with("qcow2: Image is corrupt: ") && (status(1, 1) || status(0, 0)),
             "the message itself says what is damaged",
         ),
         (
-            ours.contains("Backing format cannot be used without backing file") && status(1, 1),
+            (ours.contains("Backing format cannot be used without backing file")
+                || ours.contains("Compression not supported for this file format"))
+                && status(1, 1),
             "options are checked before files",
+        ),
+        (
+            failed_alike && found.lost_nothing && command == "amend",
+            "the progress of a failed amend does not end with 100 %",
+        ),
+        (
+            ours.contains("is out of range for parameter 'size'") && status(1, 1),
+            "sizes of 8 EiB and more are refused by the parser",
         ),
         (
             command == "amend" && status(1, 1) && ours.ends_with("Cannot amend the backing file"),
