@@ -18,6 +18,10 @@ const GRANULARITIES: [u64; 4] = [512, 4096, 64 << 10, 1 << 20];
 pub struct Bitmaps(Vec<Bitmap>);
 
 impl Bitmaps {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether an image can have bitmaps.
     fn fit(setup: &Setup) -> bool {
         setup.format == Format::QCOW2 && setup.options.version == 3

@@ -9,11 +9,11 @@ use zebu::block::{Device, Format, OpenOptions, Preallocation};
 use zebu::jobs;
 use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{EngineKind, Handle, Queue};
+use zebu::storage::{EngineKind, Handle, OpenFile, Queue, open_file};
 
 use crate::bitmaps::Bitmaps;
 use crate::common::peer;
-use crate::common::{Rng, progress};
+use crate::common::{Rng, progress, repair_all};
 use crate::disk::{Disk, assert_same};
 use crate::interop::used_by_qemu;
 use crate::setup::{Opening, Setup};
@@ -391,6 +391,18 @@ impl Run<'_> {
             }
             false => drop(device),
         }
+        // QEMU's repair of an image with bitmaps drops its snapshots.
+        let by_qemu = self.bitmaps.is_empty() || self.snapshots.is_empty();
+        match closes {
+            true => {}
+            false if by_qemu => repair(&self.setup, self.folder),
+            false => {
+                let queue = Queue::new(Default::default()).unwrap();
+                let how = OpenFile::default().write(true);
+                let file = open_file(self.setup.image(self.folder), how).unwrap();
+                repair_all(&queue, file).unwrap();
+            }
+        }
         verify(&self.setup, self.folder, &mut self.disk, closes);
         let content = &self.disk.bytes;
         (self.bitmaps).verify_file(&self.setup, self.folder, content, closes);
@@ -424,8 +436,8 @@ impl Run<'_> {
 fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     let image = setup.image(folder);
     if !closed {
-        let device = repair(setup, folder, &image);
         let queue = Queue::new(Default::default()).unwrap();
+        let device = Opening::plain().open(&queue, setup, folder, false);
         let mut found = vec![0; disk.bytes.len()];
         device.read_blocking(&queue, 0, &mut found).unwrap();
         let result = disk.recover(found);
@@ -443,22 +455,15 @@ fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     }
 }
 
-/// Repairs leaks, and the refcounts of an image with lazy refcounts.
-fn repair(setup: &Setup, folder: &Path, image: &Path) -> Device {
-    if setup.format == Format::QCOW2 {
-        if setup.options.lazy_refcounts {
-            let args = ["check", "-r", "all", "-f", "qcow2", peer::text(image)];
-            peer::qemu_img(&args).ok("qemu-img check -r all");
-        } else {
-            peer::assert_consistent(image, "without a close");
-        }
+/// Has QEMU repair leaks, and the refcounts of an image with lazy refcounts.
+fn repair(setup: &Setup, folder: &Path) {
+    let image = setup.image(folder);
+    if setup.format == Format::QCOW2 && setup.options.lazy_refcounts {
+        let args = ["check", "-r", "all", "-f", "qcow2", peer::text(&image)];
+        peer::qemu_img(&args).ok("qemu-img check -r all");
+    } else if setup.format == Format::QCOW2 {
+        peer::assert_consistent(&image, "without a close");
     }
-    Opening::plain().open(
-        &Queue::new(Default::default()).unwrap(),
-        setup,
-        folder,
-        false,
-    )
 }
 
 /// Verifies the content of all snapshots. QEMU reads one of them.
