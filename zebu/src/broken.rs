@@ -55,6 +55,12 @@ pub enum Rule {
     NameBeforeHeader,
     /// A smaller size is durable before clusters behind it are dropped.
     SizeBeforeTail,
+    /// A bitmap is durably marked as in use before anything changes.
+    InUseBeforeChange,
+    /// The bits of a bitmap are durable before it is marked as consistent.
+    BitsBeforeFlag,
+    /// A request that a store of bitmaps may miss announces itself again.
+    AnnouncedAgain,
 }
 
 #[cfg(zebu_break)]
@@ -66,7 +72,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 23] = [
+        pub const ALL: [Rule; 26] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -90,6 +96,9 @@ mod hook {
             Rule::FailedFlushIsFinal,
             Rule::NameBeforeHeader,
             Rule::SizeBeforeTail,
+            Rule::InUseBeforeChange,
+            Rule::BitsBeforeFlag,
+            Rule::AnnouncedAgain,
         ];
     }
 

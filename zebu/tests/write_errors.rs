@@ -364,3 +364,30 @@ fn flushes_that_fail() {
     }
     cases(19, "flushes failed");
 }
+
+/// The change of a bitmap that fails is not stored later.
+#[test]
+fn bitmaps_on_a_full_disk() {
+    let (queue, memory) = (queue(), Arc::new(Memory::default()));
+    let options = CreateQcow2::default().size(1 << 20);
+    let created = create_qcow2(&queue, &*memory, None, &options, |_| {});
+    queue.block_on(created).unwrap();
+    let faulty = Faulty::new(memory.clone(), 1);
+    let mut device = Device::from_storage(&queue, faulty.clone(), &writable()).unwrap();
+    let add = device.bitmap_add(&queue, "b", None, true);
+    queue.block_on(add).unwrap();
+    device.write_blocking(&queue, 0, &[1; 4096]).unwrap();
+    queue.block_on(device.flush(&queue)).unwrap();
+    faulty.set_free_blocks(1);
+    let cleared = queue.block_on(device.bitmap_clear(&queue, "b"));
+    assert!(cleared.is_err());
+    let disabled = queue.block_on(device.bitmap_enable(&queue, "b", false));
+    assert!(disabled.is_err());
+    faulty.set_free_blocks(0);
+    let other = 512 << 10;
+    device.write_blocking(&queue, other, &[2; 4096]).unwrap();
+    queue.block_on(device.close(&queue)).unwrap();
+    let device = Device::from_storage(&queue, memory, &OpenOptions::default()).unwrap();
+    let bits = queue.block_on(device.bitmap(&queue, "b")).unwrap();
+    assert!(bits.run(0, 4096).0 && bits.run(other, other + 4096).0);
+}

@@ -28,7 +28,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// If there is no such snapshot, or if the image has bitmaps. Those of [`Device::write`].
+    /// If there is no such snapshot. Those of [`Device::write`].
     pub async fn snapshot_apply(&mut self, queue: &Queue, name: &SnapshotName) -> Result<()> {
         self.whole(async |device| {
             let image = device.image_with_snapshots()?;

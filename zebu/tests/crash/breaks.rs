@@ -36,6 +36,8 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::WidthBeforeHeader => &["amend"],
         Rule::RepairBarriers => &["repair"],
         Rule::FailedFlushIsFinal => &["allocating"],
+        Rule::InUseBeforeChange | Rule::BitsBeforeFlag => &["bitmaps"],
+        Rule::AnnouncedAgain => &["in-flight"],
     }
 }
 

@@ -71,6 +71,8 @@ pub struct Disk {
     operations: AtomicU64,
     /// The operation that failed, its offset and its file.
     failed: Mutex<Option<(OpKind, u64, usize)>>,
+    /// When it failed.
+    failed_at: AtomicU64,
     flush_failed: AtomicBool,
 }
 
@@ -86,6 +88,7 @@ impl Disk {
             fault,
             operations: AtomicU64::new(0),
             failed: Mutex::default(),
+            failed_at: AtomicU64::new(Time::MAX),
             flush_failed: AtomicBool::new(false),
         })
     }
@@ -98,6 +101,11 @@ impl Disk {
     /// Whether an operation failed.
     pub fn failed(&self) -> bool {
         self.failure_of().is_some()
+    }
+
+    /// When an operation failed; `Time::MAX`: none did.
+    pub fn failed_at(&self) -> Time {
+        self.failed_at.load(Ordering::SeqCst)
     }
 
     fn failure_of(&self) -> Option<(OpKind, u64, usize)> {
@@ -136,6 +144,7 @@ impl Disk {
             return Some(how);
         }
         *self.failed.lock().unwrap() = Some((kind, offset, file));
+        self.failed_at.store(self.now(), Ordering::SeqCst);
         if kind == OpKind::Flush {
             self.flush_failed.store(true, Ordering::SeqCst);
         }

@@ -8,17 +8,20 @@
 //! - the session continues, and the failed change is retried: nothing else fails, unless a flush or
 //!   the header write failed, after which no write succeeds;
 //! - a flush fails only if data may be lost;
-//! - the image is consistent, also after a power cut at that moment.
+//! - the image is consistent, also after a power cut at that moment or later.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::faulty::{libc_eio, libc_enospc};
 use crate::common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
-use crate::disk::{Failure, Fault};
+use crate::disk::{Failure, Fault, Time};
 use crate::judge::{Expected, Judge};
 use crate::queue;
 use crate::states::Cutter;
 use crate::workloads::{self, Dice, History, Workload};
+
+/// Power cuts after a failure, besides those at the end.
+const CUTS: usize = 3;
 
 const FAILURES: [Failure; 3] = [Failure::Error(5), Failure::Error(28), Failure::Short];
 
@@ -46,14 +49,23 @@ fn fail(workload: Workload, seed: u64, fault: Fault) -> Result<bool, String> {
         folder: folder.path(),
     };
     let mut verdict = Ok(());
-    // The second time without the operations that are not durable.
-    for _ in 0..2 {
-        let now = history.disk.now();
-        expected.advance(now);
-        cutter.cut(now, &mut rng, 1, |state, rng| {
+    let mut later = Cutter::moments(&log);
+    later.retain(|time| *time > history.disk.failed_at());
+    later.sort_unstable();
+    let some = (0..later.len().min(CUTS)).map(|_| rng.pick(&later));
+    let mut moments: Vec<Time> = some.collect();
+    moments.sort_unstable();
+    // At the end, the second time without the operations that are not durable.
+    moments.extend([history.disk.now(); 2]);
+    for moment in moments {
+        expected.advance(moment);
+        cutter.cut(moment, &mut rng, 1, |state, rng| {
             if verdict.is_ok() {
                 let (more, qemu) = (rng.one_in(4), rng.one_in(500));
                 verdict = judge.judge(state, &expected, rng, more, qemu);
+                if let Err(what) = &mut verdict {
+                    *what = format!("time {moment}: {what}");
+                }
             }
         });
     }

@@ -4,6 +4,7 @@
 //! - Flushed data read back. A sector that was written since the flush reads as before, or as one of
 //!   the writes left it.
 //! - A change of the whole image (size, snapshots) is atomic.
+//! - Its bitmaps are right, or marked as in use: see [`bitmaps`].
 //! - Further writes do not damage anything.
 //!
 //! One exception: while a snapshot is created, applied or deleted, copied flags and refcounts do not
@@ -18,19 +19,46 @@ use zebu::qcow2::SnapshotName;
 use zebu::storage::{Memory, Queue, Storage};
 
 use crate::allowed_flags::allowed_flags;
+use crate::bitmaps;
 use crate::common::peer::{assert_consistent, assert_content, qemu_img, text};
 use crate::common::{Rng, repair_all};
+use crate::dirty::Bitmap;
 use crate::disk::Time;
 use crate::states::{Left, SECTOR};
 
-/// The content of a disk and of its snapshots.
+/// The content of a disk and of its snapshots, and its bitmaps.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub active: Vec<u8>,
     pub snapshots: Vec<(String, Vec<u8>)>,
+    pub bitmaps: Vec<Bitmap>,
 }
 
 impl Model {
+    /// A disk with this content.
+    pub fn of(active: Vec<u8>) -> Self {
+        Model {
+            active,
+            ..Model::default()
+        }
+    }
+
+    /// The disk gets this content, perhaps of another size.
+    pub fn set_active(&mut self, active: Vec<u8>) {
+        self.active = active;
+        let size = self.active.len();
+        self.bitmaps
+            .iter_mut()
+            .for_each(|bitmap| bitmap.resize(size));
+    }
+
+    /// The disk gets another size. What it gains is zero.
+    pub fn resize(&mut self, size: usize) {
+        let mut active = std::mem::take(&mut self.active);
+        active.resize(size, 0);
+        self.set_active(active);
+    }
+
     /// Whether the snapshots are the same. Of contents of different length, the common part is
     /// compared.
     fn has_snapshots_of(&self, other: &Model) -> bool {
@@ -43,6 +71,7 @@ impl Model {
     }
 }
 
+/// Of the contents alone: bitmaps are compared with what was found.
 impl PartialEq for Model {
     fn eq(&self, other: &Model) -> bool {
         self.active == other.active && self.has_snapshots_of(other)
@@ -66,6 +95,8 @@ pub enum Change {
     Write(usize, Vec<u8>),
     /// All changes that had ended before it began are durable.
     Flush,
+    /// Bitmaps are stored, until the next change begins.
+    Store,
     /// An atomic change of the whole image to this content, which is durable.
     Becomes(Model),
 }
@@ -99,7 +130,7 @@ pub enum Under {
 
 pub type Verdict = Result<(), String>;
 
-fn said(what: &str) -> impl FnOnce(zebu::Error) -> String {
+pub fn said(what: &str) -> impl FnOnce(zebu::Error) -> String {
     move |e| format!("{what}: {e}")
 }
 
@@ -232,6 +263,20 @@ impl<'a> Expected<'a> {
         }
     }
 
+    /// Fails unless the bitmaps are right for the content that was found.
+    fn compare_bitmaps(&self, found: &Found) -> Verdict {
+        let models: Vec<&Model> = self.becomes.into_iter().chain([&self.durable]).collect();
+        let begun = self.events[..self.next].iter().rev();
+        let changes = begun.take_while(|e| !matches!(e.what, Change::Store));
+        let unchanged = changes.clone().all(|e| matches!(e.what, Change::Flush));
+        let last = self.events[..self.next]
+            .len()
+            .checked_sub(changes.count() + 1);
+        let is_stored = last.is_some_and(|last| self.events[last].ended <= self.moment);
+        let content = &found.model.active;
+        bitmaps::compare(&found.bitmaps, content, &models, unchanged && is_stored)
+    }
+
     /// Writes that had ended before `until` are durable.
     fn set_durable(&mut self, until: Time) {
         let count = self.later.partition_point(|(ended, ..)| *ended < until);
@@ -326,6 +371,7 @@ struct Found {
     model: Model,
     /// The number of copied flags that do not match the refcounts.
     flags: u64,
+    bitmaps: Vec<bitmaps::Found>,
 }
 
 pub struct Judge<'a> {
@@ -350,6 +396,7 @@ impl Judge<'_> {
         }
         let found = self.look(state, expected.becomes.is_some())?;
         expected.compare(&found.model)?;
+        expected.compare_bitmaps(&found)?;
         if qemu {
             self.ask_qemu(state, &found);
         }
@@ -357,7 +404,7 @@ impl Judge<'_> {
             return self.repair(state, &found);
         }
         match more {
-            true => self.go_on(state, &found, rng),
+            true => self.go_on(state, found, rng),
             false => Ok(()),
         }
     }
@@ -391,9 +438,12 @@ impl Judge<'_> {
             snapshots.push((name, bytes));
         }
         let active = content(queue, &device)?;
+        let mut model = Model::of(active);
+        model.snapshots = snapshots;
         Ok(Found {
-            model: Model { active, snapshots },
+            model,
             flags,
+            bitmaps: bitmaps::look(queue, &device)?,
         })
     }
 
@@ -418,10 +468,14 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Overwrites the whole disk, which must change nothing else.
-    fn go_on(&self, state: &[Arc<Left>], found: &Found, rng: &mut Rng) -> Verdict {
+    /// Overwrites the whole disk, which must change nothing else but bitmaps. Sometimes one of
+    /// these is removed.
+    fn go_on(&self, state: &[Arc<Left>], mut found: Found, rng: &mut Rng) -> Verdict {
         let queue = self.queue;
-        let options = OpenOptions::default().write(true).discard(Some(true));
+        let options = OpenOptions::default()
+            .write(true)
+            .discard(Some(true))
+            .store_bitmaps(rng.one_in(2));
         let device = self.layout.open(queue, state, &options);
         let mut device = device.map_err(said("open for writing"))?;
         let mut active = found.model.active.clone();
@@ -434,6 +488,12 @@ impl Judge<'_> {
             let write = device.write_blocking(queue, at, bytes);
             write.map_err(said("write after a power cut"))?;
         }
+        if !found.bitmaps.is_empty() && rng.one_in(3) {
+            let removed = found.bitmaps.remove(rng.index(found.bitmaps.len()));
+            let remove = device.bitmap_remove(queue, &removed.info.name);
+            let removed = queue.block_on(remove);
+            removed.map_err(said("remove a bitmap after a power cut"))?;
+        }
         let closed = queue.block_on(device.close(queue));
         closed.map_err(said("close after a power cut"))?;
         let after = self.look(state, found.flags > 0);
@@ -441,6 +501,8 @@ impl Judge<'_> {
         if after.model.active != new {
             return Err("written to after a power cut, it reads as something else".into());
         }
+        let bitmaps = bitmaps::compare_overwritten(&found.bitmaps, &after.bitmaps);
+        bitmaps.map_err(|e| format!("written to after a power cut: {e}"))?;
         match after.model.has_snapshots_of(&found.model) {
             true => Ok(()),
             false => Err("a snapshot has changed with the disk".into()),
@@ -497,6 +559,10 @@ impl Judge<'_> {
             (false, _) => {}
         }
         assert_content(&image, "qcow2", &found.model.active, "after a power cut");
+        let in_use = found.bitmaps.iter().filter(|b| b.bits.is_none()).count();
+        let info = qemu_img(&["info", "--output=json", text(&image)]).ok("qemu-img info");
+        let listed = info.out.matches("\"in-use\"").count();
+        assert_eq!(listed, in_use, "inconsistent bitmaps: {info}");
     }
 
     /// Writes the files of a state into a folder.

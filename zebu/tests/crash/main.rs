@@ -4,7 +4,7 @@
 //! - `disk`: a disk that records all operations;
 //! - `states`: the states that a power cut may leave;
 //! - `workloads`: the requests and changes;
-//! - `judge`: the conditions that each state must meet;
+//! - `judge`: the conditions that each state must meet; `bitmaps`: those of bitmaps;
 //! - `faults`: each operation fails in turn, and the session continues;
 //! - `damaged`: a change fails because of damage, and the session continues;
 //! - `breaks`: each rule of the order is broken, which must be detected.
@@ -23,7 +23,10 @@
 mod allowed_flags;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/dirty.rs"]
+mod dirty;
 
+mod bitmaps;
 #[cfg(zebu_break)]
 mod breaks;
 mod damaged;

@@ -1,5 +1,6 @@
 //! The workloads: one function each, with random details.
 
+mod bitmaps;
 mod jobs;
 mod many;
 mod requests;
@@ -62,7 +63,7 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     }
 }
 
-pub const ALL: [Workload; 19] = [
+pub const ALL: [Workload; 20] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
     heavy("subclusters", requests::subclusters),
@@ -76,6 +77,7 @@ pub const ALL: [Workload; 19] = [
     light("queues", many::queues),
     light("snapshots", jobs::snapshots),
     light("resize", jobs::resize),
+    heavy("bitmaps", bitmaps::bitmaps),
     light("commit", jobs::commit),
     light("rebase", jobs::rebase),
     light("amend", jobs::amend),
@@ -168,6 +170,7 @@ fn writable(rng: &mut Rng) -> OpenOptions {
     OpenOptions::default()
         .write(true)
         .discard(Some(true))
+        .store_bitmaps(rng.one_in(3))
         .l2_cache_entry_size(Some(512))
         .l2_cache_size(rng.one_in(2).then_some(1024))
 }

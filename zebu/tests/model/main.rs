@@ -12,8 +12,11 @@
 //!
 //! A failing run prints its seed; `ZEBU_MODEL_STEPS=1` with that seed repeats it.
 
+mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/dirty.rs"]
+mod dirty;
 mod disk;
 mod interop;
 #[path = "../common/ledger.rs"]

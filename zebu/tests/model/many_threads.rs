@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use zebu::block::Format;
 use zebu::storage::{EngineKind, Queue};
 
+use crate::bitmaps::Bitmaps;
 use crate::common::{Rng, peer};
 use crate::disk::assert_same;
 use crate::ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
@@ -24,11 +25,17 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
     let mut content = make(&setup, folder);
     let sequence = Arc::new(AtomicU64::new(BACKING + 1));
     let mut requests = 0;
+    let mut bitmaps = Bitmaps::default();
     for _ in 0..1 + rng.below(3) {
         let opening = Opening::random(&mut rng, setup.cluster(), engines);
         trace(|| format!("{opening:?}"));
         let queue = Queue::new(opening.queue.clone()).unwrap();
-        let device = Arc::new(opening.open(&queue, &setup, folder, true));
+        let mut device = opening.open(&queue, &setup, folder, true);
+        for _ in 0..rng.below(3) {
+            let bytes = image_of(&content);
+            bitmaps.change(&setup, &queue, &mut device, &mut rng, &bytes);
+        }
+        let device = Arc::new(device);
         for _ in 0..1 + rng.below(4) {
             let load = Load {
                 device: device.clone(),
@@ -57,6 +64,7 @@ pub fn run(seed: u64, folder: &Path, engines: &[EngineKind]) -> usize {
         }
         let bytes = image_of(&content);
         peer::assert_content(&image, setup.format.name(), &bytes, "after a close");
+        bitmaps.verify_file(&setup, folder, &bytes, true);
         if setup.data_file_is_raw() {
             let data = std::fs::read(folder.join("data.raw")).unwrap();
             let data = &data[..bytes.len().min(data.len())];

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::rc::Rc;
 
 use zebu::Result;
-use zebu::block::{DetectZeroes, Device, Format, OpenOptions, Preallocation};
+use zebu::block::{Device, Format, OpenOptions, Preallocation};
 use zebu::jobs;
 use zebu::names::Source;
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{EngineKind, Handle, Queue};
+use zebu::storage::{EngineKind, Handle, OpenFile, Queue, open_file};
 
+use crate::bitmaps::Bitmaps;
 use crate::common::peer;
-use crate::common::{Rng, progress};
+use crate::common::{Rng, progress, repair_all};
 use crate::disk::{Disk, assert_same};
 use crate::interop::used_by_qemu;
 use crate::setup::{Opening, Setup};
@@ -29,6 +30,7 @@ struct Run<'a> {
     /// The content of the backing file.
     backing: Vec<u8>,
     snapshots: Vec<Snapshot>,
+    bitmaps: Bitmaps,
     shape: Shape,
     /// How the image is open.
     opening: Opening,
@@ -74,6 +76,7 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
         disk,
         backing,
         snapshots: Vec::new(),
+        bitmaps: Bitmaps::default(),
         shape,
         opening,
         queue,
@@ -81,6 +84,9 @@ pub fn run_on(setup: Setup, mut rng: Rng, folder: &Path, engines: &[EngineKind])
         flight: Vec::new(),
     };
     let mut steps = 0;
+    if run.rng.one_in(2) {
+        run.change_bitmaps();
+    }
     for _ in 0..1 + run.rng.below(4) {
         for _ in 0..10 + run.rng.below(90) {
             run.step();
@@ -248,10 +254,26 @@ impl Run<'_> {
 
     /// Changes the whole image.
     fn change_whole(&mut self) {
+        match self.rng.below(3) {
+            0 => self.change_bitmaps(),
+            1 if self.setup.format == Format::QCOW2 => {
+                self.finish_all();
+                (0..1 + self.rng.below(4)).for_each(|_| self.change_snapshots());
+            }
+            _ => {
+                self.finish_all();
+                self.change_size();
+            }
+        }
+    }
+
+    /// Adds or changes bitmaps.
+    fn change_bitmaps(&mut self) {
         self.finish_all();
-        match self.rng.one_in(2) && self.setup.format == Format::QCOW2 {
-            true => (0..1 + self.rng.below(4)).for_each(|_| self.change_snapshots()),
-            false => self.change_size(),
+        let device = Rc::get_mut(&mut self.device).expect("nothing is in flight");
+        for _ in 0..1 + self.rng.below(3) {
+            let content = &self.disk.bytes;
+            (self.bitmaps).change(&self.setup, &self.queue, device, &mut self.rng, content);
         }
     }
 
@@ -288,6 +310,7 @@ impl Run<'_> {
             self.shape.size = bytes.len();
             self.setup.options.size = bytes.len() as u64;
             self.disk.replace(bytes);
+            self.bitmaps.resize(self.disk.bytes.len());
             self.disk.set_allocated(&(0..self.disk.bytes.len()));
         } else {
             trace(|| format!("snapshot delete {name}"));
@@ -335,6 +358,7 @@ impl Run<'_> {
         match self.queue.block_on(future) {
             Ok(()) => {
                 self.disk.resize(size);
+                self.bitmaps.resize(size);
                 self.shape.size = size;
                 self.setup.options.size = size as u64;
             }
@@ -367,10 +391,26 @@ impl Run<'_> {
             }
             false => drop(device),
         }
+        // QEMU's repair of an image with bitmaps drops its snapshots.
+        let by_qemu = self.bitmaps.is_empty() || self.snapshots.is_empty();
+        match closes {
+            true => {}
+            false if by_qemu => repair(&self.setup, self.folder),
+            false => {
+                let queue = Queue::new(Default::default()).unwrap();
+                let how = OpenFile::default().write(true);
+                let file = open_file(self.setup.image(self.folder), how).unwrap();
+                repair_all(&queue, file).unwrap();
+            }
+        }
         verify(&self.setup, self.folder, &mut self.disk, closes);
+        let content = &self.disk.bytes;
+        (self.bitmaps).verify_file(&self.setup, self.folder, content, closes);
         if self.setup.format == Format::QCOW2 && self.rng.one_in(2) {
             used_by_qemu(&self.setup, self.folder, &mut self.disk, &mut self.rng);
             verify(&self.setup, self.folder, &mut self.disk, true);
+            let content = &self.disk.bytes;
+            (self.bitmaps).verify_file(&self.setup, self.folder, content, true);
         }
         let which = self.rng.next() as usize;
         verify_snapshots(&self.setup, self.folder, &self.snapshots, which);
@@ -387,6 +427,8 @@ impl Run<'_> {
         let device = Rc::try_unwrap(self.device).expect("nothing is in flight");
         self.queue.block_on(device.close(&self.queue)).unwrap();
         verify(&self.setup, self.folder, &mut self.disk, true);
+        let content = &self.disk.bytes;
+        (self.bitmaps).verify_file(&self.setup, self.folder, content, true);
     }
 }
 
@@ -394,8 +436,8 @@ impl Run<'_> {
 fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     let image = setup.image(folder);
     if !closed {
-        let device = repair(setup, folder, &image);
         let queue = Queue::new(Default::default()).unwrap();
+        let device = Opening::plain().open(&queue, setup, folder, false);
         let mut found = vec![0; disk.bytes.len()];
         device.read_blocking(&queue, 0, &mut found).unwrap();
         let result = disk.recover(found);
@@ -413,22 +455,15 @@ fn verify(setup: &Setup, folder: &Path, disk: &mut Disk, closed: bool) {
     }
 }
 
-/// Repairs leaks, and the refcounts of an image with lazy refcounts.
-fn repair(setup: &Setup, folder: &Path, image: &Path) -> Device {
-    if setup.format == Format::QCOW2 {
-        if setup.options.lazy_refcounts {
-            let args = ["check", "-r", "all", "-f", "qcow2", peer::text(image)];
-            peer::qemu_img(&args).ok("qemu-img check -r all");
-        } else {
-            peer::assert_consistent(image, "without a close");
-        }
+/// Has QEMU repair leaks, and the refcounts of an image with lazy refcounts.
+fn repair(setup: &Setup, folder: &Path) {
+    let image = setup.image(folder);
+    if setup.format == Format::QCOW2 && setup.options.lazy_refcounts {
+        let args = ["check", "-r", "all", "-f", "qcow2", peer::text(&image)];
+        peer::qemu_img(&args).ok("qemu-img check -r all");
+    } else if setup.format == Format::QCOW2 {
+        peer::assert_consistent(&image, "without a close");
     }
-    plain_opening().open(
-        &Queue::new(Default::default()).unwrap(),
-        setup,
-        folder,
-        false,
-    )
 }
 
 /// Verifies the content of all snapshots. QEMU reads one of them.
@@ -459,21 +494,10 @@ fn verify_snapshots(setup: &Setup, folder: &Path, snapshots: &[Snapshot], which:
     }
 }
 
-fn plain_opening() -> Opening {
-    Opening {
-        queue: Default::default(),
-        cache: Default::default(),
-        l2_cache_size: None,
-        l2_cache_entry_size: None,
-        discard: false,
-        detect_zeroes: DetectZeroes::Off,
-    }
-}
-
 /// zebu's check must find nothing.
 fn check(setup: &Setup, folder: &Path) {
     let queue = Queue::new(Default::default()).unwrap();
-    let device = plain_opening().open(&queue, setup, folder, false);
+    let device = Opening::plain().open(&queue, setup, folder, false);
     let Some(image) = device.top().as_qcow2() else {
         panic!("the image is qcow2");
     };

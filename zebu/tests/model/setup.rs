@@ -239,9 +239,23 @@ pub struct Opening {
     pub l2_cache_entry_size: Option<u64>,
     pub discard: bool,
     pub detect_zeroes: DetectZeroes,
+    pub store_bitmaps: bool,
 }
 
 impl Opening {
+    /// The default of each option.
+    pub fn plain() -> Opening {
+        Opening {
+            queue: Default::default(),
+            cache: Default::default(),
+            l2_cache_size: None,
+            l2_cache_entry_size: None,
+            discard: false,
+            detect_zeroes: DetectZeroes::Off,
+            store_bitmaps: false,
+        }
+    }
+
     pub fn random(rng: &mut Rng, cluster: u64, engines: &[EngineKind]) -> Opening {
         // Half of the images have caches so small that slices are evicted.
         let entry = 512u64 << rng.below(4);
@@ -267,6 +281,7 @@ impl Opening {
                 1 if discard => DetectZeroes::Unmap,
                 _ => DetectZeroes::Off,
             },
+            store_bitmaps: rng.one_in(2),
         }
     }
 
@@ -278,7 +293,8 @@ impl Opening {
             .l2_cache_size(self.l2_cache_size)
             .l2_cache_entry_size(self.l2_cache_entry_size)
             .discard(Some(self.discard))
-            .detect_zeroes(Some(self.detect_zeroes));
+            .detect_zeroes(Some(self.detect_zeroes))
+            .store_bitmaps(self.store_bitmaps);
         let image = setup.image(folder);
         let source = Source::Name(text(&image).into());
         Device::open(queue, &source, &options).unwrap_or_else(|e| panic!("open: {e}"))

@@ -12,7 +12,7 @@ use zebu::jobs::{
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{EngineKind, Memory, Queue};
 
-use super::requests::{Kind, Mix, Use, begin};
+use super::requests::{Kind, Mix, Use, begin, begin_with};
 use super::{Dice, History, noise, options, raw, writable};
 use crate::common::repair_all;
 use crate::judge::{Change, DATA_FILE, Layout, Model, Under, content};
@@ -52,7 +52,7 @@ pub(super) fn used_image(
         active[..both].copy_from_slice(&base[..both]);
     }
     let fault = rng.fault.take();
-    let mut used = begin(queue, rng, options, layout, active);
+    let mut used = begin_with(queue, rng, options, layout, active, false);
     rng.fault = fault;
     let device = used.history.open(queue, &writable(rng));
     let mix = mix(used.cluster, 0);
@@ -83,33 +83,47 @@ pub fn snapshots(queue: &Queue, rng: &mut Dice) -> History {
     let mut device = used.history.open(queue, &writable(rng));
     let mut model = used.history.before.clone();
     let mix = mix(used.cluster, 0);
-    for taken in 0..4 + rng.below(3) {
+    for _ in 0..4 + rng.below(3) {
         for _ in 0..1 + rng.below(6) {
             used.step(&device, rng, &mix);
         }
         if rng.one_in(3) && !resize_once(&mut used, &mut device, rng, &mut model) {
             return used.abandon(device);
         }
-        let count = model.snapshots.len() as u64;
-        let pick = rng.below(count.max(1)) as usize;
-        let what = match rng.below(4) {
-            0 if count > 0 => OfSnapshots::Delete(pick),
-            1 if count > 0 => OfSnapshots::Apply(pick),
-            _ => OfSnapshots::Create(format!("s{taken}")),
-        };
-        // A failed change is retried, sometimes after other requests.
-        for _ in 0..2 {
-            match change_snapshots(&mut used, &mut device, &what, &mut model) {
-                Outcome::Done => break,
-                Outcome::Final => return used.abandon(device),
-                Outcome::Failed => {}
-            }
-            for _ in 0..rng.below(6) {
-                used.step(&device, rng, &mix);
-            }
+        if !snapshots_once(&mut used, &mut device, rng, &mut model) {
+            return used.abandon(device);
         }
     }
     used.close(device)
+}
+
+/// Changes the snapshots, and retries after a failure, sometimes after other requests. Returns
+/// whether the session can continue.
+pub(super) fn snapshots_once(
+    used: &mut Use<'_>,
+    device: &mut Device,
+    rng: &mut Dice,
+    model: &mut Model,
+) -> bool {
+    let mix = mix(used.cluster, 0);
+    let count = model.snapshots.len() as u64;
+    let pick = rng.below(count.max(1)) as usize;
+    let what = match rng.below(4) {
+        0 if count > 0 => OfSnapshots::Delete(pick),
+        1 if count > 0 => OfSnapshots::Apply(pick),
+        _ => OfSnapshots::Create(format!("s{}", used.history.events.len())),
+    };
+    for _ in 0..2 {
+        match change_snapshots(used, device, &what, model) {
+            Outcome::Done => return true,
+            Outcome::Final => return false,
+            Outcome::Failed => {}
+        }
+        for _ in 0..rng.below(6) {
+            used.step(device, rng, &mix);
+        }
+    }
+    true
 }
 
 /// A change of the snapshots, which are given by their index.
@@ -148,7 +162,7 @@ fn change_snapshots(
             queue.block_on(device.snapshot_delete(queue, &name(pick)))
         }
         OfSnapshots::Apply(pick) => {
-            model.active = before.snapshots[*pick].1.clone();
+            model.set_active(before.snapshots[*pick].1.clone());
             queue.block_on(device.snapshot_apply(queue, &name(pick)))
         }
         OfSnapshots::Create(name) => {
@@ -181,7 +195,12 @@ fn change_snapshots(
 
 /// Resizes the disk, if that is possible, and retries after a failure. Returns whether the session
 /// can continue.
-fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &mut Model) -> bool {
+pub(super) fn resize_once(
+    used: &mut Use<'_>,
+    device: &mut Device,
+    rng: &mut Dice,
+    model: &mut Model,
+) -> bool {
     let old = used.active.len();
     let new = 512 * (16 + rng.below(2 * old as u64 / 512) as usize);
     let preallocation = match new > old && rng.one_in(2) {
@@ -203,7 +222,7 @@ fn resize_once(used: &mut Use<'_>, device: &mut Device, rng: &mut Dice, model: &
         let result = used.queue.block_on(resize);
         model.active.clone_from(&used.active);
         let before = model.clone();
-        model.active.resize(new, 0);
+        model.resize(new);
         let Err(e) = result else {
             used.active.resize(new, 0);
             if preallocation != Preallocation::Off {
@@ -313,10 +332,7 @@ pub fn commit(queue: &Queue, rng: &mut Dice) -> History {
         base: vec![old, new],
         ..Layout::default()
     };
-    let before = Model {
-        active,
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(active);
     let history = History::new(rng, layout, vec![top, base], before);
     let alone = writable(rng).no_backing(true);
     let options = CommitOptions::default()
@@ -387,10 +403,7 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
     let (image, active) = used_image(queue, rng, &options, layout.clone());
     let mut layout = layout;
     layout.backings.push(raw(new_name, &new));
-    let before = Model {
-        active,
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(active);
     let history = History::new(rng, layout, vec![image], before);
     let how = writable(rng);
     let under = history.layout.backings[1].1.clone();
@@ -415,10 +428,7 @@ pub fn rebase(queue: &Queue, rng: &mut Dice) -> History {
 pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
     let options = options(rng, 100);
     let (image, active) = used_image(queue, rng, &options, Layout::default());
-    let before = Model {
-        active,
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(active);
     let mut history = History::new(rng, Layout::default(), vec![image], before);
     let mut model = history.before.clone();
     for _ in 0..4 {
@@ -450,7 +460,7 @@ pub fn amend(queue: &Queue, rng: &mut Dice) -> History {
             continue;
         }
         if options.size.is_some() {
-            model.active.resize(new, 0);
+            model.resize(new);
         }
         history.note(began, Change::Becomes(model.clone()));
     }
@@ -466,10 +476,7 @@ pub fn repair(queue: &Queue, rng: &mut Dice) -> History {
         damaged: true,
         ..Layout::default()
     };
-    let before = Model {
-        active,
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(active);
     let history = History::new(rng, layout, vec![image], before);
     let file = history.files[0].clone();
     if let Err(e) = repair_all(queue, file.clone()) {
@@ -517,10 +524,7 @@ fn converted(queue: &Queue, rng: &mut Dice, compress: bool) -> History {
     options.size = options.size.next_multiple_of(512);
     let size = options.size as usize;
     let content = noise(rng, size);
-    let before = Model {
-        active: vec![0; size],
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(vec![0; size]);
     let mut history = History::new(rng, Layout::default(), vec![Vec::new()], before);
     if let Err(e) = queue.block_on(create_qcow2(
         queue,

@@ -13,7 +13,7 @@ use zebu::block::{Device, Zeroing};
 use zebu::jobs::CreateQcow2;
 use zebu::storage::{Buffer, Queue};
 
-use super::requests::begin;
+use super::requests::begin_with;
 use super::{Dice, History, noise, options, raw, writable};
 use crate::common::Rng;
 use crate::disk::{Disk, Time};
@@ -110,7 +110,8 @@ fn image(rng: &mut Dice) -> (CreateQcow2, Layout, Vec<u8>) {
 /// Batches of requests on one queue, flushes among them.
 pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
     let (options, layout, active) = image(rng);
-    let mut used = begin(queue, rng, &options, layout, active);
+    let has_bitmaps = rng.one_in(2);
+    let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
     let device = used.history.open(queue, &writable(rng));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());
@@ -168,7 +169,8 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
 pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
     const THREADS: usize = 3;
     let (options, layout, active) = image(rng);
-    let mut used = begin(queue, rng, &options, layout, active);
+    let has_bitmaps = rng.one_in(2);
+    let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
     let device = used.history.open(queue, &writable(rng));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());

@@ -7,8 +7,10 @@ use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, Queue};
 
+use super::bitmaps::with_bitmaps;
 use super::jobs::used_image;
 use super::{Dice, History, made, noise, options, raw, writable};
+use crate::bitmaps;
 use crate::disk::Time;
 use crate::judge::{Change, DATA_FILE, Layout, Model, content};
 
@@ -61,6 +63,9 @@ pub struct Use<'a> {
     pub history: History,
     pub active: Vec<u8>,
     pub cluster: usize,
+    /// Whether the image may have bitmaps. They are stored after the data, so a flush or a close may
+    /// fail that loses nothing else.
+    pub has_bitmaps: bool,
 }
 
 impl Use<'_> {
@@ -140,7 +145,7 @@ impl Use<'_> {
                 !failed_before || disk.is_final(),
                 "the error of an earlier request: {e}"
             );
-            let by_reclaim = kind == Kind::Flush && disk.free_failed();
+            let by_reclaim = kind == Kind::Flush && disk.free_failed() && !self.has_bitmaps;
             assert!(!by_reclaim, "a flush that loses nothing fails: {e}");
         }
         if kind == Kind::Flush {
@@ -187,7 +192,7 @@ impl Use<'_> {
             self.history.note_failure(began, what);
             return false;
         }
-        let found = self.look(device);
+        let mut found = self.look(device);
         let sizes = [&found, before].map(|m| (m.active.len(), m.snapshots.len()));
         let mut pairs = found.active.iter().zip(&before.active);
         let differ = pairs.position(|(a, b)| a != b);
@@ -195,6 +200,10 @@ impl Use<'_> {
             found == *before,
             "after an error the sizes are {sizes:x?} (now, before); the content differs at {differ:x?}"
         );
+        let bitmaps = bitmaps::look(self.queue, device).unwrap();
+        let right = bitmaps::compare(&bitmaps, &found.active, &[before], false);
+        right.unwrap_or_else(|why| panic!("after an error: {why}"));
+        found.bitmaps.clone_from(&before.bitmaps);
         self.history.note(began, Change::Becomes(found));
         true
     }
@@ -213,7 +222,10 @@ impl Use<'_> {
                 snapshots.push((name, bytes));
             }
         }
-        Model { active, snapshots }
+        Model {
+            snapshots,
+            ..Model::of(active)
+        }
     }
 
     /// Drops the device after a failure.
@@ -223,12 +235,20 @@ impl Use<'_> {
     }
 
     pub fn close(mut self, device: Device) -> History {
+        self.close_device(device);
+        self.history
+    }
+
+    /// Returns whether it succeeded.
+    pub fn close_device(&mut self, device: Device) -> bool {
         let began = self.history.disk.now();
         let failed_before = self.history.disk.failed();
         match self.queue.block_on(device.close(self.queue)) {
             Ok(()) => {
                 assert!(!self.history.disk.flush_failed(), "after a failed flush");
                 self.history.note(began, Change::Flush);
+                self.note_store(began);
+                true
             }
             Err(e) => {
                 let disk = &self.history.disk;
@@ -237,10 +257,18 @@ impl Use<'_> {
                     "the error of an earlier request: {e}"
                 );
                 self.history.allow(&e);
-                assert!(!disk.free_failed(), "a close that loses nothing fails: {e}");
+                let by_reclaim = disk.free_failed() && !self.has_bitmaps;
+                assert!(!by_reclaim, "a close that loses nothing fails: {e}");
+                false
             }
         }
-        self.history
+    }
+
+    /// Records that bitmaps were stored, unless a failure may have left one in use.
+    pub fn note_store(&mut self, began: Time) {
+        if !self.history.disk.failed() {
+            self.history.note(began, Change::Store);
+        }
     }
 }
 
@@ -249,7 +277,7 @@ fn whole(range: Range<usize>, unit: usize, size: usize) -> Range<usize> {
     range.start / unit * unit..range.end.next_multiple_of(unit).min(size)
 }
 
-/// Begins with an image that has these options and the content `active`.
+/// Begins with an image that has these options and the content `active`, and sometimes bitmaps.
 pub fn begin<'a>(
     queue: &'a Queue,
     rng: &mut Dice,
@@ -257,19 +285,33 @@ pub fn begin<'a>(
     layout: Layout,
     active: Vec<u8>,
 ) -> Use<'a> {
+    let has_bitmaps = options.version == 3 && rng.one_in(4);
+    begin_with(queue, rng, options, layout, active, has_bitmaps)
+}
+
+/// The same, with bitmaps or without.
+pub fn begin_with<'a>(
+    queue: &'a Queue,
+    rng: &mut Dice,
+    options: &CreateQcow2,
+    layout: Layout,
+    active: Vec<u8>,
+    has_bitmaps: bool,
+) -> Use<'a> {
     let mut contents = vec![made(queue, options)];
     if layout.data.is_some() {
         contents.push(vec![0; options.size as usize]);
     }
-    let before = Model {
-        active: active.clone(),
-        snapshots: Vec::new(),
-    };
+    let mut before = Model::of(active.clone());
+    if has_bitmaps {
+        contents = with_bitmaps(queue, rng, &layout, contents, &mut before);
+    }
     Use {
         queue,
         history: History::new(rng, layout, contents, before),
         active,
         cluster: 1 << options.cluster_bits,
+        has_bitmaps,
     }
 }
 
@@ -367,15 +409,13 @@ pub fn reuse(queue: &Queue, rng: &mut Dice) -> History {
     options.refcount_order = 6;
     options.size = 128 << 10;
     let (image, active) = used_image(queue, rng, &options, Layout::default());
-    let before = Model {
-        active: active.clone(),
-        snapshots: Vec::new(),
-    };
+    let before = Model::of(active.clone());
     let mut used = Use {
         queue,
         history: History::new(rng, Layout::default(), vec![image], before),
         active,
         cluster: 512,
+        has_bitmaps: false,
     };
     let device = used.history.open(queue, &writable(rng));
     for _ in 0..mix.steps {

@@ -2,12 +2,15 @@
 
 use super::Directory;
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
 use crate::format::{BITMAP_IN_USE, BitmapEntry, check_table};
 use crate::storage::{self, Queue};
 
 /// Offset of the table size in an entry, which the flags follow, in bytes.
 const SIZE_AND_FLAGS: u64 = 8;
+/// Offset of the flags in an entry, in bytes.
+const FLAGS: u64 = 12;
 
 impl Image {
     /// Reads the directory; see [`Image::bitmap_directory`].
@@ -40,20 +43,18 @@ impl Image {
         })
     }
 
-    /// Sets or clears the flag `in_use` of entries, on the disk durably and then in `directory`.
+    /// Sets the flag `in_use` of entries, on the disk durably and then in `directory`. On the disk
+    /// nothing else of them changes: after a store that failed they may be as it has left them.
     pub(super) async fn set_in_use(
         &self,
         queue: &Queue,
         directory: &mut Directory,
         indexes: &[usize],
-        in_use: bool,
     ) -> Result<()> {
-        let flags = |entry: &BitmapEntry| match in_use {
-            true => entry.flags | BITMAP_IN_USE,
-            false => entry.flags & !BITMAP_IN_USE,
-        };
-        self.write_size_and_flags(queue, directory, indexes, |_, entry| {
-            (entry.table_size, flags(entry))
+        let flags = |entry: &BitmapEntry| entry.flags | BITMAP_IN_USE;
+        self.write_entries(queue, directory, FLAGS, |index, entry| {
+            let is_wanted = indexes.contains(&index);
+            is_wanted.then(|| flags(entry).to_be_bytes())
         })
         .await?;
         for index in indexes {
@@ -72,20 +73,13 @@ impl Image {
         indexes: &[usize],
         of: impl Fn(usize, &BitmapEntry) -> (u32, u32),
     ) -> Result<()> {
-        if indexes.is_empty() {
-            return Ok(());
-        }
-        let mut at = directory.offset;
-        for (index, entry) in directory.entries.iter().enumerate() {
-            if indexes.contains(&index) {
+        self.write_entries(queue, directory, SIZE_AND_FLAGS, |index, entry| {
+            indexes.contains(&index).then(|| {
                 let (size, flags) = of(index, entry);
-                let word = u64::from(size) << 32 | u64::from(flags);
-                let offset = at + SIZE_AND_FLAGS;
-                storage::write_slice(&*self.file, queue, offset, &word.to_be_bytes()).await?;
-            }
-            at += entry.encoded_len() as u64;
-        }
-        self.flush_file(queue, &*self.file).await
+                (u64::from(size) << 32 | u64::from(flags)).to_be_bytes()
+            })
+        })
+        .await
     }
 
     /// Writes the table offsets of entries, durably.
@@ -95,16 +89,32 @@ impl Image {
         directory: &Directory,
         offsets: &[(usize, u64)],
     ) -> Result<()> {
-        if offsets.is_empty() {
-            return Ok(());
-        }
-        let mut at = directory.offset;
+        self.write_entries(queue, directory, 0, |index, _| {
+            let new = offsets.iter().find(|(other, _)| *other == index);
+            new.map(|(_, offset)| offset.to_be_bytes())
+        })
+        .await
+    }
+
+    /// Writes a part of entries, durably: `of` has the bytes from offset `at` on of those that change.
+    async fn write_entries<const N: usize>(
+        &self,
+        queue: &Queue,
+        directory: &Directory,
+        at: u64,
+        of: impl Fn(usize, &BitmapEntry) -> Option<[u8; N]>,
+    ) -> Result<()> {
+        let (mut offset, mut written) = (directory.offset + at, false);
         for (index, entry) in directory.entries.iter().enumerate() {
-            if let Some((_, offset)) = offsets.iter().find(|(other, _)| *other == index) {
-                storage::write_slice(&*self.file, queue, at, &offset.to_be_bytes()).await?;
+            if let Some(bytes) = of(index, entry) {
+                storage::write_slice(&*self.file, queue, offset, &bytes).await?;
+                written = true;
             }
-            at += entry.encoded_len() as u64;
+            offset += entry.encoded_len() as u64;
         }
-        self.flush_file(queue, &*self.file).await
+        match written && !is_broken(Rule::InUseBeforeChange) {
+            true => self.flush_file(queue, &*self.file).await,
+            false => Ok(()),
+        }
     }
 }

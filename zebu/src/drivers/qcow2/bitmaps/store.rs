@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Bitmaps, Bits, Directory};
 use crate::Result;
+use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
 use crate::drivers::qcow2::writer::Writer;
@@ -107,7 +108,9 @@ impl Image {
             });
         }
         if !storing.new.is_empty() {
-            self.commit(queue, true).await?;
+            if !is_broken(Rule::BitsBeforeFlag) {
+                self.commit(queue, true).await?;
+            }
             // After an error it is not known which table the disk refers to: neither is freed.
             storing.places.clear();
             let smaller =

@@ -33,6 +33,15 @@ pub(crate) enum BitmapChange<'a> {
     Merge(&'a Bits),
 }
 
+/// A bitmap before a change.
+struct Before {
+    index: usize,
+    bits: Bits,
+    is_enabled: bool,
+    /// Those of its entry, in use.
+    flags: u32,
+}
+
 impl Image {
     /// Changes one bitmap. Durable on return. After an error it is as before, or marked as in use.
     ///
@@ -47,18 +56,29 @@ impl Image {
         change: BitmapChange<'_>,
     ) -> Result<()> {
         self.announce(queue, 0..0).await?;
-        let result = self.apply_bitmap_change(queue, name, change).await;
+        let changed = self.apply_bitmap_change(queue, name, change).await;
         let stored = self.store_bitmaps(queue).await;
-        result.and(stored)?;
-        self.finish_writing(queue).await
+        match (changed?, stored) {
+            (Some(before), Err(error)) => {
+                self.undo_bitmap_change(queue, before).await?;
+                return Err(error);
+            }
+            // The list has changed, durably. The other bitmaps are stored later.
+            (None, Err(error)) => tracing::warn!("bitmaps are not stored: {error}"),
+            (_, Ok(())) => {}
+        }
+        let freed = self.finish_writing(queue).await;
+        self.log_not_freed(freed);
+        Ok(())
     }
 
+    /// Applies a change, of a bitmap's bits or flags only in memory: what these were.
     async fn apply_bitmap_change(
         &mut self,
         queue: &Queue,
         name: &[u8],
         change: BitmapChange<'_>,
-    ) -> Result<()> {
+    ) -> Result<Option<Before>> {
         let found = self.bitmaps_mut()?.directory().find(name);
         let index = match (found, &change) {
             (
@@ -68,22 +88,30 @@ impl Image {
                     enabled,
                 },
             ) => {
-                return self
-                    .add_bitmap(queue, name, *granularity_bits, *enabled)
-                    .await;
+                let added = self.add_bitmap(queue, name, *granularity_bits, *enabled);
+                return added.await.map(|()| None);
             }
             (Some(_), BitmapChange::Add { .. }) => {
                 let name = printable(name);
                 return Err(Error::Refused(format!("Bitmap already exists: {name}")));
             }
             (None, _) => return Err(Error::bitmap_not_found(name)),
-            (Some(index), BitmapChange::Remove) => return self.remove_bitmap(queue, index).await,
+            (Some(index), BitmapChange::Remove) => {
+                return self.remove_bitmap(queue, index).await.map(|()| None);
+            }
             (Some(index), _) => index,
         };
         self.open_bitmap(queue, index).await?;
         let bitmaps = self.bitmaps_mut()?;
+        let flags = bitmaps.directory().entries[index].flags;
         let Some(loaded) = bitmaps.bits[index].as_mut() else {
-            return Ok(());
+            return Ok(None);
+        };
+        let before = Before {
+            index,
+            bits: loaded.bits.clone(),
+            is_enabled: loaded.is_enabled,
+            flags,
         };
         match change {
             BitmapChange::Add { .. } | BitmapChange::Remove => {}
@@ -96,7 +124,21 @@ impl Image {
                 *flags = *flags & !BITMAP_AUTO | if enabled { BITMAP_AUTO } else { 0 };
             }
         }
-        Ok(())
+        Ok(Some(before))
+    }
+
+    /// Takes back a change that was not stored. The disk may have a part of it, so the bitmap is
+    /// marked as in use there.
+    async fn undo_bitmap_change(&mut self, queue: &Queue, before: Before) -> Result<()> {
+        let bitmaps = self.bitmaps_mut()?;
+        bitmaps.directory().entries[before.index].flags = before.flags;
+        if let Some(loaded) = bitmaps.bits[before.index].as_mut() {
+            loaded.bits = before.bits;
+            loaded.bits.stored(false);
+            loaded.is_enabled = before.is_enabled;
+        }
+        self.writer()?.check()?;
+        self.mark_in_use(queue, &[before.index]).await
     }
 
     /// Has a consistent bitmap in memory, and marks it as in use on the disk.
@@ -120,8 +162,7 @@ impl Image {
 
     async fn mark_in_use(&mut self, queue: &Queue, indexes: &[usize]) -> Result<()> {
         let mut directory = self.bitmaps_mut()?.directory().clone();
-        self.set_in_use(queue, &mut directory, indexes, true)
-            .await?;
+        self.set_in_use(queue, &mut directory, indexes).await?;
         *self.bitmaps_mut()?.directory() = directory;
         Ok(())
     }
@@ -132,11 +173,12 @@ impl Image {
         let directory = self.bitmaps_mut()?.directory().clone();
         let mut consistent = Vec::new();
         for (index, entry) in directory.entries.iter().enumerate() {
-            if entry.in_use() {
+            let bitmaps = self.bitmaps_mut()?;
+            // A store that failed may have cleared the flag of one in memory.
+            if entry.in_use() && bitmaps.bits[index].is_none() {
                 continue;
             }
             consistent.push(index);
-            let bitmaps = self.bitmaps_mut()?;
             let is_owner = bitmaps.owned[index];
             if bitmaps.bits[index].is_none() {
                 let loaded = self.load_if_valid(queue, entry, is_owner).await?;
