@@ -6,7 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::{HostOffset, L1Entry, L2Entry, RefcountBlock};
+use crate::format::{
+    AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
+    Extension, HostOffset, L1Entry, L2Entry, RefcountBlock,
+};
 use crate::storage::{Memory, QueueOptions};
 
 pub(super) const CLUSTER: usize = 512;
@@ -72,6 +75,38 @@ impl TestImage {
         let at = REFCOUNT_BLOCK * CLUSTER;
         let mut block = RefcountBlock::new(&mut self.bytes[at..at + CLUSTER], &geometry);
         block.set(cluster, refcount).unwrap();
+    }
+
+    /// Adds bitmaps `a` and `b` after the last cluster: the directory, then table and bits of each.
+    /// Returns the cluster of the directory.
+    pub(super) fn add_bitmaps(&mut self) -> usize {
+        let first = self.bytes.len() / CLUSTER;
+        self.bytes.resize((first + 5) * CLUSTER, 0);
+        let list = [(1, b"a"), (3, b"b")].map(|(table, name)| BitmapEntry {
+            table_offset: ((first + table) * CLUSTER) as u64,
+            table_size: 1,
+            flags: BITMAP_AUTO,
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits: 9,
+            extra_data: Vec::new(),
+            name: name.to_vec(),
+        });
+        let directory = BitmapEntry::encode_directory(&list).unwrap();
+        self.bytes[first * CLUSTER..][..directory.len()].copy_from_slice(&directory);
+        for table in [1, 3] {
+            self.put(first + table, 0, ((first + table + 1) * CLUSTER) as u64);
+            self.put(first + table + 1, 3, 0xff);
+        }
+        (first..first + 5).for_each(|cluster| self.set_refcount(cluster, 1));
+        let extension = BitmapsExtension {
+            count: 2,
+            reserved: 0,
+            directory_size: directory.len() as u64,
+            directory_offset: (first * CLUSTER) as u64,
+        };
+        self.header.extensions.set(Extension::Bitmaps(extension));
+        self.header.autoclear |= AUTOCLEAR_BITMAPS;
+        first
     }
 
     fn check(&self) -> (CheckReport, Vec<String>) {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::tests::{CLUSTER, DATA, L1, L2, REFCOUNT_BLOCK, REFCOUNT_TABLE, TestImage};
 use super::super::writer::Event;
 use super::*;
-use crate::format::{COMPRESSED, COPIED, OFFSET_MASK, Snapshot};
+use crate::format::{BitmapEntry, COMPRESSED, COPIED, Header, OFFSET_MASK, Snapshot};
 use crate::storage::{Memory, QueueOptions};
 
 /// The results of a check by which images are compared.
@@ -198,6 +198,72 @@ fn lost_refcounts() {
     repairs(&image);
 }
 
+/// The names of the bitmaps of a file.
+fn bitmaps(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let header = Header::decode(bytes).unwrap();
+    let Some(place) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
+        return Vec::new();
+    };
+    let directory = &bytes[place.directory_offset as usize..][..place.directory_size as usize];
+    let list = BitmapEntry::decode_directory(directory, place.count).unwrap();
+    list.into_iter().map(|bitmap| bitmap.name).collect()
+}
+
+#[test]
+fn damaged_bitmaps() {
+    type Damage = fn(&mut TestImage, usize);
+    let at = |cluster: usize| (cluster * CLUSTER) as u64;
+    let cases: [(Damage, &[&[u8]]); 8] = [
+        (|_, _| {}, &[b"a", b"b"]),
+        // Type and granularity.
+        (
+            |image, first| image.bytes[first * CLUSTER + 17] = 8,
+            &[b"b"],
+        ),
+        (|image, first| image.put(first, 0, 1 << 40), &[b"b"]),
+        (|image, first| image.put(first + 1, 0, 1 << 40), &[b"b"]),
+        (
+            |image, first| image.put(first + 1, 0, (DATA * CLUSTER) as u64),
+            &[b"b"],
+        ),
+        (|image, first| image.bytes[first * CLUSTER + 24] = b'b', &[]),
+        (
+            |image, first| {
+                let bits = image.get(first + 3, 0);
+                image.put(first + 1, 0, bits);
+            },
+            &[],
+        ),
+        (|image, first| image.bytes[first * CLUSTER + 19] = 200, &[]),
+    ];
+    for (nth, (damage, left)) in cases.into_iter().enumerate() {
+        let mut image = TestImage::new(6);
+        let first = image.add_bitmaps();
+        assert_eq!(first, DATA + 6);
+        damage(&mut image, first);
+        let report = repairs(&image);
+        assert_eq!(report.corruptions_fixed > 0, nth > 0, "case {nth}");
+        let (_, after, _) = repair_logged(&file(&image), RepairMode::All);
+        assert_eq!(bitmaps(&after), left, "case {nth}");
+        assert_eq!(
+            after[..at(first) as usize][DATA * CLUSTER..],
+            image.bytes[DATA * CLUSTER..at(first) as usize]
+        );
+    }
+}
+
+#[test]
+fn a_table_in_the_place_of_a_bitmap_stops_the_repair() {
+    let mut image = TestImage::new(6);
+    let first = image.add_bitmaps();
+    image.header.l1_offset = ((first + 2) * CLUSTER) as u64;
+    image.put(first + 2, 3, 0);
+    let before = file(&image);
+    let (report, after, _) = repair_logged(&before, RepairMode::All);
+    assert!(report.unwrap().check_errors > 0);
+    assert!(after == before);
+}
+
 #[test]
 fn refcounts_past_the_end() {
     let mut image = TestImage::new(10);
@@ -327,16 +393,21 @@ proptest! {
     fn any_repair_can_be_interrupted(
         order in 0u32..=6,
         numbers in prop::collection::vec(
-            (1usize..9, 0usize..64, prop_oneof![any::<u64>(), (0u64..16).prop_map(|n| n << 9),
+            (1usize..16, 0usize..64, prop_oneof![any::<u64>(), (0u64..16).prop_map(|n| n << 9),
                 (0u64..16).prop_map(|n| (n << 9) | (1 << 63))]),
             0..12,
         ),
         lost: u64,
         all: bool,
+        with_bitmaps: bool,
     ) {
         let mut image = TestImage::new(6);
+        if with_bitmaps {
+            image.add_bitmaps();
+        }
+        let clusters = image.bytes.len() / CLUSTER;
         image.header.refcount_order = order;
-        for (cluster, index, number) in numbers {
+        for (cluster, index, number) in numbers.into_iter().filter(|(at, ..)| *at < clusters) {
             image.put(cluster, index, number);
         }
         // A header that is an L2 table, too, changes it when it is changed.
