@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use zebu::block::FileDriver;
 use zebu::jobs::{
     self, CompareError, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, CreateQcow2,
     NewBacking, Target,
@@ -321,10 +322,10 @@ impl Set {
         before: &Entry,
         on_progress: OnProgress<'_>,
     ) -> Result<DirtyBits> {
-        let device = open(queue, disk)?;
         if let Some(bitmap) = &disk.bitmap {
-            return external_bitmap(queue, &device, bitmap).map_err(Error::image(&disk.name));
+            return external_bitmap(queue, disk, bitmap).map_err(Error::image(&disk.name));
         }
+        let device = open(queue, disk)?;
         if let Some(bitmap) = &before.bitmap {
             let bits = queue.block_on(device.bitmap(queue, bitmap));
             match bits {
@@ -442,8 +443,15 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
 }
 
 /// What a bitmap of an NBD export has as dirty.
-fn external_bitmap(queue: &Queue, device: &Device, name: &str) -> zebu::Result<DirtyBits> {
+///
+/// It is asked for by the connection of a device of its own: a server may admit one client at a time.
+fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<DirtyBits> {
     let context = format!("qemu:dirty-bitmap:{name}");
+    let mut spec = disk.source.resolve(None, disk.options.format)?;
+    if let FileDriver::Nbd(nbd) = &mut spec.file.driver {
+        nbd.context = Some(context.clone());
+    }
+    let device = Device::open_spec(queue, spec, &disk.options.clone().write(false))?;
     queue.block_on(device.remote_bitmap(queue, &context))
 }
 

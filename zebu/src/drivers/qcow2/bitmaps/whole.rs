@@ -109,7 +109,7 @@ impl Image {
         };
         let before = Before {
             index,
-            bits: loaded.bits.clone(),
+            bits: (*loaded.bits).clone(),
             is_enabled: loaded.is_enabled,
             flags,
         };
@@ -133,7 +133,7 @@ impl Image {
         let bitmaps = self.bitmaps_mut()?;
         bitmaps.directory().entries[before.index].flags = before.flags;
         if let Some(loaded) = bitmaps.bits[before.index].as_mut() {
-            loaded.bits = before.bits;
+            loaded.bits = Arc::new(before.bits);
             loaded.bits.stored(false);
             loaded.is_enabled = before.is_enabled;
         }
