@@ -140,7 +140,9 @@ impl Manifest {
                     ));
                 }
                 let is_first = seen.insert(name);
-                if is_first && entry.kind != Kind::Full {
+                let is_merging = |merge: &Merge| merge.top == entry.file;
+                let has_base = !is_first || self.merging.iter().any(is_merging);
+                if entry.kind != Kind::Full && !has_base {
                     return refuse(format!(
                         "the manifest lacks the full backup that point {number} of disk '{name}' \
                          needs"

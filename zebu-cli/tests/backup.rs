@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Lab, Limits};
+use common::server::Server;
+use common::{Answer, Lab, Limits};
 
 /// The content of an image, as QEMU reads it.
 fn content(lab: &Lab, image: &str) -> Vec<u8> {
@@ -35,6 +36,12 @@ fn points(lab: &Lab) -> Vec<u64> {
     numbers
         .map(|point| point["number"].as_u64().expect("a number"))
         .collect()
+}
+
+/// Fails unless a command failed with this text in its message.
+fn refused(answer: &Answer, text: &str) {
+    assert_eq!(answer.status, 1, "{answer:?}");
+    assert!(answer.err.contains(text), "{text}: {answer:?}");
 }
 
 fn backup(lab: &Lab, more: &[&str]) {
@@ -179,6 +186,40 @@ fn disks_without_bitmaps_are_compared() {
 }
 
 #[test]
+fn an_export_is_backed_up_by_its_bitmap() {
+    let lab = Lab::new();
+    lab.make(
+        "create disk.qcow2 16M; io disk.qcow2: write -P 1 1M 4M; img bitmap --add disk.qcow2 b",
+    );
+    let take = |serve: &[&str], more: &[&str]| {
+        let mut options = vec!["-t", "-r", "-f", "qcow2"];
+        options.extend(serve);
+        options.push("disk.qcow2");
+        let mut server = Server::start(&lab, &options);
+        let uri = server.uri("");
+        let mut args = vec!["backup", "-f", "raw", &uri, "--name", "disk", "--to", "set"];
+        args.extend(more);
+        let answer = lab.zebu(&args);
+        server.stop();
+        answer
+    };
+    take(&[], &[]).ok("full");
+    let first = content(&lab, "disk.qcow2");
+    qemu_io(&lab, &["write -P 2 3M 64k", "write -z 2M 64k"]);
+    zebu_io(&lab, &["write -P 3 9M 4k"]);
+    lab.qemu_img(&["bitmap", "--disable", "disk.qcow2", "b"])
+        .ok("disable");
+    take(&["-B", "b"], &["-B", "b"]).ok("increment");
+    assert!(restored(&lab, 1) == first);
+    assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"));
+    let increment = fs::metadata(lab.path("set/disk.2.qcow2")).unwrap().len();
+    assert!(increment < 1 << 20, "{increment}");
+    refused(&take(&["-B", "b"], &["-B", "other"]), "not found");
+    take(&[], &["--verify"]).ok("compared");
+    assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+}
+
+#[test]
 fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
     let lab = Lab::new();
     lab.make("create disk.qcow2 16M");
@@ -228,8 +269,10 @@ fn several_disks_are_one_point() {
         let image = format!("{disk}.qcow2");
         assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, &image));
     }
-    lab.zebu(&["backup", "restore", "set", "restored"])
-        .failed_with_one_line(1, "several disks");
+    refused(
+        &lab.zebu(&["backup", "restore", "set", "restored"]),
+        "several disks",
+    );
 }
 
 #[test]
@@ -243,7 +286,7 @@ fn wrong_input_loses_nothing() {
     let manifest = fs::read_to_string(lab.path("set/manifest.json")).unwrap();
     let take = ["backup", "disk.qcow2", "--to", "set"];
     let fails = |args: &[&str], text: &str| {
-        lab.zebu(args).failed_with_one_line(1, text);
+        refused(&lab.zebu(args), text);
         assert!(lab.path("set/disk.1.qcow2").exists() && lab.path("set/disk.2.qcow2").exists());
     };
     let edits: [(&str, &str, &str); 6] = [
@@ -273,12 +316,14 @@ fn wrong_input_loses_nothing() {
     fs::write(lab.path("set/manifest.json"), &manifest).unwrap();
     // A file of the chain is missing, or was cut off.
     fs::rename(lab.path("set/disk.1.qcow2"), lab.path("kept")).unwrap();
-    lab.zebu(&take).failed_with_one_line(1, "No such file");
-    lab.zebu(&["backup", "restore", "set", "restored"])
-        .failed_with_one_line(1, "No such file");
+    refused(&lab.zebu(&take), "No such file");
+    refused(
+        &lab.zebu(&["backup", "restore", "set", "restored"]),
+        "No such file",
+    );
     let bytes = fs::read(lab.path("kept")).unwrap();
     fs::write(lab.path("set/disk.1.qcow2"), &bytes[..bytes.len() - 1]).unwrap();
-    fails(&take, "not 2");
+    fails(&take, "bytes, not");
     fs::write(lab.path("set/disk.1.qcow2"), &bytes).unwrap();
     fails(&["backup", "nothing.qcow2", "--to", "set"], "No such file");
     fails(

@@ -373,7 +373,7 @@ fn invalid_options() {
         (&["-k", &socket, "none.qcow2"], "No such file or directory"),
         (
             &["-k", &socket, "-B", "b", "x.qcow2"],
-            "bitmaps are not part",
+            "Bitmap 'b' is not found",
         ),
         (&["-c", "/dev/nbd0", "x.qcow2"], "kernel's nbd driver"),
         (
