@@ -59,8 +59,6 @@ pub enum Rule {
     InUseBeforeChange,
     /// The bits of a bitmap are durable before it is marked as consistent.
     BitsBeforeFlag,
-    /// A request that a store of bitmaps may miss announces itself again.
-    AnnouncedAgain,
 }
 
 #[cfg(zebu_break)]
@@ -72,7 +70,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 26] = [
+        pub const ALL: [Rule; 25] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -98,7 +96,6 @@ mod hook {
             Rule::SizeBeforeTail,
             Rule::InUseBeforeChange,
             Rule::BitsBeforeFlag,
-            Rule::AnnouncedAgain,
         ];
     }
 

@@ -13,8 +13,8 @@ type Result<T> = std::result::Result<T, String>;
 impl World {
     /// One of these steps.
     pub fn limited(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        // The repair of an image that was killed may need space.
-        if self.killed {
+        // The repair of an image that was killed may need space, and so do bitmaps at a close.
+        if self.killed || !self.bitmaps.is_empty() {
             return Ok(());
         }
         shell.limit = Some(self.limit(shell, rng)?);

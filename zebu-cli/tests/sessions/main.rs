@@ -12,8 +12,11 @@
 //!
 //! A failed run prints its seed and the commands of the shortest list of steps that fails.
 
+mod bitmaps;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../zebu/tests/common/dirty.rs"]
+mod dirty;
 mod found;
 mod limited;
 mod make;

@@ -44,6 +44,7 @@ impl World {
             base: None,
             clean_end: true,
             killed: false,
+            bitmaps: Vec::new(),
             count: 0,
         };
         let bits = [9, 12, 14, 16, 16, 21][rng.below(6) as usize];

@@ -58,7 +58,7 @@ impl World {
         if self.killed && rng.one_in(2) {
             return self.repair(shell, rng);
         }
-        match rng.below(34) {
+        match rng.below(38) {
             0..=7 => self.session(shell, rng, false),
             8 => self.session(shell, rng, true),
             9..=11 => self.resize(shell, rng),
@@ -73,6 +73,7 @@ impl World {
             25 | 26 => self.end_of_file(shell, rng),
             27..=30 => (0..1 + rng.below(3)).try_for_each(|_| self.end_of_disk(shell, rng)),
             31 | 32 => self.limited(shell, rng),
+            33..=36 => (0..1 + rng.below(2)).try_for_each(|_| self.change_bitmap(shell, rng)),
             _ => self.repair(shell, rng),
         }
     }
@@ -369,8 +370,12 @@ impl World {
     }
 
     pub fn resize_to(&mut self, shell: &mut Shell, rng: &mut Rng, new: usize) -> Result<()> {
-        let (by, old) = (either(rng), self.size());
-        let cluster = self.kind.cluster;
+        let by = match self.has_lost_bitmaps() {
+            // QEMU refuses.
+            true => By::Zebu,
+            false => either(rng),
+        };
+        let (old, cluster) = (self.size(), self.kind.cluster);
         let (cwd, name) = self.place(shell, rng);
         // A write that fails there may have happened in part.
         let in_session = rng.one_in(4) && shell.limit.is_none();
@@ -411,6 +416,7 @@ impl World {
         }
         self.touched.fill(true);
         self.disk.resize(new);
+        self.resize_bitmaps(by);
         self.touched.resize(new.div_ceil(cluster), true);
         self.clean_end &= !commands_of_qemu;
         if preallocated && by == By::Qemu {
@@ -441,15 +447,21 @@ impl World {
         rng: &mut Rng,
     ) -> Result<()> {
         let bytes = self.content(shell, rng, By::Qemu, &[])?;
+        let before = self.disk.bytes.clone();
         if bytes.len() == self.size() {
             self.disk.bytes[from..end].copy_from_slice(&bytes[from..end]);
         }
+        self.replaced(&before);
         self.clean_end = false;
         Ok(())
     }
 
     pub fn snapshot(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        let by = either(rng);
+        let by = match self.bitmaps.is_empty() {
+            true => either(rng),
+            // QEMU applies no snapshot to an image with bitmaps.
+            false => By::Zebu,
+        };
         let (cwd, name) = self.place(shell, rng);
         let mut run = |args: &[&str]| {
             let mut all = words(&["snapshot", "-q"]);
@@ -495,6 +507,7 @@ impl World {
         }
         done(run(&["-a", &tag])?).map_err(|e| format!("{by:?} snapshot -a: {e}"))?;
         self.disk = self.snaps[nth].disk.clone();
+        self.resize_bitmaps(by);
         self.clean_end = false;
         self.touched = vec![true; self.clusters()];
         Ok(())
@@ -552,6 +565,7 @@ impl World {
         all.push(name);
         done(shell.img(by, cwd, &all)?).map_err(|e| format!("{by:?} rebase -u: {e}"))?;
         let below = self.below(base, self.size());
+        let before = self.disk.bytes.clone();
         for (sector, own) in own.iter().enumerate() {
             if !own {
                 let range = sector * SECTOR..(sector + 1) * SECTOR;
@@ -559,6 +573,7 @@ impl World {
             }
         }
         self.base = base;
+        self.replaced(&before);
         self.adopt_snapshots(shell, rng)
     }
 
@@ -633,7 +648,9 @@ impl World {
             options.push(format!("size={size}"));
         }
         let width = options.iter().any(|o| o.starts_with("refcount_bits"));
-        let by = match width && self.kind.cluster > 65536 {
+        // QEMU leaks the clusters of bitmaps, and resizes no image with an inconsistent one.
+        let has_bitmaps = !self.bitmaps.is_empty() && version == 2 || self.has_lost_bitmaps();
+        let by = match width && self.kind.cluster > 65536 || has_bitmaps {
             // QEMU may not end here.
             true => By::Zebu,
             false => either(rng),
@@ -662,6 +679,7 @@ impl World {
         }
         self.kind.version = version;
         self.disk.resize(size);
+        self.resize_bitmaps(by);
         self.touched = vec![true; self.clusters()];
         if version == 2 && self.base.is_none() {
             // Zero clusters become unallocated.
@@ -696,7 +714,8 @@ impl World {
         let kept = self.size().min(bytes.len());
         crate::world::compare(&bytes[..kept], &self.disk.bytes[..kept])?;
         self.disk.resize(size as usize);
-        self.disk.bytes = bytes;
+        let before = std::mem::replace(&mut self.disk.bytes, bytes);
+        self.replaced(&before);
         self.clean_end = false;
         self.touched = vec![true; self.clusters()];
         Ok(())
@@ -717,8 +736,13 @@ impl World {
         if rng.one_in(3) {
             args.extend(words(&["-S", "0"]));
         }
+        let keeps = !rng.one_in(3) && self.kind.version == 3 && !self.has_lost_bitmaps();
+        args.extend(keeps.then(|| "--bitmaps".into()));
         args.extend([name, bytes::text(copy.as_os_str().as_bytes())]);
         done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} convert: {e}"))?;
+        if !keeps {
+            self.bitmaps.clear();
+        }
         shell.note(format!(
             "mv img/copy.qcow2 img/{}",
             self.name.escape_debug()
@@ -737,7 +761,11 @@ impl World {
     }
 
     fn repair(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<()> {
-        let by = either(rng);
+        let by = match self.bitmaps.is_empty() || self.snaps.is_empty() {
+            true => either(rng),
+            // QEMU drops the snapshots of an image with bitmaps.
+            false => By::Zebu,
+        };
         let (cwd, name) = self.place(shell, rng);
         let args = words(&["check", "-q", "-f", "qcow2", "-r", "all", &name]);
         done(shell.img(by, cwd, &args)?).map_err(|e| format!("{by:?} check -r: {e}"))?;

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use crate::bitmaps::Tracked;
 use crate::common::{Rng, bytes};
 use crate::program::{Answer, By, Shell, engines};
 
@@ -95,7 +96,8 @@ pub struct World {
     pub clean_end: bool,
     /// Whether the last program was killed: clusters may be leaked, and the image may be dirty.
     pub killed: bool,
-    /// The number of snapshots made, for their names.
+    pub bitmaps: Vec<Tracked>,
+    /// The number of snapshots and bitmaps made, for their names.
     pub count: u32,
 }
 
@@ -253,6 +255,7 @@ impl World {
     /// Fails unless both programs read the right content and find no errors.
     pub fn verify(&mut self, shell: &mut Shell, rng: &mut Rng) -> Result<(), String> {
         self.check(shell, rng)?;
+        self.verify_bitmaps(shell, rng)?;
         for by in [By::Qemu, By::Zebu] {
             self.reads_right(shell, rng, by)?;
         }

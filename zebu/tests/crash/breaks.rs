@@ -37,7 +37,6 @@ fn workloads_of(rule: Rule) -> &'static [&'static str] {
         Rule::RepairBarriers => &["repair"],
         Rule::FailedFlushIsFinal => &["allocating"],
         Rule::InUseBeforeChange | Rule::BitsBeforeFlag => &["bitmaps"],
-        Rule::AnnouncedAgain => &["in-flight"],
     }
 }
 

@@ -24,7 +24,6 @@ use bits::bits_for;
 pub(crate) use whole::BitmapChange;
 
 use super::Image;
-use crate::broken::{Rule, is_broken};
 use crate::format::{BitmapEntry, BitmapTableEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
@@ -210,9 +209,6 @@ impl Image {
     /// announced as changing: the bits must be announced again.
     pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &std::ops::Range<u64>) -> bool {
         bitmaps.set(range);
-        if is_broken(Rule::AnnouncedAgain) {
-            return true;
-        }
         // A store first takes back the announcement and then looks at the bits: if it is still
         // there, the store sees the bits.
         self.writer

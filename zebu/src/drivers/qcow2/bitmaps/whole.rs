@@ -56,6 +56,8 @@ impl Image {
         change: BitmapChange<'_>,
     ) -> Result<()> {
         self.announce(queue, 0..0).await?;
+        // What was written until now is durable first: the bitmap says what has changed since.
+        self.finish_writing(queue).await?;
         let changed = self.apply_bitmap_change(queue, name, change).await;
         let stored = self.store_bitmaps(queue).await;
         match (changed?, stored) {
