@@ -597,6 +597,7 @@ fn bitmaps_are_stored_with_each_flush() {
                 .ok("qemu-io");
         }
         server.kill(&lab, "x.qcow2");
+        std::fs::remove_file(&server.socket).unwrap();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");
         let server = Server::spawn(&lab, &["-r", "-B", "b", "x.qcow2"]);
         if !stores {
