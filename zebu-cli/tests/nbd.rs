@@ -376,7 +376,7 @@ fn options_that_cannot_be_are_refused_before_anything_is_served() {
         (&["-k", &socket, "none.qcow2"], "No such file or directory"),
         (
             &["-k", &socket, "-B", "b", "x.qcow2"],
-            "bitmaps are not part",
+            "Bitmap 'b' is not found",
         ),
         (&["-c", "/dev/nbd0", "x.qcow2"], "kernel's nbd driver"),
         (

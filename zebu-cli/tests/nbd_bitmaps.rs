@@ -6,6 +6,7 @@ mod common;
 use common::other_server::Other;
 use common::server::{Raw, Server, client, have, libnbd};
 use common::{Lab, beyond_qemu, comparable, peer};
+use zebu::block::DirtyBits;
 use zebu::internal::nbd::{
     Command, ContextQuery, Extent, Headers, OptionKind, OptionReplyKind, Request, StatusFilter,
     command, decode_extents,
@@ -438,8 +439,19 @@ fn an_enabled_bitmap_grows_while_it_is_read() {
     server.stop();
     // And it is stored.
     let other = Other::qemu_nbd(&lab, "q", &["-r", "-B", "b", "w.qcow2"]);
-    assert_eq!(dirty(&other.uri(""), "b"), before);
-    lab.qemu_img(&["check", "w.qcow2"]).ok("check");
+    // It admits one client.
+    let name = format!("json:{}", json(&other.socket, &context("b")));
+    assert_eq!(dirty(&name, "b"), before);
+    lab.qemu_img(&["check", "-U", "w.qcow2"]).ok("check");
+}
+
+/// The members of an export at a socket.
+fn json(socket: &std::path::Path, context: &str) -> serde_json::Value {
+    serde_json::json!({
+        "driver": "nbd",
+        "server": { "type": "unix", "path": socket.to_str() },
+        "x-dirty-bitmap": context,
+    })
 }
 
 /// The dirty ranges that the library reads from a server.
@@ -498,23 +510,27 @@ fn many_bitmaps_with_many_ranges() {
     let lab = images();
     lab.make("create m.qcow2 2G");
     let names: Vec<String> = (0..20).map(|n| format!("bitmap {n}")).collect();
-    let mut bits = vec!["bitmap", "--add", "-g", "512", "m.qcow2", "bitmap 0"];
-    lab.qemu_img(&bits).ok("bitmap");
-    let writes: String = (0..12_000u64)
-        .map(|n| format!("write -q -z {} 64k\n", n * 131_072))
-        .collect();
-    lab.qemu_io_script(&["m.qcow2"], &writes).ok("write");
-    for name in &names[1..] {
-        bits = vec!["bitmap", "--add", "--merge", "bitmap 0", "-g", "64k"];
-        bits.extend(["m.qcow2", name]);
-        lab.qemu_img(&bits).ok("bitmap");
-    }
-    let mut args = vec!["-t", "-e", "0", "m.qcow2"];
-    names.iter().for_each(|name| args.extend(["-B", name]));
-    let mut server = Server::start(&lab, &args);
     let start = |n: u64| n * 131_072;
     let every = (0..12_000).map(|n| start(n)..start(n) + 65_536);
     let every: Vec<std::ops::Range<u64>> = every.collect();
+    let mut bits = DirtyBits::new(2 << 30, 512);
+    every.iter().for_each(|range| bits.set(range.clone()));
+    let queue = zebu::Queue::new(Default::default()).unwrap();
+    let source = zebu::names::Source::Name(lab.path("m.qcow2").into());
+    let options = zebu::OpenOptions::default().write(true);
+    let mut device = zebu::Device::open(&queue, &source, &options).unwrap();
+    queue.block_on(async {
+        for (nth, name) in names.iter().enumerate() {
+            let granularity = if nth == 0 { 512 } else { 65_536 };
+            let added = device.bitmap_add(&queue, name, Some(granularity), false);
+            added.await.unwrap();
+            device.bitmap_merge(&queue, name, &bits).await.unwrap();
+        }
+        device.close(&queue).await.unwrap();
+    });
+    let mut args = vec!["-t", "-e", "0", "m.qcow2"];
+    names.iter().for_each(|name| args.extend(["-B", name]));
+    let mut server = Server::start(&lab, &args);
     let uri = server.uri("");
     assert_eq!(dirty(&uri, "bitmap 0"), every);
     assert_eq!(dirty(&uri, "bitmap 19"), every);

@@ -453,6 +453,9 @@ pub(super) async fn each_extent(
     queue: &Queue,
     mut each: impl FnMut(Range<u64>, u64),
 ) -> io::Result<()> {
+    if !client.link(queue.number()).has_context() {
+        return Err(client.error(libc::ENOTSUP, "it has no such metadata context"));
+    }
     let (size, block) = (client.size(), client.minimum() - 1);
     let mut at = 0;
     while at < size {
