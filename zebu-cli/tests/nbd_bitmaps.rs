@@ -599,16 +599,18 @@ fn bitmaps_are_stored_with_each_flush() {
         server.kill(&lab, "x.qcow2");
         std::fs::remove_file(&server.socket).unwrap();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");
-        let server = Server::spawn(&lab, &["-r", "-B", "b", "x.qcow2"]);
         if !stores {
-            common::server::wait_until("it is refused", || server.log().contains("inconsistent"));
+            let refused = lab.zebu(&["nbd", "-r", "-k", "n.sock", "-B", "b", "x.qcow2"]);
+            assert_eq!(refused.status, 1, "{refused:?}");
+            assert!(refused.err.contains("inconsistent"), "{refused:?}");
             continue;
         }
-        common::server::wait_until("it listens", || server.socket.exists());
+        let mut server = Server::start(&lab, &["-t", "-e", "0", "-r", "-B", "b", "x.qcow2"]);
         let written = (0..=nth as u64).flat_map(|nth| (0..3).map(move |part| 10 * nth + part));
         let written: Vec<_> = written
             .map(|mib| mib << 20..(mib << 20) + (64 << 10))
             .collect();
         assert_eq!(dirty(&server.uri(""), "b"), written);
+        server.stop();
     }
 }
