@@ -600,7 +600,9 @@ fn bitmaps_are_stored_with_each_flush() {
         std::fs::remove_file(&server.socket).unwrap();
         lab.qemu_img(&["check", "x.qcow2"]).ok("check");
         if !stores {
-            let refused = lab.zebu(&["nbd", "-r", "-k", "n.sock", "-B", "b", "x.qcow2"]);
+            let socket = lab.path("n.sock");
+            let socket = socket.to_str().unwrap();
+            let refused = lab.zebu(&["nbd", "-r", "-k", socket, "-B", "b", "x.qcow2"]);
             assert_eq!(refused.status, 1, "{refused:?}");
             assert!(refused.err.contains("inconsistent"), "{refused:?}");
             continue;
