@@ -454,10 +454,16 @@ impl Ring {
 
     /// Sets the event of completions to its maximum.
     pub fn fill_call(&self) -> io::Result<()> {
-        if readable(&self.call, Duration::ZERO)? {
-            self.call.read()?;
+        loop {
+            if readable(&self.call, Duration::ZERO)? {
+                self.call.read()?;
+            }
+            match self.call.write(u64::MAX - 1) {
+                // The back end has signalled in between.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return written,
+            }
         }
-        self.call.write(u64::MAX - 1)
     }
 
     /// Writes a request's header, and an invalid status.
