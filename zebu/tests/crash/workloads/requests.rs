@@ -285,7 +285,8 @@ pub fn begin<'a>(
     layout: Layout,
     active: Vec<u8>,
 ) -> Use<'a> {
-    let has_bitmaps = options.version == 3 && rng.one_in(4);
+    // The runs in which broken rules are detected have none.
+    let has_bitmaps = !cfg!(zebu_break) && options.version == 3 && rng.one_in(4);
     begin_with(queue, rng, options, layout, active, has_bitmaps)
 }
 
