@@ -1,5 +1,5 @@
 //! Guards against an incremental backup that misses changes: both programs must keep the same
-//! bitmaps, whoever adds, changes and reads them.
+//! bitmaps, in whatever order they add, change and read them.
 
 mod common;
 

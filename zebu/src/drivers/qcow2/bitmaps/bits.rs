@@ -124,12 +124,16 @@ impl Bits {
                 match stop - at == CHUNK_BITS {
                     true => {
                         self.set_full(chunk, true);
-                        self.changed.store(true, Ordering::SeqCst);
                     }
                     false => self.set_in_chunk(chunk, at - start, stop - start),
                 }
             }
             at = stop;
+        }
+        // Also if all of them were set: another request may not have come here after it set them,
+        // and a store between would take the bitmap for unchanged.
+        if !self.changed.load(Ordering::SeqCst) {
+            self.changed.store(true, Ordering::SeqCst);
         }
     }
 
@@ -140,7 +144,6 @@ impl Bits {
             // Most writes meet bits that are set: these only read.
             if words[nth].load(Ordering::SeqCst) & mask != mask {
                 words[nth].fetch_or(mask, Ordering::SeqCst);
-                self.changed.store(true, Ordering::SeqCst);
             }
         }
     }

@@ -58,7 +58,7 @@ pub(crate) struct BitmapState {
 /// A bitmap in memory.
 #[derive(Debug)]
 struct Loaded {
-    /// Shared with those who look at it ([`Image::live_bitmap`]).
+    /// Shared with readers ([`Image::live_bitmap`]).
     bits: Arc<Bits>,
     /// Whether changes of the disk set bits.
     is_enabled: bool,
@@ -67,7 +67,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// The bits for a change that only exclusive access allows. Who looks at them keeps the old ones.
+    /// The bits for a change that only exclusive access allows. Readers keep the old ones.
     fn bits_mut(&mut self) -> &mut Bits {
         Arc::make_mut(&mut self.bits)
     }

@@ -77,7 +77,7 @@ impl Image {
         let Some(bitmaps) = writer.bitmaps.get().filter(|bitmaps| bitmaps.is_open()) else {
             return Ok(());
         };
-        // First: who finds it announced has set its bits before they are looked at.
+        // First: a request that finds it set has set its bits, so the store below sees them.
         writer.announced.store(false, Ordering::SeqCst);
         let mut directory = bitmaps.directory().clone();
         let entries = directory.entries.iter().enumerate();
