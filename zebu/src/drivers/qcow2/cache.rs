@@ -13,22 +13,25 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::{Context, Poll, Waker};
 
 /// At most this many shards.
 const SHARDS: usize = 16;
-/// A shard is not made smaller than this, so that keys which fall into one
-/// shard by chance do not displace each other in a small cache.
+/// A cache has a shard for each so many values: since a value displaces only values of its own
+/// shard, shards must not be small.
 const SHARD_ENTRIES: usize = 32;
 
 /// A cache from `u64` keys to shared values.
 #[derive(Debug)]
 pub(crate) struct Cache<V> {
     shards: Box<[Counted<V>]>,
-    /// Ready entries in a shard at most; at least 1.
-    shard_capacity: usize,
+    /// Ready entries in all shards at most; at least 1.
+    capacity: usize,
+    /// Ready entries in all shards. One limit for all, since keys are not spread evenly: a cache
+    /// that is as large as all values would evict some by a limit for each shard.
+    ready: AtomicUsize,
     misses: AtomicU64,
 }
 
@@ -90,7 +93,8 @@ impl<V> Cache<V> {
         let shards = (capacity / SHARD_ENTRIES).clamp(1, SHARDS);
         Cache {
             shards: (0..shards).map(|_| Counted::new()).collect(),
-            shard_capacity: (capacity / shards).max(1),
+            capacity: capacity.max(1),
+            ready: AtomicUsize::new(0),
             misses: AtomicU64::new(0),
         }
     }
@@ -161,7 +165,9 @@ impl<V> Cache<V> {
         let mut shard = self.write(key);
         let before = shard.entries.remove(&key);
         if let Some(value) = value {
-            shard.evict(self.shard_capacity - 1);
+            let others = self.ready.fetch_add(1, Ordering::Relaxed);
+            let evicted = shard.evict((others + 1).saturating_sub(self.capacity));
+            self.ready.fetch_sub(evicted, Ordering::Relaxed);
             shard.insert(key, value);
         }
         drop(shard);
@@ -172,7 +178,7 @@ impl<V> Cache<V> {
 
     /// Values that it holds when none is in use.
     pub(crate) fn capacity(&self) -> usize {
-        self.shard_capacity * self.shards.len()
+        self.capacity
     }
 
     /// Inserts a value. False, and no change, if the key is cached or being loaded.
@@ -191,6 +197,7 @@ impl<V> Cache<V> {
             shard
                 .entries
                 .retain(|_, entry| matches!(entry, Entry::Loading(_)));
+            self.ready.fetch_sub(shard.ring.len(), Ordering::Relaxed);
             shard.ring.clear();
         }
     }
@@ -240,20 +247,21 @@ impl<V> Shard<V> {
         self.ring.push_back(key);
     }
 
-    /// Removes ready entries until `keep` are left. Those in use stay: they are
-    /// bounded by the requests in flight, and by the slices that wait to be written.
+    /// Removes up to `excess` ready entries, and returns how many it removed. Those in use stay:
+    /// they are bounded by the requests in flight, and by the slices that wait to be written.
     ///
     /// A value in use must stay since its user may change it: a second copy, loaded
     /// from the disk, would not have the change. (The caller has the shard for
     /// writing, so no request can begin to use it now.)
-    fn evict(&mut self, keep: usize) {
+    fn evict(&mut self, excess: usize) -> usize {
+        let mut removed = 0;
         // In the first round everything may be found used, in the second only what
         // is in use.
-        let mut turns = 2 * self.ring.len();
-        while self.ring.len() > keep && turns > 0 {
-            turns -= 1;
+        let mut steps = 2 * self.ring.len();
+        while removed < excess && steps > 0 {
+            steps -= 1;
             let Some(key) = self.ring.pop_front() else {
-                return;
+                break;
             };
             let stays = match self.entries.get_mut(&key) {
                 Some(Entry::Ready { value, used }) => {
@@ -265,8 +273,10 @@ impl<V> Shard<V> {
                 self.ring.push_back(key);
             } else {
                 self.entries.remove(&key);
+                removed += 1;
             }
         }
+        removed
     }
 }
 
@@ -409,5 +419,16 @@ mod tests {
             assert!(len <= capacity, "{len} entries in a cache of {capacity}");
             assert_eq!(cache.get(4999).as_deref(), Some(&4999));
         }
+    }
+
+    #[test]
+    fn a_cache_as_large_as_all_values_keeps_all() {
+        let cache = Cache::<u64>::new(64);
+        for key in (0..64).map(|n| 0x5_0000 + n * 4096) {
+            assert!(cache.insert(key, Arc::new(key)));
+        }
+        assert!((0..64).all(|n| cache.get(0x5_0000 + n * 4096).is_some()));
+        cache.clear();
+        assert_eq!(cache.ready.load(Ordering::Relaxed), 0);
     }
 }
