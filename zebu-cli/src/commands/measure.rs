@@ -7,7 +7,7 @@ use clap::Parser;
 use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
 use zebu::storage::CacheMode;
 
-use crate::create_options::CreateOptions;
+use crate::create_options::{CreateOptions, check_list};
 use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Map};
@@ -47,6 +47,9 @@ const WITHOUT_MEASURE: [&str; 7] = ["vdi", "vmdk", "vpc", "vhdx", "qcow", "qed",
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
+    for list in &arguments.target_options {
+        check_list(list)?;
+    }
     let size = match arguments.size.as_deref() {
         Some(text) => Some(size::parse_option("image size", text)?),
         None => None,
