@@ -175,28 +175,16 @@ impl Set {
         Ok(own)
     }
 
-    /// Has the image record changes for the increment after this point, if it can have bitmaps;
-    /// the name of the bitmap.
+    /// Adds a bitmap to the image that records changes for the increment after this point, and
+    /// returns its name; none if the image cannot have it.
     fn begin_bitmap(&self, queue: &Queue, disk: &Disk, number: u64) -> Result<Option<String>> {
-        if disk.bitmap.is_some() {
-            return Ok(None);
-        }
         let Some(mut device) = open_for_bitmaps(queue, disk)? else {
             return Ok(None);
         };
-        let name = self.bitmap_name(number);
-        let prefix = self.bitmap_name(0);
-        let prefix = prefix.trim_end_matches('0');
-        let last = self.manifest().latest(&disk.name);
-        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
+        // The disk's name is a part of it: disks whose names were exchanged are compared.
+        let name = format!("{}{number}-{}", self.bitmap_prefix(), disk.name);
         let begun = queue.block_on(async {
-            for bitmap in device.bitmaps(queue).await? {
-                // Those of interrupted backups, and of points that are not the last one any more.
-                let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
-                if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
-                    device.bitmap_remove(queue, &bitmap.name).await?;
-                }
-            }
+            self.remove_bitmaps(queue, disk, &mut device).await?;
             device.bitmap_add(queue, &name, None, true).await
         });
         let closed = queue.block_on(device.close(queue));
@@ -206,33 +194,41 @@ impl Set {
         }
     }
 
+    /// Removes the set's bitmaps from an image, except that of the last point: those of interrupted
+    /// backups and of earlier points.
+    async fn remove_bitmaps(
+        &self,
+        queue: &Queue,
+        disk: &Disk,
+        device: &mut Device,
+    ) -> zebu::Result<()> {
+        let prefix = self.bitmap_prefix();
+        let last = self.manifest().latest(&disk.name);
+        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
+        for bitmap in device.bitmaps(queue).await? {
+            let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
+            if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
+                device.bitmap_remove(queue, &bitmap.name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the bitmaps of earlier points. If that fails the next backup does it.
     fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
-        let kept = self.manifest().latest(&disk.name);
-        let Some(kept) = kept.and_then(|(_, entry)| entry.bitmap.clone()) else {
-            return;
-        };
         let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
             return;
         };
-        let prefix = self.bitmap_name(0);
-        let prefix = prefix.trim_end_matches('0').as_bytes();
-        let ended = queue.block_on(async {
-            for bitmap in device.bitmaps(queue).await? {
-                if bitmap.name.starts_with(prefix) && bitmap.name != kept.as_bytes() {
-                    device.bitmap_remove(queue, &bitmap.name).await?;
-                }
-            }
-            Ok::<_, zebu::Error>(())
-        });
+        let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
         let closed = queue.block_on(device.close(queue));
         if let Err(error) = ended.and(closed) {
             tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
         }
     }
 
-    fn bitmap_name(&self, number: u64) -> String {
-        format!("zebu-{}-{number}", self.manifest().id)
+    /// How the names of the set's bitmaps begin.
+    fn bitmap_prefix(&self) -> String {
+        format!("zebu-{}-", self.manifest().id)
     }
 
     /// Copies a disk, or what has changed of it, to a new file of the set.
@@ -327,8 +323,7 @@ impl Set {
         }
         let device = open(queue, disk)?;
         if let Some(bitmap) = &before.bitmap {
-            let bits = queue.block_on(device.bitmap(queue, bitmap));
-            match bits {
+            match queue.block_on(device.bitmap(queue, bitmap)) {
                 Ok(bits) => return Ok(bits),
                 Err(error) if error.kind() == ErrorKind::Io => {
                     return Err(Error::image(&disk.name)(error));
@@ -417,12 +412,16 @@ fn part(path: &Path) -> PathBuf {
 
 /// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
-    let options = disk.options.clone().write(false);
-    Device::open(queue, &disk.source, &options).map_err(Error::image(&disk.name))
+    Device::open(queue, &disk.source, &disk.options.clone().write(false))
+        .map_err(Error::image(&disk.name))
 }
 
-/// Opens a disk to change its bitmaps; none if it cannot have any.
+/// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is
+/// used.
 fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
+    if disk.bitmap.is_some() {
+        return Ok(None);
+    }
     // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
     let device = open(queue, disk)?;
     let can = device
@@ -442,7 +441,7 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
     }
 }
 
-/// What a bitmap of an NBD export has as dirty.
+/// What is dirty in a bitmap of an NBD export.
 ///
 /// It is asked for by the connection of a device of its own: a server may admit one client at a time.
 fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<DirtyBits> {

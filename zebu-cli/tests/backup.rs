@@ -38,6 +38,16 @@ fn points(lab: &Lab) -> Vec<u64> {
         .collect()
 }
 
+/// The bitmap of the last point, by the manifest.
+fn bitmap(lab: &Lab) -> Option<String> {
+    let answer = lab
+        .zebu(&["backup", "list", "--output=json", "set"])
+        .ok("list");
+    let list: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
+    let last = list.as_array().expect("a list").last().expect("a point");
+    last["disks"]["disk"]["bitmap"].as_str().map(str::to_owned)
+}
+
 /// Fails unless a command failed with this text in its message.
 fn refused(answer: &Answer, text: &str) {
     assert_eq!(answer.status, 1, "{answer:?}");
@@ -224,15 +234,7 @@ fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
     let lab = Lab::new();
     lab.make("create disk.qcow2 16M");
     backup(&lab, &[]);
-    let list = lab
-        .zebu(&["backup", "list", "--output=json", "set"])
-        .ok("list")
-        .out;
-    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
-    let bitmap = list[0]["disks"]["disk"]["bitmap"]
-        .as_str()
-        .expect("a bitmap")
-        .to_owned();
+    let bitmap = bitmap(&lab).expect("a bitmap");
     // Removed and made again, it lacks what was written before.
     zebu_io(&lab, &["write -P 1 1M 64k"]);
     lab.qemu_img(&["bitmap", "--remove", "disk.qcow2", &bitmap])
@@ -248,6 +250,26 @@ fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
     backup(&lab, &[]);
     assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
     assert_clean(&lab, "disk.qcow2");
+}
+
+#[test]
+fn disks_whose_names_were_exchanged_are_compared() {
+    let lab = Lab::new();
+    lab.make(
+        "create x.qcow2 4M; create y.qcow2 4M; io x.qcow2: write -P 1 0 1M; \
+         io y.qcow2: write -P 2 0 2M",
+    );
+    for [one, two] in [["x", "y"], ["y", "x"]] {
+        let files = [one, two].map(|disk| format!("{disk}.qcow2"));
+        let names = ["--name", "one", "--name", "two", "--to", "set"];
+        let args = ["backup", &*files[0], &*files[1]].into_iter().chain(names);
+        lab.zebu(&args.collect::<Vec<_>>()).ok("backup");
+        for (name, file) in ["one", "two"].iter().zip(&files) {
+            lab.zebu(&["backup", "restore", "--disk", name, "set", "restored"])
+                .ok("restore");
+            assert!(fs::read(lab.path("restored")).unwrap() == content(&lab, file));
+        }
+    }
 }
 
 #[test]
