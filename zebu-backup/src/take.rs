@@ -40,6 +40,13 @@ pub struct Disk {
     pub bitmap: Option<String>,
 }
 
+impl Disk {
+    /// How it is opened for reading: no other program may write to it, also if it is a raw image.
+    fn reading(&self) -> OpenOptions {
+        self.options.clone().write(false).exclude_writers(true)
+    }
+}
+
 /// How a backup is taken.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -104,8 +111,13 @@ impl Set {
             time: time.map_or(0, |time| time.as_secs()),
             disks: BTreeMap::new(),
         };
-        for (disk, bitmap) in disks.iter().zip(bitmaps) {
+        let held: Vec<_> = disks
+            .iter()
+            .map(|disk| hold(queue, disk))
+            .collect::<Result<_>>()?;
+        for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
             let entry = self.copy(queue, disk, number, options, on_progress)?;
+            drop(held);
             let entry = Entry { bitmap, ..entry };
             point.disks.insert(disk.name.clone(), entry);
         }
@@ -412,8 +424,23 @@ fn part(path: &Path) -> PathBuf {
 
 /// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
-    Device::open(queue, &disk.source, &disk.options.clone().write(false))
-        .map_err(Error::image(&disk.name))
+    Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
+}
+
+/// Opens the image of a disk, so that no program writes to it until the result is dropped. None of an
+/// NBD export: its server may admit one client at a time.
+fn hold(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
+    let hold = || {
+        let spec = disk.source.resolve(None, disk.options.format)?;
+        match spec.file.driver {
+            FileDriver::Nbd(_) => Ok(None),
+            _ => {
+                let options = disk.reading().no_backing(true);
+                Device::open(queue, &disk.source, &options).map(Some)
+            }
+        }
+    };
+    hold().map_err(Error::image(&disk.name))
 }
 
 /// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is
@@ -450,7 +477,7 @@ fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<Dirty
     if let FileDriver::Nbd(nbd) = &mut spec.file.driver {
         nbd.context = Some(context.clone());
     }
-    let device = Device::open_spec(queue, spec, &disk.options.clone().write(false))?;
+    let device = Device::open_spec(queue, spec, &disk.reading())?;
     queue.block_on(device.remote_bitmap(queue, &context))
 }
 

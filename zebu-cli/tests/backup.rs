@@ -273,6 +273,24 @@ fn disks_whose_names_were_exchanged_are_compared() {
 }
 
 #[test]
+fn no_program_writes_to_a_disk_that_is_backed_up() {
+    let lab = Lab::new();
+    lab.make("raw a.raw 8388608; create b.qcow2 8M; create -b a.raw -F raw c.qcow2 8M");
+    let args = ["backup", "-f", "raw", "a.raw", "--to", "raw"];
+    let held = lab.held_by_qemu(&["-f", "raw", "a.raw"]);
+    refused(&lab.zebu(&args), "lock");
+    drop(held);
+    lab.zebu(&args).ok("a raw image");
+    // Several disks are one point: the last one is locked before the first is read.
+    let slow = ["-r", "2M", "c.qcow2", "b.qcow2", "--to", "set"];
+    let mut child = lab.start_zebu(&[&["backup"], &slow[..]].concat());
+    common::server::wait_until("a copy", || lab.path("set/c.1.qcow2.part").exists());
+    refused(&lab.zebu_io(&["-c", "write 0 4k", "b.qcow2"]), "lock");
+    assert!(child.wait().expect("wait").success());
+    lab.zebu_io(&["-c", "write 0 4k", "b.qcow2"]).ok("write");
+}
+
+#[test]
 fn several_disks_are_one_point() {
     let lab = Lab::new();
     lab.make("create a.qcow2 8M");
