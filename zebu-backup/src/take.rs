@@ -335,7 +335,7 @@ impl Set {
         }
         let device = open(queue, disk)?;
         if let Some(bitmap) = &before.bitmap {
-            match queue.block_on(device.bitmap(queue, bitmap)) {
+            match queue.block_on(recorded(queue, &device, bitmap)) {
                 Ok(bits) => return Ok(bits),
                 Err(error) if error.kind() == ErrorKind::Io => {
                     return Err(Error::image(&disk.name)(error));
@@ -466,6 +466,18 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
         Err(error) if error.kind() == ErrorKind::NotPermitted => Ok(None),
         Err(error) => Err(Error::image(&disk.name)(error)),
     }
+}
+
+/// What is dirty in the bitmap of the last point. An error unless it is enabled and consistent.
+async fn recorded(queue: &Queue, device: &Device, name: &str) -> zebu::Result<DirtyBits> {
+    let list = device.bitmaps(queue).await?;
+    if list
+        .iter()
+        .any(|bitmap| bitmap.name == name.as_bytes() && !bitmap.enabled)
+    {
+        return Err(zebu::Error::Refused(format!("Bitmap '{name}' is disabled")));
+    }
+    device.bitmap(queue, name).await
 }
 
 /// What is dirty in a bitmap of an NBD export.

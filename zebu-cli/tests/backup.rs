@@ -249,6 +249,13 @@ fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
     drop(held);
     backup(&lab, &[]);
     assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+    // One that does not record.
+    let bitmap = self::bitmap(&lab).expect("a bitmap");
+    lab.zebu(&["bitmap", "--disable", "disk.qcow2", &bitmap])
+        .ok("disable");
+    zebu_io(&lab, &["write -P 4 7M 64k"]);
+    backup(&lab, &[]);
+    assert!(restored(&lab, 4) == content(&lab, "disk.qcow2"));
     assert_clean(&lab, "disk.qcow2");
 }
 
