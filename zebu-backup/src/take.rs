@@ -202,6 +202,11 @@ impl Set {
         let closed = queue.block_on(device.close(queue));
         match begun.and(closed) {
             Ok(()) => Ok(Some(name)),
+            // The image is too large or too small for a bitmap, or its list of bitmaps is damaged.
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Corrupt) => {
+                tracing::warn!("{}: changes are not recorded: {error}", disk.name);
+                Ok(None)
+            }
             Err(error) => Err(Error::image(&disk.name)(error)),
         }
     }

@@ -260,6 +260,29 @@ fn a_bitmap_that_is_missing_or_inconsistent_is_not_trusted() {
 }
 
 #[test]
+fn images_that_cannot_have_a_bitmap_are_backed_up() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 16M; img bitmap --add disk.qcow2 b; io disk.qcow2: write 0 64k");
+    // The directory of bitmaps has one entry, not four.
+    let bytes = fs::read(lab.path("disk.qcow2")).unwrap();
+    let kind = 0x2385_2875u32.to_be_bytes();
+    let at = bytes.windows(4).position(|word| word == kind);
+    lab.patch("disk.qcow2", at.expect("an extension") as u64 + 11, &[4]);
+    backup(&lab, &[]);
+    assert_eq!(bitmap(&lab), None);
+    // The first write drops the directory, so the next backup adds a bitmap.
+    zebu_io(&lab, &["write -P 1 1M 64k"]);
+    backup(&lab, &[]);
+    assert!(bitmap(&lab).is_some());
+    assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"));
+    lab.make("create empty.qcow2 0");
+    for _ in 0..2 {
+        lab.zebu(&["backup", "empty.qcow2", "--to", "other"])
+            .ok("an empty disk");
+    }
+}
+
+#[test]
 fn disks_whose_names_were_exchanged_are_compared() {
     let lab = Lab::new();
     lab.make(
