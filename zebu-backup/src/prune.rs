@@ -69,6 +69,9 @@ impl Set {
             if fs::exists(&base).map_err(Error::file(&base))? {
                 self.merge(queue, &merge, on_progress)?;
                 files::rename(&base, &top)?;
+            } else {
+                // The merged file needs no other; an increment whose base is lost cannot be opened.
+                self.open_image(queue, &merge.top)?;
             }
             let mut done = 0;
             let total = fs::metadata(&top).map_err(Error::file(&top))?.len();

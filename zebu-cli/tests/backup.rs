@@ -321,6 +321,29 @@ fn no_program_writes_to_a_disk_that_is_backed_up() {
 }
 
 #[test]
+fn a_merge_without_its_base_is_not_finished() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 8M; io disk.qcow2: write -P 1 0 1M");
+    backup(&lab, &[]);
+    zebu_io(&lab, &["write -P 2 2M 1M"]);
+    backup(&lab, &[]);
+    let path = lab.path("set/manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+    manifest["points"].as_array_mut().unwrap().remove(0);
+    manifest["merging"] = serde_json::json!([
+        { "disk": "disk", "base": "disk.1.qcow2", "top": "disk.2.qcow2" }
+    ]);
+    fs::write(&path, manifest.to_string()).unwrap();
+    let base = lab.path("set/disk.1.qcow2");
+    fs::rename(&base, lab.path("kept")).unwrap();
+    refused(&lab.zebu(&["backup", "keep", "set", "1"]), "No such file");
+    fs::rename(lab.path("kept"), &base).unwrap();
+    lab.zebu(&["backup", "keep", "set", "1"]).ok("keep");
+    assert!(restored(&lab, 2) == content(&lab, "disk.qcow2"));
+}
+
+#[test]
 fn several_disks_are_one_point() {
     let lab = Lab::new();
     lab.make("create a.qcow2 8M");
