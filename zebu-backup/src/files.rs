@@ -11,6 +11,26 @@ use crate::error::{Error, Result};
 /// Bytes that are hashed at a time.
 const PIECE: usize = 1 << 20;
 
+/// Creates a directory, and those above it, where there is none. Durable on return.
+pub(crate) fn create_directory(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    create_directory(parent(path))?;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::file(path)(error)),
+        _ => sync_directory(parent(path)),
+    }
+}
+
+/// The directory that a path is in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Makes what a directory lists durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     let synced = File::open(path).and_then(|directory| directory.sync_all());
@@ -39,7 +59,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Renames a file, which replaces another one. Durable on return.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(Error::file(to))?;
-    sync_directory(to.parent().unwrap_or(Path::new(".")))
+    sync_directory(parent(to))
 }
 
 /// Removes a file that may not exist.

@@ -47,7 +47,7 @@ impl Set {
     /// but no manifest.
     pub fn open_or_create(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
-        fs::create_dir_all(&directory).map_err(Error::file(&directory))?;
+        files::create_directory(&directory)?;
         let path = directory.join(LOCK);
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
