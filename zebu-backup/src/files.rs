@@ -96,7 +96,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A new id of a set.
+/// A random id: 16 hexadecimal digits.
 pub(crate) fn new_id() -> Result<String> {
     let path = Path::new("/dev/urandom");
     let mut bytes = [0; 8];

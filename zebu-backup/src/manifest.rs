@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, refuse};
 
 /// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A set of backups, as `manifest.json` has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +54,9 @@ pub struct Entry {
     /// SHA-256 of the content of the disk, if it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_sha256: Option<String>,
-    /// The bitmap of the source that records what changes after this point.
+    /// The bitmap of the source that records what changes after this point. A part of its name is
+    /// random, so that no other bitmap is taken for it: copies of a set, and backups that were
+    /// interrupted, have the same numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap: Option<String>,
 }

@@ -194,7 +194,8 @@ impl Set {
             return Ok(None);
         };
         // The disk's name is a part of it: disks whose names were exchanged are compared.
-        let name = format!("{}{number}-{}", self.bitmap_prefix(), disk.name);
+        let random = files::new_id()?;
+        let name = format!("{}{number}-{random}-{}", self.bitmap_prefix(), disk.name);
         let begun = queue.block_on(async {
             self.remove_bitmaps(queue, disk, &mut device).await?;
             device.bitmap_add(queue, &name, None, true).await

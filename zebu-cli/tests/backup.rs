@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::rng::Rng;
 use common::server::Server;
 use common::{Answer, Lab, Limits};
 
@@ -302,6 +303,56 @@ fn disks_whose_names_were_exchanged_are_compared() {
     }
 }
 
+/// A backup that has added its bitmap and fails: there is no second disk.
+fn fail_with_bitmap(lab: &Lab, set: &str) {
+    let args = ["backup", "disk.qcow2", "nothing.qcow2", "--to", set];
+    refused(&lab.zebu(&args), "No such file");
+}
+
+/// The next increment is taken from the bitmap of the last point only, whatever else has backed up
+/// the image since: copies of the set, and backups that did not end.
+#[test]
+fn a_bitmap_of_another_point_of_the_same_number_is_not_trusted() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 16M");
+    backup(&lab, &[]);
+    // Of two copies of the set each takes a second point.
+    copy_set(&lab.path("set"), &lab.path("other"));
+    let mut random = Rng::new(24);
+    for step in 0..12u64 {
+        let (at, pattern) = (random.below(255) << 16, step + 1);
+        zebu_io(&lab, &[&format!("write -P {pattern} {at} 64k")]);
+        let set = ["set", "other"][random.below(2) as usize];
+        if random.below(4) == 0 {
+            fail_with_bitmap(&lab, set);
+            continue;
+        }
+        lab.zebu(&["backup", "disk.qcow2", "--to", set])
+            .ok("backup");
+        lab.zebu(&["backup", "restore", set, "restored"])
+            .ok("restore");
+        let restored = fs::read(lab.path("restored")).unwrap();
+        assert!(restored == content(&lab, "disk.qcow2"), "step {step}");
+    }
+}
+
+/// A backup fails, and the next one is taken of another image under the same name. It has the number
+/// of the failed one, whose bitmap the first image still has.
+#[test]
+fn a_bitmap_of_a_failed_backup_is_not_trusted() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 16M");
+    backup(&lab, &[]);
+    zebu_io(&lab, &["write -P 1 1M 64k"]);
+    fs::copy(lab.path("disk.qcow2"), lab.path("y.qcow2")).unwrap();
+    zebu_io(&lab, &["write -P 2 2M 64k"]);
+    fail_with_bitmap(&lab, "set");
+    let take = |image: &str| lab.zebu(&["backup", image, "--name", "disk", "--to", "set"]);
+    take("y.qcow2").ok("another image");
+    take("disk.qcow2").ok("the first image");
+    assert!(restored(&lab, 3) == content(&lab, "disk.qcow2"));
+}
+
 #[test]
 fn no_program_writes_to_a_disk_that_is_backed_up() {
     let lab = Lab::new();
@@ -383,7 +434,7 @@ fn wrong_input_loses_nothing() {
         assert!(lab.path("set/disk.1.qcow2").exists() && lab.path("set/disk.2.qcow2").exists());
     };
     let edits: [(&str, &str, &str); 6] = [
-        ("\"version\": 1", "\"version\": 2", "version 2"),
+        ("\"version\": 2", "\"version\": 1", "version 1"),
         ("\"number\": 2", "\"number\": 1", "not in order"),
         ("disk.1.qcow2", "../disk.qcow2", "wrong file name"),
         (
@@ -517,12 +568,17 @@ fn build_killer(lab: &Lab) -> PathBuf {
 
 /// Copies the disk and the set of one place to another.
 fn copy_state(from: &Path, to: &Path) {
-    let _ = fs::remove_dir_all(to.join("set"));
-    fs::create_dir_all(to.join("set")).unwrap();
     fs::copy(from.join("disk.qcow2"), to.join("disk.qcow2")).unwrap();
-    for entry in fs::read_dir(from.join("set")).unwrap() {
+    copy_set(&from.join("set"), &to.join("set"));
+}
+
+/// Makes a directory a copy of another one.
+fn copy_set(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
         let name = entry.unwrap().file_name();
-        fs::copy(from.join("set").join(&name), to.join("set").join(&name)).unwrap();
+        fs::copy(from.join(&name), to.join(&name)).unwrap();
     }
 }
 
