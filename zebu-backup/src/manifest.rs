@@ -152,11 +152,18 @@ impl Manifest {
                 }
             }
         }
+        let mut merging = BTreeSet::new();
         for merge in &self.merging {
             check_name(&merge.disk)?;
             let is_own = |file: &str| number_of(&merge.disk, file).is_some();
-            if !is_own(&merge.base) || !is_own(&merge.top) {
-                return refuse("the manifest has a wrong file name in a merge");
+            let entries = self.points.iter().filter_map(|p| p.disks.get(&merge.disk));
+            let is_first = |first: &Entry| first.file == merge.top && first.kind != Kind::Full;
+            if !is_own(&merge.base)
+                || files.contains(&merge.base)
+                || !entries.take(1).any(is_first)
+                || !merging.insert(&merge.disk)
+            {
+                return refuse("the manifest has a merge that makes no sense");
             }
         }
         Ok(())
@@ -180,7 +187,28 @@ impl Manifest {
         points.find_map(|point| Some((point, point.disks.get(disk)?)))
     }
 
-    /// The files that a disk consists of at a point, the newest first.
+    /// The names of the disks.
+    pub(crate) fn disks(&self) -> BTreeSet<String> {
+        let names = self.points.iter().flat_map(|point| point.disks.keys());
+        names.cloned().collect()
+    }
+
+    /// The numbers of the points that have a disk, and its entries there, oldest first.
+    pub(crate) fn of_disk(&self, disk: &str) -> Vec<(u64, Entry)> {
+        let own = |point: &Point| Some((point.number, point.disks.get(disk)?.clone()));
+        self.points.iter().filter_map(own).collect()
+    }
+
+    /// Forgets a disk at a point, and the point if it has no other.
+    pub(crate) fn remove(&mut self, disk: &str, number: u64) {
+        for point in self.points.iter_mut().filter(|p| p.number == number) {
+            point.disks.remove(disk);
+        }
+        self.points.retain(|point| !point.disks.is_empty());
+    }
+
+    /// The files that a disk consists of at a point, the newest first. The last one is a full backup,
+    /// or being merged into one.
     ///
     /// # Errors
     ///

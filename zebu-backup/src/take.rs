@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -93,8 +93,7 @@ impl Set {
         options: &TakeOptions,
         on_progress: OnProgress<'_>,
     ) -> Result<u64> {
-        self.finish_merges(queue, on_progress)?;
-        self.check_disks(disks)?;
+        self.check_disks(queue, disks, options)?;
         let number = self.next_number()?;
         if self.manifest().points.is_empty() {
             // So that bitmaps of this set can be told from others, also after an interruption.
@@ -122,8 +121,8 @@ impl Set {
             point.disks.insert(disk.name.clone(), entry);
         }
         for entry in point.disks.values() {
-            let path = self.path(&entry.file);
-            files::rename(&part(&path), &path)?;
+            let part = self.path(&part(&entry.file));
+            files::rename(&part, &self.path(&entry.file))?;
         }
         let mut manifest = self.manifest().clone();
         manifest.points.push(point);
@@ -134,18 +133,18 @@ impl Set {
         Ok(number)
     }
 
-    fn check_disks(&self, disks: &[Disk]) -> Result<()> {
+    fn check_disks(&self, queue: &Queue, disks: &[Disk], options: &TakeOptions) -> Result<()> {
         let mut names = BTreeSet::new();
         for disk in disks {
             check_name(&disk.name)?;
             if !names.insert(&disk.name) {
                 return refuse(format!("two disks have the name '{}'", disk.name));
             }
-            if let Some((point, _)) = self.manifest().latest(&disk.name) {
-                // An increment on a file that is not there would be worth nothing.
-                for entry in self.manifest().chain(&disk.name, point.number)? {
-                    self.check_length(entry)?;
-                }
+            // An increment on a chain that is not whole would be worth nothing.
+            if !options.full
+                && let Some((point, _)) = self.manifest().latest(&disk.name)
+            {
+                self.verify_chain(queue, &disk.name, point.number)?;
             }
         }
         match names.is_empty() {
@@ -276,8 +275,8 @@ impl Set {
             ));
         }
         let file = file_name(name, number);
-        let path = self.path(&file);
-        let part = part(&path);
+        let part_name = part(&file);
+        let part = self.path(&part_name);
         let target = self.new_target(queue, &part, size, before, options)?;
         let convert = ConvertOptions::default()
             .zero_from(before.is_none().then_some(0))
@@ -304,15 +303,10 @@ impl Set {
         }
         files::sync_file(&part)?;
         let content_sha256 = match options.verify {
-            true => Some(self.verify_copy(queue, disk, &part, on_progress)?),
+            true => Some(self.verify_copy(queue, disk, &part_name, on_progress)?),
             false => None,
         };
-        let total = fs::metadata(&part).map_err(Error::file(&part))?.len();
-        let mut done = 0;
-        let (length, sha256) = files::hash(&part, |count| {
-            done += count;
-            on_progress(Step::Hash, &file, done, total).is_continue()
-        })?;
+        let (length, sha256) = self.hash(&part_name, on_progress)?;
         Ok(Entry {
             kind: match before {
                 Some(_) => Kind::Increment,
@@ -399,11 +393,10 @@ impl Set {
         &self,
         queue: &Queue,
         disk: &Disk,
-        path: &Path,
+        file: &str,
         on_progress: OnProgress<'_>,
     ) -> Result<String> {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let devices = [open(queue, disk)?, self.open_image(queue, &file)?];
+        let devices = [open(queue, disk)?, self.open_image(queue, file)?];
         let different = compare(&disk.name, devices, Step::Verify, on_progress)?;
         if let Some(range) = different.ranges().next() {
             return refuse(format!(
@@ -411,7 +404,7 @@ impl Set {
                 disk.name, range.start
             ));
         }
-        self.hash_content(queue, &file, on_progress)
+        self.hash_content(queue, file, on_progress)
     }
 }
 
@@ -421,11 +414,9 @@ fn number(file: &str) -> Option<u64> {
     number_of(disk, file)
 }
 
-/// The unfinished form of a file.
-fn part(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".part");
-    name.into()
+/// The name of the unfinished form of a file.
+fn part(file: &str) -> String {
+    format!("{file}.part")
 }
 
 /// Opens a disk for reading, which keeps others from writing to it.
