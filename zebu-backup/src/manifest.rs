@@ -21,6 +21,10 @@ pub struct Manifest {
     /// Increments that are being merged into the full backups before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub merging: Vec<Merge>,
+    /// Files that are not, or not yet, those of a point: of a backup that is being taken, and of
+    /// points that were forgotten. Before anything else is done they are removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removing: Vec<String>,
 }
 
 /// A point in time: one backup of one or more disks.
@@ -91,6 +95,7 @@ impl Manifest {
             id,
             points: Vec::new(),
             merging: Vec::new(),
+            removing: Vec::new(),
         }
     }
 
@@ -166,6 +171,12 @@ impl Manifest {
                 return refuse("the manifest has a merge that makes no sense");
             }
         }
+        let needed = self.files();
+        for file in &self.removing {
+            if number_in(file).is_none() || needed.contains(&**file) {
+                return refuse(format!("the manifest has '{file}' to be removed"));
+            }
+        }
         Ok(())
     }
 
@@ -185,6 +196,16 @@ impl Manifest {
     pub fn latest(&self, disk: &str) -> Option<(&Point, &Entry)> {
         let mut points = self.points.iter().rev();
         points.find_map(|point| Some((point, point.disks.get(disk)?)))
+    }
+
+    /// Names of the files that the points and merges have.
+    pub(crate) fn files(&self) -> BTreeSet<&str> {
+        let points = self.points.iter().flat_map(|point| point.disks.values());
+        let merging = self
+            .merging
+            .iter()
+            .flat_map(|merge| [&*merge.base, &*merge.top]);
+        points.map(|entry| &*entry.file).chain(merging).collect()
     }
 
     /// The names of the disks.
@@ -244,6 +265,18 @@ pub(crate) fn number_of(disk: &str, file: &str) -> Option<u64> {
         .parse()
         .ok()
         .filter(|n: &u64| n.to_string() == number)
+}
+
+/// The number of the point that a file belongs to.
+pub(crate) fn number_in(file: &str) -> Option<u64> {
+    let (disk, _) = file.strip_suffix(".qcow2")?.rsplit_once('.')?;
+    check_name(disk).ok()?;
+    number_of(disk, file)
+}
+
+/// The name of the unfinished form of a file.
+pub(crate) fn part(file: &str) -> String {
+    format!("{file}.part")
 }
 
 /// Refuses a name of a disk that cannot be a part of a file name.

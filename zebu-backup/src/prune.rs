@@ -37,6 +37,7 @@ impl Set {
         if keep == 0 {
             return refuse("at least one point is kept");
         }
+        self.remove_unused()?;
         for disk in self.manifest().disks() {
             if is_meant(&disk) {
                 self.keep_disk(queue, &disk, keep, on_progress)?;
@@ -111,21 +112,17 @@ impl Set {
     /// Forgets the oldest points of a disk, which no later point needs, and removes their files.
     fn forget(&mut self, disk: &str, own: &[Own]) -> Result<()> {
         let mut manifest = self.manifest().clone();
-        let mut files: Vec<String> = own.iter().map(|(_, entry)| entry.file.clone()).collect();
-        for (number, _) in own {
+        for (number, entry) in own {
             manifest.remove(disk, *number);
+            manifest.removing.push(entry.file.clone());
         }
-        for merge in &manifest.merging {
-            if merge.disk == disk {
-                files.push(merge.base.clone());
-            }
-        }
-        manifest.merging.retain(|merge| merge.disk != disk);
+        let merging = std::mem::take(&mut manifest.merging).into_iter();
+        let (dropped, others): (Vec<_>, _) = merging.partition(|merge| merge.disk == disk);
+        manifest.merging = others;
+        let bases = dropped.into_iter().map(|merge| merge.base);
+        manifest.removing.extend(bases);
         self.save(manifest)?;
-        for file in files {
-            files::remove(&self.path(&file))?;
-        }
-        Ok(())
+        self.remove_unused()
     }
 
     /// Finishes a merge of a disk that was interrupted. The base was changed already, so it cannot be

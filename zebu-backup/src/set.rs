@@ -94,6 +94,19 @@ impl Set {
         Ok(())
     }
 
+    /// Removes what an interrupted change has left.
+    pub(crate) fn remove_unused(&mut self) -> Result<()> {
+        if self.manifest.removing.is_empty() {
+            return Ok(());
+        }
+        for file in &self.manifest.removing {
+            files::remove(&self.path(file))?;
+        }
+        let mut manifest = self.manifest.clone();
+        manifest.removing.clear();
+        self.save(manifest)
+    }
+
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.directory.join(file)
     }

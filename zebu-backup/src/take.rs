@@ -18,7 +18,7 @@ use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::{Entry, Kind, Manifest, Point, check_name, file_name, number_of};
+use crate::manifest::{Entry, Kind, Point, check_name, file_name, number_in, part};
 use crate::set::Set;
 
 /// Bytes to a bit where disks are compared.
@@ -94,12 +94,14 @@ impl Set {
         on_progress: OnProgress<'_>,
     ) -> Result<u64> {
         self.check_disks(queue, disks, options)?;
+        self.remove_unused()?;
         let number = self.next_number()?;
-        if self.manifest().points.is_empty() {
-            // So that bitmaps of this set can be told from others, also after an interruption.
-            let manifest = self.manifest().clone();
-            self.save(manifest)?;
-        }
+        // The set's id is durable before a bitmap has it in its name, and the names of the new files
+        // before they exist: files of a point that the manifest never gets are removed.
+        let mut manifest = self.manifest().clone();
+        let files = disks.iter().map(|disk| file_name(&disk.name, number));
+        manifest.removing = files.collect();
+        self.save(manifest)?;
         let mut bitmaps = Vec::new();
         for disk in disks {
             bitmaps.push(self.begin_bitmap(queue, disk, number)?);
@@ -126,6 +128,7 @@ impl Set {
         }
         let mut manifest = self.manifest().clone();
         manifest.points.push(point);
+        manifest.removing.clear();
         self.save(manifest)?;
         for disk in disks {
             self.end_bitmaps(queue, disk);
@@ -154,7 +157,7 @@ impl Set {
     }
 
     /// The number of the next point. Removes unfinished files. A finished one that the manifest does
-    /// not have stays, in case the manifest is an old one; its number is not used again.
+    /// not have at all stays, in case the manifest is an old one; its number is not used again.
     fn next_number(&self) -> Result<u64> {
         let mut last = self
             .manifest()
@@ -164,7 +167,7 @@ impl Set {
         for file in self.own_files()? {
             match file.strip_suffix(".part") {
                 Some(_) => files::remove(&self.path(&file))?,
-                None => last = last.max(number(&file).unwrap_or(0)),
+                None => last = last.max(number_in(&file).unwrap_or(0)),
             }
         }
         Ok(last + 1)
@@ -179,7 +182,7 @@ impl Set {
             let Ok(name) = name.into_string() else {
                 continue;
             };
-            if number(name.strip_suffix(".part").unwrap_or(&name)).is_some() {
+            if number_in(name.strip_suffix(".part").unwrap_or(&name)).is_some() {
                 own.push(name);
             }
         }
@@ -408,17 +411,6 @@ impl Set {
     }
 }
 
-/// The number of the point that a file belongs to.
-fn number(file: &str) -> Option<u64> {
-    let (disk, _) = file.strip_suffix(".qcow2")?.rsplit_once('.')?;
-    number_of(disk, file)
-}
-
-/// The name of the unfinished form of a file.
-fn part(file: &str) -> String {
-    format!("{file}.part")
-}
-
 /// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
     Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
@@ -508,16 +500,4 @@ fn compare(
         CompareError::Read { source, .. } => Error::image(name)(source),
         other => Error::Refused(format!("{name}: {other}")),
     })
-}
-
-impl Manifest {
-    /// Names of the files that the points and merges have.
-    pub(crate) fn files(&self) -> BTreeSet<&str> {
-        let points = self.points.iter().flat_map(|point| point.disks.values());
-        let merging = self
-            .merging
-            .iter()
-            .flat_map(|merge| [&*merge.base, &*merge.top]);
-        points.map(|entry| &*entry.file).chain(merging).collect()
-    }
 }

@@ -8,7 +8,7 @@ use zebu::storage::{Buffer, Queue};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::Entry;
+use crate::manifest::{Entry, part};
 use crate::set::Set;
 use crate::take::{OnProgress, Step};
 
@@ -57,7 +57,10 @@ impl Set {
                 }
             }
         }
-        let known = self.manifest().files();
+        let removing = &self.manifest().removing;
+        let parts: Vec<_> = removing.iter().map(|file| part(file)).collect();
+        let mut known = self.manifest().files();
+        known.extend(removing.iter().chain(&parts).map(|file| &**file));
         for file in self
             .own_files()?
             .iter()
