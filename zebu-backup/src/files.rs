@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -103,4 +104,20 @@ pub(crate) fn new_id() -> Result<String> {
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(Error::file(path))?;
     Ok(hex(&bytes))
+}
+
+/// Whether a path leads to a file in a directory, by whatever name, or to a new one there.
+pub(crate) fn is_inside(path: &Path, directory: &Path) -> Result<bool> {
+    let id = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let Ok(wanted) = id(path) else {
+        // It does not exist, or cannot be opened either.
+        return Ok(id(parent(path)).ok() == id(directory).ok());
+    };
+    for entry in fs::read_dir(directory).map_err(Error::file(directory))? {
+        let entry = entry.map_err(Error::file(directory))?;
+        if id(&entry.path()).is_ok_and(|found| found == wanted) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

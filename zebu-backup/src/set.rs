@@ -3,6 +3,7 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use zebu::block::FileDriver;
 use zebu::storage::Queue;
 use zebu::{Device, Format, OpenOptions, Source};
 
@@ -92,6 +93,21 @@ impl Set {
         files::replace(&self.directory.join(MANIFEST), &manifest.encode())?;
         self.manifest = manifest;
         Ok(())
+    }
+
+    /// Refuses an image that is a file in the directory of the set, or would be a new one there.
+    ///
+    /// # Errors
+    ///
+    /// If it is one, or the directory cannot be read.
+    pub fn refuse_own(&self, image: &Source) -> Result<()> {
+        match path_of(image) {
+            Some(path) if files::is_inside(&path, &self.directory)? => refuse(format!(
+                "{}: is in the directory of the backups",
+                path.display()
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Removes what an interrupted change has left.
@@ -272,6 +288,15 @@ impl Set {
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     Manifest::decode(bytes).map_err(|error| Error::Refused(format!("{}: {error}", path.display())))
+}
+
+/// The path of the file or device that an image is in. None of what has no path, or no valid name.
+pub(crate) fn path_of(image: &Source) -> Option<PathBuf> {
+    let file = image.resolve(None, None).ok()?.file;
+    match file.driver {
+        FileDriver::Nbd(_) | FileDriver::Null(_) => None,
+        _ => Some(file.path),
+    }
 }
 
 /// Refuses a directory that has other files, which might be those of a set without its manifest.

@@ -19,7 +19,7 @@ use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
 use crate::error::{Error, Result, refuse};
 use crate::files;
 use crate::manifest::{Entry, Kind, Point, check_name, file_name, number_in, part};
-use crate::set::Set;
+use crate::set::{Set, path_of};
 
 /// Bytes to a bit where disks are compared.
 const GRANULARITY: u64 = 64 << 10;
@@ -143,6 +143,7 @@ impl Set {
             if !names.insert(&disk.name) {
                 return refuse(format!("two disks have the name '{}'", disk.name));
             }
+            self.refuse_backup(disk)?;
             // An increment on a chain that is not whole would be worth nothing.
             if !options.full
                 && let Some((point, _)) = self.manifest().latest(&disk.name)
@@ -153,6 +154,19 @@ impl Set {
         match names.is_empty() {
             true => refuse("no disk is given"),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses a file of a set of backups: a bitmap that it gets would change it.
+    fn refuse_backup(&self, disk: &Disk) -> Result<()> {
+        self.refuse_own(&disk.source)?;
+        let path = path_of(&disk.source).and_then(|path| fs::canonicalize(path).ok());
+        match path.as_deref().and_then(Path::parent) {
+            Some(directory) => match Set::open(directory) {
+                Ok(set) => set.refuse_own(&disk.source),
+                Err(_) => Ok(()),
+            },
+            None => Ok(()),
         }
     }
 

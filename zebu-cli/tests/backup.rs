@@ -432,6 +432,53 @@ fn points_are_kept_for_each_disk() {
     lab.zebu(&["backup", "verify", "set"]).ok("verify");
 }
 
+/// The files of a set are neither backed up, which would add bitmaps to them, nor overwritten, by
+/// whatever name.
+#[test]
+fn files_of_a_set_are_neither_sources_nor_targets() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 8M");
+    backup(&lab, &[]);
+    backup(&lab, &[]);
+    copy_set(&lab.path("set"), &lab.path("old"));
+    let own = lab.path("set/disk.2.qcow2");
+    std::os::unix::fs::symlink(&own, lab.path("link")).unwrap();
+    fs::hard_link(&own, lab.path("same")).unwrap();
+    let json = json_name("set/disk.2.qcow2");
+    let images = ["set/disk.2.qcow2", "./set/../link", "file:link", &json];
+    for set in ["set", "other"] {
+        for image in images {
+            let args = ["backup", image, "--name", "x", "--to", set];
+            refused(&lab.zebu(&args), "in the directory of the backups");
+        }
+    }
+    let args = ["backup", "same", "--name", "x", "--to", "set"];
+    refused(&lab.zebu(&args), "in the directory of the backups");
+    for target in images.into_iter().chain([
+        "same",
+        "set/manifest.json",
+        "set/lock",
+        "set/new",
+        "set/disk.3.qcow2",
+    ]) {
+        for more in [&[][..], &["-n"], &["-O", "qcow2"]] {
+            let args = [&["backup", "restore"], more, &["set", target]].concat();
+            refused(&lab.zebu(&args), "in the directory of the backups");
+        }
+    }
+    for entry in fs::read_dir(lab.path("old")).unwrap() {
+        let name = entry.expect("an entry").file_name();
+        let bytes = |set: &str| fs::read(lab.path(set).join(&name)).expect("a file");
+        assert!(bytes("set") == bytes("old"), "{name:?}");
+    }
+}
+
+fn json_name(file: &str) -> String {
+    format!(
+        "json:{{\"driver\":\"qcow2\",\"file\":{{\"driver\":\"file\",\"filename\":\"{file}\"}}}}"
+    )
+}
+
 /// Damages a set that has four points of a disk in some way: what was done, and whether it can be
 /// seen without reading all of a file.
 fn damage(lab: &Lab, random: &mut Rng) -> (String, bool) {
