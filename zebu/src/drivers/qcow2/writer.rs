@@ -250,10 +250,9 @@ impl Image {
             let end = start.saturating_add(u64::from(snapshot.l1_size) * 8);
             protected.add("inactive L1 table", start..end);
         }
-        if let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) {
-            let start = bitmaps.directory_offset;
-            let end = start.saturating_add(bitmaps.directory_size);
-            protected.set("bitmap directory", start..end);
+        // Until the first change it is not known whether the directory is one.
+        if let Some(bitmaps) = writer.bitmaps.get() {
+            bitmaps.protect_directory(protected);
         }
         protected.compare();
         // Several entries may have one table if none of them has the copied flag

@@ -6,7 +6,10 @@ mod decode;
 mod encode;
 
 use super::bounds::MAX_CLUSTER_BITS;
-use super::extensions::{self, Extension, Extensions, FeatureNames};
+use super::error::FormatError;
+use super::extensions::{
+    self, BitmapsExtension, EXTENSION_BITMAPS, Extension, Extensions, FeatureNames,
+};
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression,
     CryptMethod, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY,
@@ -211,10 +214,25 @@ impl Header {
         self.compatible & COMPATIBLE_LAZY_REFCOUNTS != 0
     }
 
-    /// Whether the bitmaps extension is there and consistent.
+    /// Whether the bitmaps extension is there, damaged or not, and not out of date.
     #[must_use]
     pub fn has_bitmaps(&self) -> bool {
-        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.bitmaps().is_some()
+        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.has(EXTENSION_BITMAPS)
+    }
+
+    /// The bitmaps extension; none if it is out of date: without its autoclear bit it means nothing.
+    /// Damage of it is no reason not to use the image.
+    ///
+    /// # Errors
+    ///
+    /// If the extension is not valid.
+    pub fn bitmaps(&self) -> Result<Option<BitmapsExtension>, FormatError> {
+        // QEMU refuses another length even if the extension is out of date.
+        self.extensions.check_bitmaps_length()?;
+        match self.extensions.bitmaps().filter(|_| self.has_bitmaps()) {
+            Some(bitmaps) => bitmaps.check(self.cluster_size()).map(|()| Some(bitmaps)),
+            None => Ok(None),
+        }
     }
 
     /// Whether the external data file is a raw image by itself.

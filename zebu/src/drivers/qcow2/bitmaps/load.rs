@@ -82,7 +82,8 @@ impl Image {
     /// enabled bitmaps in memory and marked as in use on the disk. The caller has passed the gate of
     /// metadata, or is alone.
     ///
-    /// False if the directory is damaged: its bitmaps must not count as consistent any more.
+    /// False if the header extension or the directory is damaged: its bitmaps must not count as
+    /// consistent any more.
     pub(in crate::drivers::qcow2) async fn begin_bitmaps(
         &self,
         queue: &Queue,
@@ -125,6 +126,8 @@ impl Image {
             return Ok(bitmaps);
         }
         let directory = self.read_bitmap_directory(queue).await?;
+        self.protect_bitmap_directory(queue, writer, &directory)
+            .await?;
         let owned = self.owned_bitmaps(queue, &directory).await?;
         let mut bits = Vec::new();
         for (entry, owned) in directory.entries.iter().zip(&owned) {

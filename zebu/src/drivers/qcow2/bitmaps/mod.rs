@@ -16,6 +16,7 @@ mod owned;
 mod store;
 mod whole;
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -24,9 +25,13 @@ use bits::bits_for;
 pub(crate) use whole::BitmapChange;
 
 use super::Image;
+use super::protect::Protected;
 use crate::format::{BitmapEntry, BitmapTableEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
+
+/// What a directory is noted as.
+const DIRECTORY: &str = "bitmap directory";
 
 /// The bitmaps of an image that is written.
 #[derive(Debug, Default)]
@@ -82,6 +87,11 @@ impl Directory {
             .sum()
     }
 
+    /// Where it is in the file, in bytes. Empty if there are no bitmaps.
+    fn place(&self) -> Range<u64> {
+        self.offset..self.offset + self.length()
+    }
+
     /// The index of the bitmap of this name.
     pub(super) fn find(&self, name: &[u8]) -> Option<usize> {
         self.entries.iter().position(|entry| entry.name == name)
@@ -93,8 +103,13 @@ impl Bitmaps {
         crate::lock(&self.directory)
     }
 
+    /// Notes where the directory is.
+    pub(super) fn protect_directory(&self, protected: &Protected) {
+        protected.set(DIRECTORY, self.directory().place());
+    }
+
     /// Sets the bits of a range of the disk in all enabled bitmaps.
-    pub(super) fn set(&self, range: &std::ops::Range<u64>) {
+    pub(super) fn set(&self, range: &Range<u64>) {
         for loaded in self.bits.iter().flatten().filter(|l| l.is_enabled) {
             loaded.bits.set(range.clone());
         }
@@ -207,7 +222,7 @@ impl Image {
 
     /// Sets bits of what is about to change. False if bitmaps were stored since the image was
     /// announced as changing: the bits must be announced again.
-    pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &std::ops::Range<u64>) -> bool {
+    pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &Range<u64>) -> bool {
         bitmaps.set(range);
         // A store first takes back the announcement and then looks at the bits: if it is still
         // there, the store sees the bits.

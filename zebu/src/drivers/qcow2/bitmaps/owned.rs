@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use super::Directory;
+use super::{DIRECTORY, Directory};
 use crate::drivers::qcow2::Image;
-use crate::format::{BitmapCluster, BitmapEntry};
+use crate::drivers::qcow2::writer::Writer;
+use crate::format::{BitmapCluster, BitmapEntry, FormatError};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -51,6 +52,26 @@ impl Image {
             }
         }
         Ok(owned)
+    }
+
+    /// Notes where the directory is, which is changed in place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] if its clusters are not its own, as [`Image::owned_bitmaps`] says.
+    pub(super) async fn protect_bitmap_directory(
+        &self,
+        queue: &Queue,
+        writer: &Writer,
+        directory: &Directory,
+    ) -> Result<()> {
+        let Range { start, end } = directory.place();
+        let clusters = start..end.next_multiple_of(self.geometry.cluster_size());
+        if !self.has_one_reference(queue, &clusters).await? {
+            return Err(FormatError::BitmapDirectoryBroken("its clusters are not its own").into());
+        }
+        writer.protected.set(DIRECTORY, start..end);
+        Ok(())
     }
 
     /// Adds the clusters of a bitmap to `places`.

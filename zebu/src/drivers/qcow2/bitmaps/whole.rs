@@ -347,6 +347,7 @@ impl Image {
         })
         .await?;
         *self.bitmaps_mut()?.directory() = directory;
+        self.protect_tables(self.writer()?);
         if old.1 > 0 {
             let old = self.reference(old.0, old.1, true);
             self.writer()?.free_at_commit(old);
