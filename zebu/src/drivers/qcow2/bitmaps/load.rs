@@ -46,6 +46,9 @@ impl Image {
                     self.spend(size)?;
                     let bytes =
                         storage::read_vec(&*self.file, queue, host.0, size as usize).await?;
+                    if has_tail(&bytes, bits.len() - first) {
+                        return Err(constraint(entry, "it has bits past the end of the disk"));
+                    }
                     bits.decode(first, &bytes);
                 }
             }
@@ -168,6 +171,15 @@ impl Image {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether a cluster of a bitmap, of which `bits` are left, has some that are set behind them. The
+/// format does not allow these, so that is rather something else. The rest of the last 64 bits, which
+/// programs count with, may be anything.
+fn has_tail(bytes: &[u8], bits: u64) -> bool {
+    let used = usize::try_from(bits.div_ceil(64) * 8).unwrap_or(usize::MAX);
+    let tail = bytes.get(used..).unwrap_or_default();
+    tail.iter().any(|byte| *byte != 0)
 }
 
 fn constraint(entry: &BitmapEntry, why: &'static str) -> Error {
