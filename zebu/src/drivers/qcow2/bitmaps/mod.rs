@@ -24,7 +24,8 @@ use bits::bits_for;
 pub(crate) use whole::BitmapChange;
 
 use super::Image;
-use crate::format::{BitmapEntry, BitmapTableEntry, MAX_BITMAP_BYTES};
+use super::frees::Freed;
+use crate::format::{BitmapEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -62,8 +63,8 @@ struct Loaded {
     bits: Arc<Bits>,
     /// Whether changes of the disk set bits.
     is_enabled: bool,
-    /// The table that the bits are stored in; empty for a new bitmap.
-    table: Mutex<Vec<BitmapTableEntry>>,
+    /// The clusters of the table and of the bits on the disk.
+    clusters: Mutex<Vec<Freed>>,
 }
 
 impl Loaded {

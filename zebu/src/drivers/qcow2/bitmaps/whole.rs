@@ -151,11 +151,11 @@ impl Image {
             if entry.in_use() || !bitmaps.owned[index] {
                 return Err(Error::bitmap_inconsistent(&entry.name));
             }
-            let (bits, table) = self.load_bitmap(queue, &entry).await?;
+            let (bits, clusters) = self.load_bitmap(queue, &entry).await?;
             let loaded = Loaded {
                 bits: Arc::new(bits),
                 is_enabled: entry.auto(),
-                table: Mutex::new(table),
+                clusters: Mutex::new(clusters),
             };
             self.bitmaps_mut()?.bits[index] = Some(loaded);
         }
@@ -228,20 +228,19 @@ impl Image {
         let written = self.write_bits(queue, &bits, &mut places).await;
         let result = match written {
             Err(error) => Err(error),
-            Ok((table_offset, table)) => {
-                (entry.table_offset, entry.table_size) = (table_offset, table.len() as u32);
+            Ok(table) => {
+                (entry.table_offset, entry.table_size) = table;
                 directory.entries.push(entry);
-                let switched = self.switch_directory(queue, directory).await;
-                switched.map(|()| table)
+                self.switch_directory(queue, directory).await
             }
         };
         match result {
-            Ok(table) => {
+            Ok(()) => {
                 bits.stored(true);
                 let loaded = Loaded {
                     bits: Arc::new(bits),
                     is_enabled: enabled,
-                    table: Mutex::new(table),
+                    clusters: Mutex::new(places),
                 };
                 let bitmaps = self.bitmaps_mut()?;
                 bitmaps.bits.push(Some(loaded));
@@ -294,13 +293,14 @@ impl Image {
         // Looked at first: what makes no sense is not freed.
         let bitmaps = self.bitmaps_mut()?;
         let is_owner = bitmaps.owned[index];
-        let table = match bitmaps.loaded(index) {
-            Some(loaded) => crate::lock(&loaded.table).clone(),
-            None if is_owner => self.read_bitmap_table(queue, &entry).await?,
+        let places = match bitmaps.loaded(index) {
+            Some(loaded) => crate::lock(&loaded.clusters).clone(),
+            None if is_owner => {
+                let table = self.read_bitmap_table(queue, &entry).await?;
+                self.bitmap_clusters(entry.table_offset, &table)
+            }
             None => Vec::new(),
         };
-        let mut places = Vec::new();
-        self.bitmap_clusters(entry.table_offset, &table, &mut places);
         if !is_owner {
             tracing::warn!("the space of a damaged bitmap is not freed");
         }
@@ -311,7 +311,7 @@ impl Image {
         let writer = self.writer()?;
         places
             .into_iter()
-            .for_each(|place| writer.free_at_commit(place));
+            .for_each(|place| writer.free_at_commit(place.punched()));
         Ok(())
     }
 
