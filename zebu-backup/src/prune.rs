@@ -1,9 +1,9 @@
 //! Forgetting old points: the increment after the oldest point is merged into the full backup.
 //!
-//! The manifest first forgets the oldest point and notes the merge. Then the increment is committed
-//! into the full backup, which leaves all later points as they are at every instant, also if it is
-//! done twice. The merged file takes the name of the increment, so later files need not change. The
-//! last step is the manifest without the note.
+//! First the manifest is written without the oldest point and with a note of the merge. Then the
+//! increment is committed into the full backup, which leaves all later points as they are at every
+//! instant, also if it is done twice. The merged file takes the name of the increment, so later files
+//! need not change. The last step is the manifest without the note.
 
 use std::fs;
 

@@ -142,7 +142,7 @@ impl Set {
                 return refuse(format!("two disks have the name '{}'", disk.name));
             }
             if let Some((point, _)) = self.manifest().latest(&disk.name) {
-                // An increment on a file that is not there would be worth nothing.
+                // An increment needs all files below it.
                 for entry in self.manifest().chain(&disk.name, point.number)? {
                     self.check_length(entry)?;
                 }
@@ -154,8 +154,8 @@ impl Set {
         }
     }
 
-    /// The number of the next point. Removes unfinished files. A finished one that the manifest does
-    /// not have stays, in case the manifest is an old one; its number is not used again.
+    /// The number of the next point. Removes unfinished files. A finished one that is not in the
+    /// manifest stays, in case the manifest is an old one; its number is not used again.
     fn next_number(&self) -> Result<u64> {
         let mut last = self
             .manifest()
@@ -427,7 +427,7 @@ fn part(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Opens a disk for reading, which keeps others from writing to it.
+/// Opens a disk for reading. No other program can write to it meanwhile.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
     Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
 }
