@@ -69,6 +69,8 @@ impl Image {
     ) -> Result<()> {
         let Range { start, end } = directory.place();
         let clusters = start..end.next_multiple_of(self.geometry.cluster_size());
+        // It may be noted already, by an attempt that failed later.
+        writer.protected.set(DIRECTORY, 0..0);
         if !self.has_one_reference(queue, &clusters).await? {
             return Err(FormatError::BitmapDirectoryBroken("its clusters are not its own").into());
         }
