@@ -184,7 +184,7 @@ impl Device {
         let kept = self.last_cluster_end()?;
         // QEMU does not zero the rest of the last cluster when it makes the disk
         // larger.
-        let emptied = self.empty(queue, size, kept.min(old)).await;
+        let emptied = self.empty(queue, size, kept).await;
         let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
         if image.header().has_data_file() && !image.data().is_device() {
@@ -252,10 +252,10 @@ impl Device {
         if preallocation == Preallocation::Off {
             // The content of a longer backing file must not appear there.
             let hidden = below.min(size);
-            self.empty(queue, old, kept.min(size)).await?;
+            self.empty(queue, old, kept).await?;
             self.empty(queue, kept, hidden).await?;
         } else {
-            self.write_behind(queue, old, kept.min(size)).await?;
+            self.write_behind(queue, old, kept).await?;
             let zero = below > old
                 && preallocation == Preallocation::Metadata
                 && self.own_image()?.geometry().version() >= 3;
