@@ -56,8 +56,12 @@ impl Layer {
     /// Checks the metadata of an image that is not qcow2 (for these there is
     /// [`jobs::check`](crate::jobs::check)). Passes each error to `say`, and returns their number;
     /// None: the format has no check.
-    pub fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
-        self.image.check(say)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the metadata cannot be read.
+    pub async fn check(&self, queue: &Queue, say: &mut dyn FnMut(String)) -> Result<Option<u64>> {
+        self.image.check(queue, say).await
     }
 
     /// The file of the image.

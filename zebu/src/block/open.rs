@@ -216,6 +216,9 @@ impl Device {
         let write = opening.write_mode();
         let (mut layers, mut nested) = (opening.layers, opening.nested.into_inner());
         if let Some((behind, files)) = backing.map(Device::into_parts) {
+            if let (Some(above), Some(below)) = (layers.last(), behind.first()) {
+                above.image.check_backing(&*below.image)?;
+            }
             layers.extend(behind);
             nested.extend(files);
         }
@@ -433,6 +436,9 @@ impl Opening<'_> {
             qcow2,
         })
         .await?;
+        if let Some(above) = self.layers.last() {
+            above.image.check_backing(&*image)?;
+        }
         let backing = match driver.has_backing {
             true => self.backing(&spec, image.backing())?,
             false => None,

@@ -10,6 +10,7 @@
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod cache;
 mod extent;
 mod format;
 mod guess;
@@ -132,13 +133,28 @@ pub trait FormatImage: Debug + Send + Sync {
 
     /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
     /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
-    fn check(&self, _say: &mut dyn FnMut(String)) -> Option<u64> {
-        None
+    fn check<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _say: &'a mut dyn FnMut(String),
+    ) -> BoxFuture<'a, Result<Option<u64>>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// The backing file, as the image names it.
     fn backing(&self) -> Option<BackingName<'_>> {
         None
+    }
+
+    /// What identifies the content of the disk, if the format has that. It changes before the
+    /// content does.
+    fn content_id(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Refuses a backing file with another content than the image was made for, if it can tell.
+    fn check_backing(&self, _backing: &dyn FormatImage) -> Result<()> {
+        Ok(())
     }
 
     /// The image, if it is raw.
