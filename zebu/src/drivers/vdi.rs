@@ -289,13 +289,13 @@ impl FormatImage for Vdi {
     }
 
     /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
         let blocks = self.file_len.saturating_sub(self.header.data_offset);
         let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
         Ok(end.saturating_sub(host).min(length))
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         Some(match self.header.image_type {
             STATIC => Holes::ZeroData,
             _ => Holes::Ignored,

@@ -18,7 +18,7 @@ pub struct Untrusted {
 
 /// A file that the header names.
 struct Named {
-    /// As what: `backing-file` or `data-file`.
+    /// As what: `backing-file`, `data-file` or `extent`.
     role: &'static str,
     /// The name, as the header has it.
     name: OsString,
@@ -58,6 +58,12 @@ impl Untrusted {
                 });
             }
         }
+        would_open.extend(layer.spec.extents.iter().map(|extent| Named {
+            role: "extent",
+            format: Some("raw".into()),
+            path: Some(extent.name().to_owned()),
+            name: extent.name().to_owned(),
+        }));
         Untrusted {
             format_guessed,
             would_open,
