@@ -116,7 +116,9 @@ fn check(
                 // An error of standard error cannot be reported.
                 let _ = writeln!(std::io::stderr(), "{text}");
             };
-            Ok(layer.check(&mut say).map(|errors| {
+            let errors = queue.block_on(layer.check(queue, &mut say));
+            let errors = errors.map_err(|e| Failure::new(format!("Check failed: {e}")))?;
+            Ok(errors.map(|errors| {
                 let mut report = CheckReport::default();
                 report.corruptions = errors;
                 report

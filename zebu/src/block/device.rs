@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::known_data::KnownData;
 use super::spec::{DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
-use crate::drivers::{AnyImage, BackingName, Extent, Format, Mapping, Raw, StorageId};
+use crate::drivers::{AnyImage, BackingName, Extent, Format, Mapping, Raw, StorageId, Vmdk};
 use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -38,6 +38,11 @@ impl Layer {
         self.image.as_raw()
     }
 
+    /// The image, if it is a VMDK.
+    pub fn as_vmdk(&self) -> Option<&Vmdk> {
+        self.image.as_vmdk()
+    }
+
     /// Size of the image's disk in bytes.
     pub fn size(&self) -> u64 {
         self.image.size()
@@ -56,8 +61,12 @@ impl Layer {
     /// Checks the metadata of an image that is not qcow2 (for these there is
     /// [`jobs::check`](crate::jobs::check)). Passes each error to `say`, and returns their number;
     /// None: the format has no check.
-    pub fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
-        self.image.check(say)
+    ///
+    /// # Errors
+    ///
+    /// If the metadata cannot be read, or if the check cannot go on after an error.
+    pub async fn check(&self, queue: &Queue, say: &mut dyn FnMut(String)) -> Result<Option<u64>> {
+        self.image.check(queue, say).await
     }
 
     /// The file of the image.
@@ -71,6 +80,11 @@ impl Layer {
         if !self.spec.bare {
             storage::event(self.file(), event);
         }
+    }
+
+    /// All storages of the image: its file, and the others that it names.
+    pub fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        self.image.storages()
     }
 
     /// A storage that extents of the image refer to.

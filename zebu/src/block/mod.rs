@@ -24,7 +24,9 @@ mod whole;
 mod write;
 mod zero;
 
-pub use crate::drivers::{BackingName, CreateOption, Format, OptionKind, Raw, StorageId};
+pub use crate::drivers::{
+    BackingName, CreateOption, Format, OptionKind, Raw, StorageId, Vmdk, VmdkExtent,
+};
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;

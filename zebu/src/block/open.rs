@@ -216,6 +216,9 @@ impl Device {
         let write = opening.write_mode();
         let (mut layers, mut nested) = (opening.layers, opening.nested.into_inner());
         if let Some((behind, files)) = backing.map(Device::into_parts) {
+            if let (Some(above), Some(below)) = (layers.last(), behind.first()) {
+                above.image.check_backing(&*below.image)?;
+            }
             layers.extend(behind);
             nested.extend(files);
         }
@@ -271,6 +274,10 @@ enum Role {
     Top,
     Backing,
     Data,
+    /// A file with a part of the disk of an image, which is only read.
+    Extent {
+        has_tables: bool,
+    },
 }
 
 impl Opening<'_> {
@@ -433,6 +440,12 @@ impl Opening<'_> {
             qcow2,
         })
         .await?;
+        // A check does not read what is behind the image.
+        if let Some(above) = self.layers.last()
+            && !self.options.check
+        {
+            above.image.check_backing(&*image)?;
+        }
         let backing = match driver.has_backing {
             true => self.backing(&spec, image.backing())?,
             false => None,
@@ -657,6 +670,40 @@ impl OtherFiles for Others<'_, '_> {
             Ok(data)
         })
     }
+
+    fn extent<'a>(
+        &'a mut self,
+        name: &'a [u8],
+        has_tables: bool,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>> {
+        Box::pin(async move {
+            let (opening, name) = (self.opening, OsStr::from_bytes(name));
+            let follows = opening.options.policy == Policy::Follow;
+            if !follows && !opening.only_tables() {
+                return Err(Error::Refused(format!(
+                    "The image names an extent ('{}'), which it may not open",
+                    name.display()
+                )));
+            }
+            let file = match self.spec.file.beside(name) {
+                // A name that is only shown may be any.
+                Err(_) if !follows => FileSpec::new(name),
+                found => found?,
+            };
+            let storage = match follows {
+                false => None,
+                true => {
+                    let common = &self.spec.options.common;
+                    let role = Role::Extent { has_tables };
+                    let opened = opening.file(common, &file, role).await?;
+                    opening.lock(&opened, self.spec, &file, role, Format::RAW)?;
+                    Some(opened.storage())
+                }
+            };
+            self.spec.extents.push(file);
+            Ok(storage)
+        })
+    }
 }
 
 impl Opening<'_> {
@@ -675,7 +722,8 @@ impl Opening<'_> {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if shared => LockRequest::FORCE_SHARE,
             Role::Data if write => LockRequest::DATA_WRITE,
-            Role::Data => LockRequest::DATA_READ,
+            Role::Data | Role::Extent { has_tables: false } => LockRequest::DATA_READ,
+            Role::Extent { has_tables: true } => LockRequest::QCOW2_READ,
             _ if write => format.driver().locks[1],
             Role::Top | Role::Backing if self.options.exclude_writers => LockRequest::QCOW2_READ,
             _ => format.driver().locks[0],
@@ -701,7 +749,7 @@ impl Opening<'_> {
     }
 
     fn writes(&self, role: Role) -> bool {
-        self.options.write && role != Role::Backing
+        self.options.write && matches!(role, Role::Top | Role::Data)
     }
 }
 

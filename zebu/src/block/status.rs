@@ -120,15 +120,18 @@ impl Device {
             return Ok(());
         };
         let layer = &self.layers()[depth];
-        let holes = match layer.image.cached_holes() {
+        let holes = match layer.image.cached_holes(status.storage) {
             Some(holes) => holes,
-            None => layer.image.load_holes(queue).await?,
+            None => layer.image.load_holes(queue, status.storage).await?,
         };
         if holes == Holes::Ignored {
             return Ok(());
         }
         // Data past the end of the storage are no hole: reading them fails.
-        match layer.image.data_before_end(host, status.length)? {
+        let before_end = layer
+            .image
+            .data_before_end(status.storage, host, status.length);
+        match before_end? {
             0 => return Ok(()),
             length => status.length = length,
         }

@@ -3,13 +3,14 @@
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
 //! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
 //! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
-//! [`FormatImage::as_raw`].
+//! [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
 //!
 //! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
 //! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod cache;
 mod extent;
 mod format;
 mod guess;
@@ -22,6 +23,7 @@ mod raw;
 mod registry;
 mod sync;
 mod vdi;
+mod vmdk;
 mod wait;
 
 use std::fmt::Debug;
@@ -41,6 +43,7 @@ pub(crate) use limits::{LOOKUP_WORK, check_limit};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
 pub use options::{Qcow2Opening, RawPart};
 pub use raw::Raw;
+pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
 
 /// A future on the heap, for methods of trait objects.
@@ -81,16 +84,16 @@ pub trait FormatImage: Debug + Send + Sync {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>>;
 
-    /// How many of the `length` bytes of data from `host` on may be read: those before the end of
-    /// the storage, and those that read as zeroes behind it.
-    fn data_before_end(&self, _host: u64, length: u64) -> Result<u64> {
+    /// How many of the `length` bytes of data from `host` of `storage` on may be read: those before
+    /// the end of the storage, and those that read as zeroes behind it.
+    fn data_before_end(&self, _storage: StorageId, _host: u64, length: u64) -> Result<u64> {
         Ok(length)
     }
 
     /// Refuses data that are partly missing by [`FormatImage::data_before_end`]. Only called if
     /// [`Driver::checks_data`] is set.
-    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
-        let there = self.data_before_end(host, length)?;
+    fn check_data(&self, guest: u64, storage: StorageId, host: u64, length: u64) -> Result<()> {
+        let there = self.data_before_end(storage, host, length)?;
         if there == length {
             return Ok(());
         }
@@ -102,7 +105,7 @@ pub trait FormatImage: Debug + Send + Sync {
     }
 
     /// The inflated cluster that contains `guest`, of compressed data in `storage`. A driver may
-    /// cache clusters for small reads.
+    /// cache clusters for small reads, and may read more than `data` if these do not inflate.
     fn inflated<'a>(
         &'a self,
         queue: &'a Queue,
@@ -121,19 +124,27 @@ pub trait FormatImage: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The meaning of holes of the storage under data; None if that needs I/O.
-    fn cached_holes(&self) -> Option<Holes>;
+    /// The meaning of holes of a storage under data; None if that needs I/O.
+    fn cached_holes(&self, storage: StorageId) -> Option<Holes>;
 
     /// [`FormatImage::cached_holes`] with I/O, for where that was None.
-    fn load_holes<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
-        let known = self.cached_holes().unwrap_or(Holes::Ignored);
+    fn load_holes<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        storage: StorageId,
+    ) -> BoxFuture<'a, Result<Holes>> {
+        let known = self.cached_holes(storage).unwrap_or(Holes::Ignored);
         Box::pin(async move { Ok(known) })
     }
 
     /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
     /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
-    fn check(&self, _say: &mut dyn FnMut(String)) -> Option<u64> {
-        None
+    fn check<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _say: &'a mut dyn FnMut(String),
+    ) -> BoxFuture<'a, Result<Option<u64>>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// The backing file, as the image names it.
@@ -141,8 +152,24 @@ pub trait FormatImage: Debug + Send + Sync {
         None
     }
 
+    /// What identifies the content of the disk, if the format has that. It changes before the
+    /// content does.
+    fn content_id(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Refuses a backing file with another content than the image was made for, if it can tell.
+    fn check_backing(&self, _backing: &dyn FormatImage) -> Result<()> {
+        Ok(())
+    }
+
     /// The image, if it is raw.
     fn as_raw(&self) -> Option<&Raw> {
+        None
+    }
+
+    /// The image, if it is a VMDK.
+    fn as_vmdk(&self) -> Option<&Vmdk> {
         None
     }
 

@@ -52,6 +52,15 @@ pub trait OtherFiles {
         &'a mut self,
         named: Option<Option<&'a [u8]>>,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
+
+    /// A file with a part of the disk: a path, relative to that of the image, and not empty.
+    /// `has_tables` says whether there is more in it than data. None: it stays closed, since only
+    /// the image's own metadata are shown.
+    fn extent<'a>(
+        &'a mut self,
+        name: &'a [u8],
+        has_tables: bool,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
 }
 
 impl OpenRequest<'_> {

@@ -86,7 +86,7 @@ impl FormatImage for Raw {
         unreachable!("every extent is known")
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         Some(Holes::Unallocated)
     }
 

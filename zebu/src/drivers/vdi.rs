@@ -218,6 +218,37 @@ impl Vdi {
             },
         }
     }
+
+    /// See [`FormatImage::check`].
+    fn check(&self, say: &mut dyn FnMut(String)) -> u64 {
+        let mut used = vec![false; self.map.len()];
+        let (mut errors, mut allocated) = (0, 0);
+        let mut wrong = |text| {
+            errors += 1;
+            say(text);
+        };
+        for (index, block) in self.map.iter().enumerate() {
+            if *block >= NO_BLOCK {
+                continue;
+            }
+            match used.get_mut(*block as usize) {
+                None => wrong(format!("ERROR: block index {index} too large, is {block}")),
+                Some(used) => {
+                    allocated += 1;
+                    if std::mem::replace(used, true) {
+                        wrong(format!("ERROR: block index {block} also used by {block}"));
+                    }
+                }
+            }
+        }
+        let said = self.header.blocks_allocated;
+        if allocated != said {
+            wrong(format!(
+                "ERROR: allocated blocks mismatch, is {allocated}, should be {said}"
+            ));
+        }
+        errors
+    }
 }
 
 impl FormatImage for Vdi {
@@ -258,13 +289,13 @@ impl FormatImage for Vdi {
     }
 
     /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
         let blocks = self.file_len.saturating_sub(self.header.data_offset);
         let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
         Ok(end.saturating_sub(host).min(length))
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         Some(match self.header.image_type {
             STATIC => Holes::ZeroData,
             _ => Holes::Ignored,
@@ -273,33 +304,12 @@ impl FormatImage for Vdi {
 
     /// Checks that every mapped block is inside the image and used once, and that their number is
     /// that of the header.
-    fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
-        let mut used = vec![false; self.map.len()];
-        let (mut errors, mut allocated) = (0, 0);
-        let mut wrong = |text| {
-            errors += 1;
-            say(text);
-        };
-        for (index, block) in self.map.iter().enumerate() {
-            if *block >= NO_BLOCK {
-                continue;
-            }
-            match used.get_mut(*block as usize) {
-                None => wrong(format!("ERROR: block index {index} too large, is {block}")),
-                Some(used) => {
-                    allocated += 1;
-                    if std::mem::replace(used, true) {
-                        wrong(format!("ERROR: block index {block} also used by {block}"));
-                    }
-                }
-            }
-        }
-        let said = self.header.blocks_allocated;
-        if allocated != said {
-            wrong(format!(
-                "ERROR: allocated blocks mismatch, is {allocated}, should be {said}"
-            ));
-        }
-        Some(errors)
+    fn check<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        say: &'a mut dyn FnMut(String),
+    ) -> BoxFuture<'a, Result<Option<u64>>> {
+        let errors = Vdi::check(self, say);
+        Box::pin(std::future::ready(Ok(Some(errors))))
     }
 }

@@ -51,7 +51,6 @@ const LACKING: &[&str] = &[
     "virtio-blk-vfio-pci",
     "virtio-blk-vhost-user",
     "virtio-blk-vhost-vdpa",
-    "vmdk",
     "vpc",
     "vvfat",
 ];

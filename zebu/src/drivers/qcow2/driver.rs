@@ -138,14 +138,14 @@ impl FormatImage for SharedImage {
         Box::pin(Image::load_extent(self, queue, guest, limit))
     }
 
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
         Image::data_before_end(self, host, length)
     }
 
     /// Refuses clusters past the end of the file, which was cut off, or whose table is wrong. QEMU
     /// reads them as zeroes.
     #[inline]
-    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+    fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
         let there = Image::data_before_end(self, host, length)?;
         if there == length {
             return Ok(());
@@ -157,11 +157,15 @@ impl FormatImage for SharedImage {
         Image::spend(self, work)
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         self.known_preallocation().map(holes)
     }
 
-    fn load_holes<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
+    fn load_holes<'a>(
+        &'a self,
+        queue: &'a Queue,
+        _storage: StorageId,
+    ) -> BoxFuture<'a, Result<Holes>> {
         Box::pin(async move { self.is_preallocated(queue).await.map(holes) })
     }
 

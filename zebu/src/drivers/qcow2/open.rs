@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::cache::Cache;
 use super::table::L1Table;
 use super::{CacheOptions, Image, Limits, SnapshotName};
+use crate::drivers::cache::Cache;
 use crate::format::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
     Snapshot, check_table,
