@@ -31,7 +31,6 @@ fn unsupported_formats_are_refused() {
     for (name, more) in [
         ("qcow", &[][..]),
         ("qed", &[]),
-        ("vhdx", &[]),
         ("vpc", &[]),
         ("parallels", &[]),
         ("vmdk", &[]),

@@ -23,6 +23,7 @@ mod raw;
 mod registry;
 mod sync;
 mod vdi;
+mod vhdx;
 mod vmdk;
 mod wait;
 

@@ -11,7 +11,7 @@ pub const PROBED_BYTES: usize = 512;
 /// that `-f` takes in qemu-img.
 pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, what: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(what));
-    let by_bytes: [(&str, usize, &[u8]); 9] = [
+    let by_bytes: [(&str, usize, &[u8]); 8] = [
         ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
         ("bochs", 0, b"Bochs Virtual HD Image\0"),
         (
@@ -23,7 +23,6 @@ pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
         ("parallels", 0, b"WithoutFreeSpace\x02\0\0\0"),
         ("parallels", 0, b"WithouFreSpacExt\x02\0\0\0"),
         ("qed", 0, b"QED\0"),
-        ("vhdx", 0, b"vhdxfile"),
         ("vpc", 0, b"conectix"),
     ];
     let found = by_bytes.iter().find(|(_, at, what)| is(*at, what));
