@@ -1,7 +1,7 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
+//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the capabilities of an image and not
 //! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
 //! [`FormatImage::as_raw`].
 //!
@@ -10,6 +10,7 @@
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod create;
 mod extent;
 mod format;
 mod guess;
@@ -22,6 +23,7 @@ mod raw;
 mod registry;
 mod sync;
 mod vdi;
+mod vpc;
 mod wait;
 
 use std::fmt::Debug;
@@ -32,6 +34,10 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub(crate) use create::{
+    BlockLayout, Linear, NewBlocks, random_uuid, seconds_since, too_large, write_table,
+};
+pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::probe;

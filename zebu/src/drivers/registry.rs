@@ -1,11 +1,11 @@
 //! The registered formats.
 
 use super::format::{Driver, Format};
-use super::{qcow2, raw, vdi};
+use super::{qcow2, raw, vdi, vpc};
 use crate::Error;
 
 /// The registered formats, in the order of probing.
-static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
+static DRIVERS: [&Driver; 4] = [&qcow2::DRIVER, &vdi::DRIVER, &vpc::DRIVER, &raw::DRIVER];
 
 impl Format {
     /// The bytes of the disk, as they are.
