@@ -1,15 +1,16 @@
 //! The registered formats.
 
 use super::format::{Driver, Format};
-use super::{qcow2, raw, vdi, vhdx, vmdk};
+use super::{qcow2, raw, vdi, vhdx, vmdk, vpc};
 use crate::Error;
 
 /// The registered formats, in the order of probing.
-static DRIVERS: [&Driver; 5] = [
+static DRIVERS: [&Driver; 6] = [
     &qcow2::DRIVER,
     &vdi::DRIVER,
     &vhdx::DRIVER,
     &vmdk::DRIVER,
+    &vpc::DRIVER,
     &raw::DRIVER,
 ];
 

@@ -33,8 +33,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: true,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
     create_options: None,
+    plan: None,
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
