@@ -155,7 +155,7 @@ impl FormatImage for Vhdx {
         Box::pin(Vhdx::load_extent(self, queue, guest, limit))
     }
 
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
         Ok(self.before_end(host, length))
     }
 
@@ -167,7 +167,7 @@ impl FormatImage for Vhdx {
     }
 
     /// A block is allocated as a whole. Most of it may be a hole.
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         Some(Holes::ZeroData)
     }
 
