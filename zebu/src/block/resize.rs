@@ -159,7 +159,6 @@ impl Device {
     /// Mappings behind the end cost space until they are dropped, at the latest by
     /// [`Device::grow`].
     async fn shrink(&mut self, queue: &Queue, size: u64) -> Result<()> {
-        let old = self.size();
         let image = self.own_image()?;
         image.check_resize()?;
         // Damage that prevents dropping the tail is an error before anything changes.
@@ -172,14 +171,14 @@ impl Device {
         }
         image.set_size(queue, size).await?;
         self.set_size(size);
-        if let Err(error) = self.drop_tail(queue, old).await {
+        if let Err(error) = self.drop_tail(queue).await {
             tracing::warn!("the space behind the new end of the disk is not freed: {error}");
         }
         Ok(())
     }
 
-    /// Frees what is behind the end of the disk, which was at `old`.
-    async fn drop_tail(&mut self, queue: &Queue, old: u64) -> Result<()> {
+    /// Frees what is behind the end of the disk.
+    async fn drop_tail(&mut self, queue: &Queue) -> Result<()> {
         let size = self.size();
         let kept = self.last_cluster_end()?;
         // QEMU does not zero the rest of the last cluster when it makes the disk
