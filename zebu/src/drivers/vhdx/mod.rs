@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    OpenRequest, check_limit,
+    OpenRequest, StorageId, check_limit,
 };
 use crate::storage::{LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
