@@ -26,6 +26,13 @@ impl Geometry {
         sectors: 255,
     };
 
+    /// That of an empty disk.
+    const NONE: Geometry = Geometry {
+        cylinders: 0,
+        heads: 0,
+        sectors: 0,
+    };
+
     /// The geometry of a disk of so many sectors, by the appendix "CHS Calculation" of the
     /// specification. It may have fewer sectors.
     fn of(sectors: u64) -> Self {
@@ -64,9 +71,10 @@ impl Geometry {
         let least = sectors.min(MAX_CHS);
         let geometry = match exact {
             true => Geometry::MAX,
+            false if sectors == 0 => Geometry::NONE,
             // A geometry is at most one cylinder smaller than what it is asked for.
             false => (least..)
-                .map(|sectors| Geometry::of(sectors))
+                .map(Geometry::of)
                 .find(|geometry| geometry.count() >= least)
                 .expect("the largest one"),
         };
