@@ -412,7 +412,7 @@ impl Opening<'_> {
         let driver = format.driver();
         if self.writes(role) && !driver.is_writable && !for_check {
             return Err(Error::Refused(format!(
-                "Images of format '{}' are only read by zebu",
+                "zebu does not write to existing images of format '{}'",
                 driver.name
             )));
         }

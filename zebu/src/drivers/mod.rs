@@ -1,7 +1,7 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
+//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the capabilities of an image and not
 //! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
 //! [`FormatImage::as_raw`].
 //!
@@ -11,6 +11,7 @@
 
 mod any;
 mod cache;
+mod create;
 mod extent;
 mod format;
 mod guess;
@@ -24,6 +25,7 @@ mod registry;
 mod sync;
 mod vdi;
 mod vhdx;
+mod vpc;
 mod wait;
 
 use std::fmt::Debug;
@@ -34,6 +36,10 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub(crate) use create::{
+    BlockLayout, Linear, NewBlocks, random_uuid, seconds_since, too_large, write_table,
+};
+pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::probe;

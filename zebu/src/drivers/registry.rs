@@ -1,11 +1,17 @@
 //! The registered formats.
 
 use super::format::{Driver, Format};
-use super::{qcow2, raw, vdi, vhdx};
+use super::{qcow2, raw, vdi, vhdx, vpc};
 use crate::Error;
 
 /// The registered formats, in the order of probing.
-static DRIVERS: [&Driver; 4] = [&qcow2::DRIVER, &vdi::DRIVER, &vhdx::DRIVER, &raw::DRIVER];
+static DRIVERS: [&Driver; 5] = [
+    &qcow2::DRIVER,
+    &vdi::DRIVER,
+    &vhdx::DRIVER,
+    &vpc::DRIVER,
+    &raw::DRIVER,
+];
 
 impl Format {
     /// The bytes of the disk, as they are.
