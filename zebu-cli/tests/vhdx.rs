@@ -626,8 +626,8 @@ fn damaged_images_are_refused_as_by_qemu() {
         old[..*width].copy_from_slice(&file[place.clone()]);
         let mut value = damaged(&mut random, u64::from_le_bytes(old));
         if *offset == items + 8 {
-            // QEMU would read gigabytes of zeroes, and expects a large table for no block at all.
-            value = value % (64 * MIB) | 512;
+            // QEMU would read gigabytes of zeroes.
+            value %= 64 * MIB;
         }
         file[place].copy_from_slice(&value.to_le_bytes()[..*width]);
         // QEMU reads only the first copy of the table.
@@ -644,7 +644,11 @@ fn damaged_images_are_refused_as_by_qemu() {
         lab.zebu(&["info", "-f", "vhdx", "x.vhdx"]).orderly(what);
         let check = lab.zebu(&["check", "-f", "vhdx", "x.vhdx"]);
         check.orderly(what);
+        let is_empty = || fs::metadata(lab.path("ours.raw")).unwrap().len() == 0;
         match (ours.status, theirs.status) {
+            // QEMU expects a large table for a disk without blocks.
+            (0, 1) if is_empty() => {}
+            // It takes a disk with larger sectors for a smaller one.
             (0, 0) if *offset == items + 32 => {}
             (0, 0) => {
                 read += 1;
