@@ -29,11 +29,7 @@ fn unsupported_formats_are_refused() {
     }
     let lab = Lab::new();
     for (name, more) in [
-        ("qcow", &[][..]),
-        ("qed", &[]),
-        ("vhdx", &[]),
-        ("vpc", &[]),
-        ("parallels", &[]),
+        ("vhdx", &[][..]),
         ("vmdk", &[]),
         ("vmdk", &["-o", "subformat=monolithicFlat"]),
         (

@@ -10,7 +10,11 @@
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod bochs;
 mod cache;
+mod check;
+mod cloop;
+mod dmg;
 mod extent;
 mod format;
 mod guess;
@@ -18,12 +22,18 @@ mod inflate;
 mod limits;
 mod open;
 mod options;
+mod parallels;
+mod pieces;
+mod qcow;
 pub mod qcow2;
+mod qed;
 mod raw;
 mod registry;
 mod sync;
+mod table;
 mod vdi;
 mod vmdk;
+mod vpc;
 mod wait;
 
 use std::fmt::Debug;
@@ -34,14 +44,16 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub use check::CheckReport;
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::probe;
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};
+use limits::{disk_size, spend};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
-pub use options::{Qcow2Opening, RawPart};
+pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use raw::Raw;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
@@ -104,7 +116,7 @@ pub trait FormatImage: Debug + Send + Sync {
         })
     }
 
-    /// The inflated cluster that contains `guest`, of compressed data in `storage`. A driver may
+    /// The inflated cluster that is mapped at `guest`, of compressed data in `storage`. A driver may
     /// cache clusters for small reads, and may read more than `data` if these do not inflate.
     fn inflated<'a>(
         &'a self,
@@ -137,14 +149,25 @@ pub trait FormatImage: Debug + Send + Sync {
         Box::pin(async move { Ok(known) })
     }
 
-    /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
-    /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
+    /// Checks the metadata, and passes errors to `say`. None: the driver has no check. (For qcow2
+    /// there is [`jobs::check`](crate::jobs::check).)
     fn check<'a>(
         &'a self,
         _queue: &'a Queue,
         _say: &'a mut dyn FnMut(String),
-    ) -> BoxFuture<'a, Result<Option<u64>>> {
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Whether its last writer did not close it; None: the format does not tell, and `info` shows
+    /// nothing.
+    fn is_dirty(&self) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Whether the guest's data are encrypted.
+    fn is_encrypted(&self) -> bool {
+        false
     }
 
     /// The backing file, as the image names it.

@@ -11,20 +11,9 @@ pub const PROBED_BYTES: usize = 512;
 /// that `-f` takes in qemu-img.
 pub fn foreign_format(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, what: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(what));
-    let by_bytes: [(&str, usize, &[u8]); 9] = [
-        ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
-        ("bochs", 0, b"Bochs Virtual HD Image\0"),
-        (
-            "cloop",
-            0,
-            b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0",
-        ),
+    let by_bytes: [(&str, usize, &[u8]); 2] = [
         ("luks", 0, b"LUKS\xba\xbe\x00\x01"),
-        ("parallels", 0, b"WithoutFreeSpace\x02\0\0\0"),
-        ("parallels", 0, b"WithouFreSpacExt\x02\0\0\0"),
-        ("qed", 0, b"QED\0"),
         ("vhdx", 0, b"vhdxfile"),
-        ("vpc", 0, b"conectix"),
     ];
     let found = by_bytes.iter().find(|(_, at, what)| is(*at, what));
     found.map(|(name, ..)| *name)
@@ -43,9 +32,7 @@ mod tests {
     #[test]
     fn formats_are_distinguished_from_disks() {
         for (at, start, name) in [
-            (0, &b"QFI\xfb\0\0\0\x01"[..], Some("qcow")),
-            (0, b"QFI\xfb\0\0\0\0", None),
-            (0, b"QED\0", Some("qed")),
+            (0, &b"QED\0"[..], None),
             (0, b"KDMV\x01", None),
             (0, b"LUKS\xba\xbe\0\x01", Some("luks")),
             (0, b"LUKS\xba\xbe\0\x02", None),

@@ -1,5 +1,6 @@
 //! How images and files are treated: the options of each driver.
 
+pub use crate::drivers::VhdSize;
 pub use crate::drivers::qcow2::OverlapChecks;
 use crate::storage::EngineKind;
 
@@ -13,6 +14,8 @@ pub struct ImageOptions {
     pub raw: RawOptions,
     /// Options of qcow2 images.
     pub qcow2: Qcow2Options,
+    /// Options of VHD images.
+    pub vpc: VpcOptions,
 }
 
 /// Options that every image and every file has.
@@ -85,6 +88,14 @@ pub struct Qcow2Options {
     pub refcount_cache_size: Option<u64>,
     /// `cache-clean-interval`: seconds after which unused cache is freed.
     pub cache_clean_interval: Option<u64>,
+}
+
+/// Options of VHD images (`vpc`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct VpcOptions {
+    /// `force_size_calc`: how the size of the disk is determined.
+    pub size: VhdSize,
 }
 
 /// Options of a file. None: not given, the default holds.
