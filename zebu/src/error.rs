@@ -152,6 +152,14 @@ impl Error {
         Error::Io(io::Error::from_raw_os_error(errno))
     }
 
+    /// The image is encrypted. The words are QEMU's for an image without its key, of any method.
+    pub(crate) fn encrypted() -> Error {
+        Error::Refused(
+            "Parameter 'encrypt.key-secret' is required for cipher: decryption is not supported"
+                .into(),
+        )
+    }
+
     /// There is no bitmap of this name.
     pub(crate) fn bitmap_not_found(name: &[u8]) -> Error {
         Error::Refused(format!("Dirty bitmap '{}' not found", printable(name)))

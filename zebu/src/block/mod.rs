@@ -39,7 +39,7 @@ pub use shared::{InUse, SharedDevice};
 pub use spec::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
-    OverlapChecks, Qcow2Options, RawOptions,
+    OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
 #[cfg(feature = "nbd")]
 pub use spec::{NbdSpec, NbdTls};

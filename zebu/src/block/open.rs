@@ -413,6 +413,7 @@ impl Opening<'_> {
             is_bare: spec.bare,
             is_guessed: spec.is_guessed,
         };
+        let vpc = spec.options.vpc.size;
         let driver = format.driver();
         if self.writes(role) && !driver.is_writable && !for_check {
             return Err(Error::Refused(format!(
@@ -438,6 +439,7 @@ impl Opening<'_> {
             },
             raw,
             qcow2,
+            vpc,
         })
         .await?;
         // A check does not read what is behind the image.

@@ -49,6 +49,7 @@ struct Piece {
     layer: usize,
     storage: StorageId,
     data: CompressedData,
+    /// Where the cluster is mapped.
     guest: u64,
     skip: usize,
     at: usize,
@@ -141,7 +142,8 @@ impl Device {
                 }
                 Mapping::Compressed { data, skip } => {
                     let (image, storage) = (&self.layers()[layer].image, extent.storage);
-                    image.check_compressed(guest, storage, data)?;
+                    let start = guest - skip;
+                    image.check_compressed(start, storage, data)?;
                     if skip == 0 && length == data.inflater.output_len() {
                         plan.packed.push(Packed {
                             layer,
@@ -155,7 +157,7 @@ impl Device {
                             layer,
                             storage,
                             data,
-                            guest,
+                            guest: start,
                             skip: skip as usize,
                             at,
                             length,

@@ -1,5 +1,7 @@
 //! Inflating a piece of compressed data of any format.
 
+#[cfg(feature = "bzip2")]
+use super::bzip2::inflate_bzip2;
 use super::{CodecError, Compression, decompress, inflate_zlib, workers};
 
 /// How a piece of compressed data is inflated.
@@ -22,6 +24,9 @@ pub enum Stream {
         /// dropped.
         most: u32,
     },
+    /// A whole bzip2 stream, whose checksums are verified.
+    #[cfg(feature = "bzip2")]
+    Bzip2,
 }
 
 impl Inflater {
@@ -35,6 +40,8 @@ impl Inflater {
         match self.stream {
             Stream::Cluster(compression) => decompress(compression, source, out),
             Stream::Zlib { most } => inflate_zlib(source, out, most as usize),
+            #[cfg(feature = "bzip2")]
+            Stream::Bzip2 => inflate_bzip2(source, out),
         }
     }
 

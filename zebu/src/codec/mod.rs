@@ -6,6 +6,8 @@
 //! may follow it, and at the end of the file some bytes may be missing. A cluster is good if QEMU
 //! accepts it: see [`Decompressor::decompress`].
 
+#[cfg(feature = "bzip2")]
+mod bzip2;
 mod compress;
 mod decompress;
 mod inflater;
@@ -56,7 +58,7 @@ pub enum CodecError {
         /// Bytes in a cluster.
         expected: usize,
     },
-    /// A zstd frame or a whole zlib stream holds more than a cluster.
+    /// A zstd frame, a whole zlib stream or a bzip2 stream holds more than a cluster.
     #[error("the compressed stream yields more than a cluster of {expected} bytes")]
     Long {
         /// Bytes in a cluster.

@@ -113,7 +113,7 @@ impl AnyImage {
 }
 
 impl AnyImage {
-    /// Refuses compressed data past the end of `storage`.
+    /// Refuses compressed data, mapped at `guest`, past the end of `storage`.
     pub(crate) fn check_compressed(
         &self,
         guest: u64,

@@ -10,8 +10,12 @@
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod bochs;
 mod cache;
+mod check;
+mod cloop;
 mod create;
+mod dmg;
 mod extent;
 mod format;
 mod guess;
@@ -19,10 +23,15 @@ mod inflate;
 mod limits;
 mod open;
 mod options;
+mod parallels;
+mod pieces;
+mod qcow;
 pub mod qcow2;
+mod qed;
 mod raw;
 mod registry;
 mod sync;
+mod table;
 mod vdi;
 mod vhdx;
 mod vmdk;
@@ -37,6 +46,7 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub use check::CheckReport;
 pub(crate) use create::{
     BlockLayout, Linear, NewBlocks, random_uuid, seconds_since, too_large, write_table,
 };
@@ -47,8 +57,9 @@ pub(crate) use guess::probe;
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};
+use limits::{disk_size, spend};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
-pub use options::{Qcow2Opening, RawPart};
+pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use raw::Raw;
 pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
@@ -111,7 +122,7 @@ pub trait FormatImage: Debug + Send + Sync {
         })
     }
 
-    /// The inflated cluster that contains `guest`, of compressed data in `storage`. A driver may
+    /// The inflated cluster that is mapped at `guest`, of compressed data in `storage`. A driver may
     /// cache clusters for small reads, and may read more than `data` if these do not inflate.
     fn inflated<'a>(
         &'a self,
@@ -144,14 +155,25 @@ pub trait FormatImage: Debug + Send + Sync {
         Box::pin(async move { Ok(known) })
     }
 
-    /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
-    /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
+    /// Checks the metadata, and passes errors to `say`. None: the driver has no check. (For qcow2
+    /// there is [`jobs::check`](crate::jobs::check).)
     fn check<'a>(
         &'a self,
         _queue: &'a Queue,
         _say: &'a mut dyn FnMut(String),
-    ) -> BoxFuture<'a, Result<Option<u64>>> {
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
         Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Whether its last writer did not close it; None: the format does not tell, and `info` shows
+    /// nothing.
+    fn is_dirty(&self) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Whether the guest's data are encrypted.
+    fn is_encrypted(&self) -> bool {
+        false
     }
 
     /// The backing file, as the image names it.

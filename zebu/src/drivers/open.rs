@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::options::{Qcow2Opening, RawPart};
+use super::options::{Qcow2Opening, RawPart, VhdSize};
 use super::{AnyImage, BoxFuture, Limits};
 use crate::Result;
 use crate::storage::{Counted, Queue, Storage, Work};
@@ -28,6 +28,8 @@ pub struct OpenRequest<'a> {
     pub raw: RawPart,
     /// Options of qcow2 images.
     pub qcow2: Qcow2Opening,
+    /// Options of VHD images.
+    pub vpc: VhdSize,
 }
 
 /// The use of an image that is opened.
@@ -42,6 +44,16 @@ pub enum Purpose {
         /// Whether an encrypted image opens.
         encrypted: bool,
     },
+}
+
+impl Purpose {
+    /// Whether an encrypted image is of no use for it.
+    pub(crate) fn needs_data(self) -> bool {
+        match self {
+            Purpose::Data | Purpose::Check { encrypted: false } => true,
+            Purpose::Metadata | Purpose::Check { encrypted: true } => false,
+        }
+    }
 }
 
 /// Opens the files that an image names, as far as the caller's policy allows.

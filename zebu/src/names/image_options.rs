@@ -2,6 +2,7 @@
 
 use crate::block::{
     CommonOptions, DetectZeroes, OptionSet, OptionValue, OverlapChecks, Qcow2Options, RawOptions,
+    VhdSize, VpcOptions,
 };
 
 impl OverlapChecks {
@@ -92,6 +93,27 @@ impl RawOptions {
             return Err("Specified size is not multiple of 512".into());
         }
         Ok(raw)
+    }
+}
+
+impl VpcOptions {
+    pub(super) fn take(options: &mut OptionSet) -> Result<VpcOptions, String> {
+        let size = match options.take_text("force_size_calc").as_deref() {
+            None => VhdSize::ByCreator,
+            Some("chs") => VhdSize::Chs,
+            Some("current_size") => VhdSize::CurrentSize,
+            Some(other) => return Err(format!("Invalid size calculation mode: '{other}'")),
+        };
+        Ok(VpcOptions { size })
+    }
+}
+
+/// Takes the options by which a Parallels image grows, which is only read.
+pub(super) fn check_preallocation(options: &mut OptionSet) -> Result<(), String> {
+    options.take_size("prealloc-size")?;
+    match options.take_text("prealloc-mode").as_deref() {
+        None | Some("falloc" | "truncate") => Ok(()),
+        Some(other) => Err(format!("invalid parameter value: {other}")),
     }
 }
 

@@ -20,14 +20,15 @@ pub struct Report {
     pub virtual_size: u64,
     /// Bytes that the file takes on its device, if that is known.
     pub disk_size: Option<u64>,
-    /// A server has the bytes.
-    pub is_remote: bool,
     /// The files: the extents that have one of their own, from the last on, and the image's,
     /// unless that is the image itself, named without a format.
     pub files: Vec<FileReport>,
     /// The unit of allocation, if the format has one.
     pub cluster_size: Option<u64>,
     pub backing: Option<Backing>,
+    pub is_encrypted: bool,
+    /// Whether its last writer did not close it, if that is known.
+    pub is_dirty: Option<bool>,
     pub qcow2: Option<Qcow2Report>,
     /// "Format specific information".
     pub specific: Option<Value>,
@@ -59,8 +60,6 @@ pub struct Backing {
 
 /// What only qcow2 images have.
 pub struct Qcow2Report {
-    pub is_encrypted: bool,
-    pub is_dirty: bool,
     pub snapshots: Vec<Snapshot>,
 }
 
@@ -77,15 +76,19 @@ impl Report {
             true => FileReport::below(&layer.spec.file, file)?,
             false => Some(FileReport::of("file", &layer.spec.file, file)?),
         });
+        let is_remote = layer.spec.file.nbd().is_some();
+        // Of a server's bytes it is not known.
+        let is_known = !is_remote || layer.as_raw().is_none();
         Ok(Report {
             name: layer.spec.display_name(),
             format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,
-            is_remote: layer.spec.file.nbd().is_some(),
             files,
             cluster_size: layer.cluster_size(),
             backing: Backing::of(layer),
+            is_encrypted: layer.is_encrypted(),
+            is_dirty: layer.is_dirty().filter(|_| is_known),
             specific: specific::of(queue, device)?,
             qcow2: layer.as_qcow2().map(Qcow2Report::of),
             untrusted: None,
@@ -124,13 +127,10 @@ impl Report {
             map.add("full-backing-filename", &backing.full_name);
             map.add("backing-filename", &backing.name);
         }
-        if self.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+        if self.is_encrypted {
             map.add("encrypted", true);
         }
-        let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
-        // Of a server's bytes it is not known.
-        let is_known = !self.is_remote || self.cluster_size.is_some();
-        if let Some(is_dirty) = is_dirty.or(is_known.then_some(false)) {
+        if let Some(is_dirty) = self.is_dirty {
             map.add("dirty-flag", is_dirty);
         }
         if let Some(untrusted) = &self.untrusted {
@@ -238,10 +238,7 @@ impl Backing {
 
 impl Qcow2Report {
     fn of(image: &Image) -> Self {
-        let header = image.header();
         Qcow2Report {
-            is_encrypted: header.is_encrypted(),
-            is_dirty: header.is_dirty(),
             snapshots: image.snapshots().to_vec(),
         }
     }

@@ -28,13 +28,13 @@ fn report(report: &Report) -> Vec<u8> {
         exact(report.virtual_size),
         disk_size(report.disk_size)
     );
-    if report.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+    if report.is_encrypted {
         out.extend(b"encrypted: yes\n");
     }
     if let Some(cluster_size) = report.cluster_size {
         let _ = writeln!(out, "cluster_size: {cluster_size}");
     }
-    if report.qcow2.as_ref().is_some_and(|q| q.is_dirty) {
+    if report.is_dirty == Some(true) {
         out.extend(b"cleanly shut down: no\n");
     }
     if let Some(backing) = &report.backing {

@@ -17,7 +17,7 @@ pub use null::NullSpec;
 pub(crate) use option_set::{OptionSet, OptionValue};
 pub use options::{
     CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
-    OverlapChecks, Qcow2Options, RawOptions,
+    OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
 
 use super::Format;

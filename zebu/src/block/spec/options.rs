@@ -1,5 +1,6 @@
 //! How images and files are treated: the options of each driver.
 
+pub use crate::drivers::VhdSize;
 pub use crate::drivers::qcow2::OverlapChecks;
 use crate::storage::EngineKind;
 
@@ -13,6 +14,8 @@ pub struct ImageOptions {
     pub raw: RawOptions,
     /// Options of qcow2 images.
     pub qcow2: Qcow2Options,
+    /// Options of VHD images.
+    pub vpc: VpcOptions,
 }
 
 /// Options that every image and every file has.
@@ -79,6 +82,14 @@ pub struct Qcow2Options {
     pub l2_cache_entry_size: Option<u64>,
     /// `refcount-cache-size`: bytes of refcount blocks.
     pub refcount_cache_size: Option<u64>,
+}
+
+/// Options of VHD images (`vpc`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct VpcOptions {
+    /// `force_size_calc`: how the size of the disk is determined.
+    pub size: VhdSize,
 }
 
 /// Options of a file. None: not given, the default holds.

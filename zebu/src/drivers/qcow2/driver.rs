@@ -87,9 +87,8 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         (Some(data), Some((_, work))) => Some(Arc::new(Counted::new(data, work.clone()))),
         (data, _) => data,
     };
-    match purpose {
-        Purpose::Metadata | Purpose::Check { encrypted: true } => {}
-        Purpose::Data | Purpose::Check { encrypted: false } => image.refuse_encrypted()?,
+    if purpose.needs_data() {
+        image.refuse_encrypted()?;
     }
     let mut image = image.finish(queue, data, qcow2.caches).await?;
     if write && purpose == Purpose::Data {
@@ -169,6 +168,14 @@ impl FormatImage for SharedImage {
         _storage: StorageId,
     ) -> BoxFuture<'a, Result<Holes>> {
         Box::pin(async move { self.is_preallocated(queue).await.map(holes) })
+    }
+
+    fn is_dirty(&self) -> Option<bool> {
+        Some(self.header().is_dirty())
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.header().is_encrypted()
     }
 
     fn backing(&self) -> Option<BackingName<'_>> {

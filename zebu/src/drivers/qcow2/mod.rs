@@ -214,7 +214,7 @@ impl Image {
         }
     }
 
-    /// Refuses compressed data past the end of the file.
+    /// Refuses compressed data, mapped at `guest`, past the end of the file.
     pub(crate) fn check_compressed(&self, guest: u64, data: CompressedData) -> Result<()> {
         match self.is_past_end(data.last())? {
             true => Err(data.past_end(guest)),

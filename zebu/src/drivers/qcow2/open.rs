@@ -109,11 +109,7 @@ impl OpenImage {
         if !self.header.is_encrypted() {
             return Ok(());
         }
-        // QEMU's words for an image without its key, of either method.
-        Err(Error::Refused(
-            "Parameter 'encrypt.key-secret' is required for cipher: decryption is not supported"
-                .into(),
-        ))
+        Err(Error::encrypted())
     }
 
     /// Reads the tables. `data` is the external data file, if the image has one.

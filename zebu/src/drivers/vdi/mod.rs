@@ -8,9 +8,10 @@ mod create;
 
 use std::sync::Arc;
 
+use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
-    OpenRequest, StorageId, check_limit,
+    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
+    Mapping, OpenRequest, StorageId, spend,
 };
 use crate::format::{FormatError, HostOffset};
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
@@ -50,8 +51,6 @@ const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
 /// never written.
 const NO_BLOCK: u32 = 0xffff_fffe;
-/// Bytes of the map that are read at a time.
-const PIECE: u64 = 1 << 20;
 /// Blocks that one extent covers at most, which bounds the work for callers that use only its
 /// start.
 const MAX_RUN: u64 = 1024;
@@ -99,8 +98,7 @@ fn check_size(size: u64) -> Result<()> {
 impl Header {
     /// The header in the first [`HEADER_BYTES`] of a file.
     fn decode(bytes: &[u8]) -> Result<Self> {
-        let array = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-        let u32_at = |at| u32::from_le_bytes(array(at).unwrap_or_default());
+        let u32_at = |at| u32::from_le_bytes(array(bytes, at));
         let u64_at = |at| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         let is_null = |at: usize| bytes.get(at..at + 16).is_some_and(|uuid| uuid == [0; 16]);
         let size = u64_at(0x170);
@@ -178,25 +176,18 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let map_bytes = u64::from(header.blocks) * 4;
     if let Some((limits, _)) = &limits {
         limits.check_size(header.size)?;
-        limits.check_table("The block map's length", map_bytes)?;
-        check_limit("memory", "The need for memory", map_bytes, limits.memory)?;
+        limits.check_kept_table("The block map's length", map_bytes)?;
     }
-    // QEMU reads zeroes there, and so maps each block to the first one.
-    if header.map_offset + map_bytes > file_len {
-        return Err(refused(format!(
-            "VDI block map at {:#x} ({} blocks) reaches past the end of the file",
-            header.map_offset, header.blocks
-        )));
-    }
-    let mut map = Vec::with_capacity(header.blocks as usize);
-    let (mut at, end) = (header.map_offset, header.map_offset + map_bytes);
-    while at < end {
-        let length = (end - at).min(PIECE);
-        let bytes = storage::read_vec(&*file, queue, at, length as usize).await?;
-        let (entries, _) = bytes.as_chunks();
-        map.extend(entries.iter().map(|entry| u32::from_le_bytes(*entry)));
-        at += length;
-    }
+    let (at, blocks) = (header.map_offset, header.blocks.into());
+    let map = read_table(
+        queue,
+        &*file,
+        "The block map",
+        at,
+        blocks,
+        u32::from_le_bytes,
+    )
+    .await?;
     Ok(AnyImage::new(Box::new(Vdi {
         file,
         file_len,
@@ -235,7 +226,8 @@ impl Vdi {
         }
     }
 
-    /// See [`FormatImage::check`].
+    /// Checks that every mapped block is inside the image and used once, and that their number is
+    /// that of the header. Returns the number of errors.
     fn check(&self, say: &mut dyn FnMut(String)) -> u64 {
         let mut used = vec![false; self.map.len()];
         let (mut errors, mut allocated) = (0, 0);
@@ -289,10 +281,7 @@ impl FormatImage for Vdi {
     }
 
     fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
+        spend(self.work.as_deref(), work)
     }
 
     fn load_extent<'a>(
@@ -318,14 +307,15 @@ impl FormatImage for Vdi {
         })
     }
 
-    /// Checks that every mapped block is inside the image and used once, and that their number is
-    /// that of the header.
     fn check<'a>(
         &'a self,
         _queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
-    ) -> BoxFuture<'a, Result<Option<u64>>> {
-        let errors = Vdi::check(self, say);
-        Box::pin(std::future::ready(Ok(Some(errors))))
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        let report = CheckReport {
+            corruptions: Vdi::check(self, say),
+            ..CheckReport::default()
+        };
+        Box::pin(std::future::ready(Ok(Some(report))))
     }
 }

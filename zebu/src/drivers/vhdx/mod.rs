@@ -25,8 +25,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{
-    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    OpenRequest, StorageId, check_limit,
+    AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
+    LOOKUP_WORK, OpenRequest, StorageId, check_limit,
 };
 use crate::storage::{LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
@@ -175,8 +175,13 @@ impl FormatImage for Vhdx {
         &'a self,
         queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
-    ) -> BoxFuture<'a, Result<Option<u64>>> {
-        Box::pin(async move { Vhdx::check(self, queue, say).await.map(Some) })
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(async move {
+            Ok(Some(CheckReport {
+                corruptions: Vhdx::check(self, queue, say).await?,
+                ..CheckReport::default()
+            }))
+        })
     }
 
     fn backing(&self) -> Option<BackingName<'_>> {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use super::cache::Cache;
 use super::{
-    BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Mapping, StorageId, inflate,
+    BackingName, BoxFuture, CheckReport, CompressedData, Driver, Extent, Format, FormatImage,
+    Holes, LOOKUP_WORK, Mapping, StorageId, inflate,
 };
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
@@ -433,8 +433,11 @@ impl FormatImage for Vmdk {
         &'a self,
         queue: &'a Queue,
         say: &'a mut dyn FnMut(String),
-    ) -> BoxFuture<'a, Result<Option<u64>>> {
-        Box::pin(async move { self.check_grains(queue, say).await.map(|()| Some(0)) })
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(async move {
+            self.check_grains(queue, say).await?;
+            Ok(Some(CheckReport::default()))
+        })
     }
 
     fn backing(&self) -> Option<BackingName<'_>> {
