@@ -25,6 +25,8 @@ pub struct Report {
     /// The files: the extents that have one of their own, from the last on, and the image's,
     /// unless that is the image itself, named without a format.
     pub files: Vec<FileReport>,
+    /// The image has one unit of allocation at most.
+    pub is_uniform: bool,
     /// The unit of allocation, if the format has one.
     pub cluster_size: Option<u64>,
     pub backing: Option<Backing>,
@@ -84,6 +86,7 @@ impl Report {
             disk_size,
             is_remote: layer.spec.file.nbd().is_some(),
             files,
+            is_uniform: layer.as_vmdk().is_none_or(Vmdk::is_uniform),
             cluster_size: layer.cluster_size(),
             backing: Backing::of(layer),
             specific: specific::of(queue, device)?,
@@ -129,7 +132,7 @@ impl Report {
         }
         let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
         // Of a server's bytes it is not known.
-        let is_known = !self.is_remote || self.cluster_size.is_some();
+        let is_known = (!self.is_remote || self.cluster_size.is_some()) && self.is_uniform;
         if let Some(is_dirty) = is_dirty.or(is_known.then_some(false)) {
             map.add("dirty-flag", is_dirty);
         }
