@@ -353,7 +353,12 @@ impl Set {
         let device = open(queue, disk)?;
         if let Some(bitmap) = &before.bitmap {
             match queue.block_on(recorded(queue, &device, bitmap)) {
-                Ok(bits) => return Ok(bits),
+                Ok(mut bits) => {
+                    // QEMU does not record that a disk was made larger, which may show what a longer
+                    // backing file has there.
+                    bits.set(before.size.min(bits.size())..bits.size());
+                    return Ok(bits);
+                }
                 Err(error) if error.kind() == ErrorKind::Io => {
                     return Err(Error::image(&disk.name)(error));
                 }
@@ -449,7 +454,7 @@ fn hold(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
 /// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is
 /// used.
 fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
-    if disk.bitmap.is_some() {
+    if disk.bitmap.is_some() || is_read_only(&disk.source) {
         return Ok(None);
     }
     // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
@@ -469,6 +474,14 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
         Err(error) if error.kind() == ErrorKind::NotPermitted => Ok(None),
         Err(error) => Err(Error::image(&disk.name)(error)),
     }
+}
+
+/// Whether the options of an image say that it is only read.
+fn is_read_only(image: &Source) -> bool {
+    image.resolve(None, None).is_ok_and(|spec| {
+        let (image, file) = (&spec.options.common, &spec.file.options.common);
+        [image.read_only, file.read_only].contains(&Some(true))
+    })
 }
 
 /// What is dirty in the bitmap of the last point. An error unless it is enabled and consistent.

@@ -432,6 +432,68 @@ fn points_are_kept_for_each_disk() {
     lab.zebu(&["backup", "verify", "set"]).ok("verify");
 }
 
+#[test]
+fn a_disk_that_was_made_larger_is_backed_up() {
+    let lab = Lab::new();
+    lab.make("create base.qcow2 16M; io base.qcow2: write -P 1 0 16M");
+    lab.make("create -b base.qcow2 -F qcow2 disk.qcow2 4M; io disk.qcow2: write -P 2 1M 64k");
+    for (program, size) in [
+        ("qemu", "9M"),
+        ("zebu", "11M"),
+        ("qemu", "15M"),
+        ("zebu", "6M"),
+    ] {
+        backup(&lab, &[]);
+        let args = [
+            "resize",
+            "-q",
+            "-f",
+            "qcow2",
+            "--shrink",
+            "disk.qcow2",
+            size,
+        ];
+        match program {
+            "zebu" => lab.zebu(&args).ok(size),
+            _ => lab.qemu_img(&args).ok(size),
+        };
+        backup(&lab, &[]);
+        let last = *points(&lab).last().expect("a point");
+        assert!(
+            restored(&lab, last) == content(&lab, "disk.qcow2"),
+            "{size}"
+        );
+    }
+}
+
+#[test]
+fn sources_that_are_only_read_are_compared() {
+    let lab = Lab::new();
+    lab.make("create disk.qcow2 8M");
+    let options = "driver=qcow2,read-only=on,file.filename=disk.qcow2";
+    for pattern in ["1", "2"] {
+        let take = [
+            "backup",
+            "--name",
+            "disk",
+            "--to",
+            "set",
+            "--image-opts",
+            options,
+        ];
+        lab.zebu(&take).ok("backup");
+        assert_eq!(bitmap(&lab), None);
+        let last = *points(&lab).last().expect("a point");
+        assert!(restored(&lab, last) == content(&lab, "disk.qcow2"));
+        zebu_io(&lab, &[&format!("write -P {pattern} 1M 64k")]);
+    }
+    let shared = ["backup", "-U", "disk.qcow2", "--to", "set"];
+    refused(&lab.zebu(&shared), "--force-share");
+    refused(&lab.zebu(&["backup", "keep", "set"]), "Expecting <N>");
+    let help = lab.zebu(&["help", "backup"]).ok("help").out;
+    assert!(help.contains("--keep"), "{help}");
+}
+
 /// The files of a set are neither backed up, which would add bitmaps to them, nor overwritten, by
 /// whatever name.
 #[test]

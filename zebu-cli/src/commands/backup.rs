@@ -225,6 +225,10 @@ fn take(arguments: &Take) -> Outcome {
 
 /// The disks with their names in the set.
 fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
+    if arguments.source.force_share {
+        let why = "A disk that another program writes cannot be backed up (--force-share)";
+        return Err(Failure::new(why));
+    }
     if arguments.names.is_empty() {
         return Err(Failure::new("Expecting at least one disk").with_hint());
     }
@@ -345,6 +349,8 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
             )));
         }
     };
+    set.refuse_own(&zebu::Source::Name(arguments.target.clone()))
+        .map_err(failure)?;
     let image = set.image(&open::queue()?, disk, number).map_err(failure)?;
     // The chain of files was just checked; a conversion does the rest.
     let mut convert: Vec<OsString> = ["-f", "qcow2", "-W", "-O"].map(OsString::from).into();
