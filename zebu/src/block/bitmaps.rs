@@ -172,7 +172,7 @@ impl Device {
         for image in self.layers().iter().filter_map(|layer| layer.as_qcow2()) {
             let list = image.bitmaps(queue).await?;
             if list.iter().any(|state| state.entry.name == name) {
-                return image.live_bitmap(queue, name).await.map(DirtyBits);
+                return image.bitmap_by_name(queue, name).await.map(DirtyBits);
             }
         }
         let name = crate::format::printable(name);
@@ -300,8 +300,9 @@ mod tests {
     //! itself is changed.
     use super::*;
     use crate::OpenOptions;
+    use crate::format::EXTENSION_BITMAPS;
     use crate::jobs::{CreateQcow2, create_qcow2};
-    use crate::storage::{Memory, QueueOptions};
+    use crate::storage::{self, Memory, QueueOptions};
 
     const CLUSTER: u64 = 64 << 10;
 
@@ -368,5 +369,34 @@ mod tests {
         let device = open();
         let stored = queue.block_on(device.bitmap(&queue, "on")).unwrap();
         assert_eq!(ranges(&stored), [seven]);
+    }
+
+    #[test]
+    fn a_bitmap_that_cannot_record_is_not_live() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let create = CreateQcow2::default().size(64 * CLUSTER);
+        let storage = Arc::new(Memory::new(Vec::new()));
+        let options = OpenOptions::default().write(true);
+        let created = create_qcow2(&queue, &*storage, None, &create, |_| {});
+        queue.block_on(created).unwrap();
+        let mut device = Device::from_storage(&queue, storage.clone(), &options).unwrap();
+        queue.block_on(async {
+            device.bitmap_add(&queue, "b", None, true).await.unwrap();
+            let bytes = queue.buffer(512);
+            device.write_buffer(&queue, 0, bytes, 512).await.1.unwrap();
+            device.close(&queue).await.unwrap();
+        });
+        // The bits are in the L1 table, by the bitmap's table.
+        let bytes = storage.to_vec();
+        let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        let extension = EXTENSION_BITMAPS.to_be_bytes();
+        let at = bytes.windows(4).position(|word| word == extension).unwrap();
+        let (table, l1) = (word(word(at + 24) as usize), word(40).to_be_bytes());
+        let written = storage::write_slice(&*storage, &queue, table, &l1);
+        queue.block_on(written).unwrap();
+        let device = Device::from_storage(&queue, storage, &options).unwrap();
+        let live = queue.block_on(device.live_bitmap(&queue, "b"));
+        let text = "Bitmap 'b' is inconsistent and cannot be used";
+        assert_eq!(live.unwrap_err().to_string(), text);
     }
 }

@@ -4,13 +4,16 @@ use std::sync::{Arc, Mutex};
 
 use super::{Bitmaps, Bits, Loaded};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::frees::Freed;
 use crate::drivers::qcow2::writer::Writer;
-use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, check_table};
+use crate::format::{
+    BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_BYTES, check_table,
+};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 impl Image {
-    /// Reads the bits of a bitmap and the table that has them.
+    /// Reads the bits of a bitmap. Also returns its clusters.
     ///
     /// # Errors
     ///
@@ -19,7 +22,7 @@ impl Image {
         &self,
         queue: &Queue,
         entry: &BitmapEntry,
-    ) -> Result<(Bits, Vec<BitmapTableEntry>)> {
+    ) -> Result<(Bits, Vec<Freed>)> {
         entry.check(&self.geometry)?;
         if !entry.extra_data.is_empty() && !entry.extra_data_compatible() {
             return Err(constraint(entry, "it has extra data of an unknown kind"));
@@ -51,7 +54,7 @@ impl Image {
             }
         }
         bits.stored(true);
-        Ok((bits, table))
+        Ok((bits, self.bitmap_clusters(entry.table_offset, &table)))
     }
 
     /// Reads the table of a bitmap.
@@ -61,6 +64,10 @@ impl Image {
         entry: &BitmapEntry,
     ) -> Result<Vec<BitmapTableEntry>> {
         let entries = u64::from(entry.table_size);
+        // A damaged entry may name a hole of any size.
+        if entries * self.geometry.cluster_size() > MAX_BITMAP_BYTES {
+            return Err(constraint(entry, "its clusters are more than 512 MiB"));
+        }
         check_table(
             "Bitmap table",
             entry.table_offset,
@@ -153,10 +160,10 @@ impl Image {
             false => Err(constraint(entry, "its clusters are not its own")),
         };
         match loaded {
-            Ok((bits, table)) => Ok(Some(Loaded {
+            Ok((bits, clusters)) => Ok(Some(Loaded {
                 bits: Arc::new(bits),
                 is_enabled: entry.auto(),
-                table: Mutex::new(table),
+                clusters: Mutex::new(clusters),
             })),
             Err(Error::Format(error)) => {
                 tracing::warn!("a bitmap is inconsistent from now on: {error}");
