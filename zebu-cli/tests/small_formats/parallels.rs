@@ -97,13 +97,15 @@ fn options_are_checked() {
     }
 }
 
-/// Whether the check can be compared. QEMU aborts if an entry is not in the image, and may find
-/// nothing wrong with one before the data.
+/// Whether the check can be compared. QEMU aborts if an entry is not in the image, may find nothing
+/// wrong with one before the data, and fails if the last entry is a duplicate.
 fn can_be_compared(lab: &Lab) -> bool {
     let check = ["check", "-f", "parallels", "x.hds"];
     let ours = lab.zebu(&check);
     ours.orderly("a check");
-    lab.qemu_img(&check).status != 134 && !ours.err.contains("before the data")
+    let theirs = lab.qemu_img(&check);
+    let is_result = theirs.status != 134 && !theirs.err.contains("Check failed");
+    is_result && !ours.err.contains("before the data")
 }
 
 #[test]
@@ -144,7 +146,12 @@ fn damaged_images_are_refused_as_by_qemu() {
         lab.patch("x.hds", *offset, &value.to_le_bytes()[..*width]);
         let what = &format!("case {number}: {value:#x} at {offset:#x}");
         let subject = Subject::new(&lab, "x.hds", "parallels").given();
-        let mut reports = vec!["info", "map --output=json"];
+        let mut reports = vec!["info"];
+        // QEMU counts sectors in 32 bits.
+        let info = lab.zebu(&["info", "-f", "parallels", "x.hds"]);
+        if info.status == 0 && virtual_size(&lab, "x.hds", "parallels") < 1 << 40 {
+            reports.push("map --output=json");
+        }
         // The size of a cluster is rounded strangely by QEMU, if it is no power of two.
         if *offset != 28 && can_be_compared(&lab) {
             reports.extend(["check", "check --output=json"]);

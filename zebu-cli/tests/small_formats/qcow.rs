@@ -85,6 +85,9 @@ fn images_are_read_as_by_qemu() {
         subject.same_reports(REPORTS, what);
         assert_same_answer(lab, &["info", "--backing-chain", "x.qcow"], what);
         subject.same_bytes(what);
+        if !lab.path("over.qcow2").exists() {
+            return;
+        }
         assert_same_answer(lab, &["map", "--output=json", "over.qcow2"], what);
         if random.one_in(4) {
             subject.is_served_as("theirs.raw", what);

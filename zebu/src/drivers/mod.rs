@@ -171,6 +171,12 @@ pub trait FormatImage: Debug + Send + Sync {
         Some(false)
     }
 
+    /// Whether it could have persistent bitmaps, and has none. (For qcow2 there is
+    /// [`Device::bitmaps`](crate::Device::bitmaps).)
+    fn has_no_bitmaps(&self) -> bool {
+        false
+    }
+
     /// Whether the guest's data are encrypted.
     fn is_encrypted(&self) -> bool {
         false

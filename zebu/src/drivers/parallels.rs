@@ -67,6 +67,8 @@ struct Header {
     in_use: bool,
     /// The sector at which data begin; 0 in some old images.
     data_offset: u32,
+    /// There is a format extension, which may have bitmaps.
+    has_extension: bool,
 }
 
 /// An open Parallels image.
@@ -117,6 +119,7 @@ impl Header {
             },
             in_use: u32_at(44) == IN_USE,
             data_offset: u32_at(48),
+            has_extension: u64_at(56) != 0,
         };
         if header.tracks == 0 {
             return Err(refused("Invalid image: Zero sectors per track"));
@@ -346,5 +349,9 @@ impl FormatImage for Parallels {
 
     fn is_dirty(&self) -> Option<bool> {
         None
+    }
+
+    fn has_no_bitmaps(&self) -> bool {
+        !self.header.has_extension
     }
 }

@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(crc.finish(), 0xe306_9283);
         let whole = Crc::of_start(b"head\xff\xff\xff\xff789").finish();
         let mut zeroed = Crc(!0);
-        zeroed.update(b"head\0\0\0\0789");
+        zeroed.update(b"head\x00\x00\x00\x00789");
         assert_eq!(whole, zeroed.finish());
     }
 }
