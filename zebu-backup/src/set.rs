@@ -78,7 +78,7 @@ impl Set {
         })
     }
 
-    /// What the set consists of.
+    /// The list of its points and files.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -25,15 +25,15 @@ pub struct BitmapInfo {
     pub inconsistent: bool,
 }
 
-/// Parts of a disk, in units of the granularity: those that a bitmap has as dirty.
+/// Which parts of a disk are dirty, in units of the granularity.
 ///
-/// Those of [`Device::live_bitmap`] follow a bitmap until [`DirtyBits::set`] or
-/// [`DirtyBits::merge`], which change a copy. So do their clones.
+/// The result of [`Device::live_bitmap`] follows a bitmap until [`DirtyBits::set`] or
+/// [`DirtyBits::merge`], which change a copy. So do its clones.
 #[derive(Clone, Debug)]
 pub struct DirtyBits(Arc<Bits>);
 
 impl DirtyBits {
-    /// Nothing of a disk of `size` bytes. `granularity`: bytes to a bit.
+    /// Nothing is dirty of a disk of `size` bytes. `granularity`: bytes to a bit.
     ///
     /// # Panics
     ///
@@ -109,7 +109,7 @@ impl DirtyBits {
         Arc::make_mut(&mut self.0).set(range);
     }
 
-    /// Makes dirty what `other` has as dirty. Its size and granularity may be others.
+    /// Makes dirty what is dirty in `other`, of any size and granularity.
     pub fn merge(&mut self, other: &DirtyBits) {
         Arc::make_mut(&mut self.0).merge(&other.0);
     }
@@ -137,8 +137,8 @@ impl Device {
             .collect())
     }
 
-    /// What a bitmap has as dirty. It does not change with the bitmap. Of a bitmap that is enabled,
-    /// requests in flight may be missing.
+    /// What is dirty in a bitmap. The result does not change with the bitmap. Of a bitmap that is
+    /// enabled, requests in flight may be missing.
     ///
     /// # Errors
     ///
@@ -157,9 +157,9 @@ impl Device {
         }
     }
 
-    /// What a bitmap has as dirty, from now on at each moment: changes that it records show in what
-    /// is returned, before their requests end. Nothing is copied. A change of the whole bitmap by
-    /// `&mut Device` (a resize, a clear) does not show.
+    /// What is dirty in a bitmap, now and later: changes that it records show in the result before
+    /// their requests end. Nothing is copied. A change of the whole bitmap by `&mut Device` (a
+    /// resize, a clear) does not show.
     ///
     /// The bitmap is that of the first image of the chain that has one of this name, as in QEMU's
     /// exports. Its disk may have another size than the device.
@@ -208,7 +208,8 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Removes a bitmap of the top image, in whatever state it is. Durable on return.
+    /// Removes a bitmap of the top image, also a damaged one. Durable on return. Its space is freed
+    /// unless the disk or a snapshot refers to it, too: for that all L2 tables are read.
     ///
     /// # Errors
     ///
@@ -218,7 +219,7 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Makes nothing dirty in a bitmap. Durable on return.
+    /// Clears a bitmap: nothing is dirty in it. Durable on return.
     ///
     /// # Errors
     ///
@@ -228,7 +229,7 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Has a bitmap record changes from now on, or not any more. Durable on return.
+    /// Enables or disables a bitmap: whether it records changes from now on. Durable on return.
     ///
     /// # Errors
     ///
@@ -243,8 +244,8 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Makes dirty in a bitmap what `other` has as dirty, of whatever size and granularity. Durable
-    /// on return.
+    /// Makes dirty in a bitmap what is dirty in `other`, of any size and granularity. Durable on
+    /// return.
     ///
     /// # Errors
     ///

@@ -60,7 +60,7 @@ impl Bits {
         self.granularity_bits
     }
 
-    /// The disk has another size. Bits of what it gained are not set.
+    /// Changes the size of the disk. Bits of what is added are not set.
     pub(crate) fn resize(&mut self, size: u64) {
         let old = self.len();
         self.size = size;
@@ -102,8 +102,8 @@ impl Bits {
         self.changed.load(Ordering::SeqCst)
     }
 
-    /// Its bits are on the disk, but for those that are set from now on. To be called before they
-    /// are looked at; `false` takes that back.
+    /// Notes whether the disk has the bits. A store calls it before it reads them: bits that are set
+    /// from then on count as changed.
     pub(crate) fn stored(&self, stored: bool) {
         self.changed.store(!stored, Ordering::SeqCst);
     }

@@ -17,7 +17,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// If the bitmap is not valid or cannot be read. Nothing says whether it is consistent.
+    /// If the bitmap is not valid or cannot be read. Whether it is in use is not checked.
     pub(super) async fn load_bitmap(
         &self,
         queue: &Queue,
@@ -85,8 +85,8 @@ impl Image {
             .collect())
     }
 
-    /// Called before the first change of an image, and before the first one after a store: has the
-    /// enabled bitmaps in memory and marked as in use on the disk. The caller has passed the gate of
+    /// Loads the enabled bitmaps and marks them as in use on the disk. To be called before the first
+    /// change of an image, and before the first one after a store. The caller has passed the gate of
     /// metadata, or is alone.
     ///
     /// False if the directory is damaged: its bitmaps must not count as consistent any more.
@@ -117,8 +117,8 @@ impl Image {
         Ok(true)
     }
 
-    /// The state of the bitmaps, with the bits of those that are enabled and consistent. The caller
-    /// has passed the gate of metadata, or is alone.
+    /// The state of the bitmaps. Those that are enabled and consistent are loaded. The caller has
+    /// passed the gate of metadata, or is alone.
     ///
     /// # Errors
     ///
@@ -147,8 +147,8 @@ impl Image {
         }))
     }
 
-    /// A consistent bitmap in memory; none, with a warning, if it is damaged, or if its clusters are
-    /// not its own.
+    /// Loads a consistent bitmap. None, with a warning, if it is damaged, or if its clusters are not
+    /// its own.
     pub(super) async fn load_if_valid(
         &self,
         queue: &Queue,

@@ -7,7 +7,7 @@
 //!   ([`Image::announce`](super::Image::announce)).
 //! - A store writes the bits to new clusters, durably, and clears the flag last.
 //!
-//! A bitmap that cannot be read stays `in_use`. It never keeps the image from being used.
+//! A bitmap that cannot be read stays `in_use`. The image can be used all the same.
 
 mod bits;
 mod directory;
@@ -106,8 +106,8 @@ impl Bitmaps {
         self.bits.get(index)?.as_ref()
     }
 
-    /// The disk has another size now. Bitmaps that cannot be stored for that size stay marked as in
-    /// use.
+    /// Adapts the bits to another size of the disk. Bitmaps that cannot be stored for that size stay
+    /// marked as in use.
     pub(super) fn resize(&mut self, size: u64) {
         for place in &mut self.bits {
             let Some(loaded) = place else { continue };
@@ -181,7 +181,7 @@ impl Image {
     }
 
     /// The directory of the bitmaps: that of the writer, or as it is on the disk. Empty if the image
-    /// has no bitmaps, or if what it says of them is out of date.
+    /// has no bitmaps, or if a program that does not know them has written to the image.
     ///
     /// # Errors
     ///

@@ -39,7 +39,7 @@ struct Before {
     index: usize,
     bits: Bits,
     is_enabled: bool,
-    /// Those of its entry, in use.
+    /// The flags of its entry, which is in use.
     flags: u32,
 }
 
@@ -144,7 +144,7 @@ impl Image {
         self.mark_in_use(queue, &[before.index]).await
     }
 
-    /// Has a consistent bitmap in memory, and marks it as in use on the disk.
+    /// Loads a consistent bitmap, and marks it as in use on the disk.
     async fn open_bitmap(&mut self, queue: &Queue, index: usize) -> Result<()> {
         let bitmaps = self.bitmaps_mut()?;
         let entry = bitmaps.directory().entries[index].clone();
@@ -170,8 +170,8 @@ impl Image {
         Ok(())
     }
 
-    /// Has all consistent bitmaps in memory and marked as in use, for a change of the disk's size:
-    /// the table of a consistent bitmap has the size that goes with the disk's.
+    /// Loads all consistent bitmaps and marks them as in use, before the size of the disk changes:
+    /// the table of a consistent bitmap must match that size.
     pub(crate) async fn open_all_bitmaps(&mut self, queue: &Queue) -> Result<()> {
         let directory = self.bitmaps_mut()?.directory().clone();
         let mut consistent = Vec::new();
@@ -191,14 +191,14 @@ impl Image {
         self.mark_in_use(queue, &consistent).await
     }
 
-    /// The disk has another size now, of which all of the change counts as written.
+    /// Adapts the bitmaps to the new size of the disk. What was added counts as written.
     pub(in crate::drivers::qcow2) fn resize_bitmaps(&mut self) -> Result<()> {
         let size = self.size();
         self.bitmaps_mut()?.resize(size);
         Ok(())
     }
 
-    /// The state of the bitmaps; that of an image without any is empty.
+    /// The state of the bitmaps, which is empty for an image without bitmaps.
     fn bitmaps_mut(&mut self) -> Result<&mut Bitmaps> {
         self.writer()?;
         let writer = self.writer.as_mut().expect("checked above");
