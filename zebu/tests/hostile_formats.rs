@@ -69,8 +69,8 @@ fn damaged_images() {
             if let Ok(device) = open(queue, format, &image.bytes, policy) {
                 disk_of(queue, &device);
                 let mut said = 0;
-                let checked = device.top().check(queue, &mut |_| said += 1);
-                let _ = queue.block_on(checked);
+                let mut say = |_| said += 1;
+                let _ = queue.block_on(device.top().check(queue, &mut say));
             }
         }
     });
