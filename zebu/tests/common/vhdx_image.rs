@@ -619,7 +619,7 @@ pub fn damage(random: Random<'_>, built: &Built, file: &mut [u8], resealed: bool
         0 => 0,
         1 => u64::MAX,
         2 => 1 << random(64),
-        3 => random(16) * MIB | random(8),
+        3 => (random(16) * MIB) | random(8),
         4 => random(u64::MAX),
         _ => u64::from(place[0]).wrapping_add(random(3)).wrapping_sub(1),
     };
