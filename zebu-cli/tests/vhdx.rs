@@ -599,7 +599,7 @@ fn damaged(random: &mut Rng, old: u64) -> u64 {
         1 => u64::MAX,
         2 => 1 << random.below(30),
         3 => random.below(20) * MIB,
-        4 => random.below(20) * MIB | random.below(8),
+        4 => (random.below(20) * MIB) | random.below(8),
         5 => old ^ random.below(8),
         6 => old + MIB,
         _ => old + random.below(3) * 512,
