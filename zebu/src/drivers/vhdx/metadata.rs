@@ -17,8 +17,10 @@ const MAX_SIZE: u64 = 64 << 40;
 /// Sectors that one block of the sector bitmap covers, as a power of two.
 const BITMAP_BITS: u32 = 23;
 
+/// The number of items that a reader must know.
+const ITEMS: usize = 6;
 /// The items that a reader must know: what they are, and how many bytes are read of them.
-const KNOWN: [(Guid, &str, u64); 6] = [
+const KNOWN: [(Guid, &str, u64); ITEMS] = [
     (
         Guid::new(0xcaa1_6737_fa36_4d43_b3b6_33f0_aa44_e76b),
         "file parameters",
@@ -188,7 +190,7 @@ impl Metadata {
 }
 
 /// Where the items of [`KNOWN`] are in the file.
-fn items(table: Fields<'_>, region: Range<u64>) -> Result<[Option<Range<u64>>; KNOWN.len()]> {
+fn items(table: Fields<'_>, region: Range<u64>) -> Result<[Option<Range<u64>>; ITEMS]> {
     if !table.0.starts_with(b"metadata") {
         return Err(refused("No valid VHDX metadata table found"));
     }
