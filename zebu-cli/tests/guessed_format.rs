@@ -30,8 +30,6 @@ fn unsupported_formats_are_refused() {
     let lab = Lab::new();
     for (name, more) in [
         ("vhdx", &[][..]),
-        ("vmdk", &[]),
-        ("vmdk", &["-o", "subformat=monolithicFlat"]),
         (
             "luks",
             &[

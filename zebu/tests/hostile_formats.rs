@@ -68,9 +68,7 @@ fn damaged_images() {
         for policy in [Policy::Follow, Policy::Untrusted(Limits::default())] {
             if let Ok(device) = open(queue, format, &image.bytes, policy) {
                 disk_of(queue, &device);
-                let mut said = 0;
-                let checked = device.top().check(queue, &mut |_| said += 1);
-                let _ = queue.block_on(checked);
+                let _ = queue.block_on(device.top().check(queue, &mut |_| {}));
             }
         }
     });
