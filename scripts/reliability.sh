@@ -170,6 +170,7 @@ if begin hostile-generated; then
     export ZEBU_HOSTILE_RUNS
     library --test hostile -- --nocapture generated_images
     library --test hostile_changes -- --nocapture
+    library --test vhdx -- --nocapture damaged_images
     library --test hostile_formats -- --nocapture damaged_images
     program --test io_language -- --nocapture
     program --test vhost_bad_input -- --nocapture any_bytes

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -10,6 +11,26 @@ use crate::error::{Error, Result};
 
 /// Bytes that are hashed at a time.
 const PIECE: usize = 1 << 20;
+
+/// Creates a directory, and those above it, where there is none. Durable on return.
+pub(crate) fn create_directory(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    create_directory(parent(path))?;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::file(path)(error)),
+        _ => sync_directory(parent(path)),
+    }
+}
+
+/// The directory that a path is in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
 
 /// Makes what a directory lists durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
@@ -39,7 +60,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Renames a file, which replaces another one. Durable on return.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(Error::file(to))?;
-    sync_directory(to.parent().unwrap_or(Path::new(".")))
+    sync_directory(parent(to))
 }
 
 /// Removes a file that may not exist.
@@ -76,11 +97,27 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A new id of a set.
+/// A random id: 16 hexadecimal digits.
 pub(crate) fn new_id() -> Result<String> {
     let path = Path::new("/dev/urandom");
     let mut bytes = [0; 8];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
     read.map_err(Error::file(path))?;
     Ok(hex(&bytes))
+}
+
+/// Whether a path leads to a file in a directory, by whatever name, or to a new one there.
+pub(crate) fn is_inside(path: &Path, directory: &Path) -> Result<bool> {
+    let id = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let Ok(wanted) = id(path) else {
+        // It does not exist, or cannot be opened either.
+        return Ok(id(parent(path)).ok() == id(directory).ok());
+    };
+    for entry in fs::read_dir(directory).map_err(Error::file(directory))? {
+        let entry = entry.map_err(Error::file(directory))?;
+        if id(&entry.path()).is_ok_and(|found| found == wanted) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

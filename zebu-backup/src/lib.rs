@@ -11,7 +11,7 @@
 //!
 //! # Order
 //!
-//! A point counts when the manifest names it, which is the last step; its files are durable then.
+//! A point is valid once the manifest names it, which is the last step; its files are durable then.
 //! An enabled bitmap for the next increment is added to the image *before* the disk is read, and the
 //! bitmap that the increment is taken from is removed *after* the manifest is written. So whenever a
 //! backup is interrupted, the bitmap of the last point in the manifest is there and has recorded

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, refuse};
 
 /// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A set of backups, as `manifest.json` has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,10 @@ pub struct Manifest {
     /// Increments that are being merged into the full backups before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub merging: Vec<Merge>,
+    /// Files that are not, or not yet, those of a point: of a backup that is being taken, and of
+    /// points that were forgotten. Before anything else is done they are removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removing: Vec<String>,
 }
 
 /// A point in time: one backup of one or more disks.
@@ -54,7 +58,9 @@ pub struct Entry {
     /// SHA-256 of the content of the disk, if it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_sha256: Option<String>,
-    /// The bitmap of the source that records what changes after this point.
+    /// The bitmap of the source that records what changes after this point. A part of its name is
+    /// random, so that no other bitmap is taken for it: copies of a set, and backups that were
+    /// interrupted, have the same numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap: Option<String>,
 }
@@ -89,6 +95,7 @@ impl Manifest {
             id,
             points: Vec::new(),
             merging: Vec::new(),
+            removing: Vec::new(),
         }
     }
 
@@ -150,11 +157,24 @@ impl Manifest {
                 }
             }
         }
+        let mut merging = BTreeSet::new();
         for merge in &self.merging {
             check_name(&merge.disk)?;
             let is_own = |file: &str| number_of(&merge.disk, file).is_some();
-            if !is_own(&merge.base) || !is_own(&merge.top) {
-                return refuse("the manifest has a wrong file name in a merge");
+            let entries = self.points.iter().filter_map(|p| p.disks.get(&merge.disk));
+            let is_first = |first: &Entry| first.file == merge.top && first.kind != Kind::Full;
+            if !is_own(&merge.base)
+                || files.contains(&merge.base)
+                || !entries.take(1).any(is_first)
+                || !merging.insert(&merge.disk)
+            {
+                return refuse("the manifest has a merge that makes no sense");
+            }
+        }
+        let needed = self.files();
+        for file in &self.removing {
+            if number_in(file).is_none() || needed.contains(&**file) {
+                return refuse(format!("the manifest has '{file}' to be removed"));
             }
         }
         Ok(())
@@ -178,7 +198,38 @@ impl Manifest {
         points.find_map(|point| Some((point, point.disks.get(disk)?)))
     }
 
-    /// The files that a disk consists of at a point, the newest first.
+    /// Names of the files that the points and merges have.
+    pub(crate) fn files(&self) -> BTreeSet<&str> {
+        let points = self.points.iter().flat_map(|point| point.disks.values());
+        let merging = self
+            .merging
+            .iter()
+            .flat_map(|merge| [&*merge.base, &*merge.top]);
+        points.map(|entry| &*entry.file).chain(merging).collect()
+    }
+
+    /// The names of the disks.
+    pub(crate) fn disks(&self) -> BTreeSet<String> {
+        let names = self.points.iter().flat_map(|point| point.disks.keys());
+        names.cloned().collect()
+    }
+
+    /// The numbers of the points that have a disk, and its entries there, oldest first.
+    pub(crate) fn of_disk(&self, disk: &str) -> Vec<(u64, Entry)> {
+        let own = |point: &Point| Some((point.number, point.disks.get(disk)?.clone()));
+        self.points.iter().filter_map(own).collect()
+    }
+
+    /// Forgets a disk at a point, and the point if it has no other.
+    pub(crate) fn remove(&mut self, disk: &str, number: u64) {
+        for point in self.points.iter_mut().filter(|p| p.number == number) {
+            point.disks.remove(disk);
+        }
+        self.points.retain(|point| !point.disks.is_empty());
+    }
+
+    /// The files that a disk consists of at a point, the newest first. The last one is a full backup,
+    /// or being merged into one.
     ///
     /// # Errors
     ///
@@ -214,6 +265,18 @@ pub(crate) fn number_of(disk: &str, file: &str) -> Option<u64> {
         .parse()
         .ok()
         .filter(|n: &u64| n.to_string() == number)
+}
+
+/// The number of the point that a file belongs to.
+pub(crate) fn number_in(file: &str) -> Option<u64> {
+    let (disk, _) = file.strip_suffix(".qcow2")?.rsplit_once('.')?;
+    check_name(disk).ok()?;
+    number_of(disk, file)
+}
+
+/// The name of the unfinished form of a file.
+pub(crate) fn part(file: &str) -> String {
+    format!("{file}.part")
 }
 
 /// Refuses a name of a disk that cannot be a part of a file name.

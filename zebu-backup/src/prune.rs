@@ -1,11 +1,10 @@
-//! Forgetting old points: the increment after the oldest point is merged into the full backup.
+//! Forgetting old points: increments are merged into the full backup before them.
 //!
-//! The manifest first forgets the oldest point and notes the merge. Then the increment is committed
-//! into the full backup, which leaves all later points as they are at every instant, also if it is
-//! done twice. The merged file takes the name of the increment, so later files need not change. The
-//! last step is the manifest without the note.
-
-use std::fs;
+//! Before anything changes, the files that are needed later are compared with the manifest. The
+//! manifest first forgets the oldest point and notes the merge. Then the increment is committed into
+//! the full backup, which leaves all later points as they are at every instant, also if it is done
+//! twice. The merged file takes the name of the increment, so later files need not change. The last
+//! step is the manifest without the note.
 
 use zebu::jobs::{self, CommitOptions};
 use zebu::storage::Queue;
@@ -13,84 +12,170 @@ use zebu::{Device, Format, OpenOptions, Preallocation, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::{Kind, Manifest, Merge};
+use crate::manifest::{Entry, Kind, Manifest, Merge};
 use crate::set::Set;
 use crate::take::{OnProgress, Step};
 
+/// The number of a point, and a disk's entry there.
+type Own = (u64, Entry);
+
 impl Set {
-    /// Forgets the oldest points, so that `keep` are left, and removes what only they need.
+    /// Forgets the oldest points of each disk of which `is_meant` is true, so that `keep` points of
+    /// it are left, and removes what only they need. Finishes what was interrupted.
     ///
     /// # Errors
     ///
-    /// If `keep` is 0, or a file cannot be read or written. The points that are to be kept can be
-    /// restored after the next call, which goes on.
-    pub fn keep(&mut self, queue: &Queue, keep: usize, on_progress: OnProgress<'_>) -> Result<()> {
+    /// If `keep` is 0, if a file cannot be read or written, or if one that is needed later is not as
+    /// in the manifest. All points that the manifest has then are as they were.
+    pub fn keep(
+        &mut self,
+        queue: &Queue,
+        keep: usize,
+        is_meant: &dyn Fn(&str) -> bool,
+        on_progress: OnProgress<'_>,
+    ) -> Result<()> {
         if keep == 0 {
             return refuse("at least one point is kept");
         }
-        self.finish_merges(queue, on_progress)?;
-        while self.manifest().points.len() > keep {
-            let mut manifest = self.manifest().clone();
-            let oldest = manifest.points.remove(0);
-            for (disk, entry) in &oldest.disks {
-                let mut later = manifest
-                    .points
-                    .iter()
-                    .filter_map(|point| point.disks.get(disk));
-                match later.next() {
-                    Some(next) if next.kind == Kind::Increment => manifest.merging.push(Merge {
-                        disk: disk.clone(),
-                        base: entry.file.clone(),
-                        top: next.file.clone(),
-                    }),
-                    // The next one is full, or there is none: the file goes below.
-                    _ => {}
-                }
-            }
-            self.save(manifest)?;
-            self.finish_merges(queue, on_progress)?;
-            for entry in oldest.disks.values() {
-                if !self.manifest().files().contains(&*entry.file) {
-                    files::remove(&self.path(&entry.file))?;
-                }
+        self.remove_unused()?;
+        for disk in self.manifest().disks() {
+            if is_meant(&disk) {
+                self.keep_disk(queue, &disk, keep, on_progress)?;
             }
         }
         Ok(())
     }
 
-    /// Finishes merges, those that were interrupted among them.
-    pub(crate) fn finish_merges(
+    fn keep_disk(
         &mut self,
         queue: &Queue,
+        disk: &str,
+        keep: usize,
         on_progress: OnProgress<'_>,
     ) -> Result<()> {
-        while let Some(merge) = self.manifest().merging.first().cloned() {
-            let (base, top) = (self.path(&merge.base), self.path(&merge.top));
-            if fs::exists(&base).map_err(Error::file(&base))? {
-                self.merge(queue, &merge, on_progress)?;
-                files::rename(&base, &top)?;
-            }
-            let mut done = 0;
-            let total = fs::metadata(&top).map_err(Error::file(&top))?.len();
-            let (length, sha256) = files::hash(&top, |count| {
-                done += count;
-                on_progress(Step::Hash, &merge.top, done, total).is_continue()
-            })?;
-            let mut manifest: Manifest = self.manifest().clone();
-            manifest.merging.remove(0);
-            let entries = manifest
-                .points
-                .iter_mut()
-                .flat_map(|point| point.disks.values_mut());
-            for entry in entries.filter(|entry| entry.file == merge.top) {
-                entry.kind = Kind::Full;
-                entry.changed = entry.size;
-                entry.length = length;
-                entry.sha256.clone_from(&sha256);
-            }
+        let own = self.manifest().of_disk(disk);
+        let cut = own.len().saturating_sub(keep);
+        // What is before a full backup that goes or stays is needed by nothing, damaged or not.
+        let is_full = |(_, entry): &Own| entry.kind == Kind::Full;
+        if let Some(full) = own
+            .iter()
+            .take(cut + 1)
+            .rposition(is_full)
+            .filter(|f| *f > 0)
+        {
+            self.check_kept(queue, disk, &own[full..], 1, on_progress)?;
+            self.forget(disk, &own[..full])?;
+        }
+        self.finish_interrupted(queue, disk, on_progress)?;
+        let own = self.manifest().of_disk(disk);
+        let cut = own.len().saturating_sub(keep);
+        if cut > 0 {
+            self.check_kept(queue, disk, &own, cut + 1, on_progress)?;
+        }
+        for pair in own[..own.len().min(cut + 1)].windows(2) {
+            let [(number, base), (_, top)] = pair else {
+                continue;
+            };
+            let mut manifest = self.manifest().clone();
+            manifest.remove(disk, *number);
+            let merge = Merge {
+                disk: disk.to_owned(),
+                base: base.file.clone(),
+                top: top.file.clone(),
+            };
+            manifest.merging.push(merge.clone());
             self.save(manifest)?;
+            self.finish_merge(queue, &merge, on_progress)?;
         }
         Ok(())
+    }
+
+    /// Refuses a change if a file of these points is not as the manifest says. Of the first `hashed`
+    /// ones, all of the content is compared.
+    fn check_kept(
+        &self,
+        queue: &Queue,
+        disk: &str,
+        own: &[Own],
+        hashed: usize,
+        on_progress: OnProgress<'_>,
+    ) -> Result<()> {
+        for (nth, (number, entry)) in own.iter().enumerate() {
+            self.verify_file(queue, disk, *number)?;
+            if nth < hashed {
+                self.verify_hash(entry, on_progress)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the oldest points of a disk, which no later point needs, and removes their files.
+    fn forget(&mut self, disk: &str, own: &[Own]) -> Result<()> {
+        let mut manifest = self.manifest().clone();
+        for (number, entry) in own {
+            manifest.remove(disk, *number);
+            manifest.removing.push(entry.file.clone());
+        }
+        let merging = std::mem::take(&mut manifest.merging).into_iter();
+        let (dropped, others): (Vec<_>, _) = merging.partition(|merge| merge.disk == disk);
+        manifest.merging = others;
+        let bases = dropped.into_iter().map(|merge| merge.base);
+        manifest.removing.extend(bases);
+        self.save(manifest)?;
+        self.remove_unused()
+    }
+
+    /// Finishes a merge of a disk that was interrupted. The base was changed already, so it cannot be
+    /// compared with anything.
+    fn finish_interrupted(
+        &mut self,
+        queue: &Queue,
+        disk: &str,
+        on_progress: OnProgress<'_>,
+    ) -> Result<()> {
+        let mut merging = self.manifest().merging.iter();
+        let Some(merge) = merging.find(|merge| merge.disk == disk).cloned() else {
+            return Ok(());
+        };
+        let own = self.manifest().of_disk(disk);
+        if self.has_base(&merge)?
+            && let Some((number, entry)) = own.iter().find(|(_, entry)| entry.file == merge.top)
+        {
+            self.verify_file(queue, disk, *number)?;
+            self.verify_hash(entry, on_progress)?;
+        }
+        self.finish_merge(queue, &merge, on_progress)
+    }
+
+    /// Does what is left to be done of a merge that the manifest notes.
+    fn finish_merge(
+        &mut self,
+        queue: &Queue,
+        merge: &Merge,
+        on_progress: OnProgress<'_>,
+    ) -> Result<()> {
+        let (base, top) = (self.path(&merge.base), self.path(&merge.top));
+        if self.has_base(merge)? {
+            self.merge(queue, merge, on_progress)?;
+            files::rename(&base, &top)?;
+        } else {
+            // The merged file needs no other; an increment whose base is lost is refused.
+            self.verify_merged(queue, merge)?;
+        }
+        let (length, sha256) = self.hash(&merge.top, on_progress)?;
+        let mut manifest: Manifest = self.manifest().clone();
+        manifest.merging.retain(|other| other != merge);
+        let entries = manifest
+            .points
+            .iter_mut()
+            .flat_map(|point| point.disks.values_mut());
+        for entry in entries.filter(|entry| entry.file == merge.top) {
+            entry.kind = Kind::Full;
+            entry.changed = entry.size;
+            entry.length = length;
+            entry.sha256.clone_from(&sha256);
+        }
+        self.save(manifest)
     }
 
     /// Commits an increment into the full backup.

@@ -3,12 +3,14 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use zebu::block::FileDriver;
 use zebu::storage::Queue;
 use zebu::{Device, Format, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::{Entry, Manifest};
+use crate::manifest::{Entry, Kind, Manifest, Merge};
+use crate::take::{OnProgress, Step};
 
 const MANIFEST: &str = "manifest.json";
 const LOCK: &str = "lock";
@@ -47,7 +49,7 @@ impl Set {
     /// but no manifest.
     pub fn open_or_create(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
-        fs::create_dir_all(&directory).map_err(Error::file(&directory))?;
+        files::create_directory(&directory)?;
         let path = directory.join(LOCK);
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -76,7 +78,7 @@ impl Set {
         })
     }
 
-    /// What the set consists of.
+    /// The list of its points and files.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -93,32 +95,154 @@ impl Set {
         Ok(())
     }
 
+    /// Refuses an image that is a file in the directory of the set, or would be a new one there.
+    ///
+    /// # Errors
+    ///
+    /// If it is one, or the directory cannot be read.
+    pub fn refuse_own(&self, image: &Source) -> Result<()> {
+        match path_of(image) {
+            Some(path) if files::is_inside(&path, &self.directory)? => refuse(format!(
+                "{}: is in the directory of the backups",
+                path.display()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what an interrupted change has left.
+    pub(crate) fn remove_unused(&mut self) -> Result<()> {
+        if self.manifest.removing.is_empty() {
+            return Ok(());
+        }
+        for file in &self.manifest.removing {
+            files::remove(&self.path(file))?;
+        }
+        let mut manifest = self.manifest.clone();
+        manifest.removing.clear();
+        self.save(manifest)
+    }
+
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.directory.join(file)
     }
 
-    /// The file of a disk at a point, whose chain is complete: a qcow2 image from which the disk can
-    /// be restored.
+    /// The file of a disk at a point: a qcow2 image from which the disk can be restored.
     ///
     /// # Errors
     ///
-    /// If there is no such point or disk, or if a file of the chain is missing or has another length
-    /// than in the manifest.
-    pub fn image(&self, disk: &str, number: u64) -> Result<PathBuf> {
-        if !self.manifest.merging.is_empty() {
-            return refuse(
-                "an increment is being merged: take a backup, or run 'backup keep', to finish that",
-            );
-        }
+    /// Those of [`Set::verify_chain`].
+    pub fn image(&self, queue: &Queue, disk: &str, number: u64) -> Result<PathBuf> {
+        self.verify_chain(queue, disk, number)?;
+        Ok(self.path(&self.manifest.chain(disk, number)?[0].file))
+    }
+
+    /// Compares the files that a disk consists of at a point with the manifest: each is there, has
+    /// its length and size, and names exactly the one before as its backing file. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such point or disk, if a file cannot be opened, or if one is not as in the
+    /// manifest.
+    pub fn verify_chain(&self, queue: &Queue, disk: &str, number: u64) -> Result<()> {
         let chain = self.manifest.chain(disk, number)?;
-        for entry in &chain {
+        (0..chain.len()).try_for_each(|nth| self.verify_link(queue, &chain[nth..]))
+    }
+
+    /// As [`Set::verify_chain`], of the point's own file.
+    pub(crate) fn verify_file(&self, queue: &Queue, disk: &str, number: u64) -> Result<()> {
+        self.verify_link(queue, &self.manifest.chain(disk, number)?)
+    }
+
+    /// Compares the first file of a chain with the manifest, and the base that is being merged with
+    /// it.
+    fn verify_link(&self, queue: &Queue, chain: &[&Entry]) -> Result<()> {
+        let Some((entry, rest)) = chain.split_first() else {
+            return Ok(());
+        };
+        match (entry.kind, rest.first(), self.merge_into(entry)) {
+            (Kind::Full, ..) => self.expect(queue, &entry.file, Some(entry), None),
+            (_, Some(before), _) => {
+                self.expect(queue, &entry.file, Some(entry), Some(&before.file))
+            }
+            (_, None, Some(merge)) if self.has_base(merge)? => {
+                self.expect(queue, &merge.base, None, None)?;
+                self.expect(queue, &merge.top, Some(entry), Some(&merge.base))
+            }
+            (_, None, Some(merge)) => self.verify_merged(queue, merge),
+            (_, None, None) => refuse(format!("{}: it has no full backup", entry.file)),
+        }
+    }
+
+    /// The merge that this file is part of, which is to take its name.
+    pub(crate) fn merge_into(&self, entry: &Entry) -> Option<&Merge> {
+        let mut merging = self.manifest.merging.iter();
+        merging.find(|merge| merge.top == entry.file)
+    }
+
+    /// Whether the merged file does not have its name yet.
+    pub(crate) fn has_base(&self, merge: &Merge) -> Result<bool> {
+        let base = self.path(&merge.base);
+        fs::exists(&base).map_err(Error::file(&base))
+    }
+
+    /// Refuses a file that has the name of a merged one but needs another file.
+    pub(crate) fn verify_merged(&self, queue: &Queue, merge: &Merge) -> Result<()> {
+        self.expect(queue, &merge.top, None, None)
+    }
+
+    /// Refuses a file that has not the length and the size of its entry, if that is known, that
+    /// names another backing file than this one, or any data file.
+    fn expect(
+        &self,
+        queue: &Queue,
+        file: &str,
+        entry: Option<&Entry>,
+        backing: Option<&str>,
+    ) -> Result<()> {
+        if let Some(entry) = entry {
             self.check_length(entry)?;
         }
-        Ok(self.path(&chain[0].file))
+        let path = self.path(file);
+        let source = Source::Name(path.clone().into());
+        let options = OpenOptions::default()
+            .format(Some(Format::QCOW2))
+            .inspect(true);
+        let device = Device::open(queue, &source, &options).map_err(Error::image(file))?;
+        let top = device.top();
+        let show = |name: Option<&[u8]>| match name {
+            Some(name) => format!("the backing file '{}'", String::from_utf8_lossy(name)),
+            None => "no backing file".to_owned(),
+        };
+        let differs = |what: String, wanted: String| {
+            let path = path.display();
+            refuse(format!(
+                "{path}: has {what}, not {wanted} as in the manifest"
+            ))
+        };
+        let found = top.backing();
+        let name = found.as_ref().map(|found| found.name);
+        if name != backing.map(str::as_bytes) {
+            return differs(show(name), show(backing.map(str::as_bytes)));
+        }
+        if found.is_some_and(|found| found.format != Some(Format::QCOW2.name().as_bytes())) {
+            return differs("a backing file of another format".into(), "qcow2".into());
+        }
+        let has_data_file = |image: &zebu::qcow2::Image| image.header().has_data_file();
+        if top.as_qcow2().is_some_and(has_data_file) {
+            return differs("an external data file".into(), "none".into());
+        }
+        match entry.filter(|entry| entry.size != top.size()) {
+            Some(entry) => differs(
+                format!("a disk of {} bytes", top.size()),
+                entry.size.to_string(),
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Refuses a file that is missing or was cut off.
-    pub(crate) fn check_length(&self, entry: &Entry) -> Result<()> {
+    fn check_length(&self, entry: &Entry) -> Result<()> {
         let path = self.path(&entry.file);
         let found = fs::metadata(&path).map_err(Error::file(&path))?.len();
         match found == entry.length {
@@ -131,6 +255,29 @@ impl Set {
         }
     }
 
+    /// Refuses a file whose content is not that which the manifest has a hash of.
+    pub(crate) fn verify_hash(&self, entry: &Entry, on_progress: OnProgress<'_>) -> Result<()> {
+        self.check_length(entry)?;
+        match self.hash(&entry.file, on_progress)?.1 == entry.sha256 {
+            true => Ok(()),
+            false => refuse(format!(
+                "{}: its SHA-256 differs from the manifest",
+                self.path(&entry.file).display()
+            )),
+        }
+    }
+
+    /// Length and SHA-256 of a file.
+    pub(crate) fn hash(&self, file: &str, on_progress: OnProgress<'_>) -> Result<(u64, String)> {
+        let path = self.path(file);
+        let total = fs::metadata(&path).map_err(Error::file(&path))?.len();
+        let mut done = 0;
+        files::hash(&path, |count| {
+            done += count;
+            on_progress(Step::Hash, file, done, total).is_continue()
+        })
+    }
+
     /// Opens a file of the set with its chain, for reading.
     pub(crate) fn open_image(&self, queue: &Queue, file: &str) -> Result<Device> {
         let source = Source::Name(self.path(file).into());
@@ -141,6 +288,15 @@ impl Set {
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     Manifest::decode(bytes).map_err(|error| Error::Refused(format!("{}: {error}", path.display())))
+}
+
+/// The path of the file or device that an image is in. None of what has no path, or no valid name.
+pub(crate) fn path_of(image: &Source) -> Option<PathBuf> {
+    let file = image.resolve(None, None).ok()?.file;
+    match file.driver {
+        FileDriver::Nbd(_) | FileDriver::Null(_) => None,
+        _ => Some(file.path),
+    }
 }
 
 /// Refuses a directory that has other files, which might be those of a set without its manifest.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,8 +18,8 @@ use zebu::{Device, DirtyBits, ErrorKind, Format, OpenOptions, Source};
 
 use crate::error::{Error, Result, refuse};
 use crate::files;
-use crate::manifest::{Entry, Kind, Manifest, Point, check_name, file_name, number_of};
-use crate::set::Set;
+use crate::manifest::{Entry, Kind, Point, check_name, file_name, number_in, part};
+use crate::set::{Set, path_of};
 
 /// Bytes to a bit where disks are compared.
 const GRANULARITY: u64 = 64 << 10;
@@ -38,6 +38,13 @@ pub struct Disk {
     /// The bitmap of an NBD export that has what changed since the last point. None: the set's own
     /// bitmap, if the disk is a qcow2 image; else the disk is compared with the last point.
     pub bitmap: Option<String>,
+}
+
+impl Disk {
+    /// How it is opened for reading: no other program may write to it, also if it is a raw image.
+    fn reading(&self) -> OpenOptions {
+        self.options.clone().write(false).exclude_writers(true)
+    }
 }
 
 /// How a backup is taken.
@@ -86,14 +93,15 @@ impl Set {
         options: &TakeOptions,
         on_progress: OnProgress<'_>,
     ) -> Result<u64> {
-        self.finish_merges(queue, on_progress)?;
-        self.check_disks(disks)?;
+        self.check_disks(queue, disks, options)?;
+        self.remove_unused()?;
         let number = self.next_number()?;
-        if self.manifest().points.is_empty() {
-            // So that bitmaps of this set can be told from others, also after an interruption.
-            let manifest = self.manifest().clone();
-            self.save(manifest)?;
-        }
+        // The set's id is durable before a bitmap has it in its name, and the names of the new files
+        // before they exist: files of a point that the manifest never gets are removed.
+        let mut manifest = self.manifest().clone();
+        let files = disks.iter().map(|disk| file_name(&disk.name, number));
+        manifest.removing = files.collect();
+        self.save(manifest)?;
         let mut bitmaps = Vec::new();
         for disk in disks {
             bitmaps.push(self.begin_bitmap(queue, disk, number)?);
@@ -104,17 +112,23 @@ impl Set {
             time: time.map_or(0, |time| time.as_secs()),
             disks: BTreeMap::new(),
         };
-        for (disk, bitmap) in disks.iter().zip(bitmaps) {
+        let held: Vec<_> = disks
+            .iter()
+            .map(|disk| hold(queue, disk))
+            .collect::<Result<_>>()?;
+        for ((disk, bitmap), held) in disks.iter().zip(bitmaps).zip(held) {
             let entry = self.copy(queue, disk, number, options, on_progress)?;
+            drop(held);
             let entry = Entry { bitmap, ..entry };
             point.disks.insert(disk.name.clone(), entry);
         }
         for entry in point.disks.values() {
-            let path = self.path(&entry.file);
-            files::rename(&part(&path), &path)?;
+            let part = self.path(&part(&entry.file));
+            files::rename(&part, &self.path(&entry.file))?;
         }
         let mut manifest = self.manifest().clone();
         manifest.points.push(point);
+        manifest.removing.clear();
         self.save(manifest)?;
         for disk in disks {
             self.end_bitmaps(queue, disk);
@@ -122,18 +136,19 @@ impl Set {
         Ok(number)
     }
 
-    fn check_disks(&self, disks: &[Disk]) -> Result<()> {
+    fn check_disks(&self, queue: &Queue, disks: &[Disk], options: &TakeOptions) -> Result<()> {
         let mut names = BTreeSet::new();
         for disk in disks {
             check_name(&disk.name)?;
             if !names.insert(&disk.name) {
                 return refuse(format!("two disks have the name '{}'", disk.name));
             }
-            if let Some((point, _)) = self.manifest().latest(&disk.name) {
-                // An increment on a file that is not there would be worth nothing.
-                for entry in self.manifest().chain(&disk.name, point.number)? {
-                    self.check_length(entry)?;
-                }
+            self.refuse_backup(disk)?;
+            // An increment on a chain that is not whole would be worth nothing.
+            if !options.full
+                && let Some((point, _)) = self.manifest().latest(&disk.name)
+            {
+                self.verify_chain(queue, &disk.name, point.number)?;
             }
         }
         match names.is_empty() {
@@ -142,8 +157,21 @@ impl Set {
         }
     }
 
+    /// Refuses a file of a set of backups: a bitmap that it gets would change it.
+    fn refuse_backup(&self, disk: &Disk) -> Result<()> {
+        self.refuse_own(&disk.source)?;
+        let path = path_of(&disk.source).and_then(|path| fs::canonicalize(path).ok());
+        match path.as_deref().and_then(Path::parent) {
+            Some(directory) => match Set::open(directory) {
+                Ok(set) => set.refuse_own(&disk.source),
+                Err(_) => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
     /// The number of the next point. Removes unfinished files. A finished one that the manifest does
-    /// not have stays, in case the manifest is an old one; its number is not used again.
+    /// not have at all stays, in case the manifest is an old one; its number is not used again.
     fn next_number(&self) -> Result<u64> {
         let mut last = self
             .manifest()
@@ -153,7 +181,7 @@ impl Set {
         for file in self.own_files()? {
             match file.strip_suffix(".part") {
                 Some(_) => files::remove(&self.path(&file))?,
-                None => last = last.max(number(&file).unwrap_or(0)),
+                None => last = last.max(number_in(&file).unwrap_or(0)),
             }
         }
         Ok(last + 1)
@@ -168,71 +196,73 @@ impl Set {
             let Ok(name) = name.into_string() else {
                 continue;
             };
-            if number(name.strip_suffix(".part").unwrap_or(&name)).is_some() {
+            if number_in(name.strip_suffix(".part").unwrap_or(&name)).is_some() {
                 own.push(name);
             }
         }
         Ok(own)
     }
 
-    /// Has the image record changes for the increment after this point, if it can have bitmaps;
-    /// the name of the bitmap.
+    /// Adds a bitmap to the image that records changes for the increment after this point, and
+    /// returns its name; none if the image cannot have it.
     fn begin_bitmap(&self, queue: &Queue, disk: &Disk, number: u64) -> Result<Option<String>> {
-        if disk.bitmap.is_some() {
-            return Ok(None);
-        }
         let Some(mut device) = open_for_bitmaps(queue, disk)? else {
             return Ok(None);
         };
-        let name = self.bitmap_name(number);
-        let prefix = self.bitmap_name(0);
-        let prefix = prefix.trim_end_matches('0');
-        let last = self.manifest().latest(&disk.name);
-        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
+        // The disk's name is a part of it: disks whose names were exchanged are compared.
+        let random = files::new_id()?;
+        let name = format!("{}{number}-{random}-{}", self.bitmap_prefix(), disk.name);
         let begun = queue.block_on(async {
-            for bitmap in device.bitmaps(queue).await? {
-                // Those of interrupted backups, and of points that are not the last one any more.
-                let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
-                if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
-                    device.bitmap_remove(queue, &bitmap.name).await?;
-                }
-            }
+            self.remove_bitmaps(queue, disk, &mut device).await?;
             device.bitmap_add(queue, &name, None, true).await
         });
         let closed = queue.block_on(device.close(queue));
         match begun.and(closed) {
             Ok(()) => Ok(Some(name)),
+            // The image is too large or too small for a bitmap, or its list of bitmaps is damaged.
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Corrupt) => {
+                tracing::warn!("{}: changes are not recorded: {error}", disk.name);
+                Ok(None)
+            }
             Err(error) => Err(Error::image(&disk.name)(error)),
         }
     }
 
+    /// Removes the set's bitmaps from an image, except that of the last point: those of interrupted
+    /// backups and of earlier points.
+    async fn remove_bitmaps(
+        &self,
+        queue: &Queue,
+        disk: &Disk,
+        device: &mut Device,
+    ) -> zebu::Result<()> {
+        let prefix = self.bitmap_prefix();
+        let last = self.manifest().latest(&disk.name);
+        let kept = last.and_then(|(_, entry)| entry.bitmap.as_deref());
+        for bitmap in device.bitmaps(queue).await? {
+            let is_kept = kept.is_some_and(|kept| kept.as_bytes() == bitmap.name);
+            if bitmap.name.starts_with(prefix.as_bytes()) && !is_kept {
+                device.bitmap_remove(queue, &bitmap.name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the bitmaps of earlier points. If that fails the next backup does it.
     fn end_bitmaps(&self, queue: &Queue, disk: &Disk) {
-        let kept = self.manifest().latest(&disk.name);
-        let Some(kept) = kept.and_then(|(_, entry)| entry.bitmap.clone()) else {
-            return;
-        };
         let Ok(Some(mut device)) = open_for_bitmaps(queue, disk) else {
             return;
         };
-        let prefix = self.bitmap_name(0);
-        let prefix = prefix.trim_end_matches('0').as_bytes();
-        let ended = queue.block_on(async {
-            for bitmap in device.bitmaps(queue).await? {
-                if bitmap.name.starts_with(prefix) && bitmap.name != kept.as_bytes() {
-                    device.bitmap_remove(queue, &bitmap.name).await?;
-                }
-            }
-            Ok::<_, zebu::Error>(())
-        });
+        let ended = queue.block_on(self.remove_bitmaps(queue, disk, &mut device));
         let closed = queue.block_on(device.close(queue));
         if let Err(error) = ended.and(closed) {
             tracing::warn!("{}: old bitmaps are not removed: {error}", disk.name);
         }
     }
 
-    fn bitmap_name(&self, number: u64) -> String {
-        format!("zebu-{}-{number}", self.manifest().id)
+    /// How the names of the set's bitmaps begin.
+    fn bitmap_prefix(&self) -> String {
+        format!("zebu-{}-", self.manifest().id)
     }
 
     /// Copies a disk, or what has changed of it, to a new file of the set.
@@ -262,8 +292,8 @@ impl Set {
             ));
         }
         let file = file_name(name, number);
-        let path = self.path(&file);
-        let part = part(&path);
+        let part_name = part(&file);
+        let part = self.path(&part_name);
         let target = self.new_target(queue, &part, size, before, options)?;
         let convert = ConvertOptions::default()
             .zero_from(before.is_none().then_some(0))
@@ -290,15 +320,10 @@ impl Set {
         }
         files::sync_file(&part)?;
         let content_sha256 = match options.verify {
-            true => Some(self.verify_copy(queue, disk, &part, on_progress)?),
+            true => Some(self.verify_copy(queue, disk, &part_name, on_progress)?),
             false => None,
         };
-        let total = fs::metadata(&part).map_err(Error::file(&part))?.len();
-        let mut done = 0;
-        let (length, sha256) = files::hash(&part, |count| {
-            done += count;
-            on_progress(Step::Hash, &file, done, total).is_continue()
-        })?;
+        let (length, sha256) = self.hash(&part_name, on_progress)?;
         Ok(Entry {
             kind: match before {
                 Some(_) => Kind::Increment,
@@ -327,9 +352,13 @@ impl Set {
         }
         let device = open(queue, disk)?;
         if let Some(bitmap) = &before.bitmap {
-            let bits = queue.block_on(device.bitmap(queue, bitmap));
-            match bits {
-                Ok(bits) => return Ok(bits),
+            match queue.block_on(recorded(queue, &device, bitmap)) {
+                Ok(mut bits) => {
+                    // QEMU does not record that a disk was made larger, which may show what a longer
+                    // backing file has there.
+                    bits.set(before.size.min(bits.size())..bits.size());
+                    return Ok(bits);
+                }
                 Err(error) if error.kind() == ErrorKind::Io => {
                     return Err(Error::image(&disk.name)(error));
                 }
@@ -386,11 +415,10 @@ impl Set {
         &self,
         queue: &Queue,
         disk: &Disk,
-        path: &Path,
+        file: &str,
         on_progress: OnProgress<'_>,
     ) -> Result<String> {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let devices = [open(queue, disk)?, self.open_image(queue, &file)?];
+        let devices = [open(queue, disk)?, self.open_image(queue, file)?];
         let different = compare(&disk.name, devices, Step::Verify, on_progress)?;
         if let Some(range) = different.ranges().next() {
             return refuse(format!(
@@ -398,31 +426,37 @@ impl Set {
                 disk.name, range.start
             ));
         }
-        self.hash_content(queue, &file, on_progress)
+        self.hash_content(queue, file, on_progress)
     }
-}
-
-/// The number of the point that a file belongs to.
-fn number(file: &str) -> Option<u64> {
-    let (disk, _) = file.strip_suffix(".qcow2")?.rsplit_once('.')?;
-    number_of(disk, file)
-}
-
-/// The unfinished form of a file.
-fn part(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".part");
-    name.into()
 }
 
 /// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
-    let options = disk.options.clone().write(false);
-    Device::open(queue, &disk.source, &options).map_err(Error::image(&disk.name))
+    Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
 }
 
-/// Opens a disk to change its bitmaps; none if it cannot have any.
+/// Opens the image of a disk, so that no program writes to it until the result is dropped. None of an
+/// NBD export: its server may admit one client at a time.
+fn hold(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
+    let hold = || {
+        let spec = disk.source.resolve(None, disk.options.format)?;
+        match spec.file.driver {
+            FileDriver::Nbd(_) => Ok(None),
+            _ => {
+                let options = disk.reading().no_backing(true);
+                Device::open(queue, &disk.source, &options).map(Some)
+            }
+        }
+    };
+    hold().map_err(Error::image(&disk.name))
+}
+
+/// Opens a disk to change its bitmaps; none if it cannot have any, or if the bitmap of an export is
+/// used.
 fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
+    if disk.bitmap.is_some() || is_read_only(&disk.source) {
+        return Ok(None);
+    }
     // Opened for reading first, so that nothing but a qcow2 image is opened for writing.
     let device = open(queue, disk)?;
     let can = device
@@ -442,7 +476,27 @@ fn open_for_bitmaps(queue: &Queue, disk: &Disk) -> Result<Option<Device>> {
     }
 }
 
-/// What a bitmap of an NBD export has as dirty.
+/// Whether the options of an image say that it is only read.
+fn is_read_only(image: &Source) -> bool {
+    image.resolve(None, None).is_ok_and(|spec| {
+        let (image, file) = (&spec.options.common, &spec.file.options.common);
+        [image.read_only, file.read_only].contains(&Some(true))
+    })
+}
+
+/// What is dirty in the bitmap of the last point. An error unless it is enabled and consistent.
+async fn recorded(queue: &Queue, device: &Device, name: &str) -> zebu::Result<DirtyBits> {
+    let list = device.bitmaps(queue).await?;
+    if list
+        .iter()
+        .any(|bitmap| bitmap.name == name.as_bytes() && !bitmap.enabled)
+    {
+        return Err(zebu::Error::Refused(format!("Bitmap '{name}' is disabled")));
+    }
+    device.bitmap(queue, name).await
+}
+
+/// What is dirty in a bitmap of an NBD export.
 ///
 /// It is asked for by the connection of a device of its own: a server may admit one client at a time.
 fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<DirtyBits> {
@@ -451,7 +505,7 @@ fn external_bitmap(queue: &Queue, disk: &Disk, name: &str) -> zebu::Result<Dirty
     if let FileDriver::Nbd(nbd) = &mut spec.file.driver {
         nbd.context = Some(context.clone());
     }
-    let device = Device::open_spec(queue, spec, &disk.options.clone().write(false))?;
+    let device = Device::open_spec(queue, spec, &disk.reading())?;
     queue.block_on(device.remote_bitmap(queue, &context))
 }
 
@@ -473,16 +527,4 @@ fn compare(
         CompareError::Read { source, .. } => Error::image(name)(source),
         other => Error::Refused(format!("{name}: {other}")),
     })
-}
-
-impl Manifest {
-    /// Names of the files that the points and merges have.
-    pub(crate) fn files(&self) -> BTreeSet<&str> {
-        let points = self.points.iter().flat_map(|point| point.disks.values());
-        let merging = self
-            .merging
-            .iter()
-            .flat_map(|merge| [&*merge.base, &*merge.top]);
-        points.map(|entry| &*entry.file).chain(merging).collect()
-    }
 }

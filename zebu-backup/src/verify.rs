@@ -6,8 +6,9 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use zebu::storage::{Buffer, Queue};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::files;
+use crate::manifest::{Entry, part};
 use crate::set::Set;
 use crate::take::{OnProgress, Step};
 
@@ -27,7 +28,8 @@ pub struct Finding {
 }
 
 impl Set {
-    /// Compares the files of all points with the manifest; with `content` also the content of the
+    /// Compares the files of all points with the manifest, and so does it with the files' backing
+    /// files; with `content` also the content of the
     /// disks, where the manifest has a hash of it. Returns what is wrong.
     ///
     /// # Errors
@@ -42,7 +44,8 @@ impl Set {
         let mut findings = Vec::new();
         for point in &self.manifest().points {
             for (disk, entry) in &point.disks {
-                let checked = self.verify_entry(queue, entry, content, on_progress);
+                let checked =
+                    self.verify_entry(queue, disk, point.number, entry, content, on_progress);
                 match checked {
                     Ok(()) => {}
                     Err(Error::Cancelled) => return Err(Error::Cancelled),
@@ -54,7 +57,10 @@ impl Set {
                 }
             }
         }
-        let known = self.manifest().files();
+        let removing = &self.manifest().removing;
+        let parts: Vec<_> = removing.iter().map(|file| part(file)).collect();
+        let mut known = self.manifest().files();
+        known.extend(removing.iter().chain(&parts).map(|file| &**file));
         for file in self
             .own_files()?
             .iter()
@@ -72,31 +78,29 @@ impl Set {
     fn verify_entry(
         &self,
         queue: &Queue,
-        entry: &crate::Entry,
+        disk: &str,
+        number: u64,
+        entry: &Entry,
         content: bool,
         on_progress: OnProgress<'_>,
     ) -> Result<()> {
-        self.check_length(entry)?;
-        let path = self.path(&entry.file);
-        let mut done = 0;
-        let (_, sha256) = files::hash(&path, |count| {
-            done += count;
-            on_progress(Step::Hash, &entry.file, done, entry.length).is_continue()
-        })?;
-        let differs = |what: &str| {
-            let path = path.display();
-            Err(Error::Refused(format!(
-                "{path}: {what} differs from the manifest"
-            )))
+        // The hash of a merged file is not known before the merge is finished.
+        let is_merged = match self.merge_into(entry) {
+            Some(merge) => !self.has_base(merge)?,
+            None => false,
         };
-        if sha256 != entry.sha256 {
-            return differs("its SHA-256");
+        if !is_merged {
+            self.verify_hash(entry, on_progress)?;
         }
+        self.verify_file(queue, disk, number)?;
         match &entry.content_sha256 {
             Some(sha256) if content => {
                 match self.hash_content(queue, &entry.file, on_progress)? == *sha256 {
                     true => Ok(()),
-                    false => differs("the SHA-256 of the disk's content"),
+                    false => refuse(format!(
+                        "{}: the SHA-256 of the disk's content differs from the manifest",
+                        self.path(&entry.file).display()
+                    )),
                 }
             }
             _ => Ok(()),

@@ -205,6 +205,9 @@ fn usage_failure(
         {
             missing_value(invocation, &argument, last)
         }
+        ErrorKind::MissingRequiredArgument if !argument.is_empty() => {
+            Failure::new(format!("Expecting {argument}")).with_hint()
+        }
         _ => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();

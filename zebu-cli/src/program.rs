@@ -59,6 +59,11 @@ fn dispatch(invocation: &Invocation, mut arguments: Vec<OsString>) -> Outcome {
         return dispatch(invocation, arguments);
     }
     match first.as_str() {
+        "help" if !arguments.is_empty() => {
+            arguments.truncate(1);
+            arguments.push("--help".into());
+            return dispatch(invocation, arguments);
+        }
         "-h" | "--help" | "help" => return output::report(&commands::help(invocation)),
         "-V" | "--version" => return output::report(&version(invocation)),
         option if option.len() > 1 && option.starts_with('-') => {

@@ -270,6 +270,11 @@ fn a_parent_that_was_written_since_is_refused() {
     lab.zebu(&convert).failed_with_one_line(1, "no VMDK");
 }
 
+/// Makes every grain shorter when it is compressed: without markers, a stream is no longer than that.
+fn make_compressible(disk: &mut [u8]) {
+    disk.iter_mut().for_each(|byte| *byte &= 0x0f);
+}
+
 /// An image of one or more extents that qemu-img cannot make. What it is.
 fn build(lab: &Lab, random: &mut Rng) -> (String, u64) {
     let mut lines = String::new();
@@ -282,8 +287,10 @@ fn build(lab: &Lab, random: &mut Rng) -> (String, u64) {
             0 => one_kind,
             _ => random.below(7),
         };
-        let sectors = 1 + random.below(5000);
-        let disk = content(random, sectors * 512);
+        // QEMU reads past the end of an extent that ends within a grain: only the last one does.
+        let unit = if nth + 1 == count { 1 } else { 6400 };
+        let sectors = (1 + random.below(5000)).next_multiple_of(unit);
+        let mut disk = content(random, sectors * 512);
         let name = format!("part{nth}.vmdk");
         let (line, bytes) = match kind {
             0 | 1 => {
@@ -300,6 +307,9 @@ fn build(lab: &Lab, random: &mut Rng) -> (String, u64) {
                 let grain = [8, 32, 128][random.below(3) as usize];
                 let markers = random.below(3) > 0;
                 what += &format!("stream of {grain}, markers {markers}; ");
+                if !markers {
+                    make_compressible(&mut disk);
+                }
                 // QEMU looks for the footer in the descriptor's file.
                 let bytes = stream(&disk, grain, markers, false, "");
                 (format!("SPARSE \"{name}\""), bytes)
@@ -348,9 +358,12 @@ fn streams_are_read_as_by_qemu() {
         let lab = Lab::new();
         let mut random = Rng::new(seed + 200);
         let size = 512 * (1 + random.below(12000));
-        let disk = content(&mut random, size);
+        let mut disk = content(&mut random, size);
         let grain = [8, 16, 128, 128, 256][random.below(5) as usize];
         let (markers, footer) = (random.below(4) > 0, random.below(3) > 0);
+        if !markers {
+            make_compressible(&mut disk);
+        }
         let text = descriptor("streamOptimized", "", random.next() as u32);
         let bytes = stream(&disk, grain, markers, footer, &text);
         let what = &format!(
@@ -391,6 +404,10 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
         _ if crashed(&theirs) => assert_eq!(ours.status, 1, "{what}: {ours:#?}"),
         // QEMU has no words of its own for this.
         (1, 1) if theirs.err.contains("Invalid argument") => {}
+        (1, 1) if theirs.err.contains("Input/output error") => {}
+        (1, 1) if is_stricter(&ours) => {}
+        // The redundant directory is not needed.
+        (0, 1) if theirs.err.contains("l1 backup table") => return false,
         (1, 0) => assert!(is_stricter(&ours), "{what}: {ours:#?}"),
         _ => compare_answers(&ours, &theirs, &info, what),
     }
@@ -417,15 +434,6 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
         (1, 0) => assert!(ours.err.contains("cluster_offset"), "{what}: {ours:#?}"),
         _ => compare_answers(&ours, &theirs, &check, what),
     }
-    let map = ["map", "-f", "vmdk", "--output=json", "x.vmdk"];
-    let (ours, theirs) = (lab.zebu(&map), lab.qemu_img(&map));
-    ours.orderly(what);
-    match (ours.status, theirs.status) {
-        _ if crashed(&theirs) => {}
-        (0, 0) => compare_answers(&ours, &theirs, &map, what),
-        (1, 0) => assert!(is_stricter(&ours), "{what}: {ours:#?}"),
-        (ours_status, _) => assert_eq!(ours_status, 1, "{what}: {ours:#?}\n{theirs:#?}"),
-    }
     let convert = |to| ["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", to];
     let ours = lab.zebu(&convert("ours.raw"));
     let theirs = lab.qemu_img(&convert("theirs.raw"));
@@ -440,7 +448,21 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
         (_, 0) => assert!(is_stricter(&ours), "{what}: {ours:#?}"),
         _ => ours.failed_with_one_line(1, what),
     }
-    ours.status != 0
+    let is_refused = ours.status != 0;
+    // QEMU shows what it reads as zeroes.
+    if ours.err.contains("past the end of the file") {
+        return true;
+    }
+    let map = ["map", "-f", "vmdk", "--output=json", "x.vmdk"];
+    let (ours, theirs) = (lab.zebu(&map), lab.qemu_img(&map));
+    ours.orderly(what);
+    match (ours.status, theirs.status) {
+        _ if crashed(&theirs) => {}
+        (0, 0) => compare_answers(&ours, &theirs, &map, what),
+        (1, 0) => assert!(is_stricter(&ours), "{what}: {ours:#?}"),
+        (ours_status, _) => assert_eq!(ours_status, 1, "{what}: {ours:#?}\n{theirs:#?}"),
+    }
+    is_refused
 }
 
 /// Damages files of an image in many places, one at a time.
@@ -512,22 +534,22 @@ fn damaged_streams_are_refused_as_by_qemu() {
 
 #[test]
 fn damaged_files_of_esx_are_refused_as_by_qemu() {
-    let lab = Lab::new();
-    let mut random = Rng::new(5);
-    let sound = content(&mut random, 3000 * 512);
-    fs::write(lab.path("a.vmdk"), esx(&sound[..1000 * 512], 8)).unwrap();
-    fs::write(
-        lab.path("b.vmdk"),
-        se_sparse(&sound[1000 * 512..], &mut random),
-    )
-    .unwrap();
-    let lines = "RW 1000 VMFSSPARSE \"a.vmdk\"\nRW 2000 SESPARSE \"b.vmdk\"\n";
-    fs::write(lab.path("x.vmdk"), descriptor("vmfsSparse", lines, 1)).unwrap();
-    let files = [
-        ("a.vmdk", Damage::of_esx()),
-        ("b.vmdk", Damage::of_se_sparse()),
-    ];
-    damage(&lab, &mut random, &files, &sound);
+    for is_se_sparse in [false, true] {
+        let lab = Lab::new();
+        let mut random = Rng::new(5);
+        let sound = content(&mut random, 2000 * 512);
+        let (kind, bytes, places) = match is_se_sparse {
+            false => ("VMFSSPARSE", esx(&sound, 8), Damage::of_esx()),
+            true => {
+                let bytes = se_sparse(&sound, &mut random);
+                ("SESPARSE", bytes, Damage::of_se_sparse())
+            }
+        };
+        fs::write(lab.path("a.vmdk"), bytes).unwrap();
+        let lines = format!("RW 2000 {kind} \"a.vmdk\"\n");
+        fs::write(lab.path("x.vmdk"), descriptor("vmfsSparse", &lines, 1)).unwrap();
+        damage(&lab, &mut random, &[("a.vmdk", places)], &sound);
+    }
 }
 
 /// A descriptor with one or two places changed, and whether QEMU may take an extent twice: scanf(3)
@@ -838,8 +860,12 @@ fn images_are_read_only() {
     assert_same_answer(&lab, &args, "a repair");
     // A target that an extent is in.
     lab.make("img create -q -f vmdk -o subformat=monolithicFlat f.vmdk 4M");
-    let answer = lab.zebu(&["convert", "f.vmdk", "-O", "raw", "f-flat.vmdk"]);
+    let answer = lab.zebu(&["convert", "-U", "f.vmdk", "-O", "raw", "f-flat.vmdk"]);
     answer.failed_with_one_line(1, "the target is a source");
+    assert!(
+        answer.err.contains("The input is read from this file"),
+        "{answer:?}"
+    );
 }
 
 /// Extents are locked as by QEMU.

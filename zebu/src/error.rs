@@ -259,7 +259,6 @@ impl Error {
 /// The source of an [`io::Error`] that is not the operating system's, with the nearest `errno`.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
-#[cfg_attr(not(feature = "nbd"), allow(dead_code))]
 pub(crate) struct WithErrno {
     pub errno: i32,
     pub source: Box<dyn std::error::Error + Send + Sync>,

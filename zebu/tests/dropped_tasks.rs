@@ -1,5 +1,6 @@
-//! Guards against harm by a task that goes on after its request was dropped: a load that reads a
-//! cluster with another use, and a change of the header beside another one.
+//! Guards against harm by a task that goes on after its request was dropped, and by a request that
+//! is not polled: a load that reads a cluster with another use, and a change of the header beside
+//! another one.
 //!
 //! blkdebug suspends the task at the step where it does harm.
 
@@ -11,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use zebu::block::{Device, OpenOptions};
 use zebu::internal::blkdebug::{Blkdebug, Event};
 use zebu::jobs::{CreateQcow2, create_qcow2};
+use zebu::names::Source;
 use zebu::storage::{Buffer, Iov, Memory, Queue, QueueOptions, Storage, write_slice};
 
 const CLUSTER: usize = 64 << 10;
@@ -119,6 +121,52 @@ fn a_table_is_not_reused_while_it_is_loaded() {
     debug.resume_all();
     flush(&queue, &device);
     assert_eq!(read(&queue, &device, 0), 1);
+}
+
+#[test]
+fn the_clusters_of_a_bitmap_are_not_reused_while_it_is_read() {
+    let (queue, folder) = (queue(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("disk");
+    let options = CreateQcow2::default().size(8 << 20).cluster_bits(9);
+    let image = create(&queue, options);
+    let mut device = open(&queue, image.clone());
+    let add = device.bitmap_add(&queue, "b", Some(512), true);
+    queue.block_on(add).unwrap();
+    // A sector for each cluster of the bitmap.
+    let dirty = [0, 2 << 20, 4 << 20, 6 << 20];
+    for at in dirty {
+        device.write_blocking(&queue, at, &[1; 512]).unwrap();
+    }
+    queue.block_on(device.close(&queue)).unwrap();
+    for polls in 0..20 {
+        std::fs::write(&path, image.to_vec()).unwrap();
+        let options = OpenOptions::default().write(true).store_bitmaps(true);
+        let source = Source::Name(path.clone().into());
+        let device = Device::open(&queue, &source, &options).unwrap();
+        let mut reading = pin!(device.bitmap(&queue, "b"));
+        let mut found = None;
+        for _ in 0..polls {
+            if found.is_none()
+                && let Poll::Ready(bits) = poll_once(reading.as_mut())
+            {
+                found = Some(bits);
+            }
+            queue.turn();
+        }
+        // The bitmap is stored in other clusters, and those before are reused.
+        for nth in 1..8 {
+            let at = nth * 4096;
+            device.write_blocking(&queue, at, &[0; 4096]).unwrap();
+            flush(&queue, &device);
+        }
+        let bits = match found {
+            Some(bits) => bits.unwrap(),
+            None => queue.block_on(reading).unwrap(),
+        };
+        for at in dirty {
+            assert!(bits.run(at, at + 512).0, "{polls} polls: {at} is clean");
+        }
+    }
 }
 
 #[test]

@@ -615,6 +615,70 @@ fn check_of_tables_that_cover_the_file_many_times() {
     .expect("a check");
 }
 
+/// An image whose enabled bitmaps have tables in holes of the file. The granularity is 512 bytes.
+fn bitmaps_in_holes(size: u64, count: u64, table_size: u32) -> tempfile::NamedTempFile {
+    const WIDE: u64 = 64 << 10;
+    let clusters = (u64::from(table_size) * 8).div_ceil(WIDE);
+    let bitmaps: Vec<BitmapEntry> = (0..count)
+        .map(|n| BitmapEntry {
+            table_offset: (5 + n * clusters) * WIDE,
+            table_size,
+            flags: 2,
+            kind: BITMAP_TYPE_DIRTY_TRACKING,
+            granularity_bits: 9,
+            extra_data: Vec::new(),
+            name: n.to_string().into_bytes(),
+        })
+        .collect();
+    let directory = BitmapEntry::encode_directory(&bitmaps).expect("a directory");
+    let mut header = Header::new(16, size);
+    header.refcount_table_offset = WIDE;
+    header.refcount_table_clusters = 1;
+    header.l1_offset = 3 * WIDE;
+    header.l1_size = 4096;
+    header.autoclear = 1;
+    header.extensions.set(Extension::Bitmaps(BitmapsExtension {
+        count: count as u32,
+        reserved: 0,
+        directory_size: directory.len() as u64,
+        directory_offset: 4 * WIDE,
+    }));
+    let mut bytes = header.encode().expect("a header");
+    bytes.resize(4 * WIDE as usize, 0);
+    put(&mut bytes, WIDE, 2 * WIDE);
+    let end = 5 + count * clusters;
+    for cluster in 0..end.min(WIDE / 2) {
+        bytes[(2 * WIDE + 2 * cluster) as usize + 1] = 1;
+    }
+    bytes.extend(directory);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().write_all_at(&bytes, 0).expect("a write");
+    file.as_file().set_len(end * WIDE).expect("a length");
+    file
+}
+
+#[test]
+fn written_with_bitmaps_in_holes() {
+    let _alone = alone();
+    // A table of 2 GiB, and more than a thousand bitmaps of 512 MiB.
+    for (name, size, count, table_size) in [
+        ("a long table", 1 << 30, 1, 1 << 28),
+        ("many bitmaps", 2 << 40, 1100, 8192),
+    ] {
+        let file = bitmaps_in_holes(size, count, table_size);
+        case(name, || {
+            let queue = queue();
+            let source = Source::Name(file.path().into());
+            let options = OpenOptions::default().write(true);
+            let device = Device::open(&queue, &source, &options).expect("an image");
+            device
+                .write_blocking(&queue, 0, &[1; 512])
+                .expect("a write");
+            queue.block_on(device.close(&queue)).expect("closed");
+        });
+    }
+}
+
 /// The snapshot table is in a data cluster, and its entry is not plausible. It cannot be decided
 /// which of the two the cluster is, so a repair must change nothing.
 #[test]

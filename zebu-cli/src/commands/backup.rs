@@ -33,7 +33,7 @@ enum Action {
     Verify(Verify),
     /// Restore a disk: a conversion of its image at a point in time
     Restore(Restore),
-    /// Forget the oldest points, merging their increments
+    /// Forget the oldest points of each disk, merging their increments
     Keep(Keep),
 }
 
@@ -68,7 +68,7 @@ struct Take {
     /// Compare each disk with its backup afterwards, and record a hash of its content
     #[arg(long)]
     verify: bool,
-    /// Points to keep: older ones are merged away
+    /// Points of each of these disks to keep: older ones are merged away
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
     /// Bytes a second at most
@@ -147,7 +147,7 @@ struct Keep {
     /// Directory of the backups
     #[arg(value_name = "DIR")]
     directory: OsString,
-    /// Points to keep
+    /// Points to keep of each disk
     #[arg(value_name = "N")]
     points: usize,
 }
@@ -192,9 +192,12 @@ fn take(arguments: &Take) -> Outcome {
     let number = taken.map_err(failure)?;
     let kept = match arguments.keep {
         None => Ok(()),
-        Some(keep) => set.keep(&queue, keep, &mut |step, name, done, total| {
-            steps.show(step, name, done, total)
-        }),
+        Some(keep) => {
+            let is_meant = |name: &str| disks.iter().any(|disk| disk.name == name);
+            set.keep(&queue, keep, &is_meant, &mut |step, name, done, total| {
+                steps.show(step, name, done, total)
+            })
+        }
     };
     steps.finish();
     if !arguments.quiet {
@@ -222,6 +225,10 @@ fn take(arguments: &Take) -> Outcome {
 
 /// The disks with their names in the set.
 fn disks(arguments: &Take) -> Result<Vec<Disk>, Failure> {
+    if arguments.source.force_share {
+        let why = "A disk that another program writes cannot be backed up (--force-share)";
+        return Err(Failure::new(why));
+    }
     if arguments.names.is_empty() {
         return Err(Failure::new("Expecting at least one disk").with_hint());
     }
@@ -342,7 +349,9 @@ fn restore_disk(invocation: &Invocation, arguments: &Restore) -> Outcome {
             )));
         }
     };
-    let image = set.image(disk, number).map_err(failure)?;
+    set.refuse_own(&zebu::Source::Name(arguments.target.clone()))
+        .map_err(failure)?;
+    let image = set.image(&open::queue()?, disk, number).map_err(failure)?;
     // The chain of files was just checked; a conversion does the rest.
     let mut convert: Vec<OsString> = ["-f", "qcow2", "-W", "-O"].map(OsString::from).into();
     convert.push(arguments.target_format.clone());
@@ -356,9 +365,8 @@ fn forget(arguments: &Keep) -> Outcome {
     let queue = open::queue()?;
     let mut set = Set::open_or_create(&arguments.directory).map_err(failure)?;
     let mut steps = Steps::new(arguments.progress);
-    let kept = set.keep(&queue, arguments.points, &mut |step, name, done, total| {
-        steps.show(step, name, done, total)
-    });
+    let on_progress = &mut |step, name: &str, done, total| steps.show(step, name, done, total);
+    let kept = set.keep(&queue, arguments.points, &|_| true, on_progress);
     steps.finish();
     kept.map_err(failure)?;
     Ok(0)

@@ -73,7 +73,7 @@ impl Action {
 const SWITCHES: [(Action, &str); 5] = [
     (Action::Add, "Add the bitmap, enabled"),
     (Action::Remove, "Remove the bitmap"),
-    (Action::Clear, "Make nothing dirty in the bitmap"),
+    (Action::Clear, "Clear the bitmap: nothing is dirty"),
     (Action::Enable, "Record changes of the disk from now on"),
     (Action::Disable, "Record no changes from now on"),
 ];
@@ -98,7 +98,7 @@ impl clap::Args for Actions {
             .value_name("SOURCE")
             .action(ArgAction::Append)
             .value_parser(clap::value_parser!(OsString))
-            .help("Make dirty what the bitmap SOURCE has as dirty")
+            .help("Make dirty what is dirty in the bitmap SOURCE")
             .help_heading("Actions");
         command.args(SWITCHES.iter().map(switch)).arg(merge)
     }

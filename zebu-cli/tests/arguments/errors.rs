@@ -109,6 +109,7 @@ const REQUESTS: &[&str] = &[
     "create -f qcow2 -o refcount_bits=-1 new 1M",
     "measure -O bochs base.q",
     "measure -O vpc base.q",
+    "measure -o , base.q",
     "measure -O vmdx base.q",
     "amend -o size=x,cluster_size=4k base.q",
     "amend -o cluster_size=4k,size=x base.q",

@@ -23,6 +23,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "abbreviations of aliases are not accepted",
         ),
         (
+            theirs.contains("requires use of -n flag") && ours.contains("specify image file name"),
+            "operands are checked before combinations of options",
+        ),
+        (
             theirs.contains("force-share=on can only be used with read-only") && status(1, 1),
             "the file name is checked before the access mode",
         ),
@@ -93,15 +97,27 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a bitmap that is inconsistent prevents no resize",
         ),
         (
+            found.status[0] == found.status[1]
+                && ours == theirs
+                && found.lost_nothing
+                && args.iter().any(|arg| arg.contains("bits.q")),
+            "bitmaps that did not change are not stored again",
+        ),
+        (
+            status(1, 1)
+                && (ours.ends_with("does not support bitmaps")
+                    || ours.ends_with("Source lacks bitmap support")),
+            "convert checks for bitmaps before it opens the target",
+        ),
+        (
             command == "measure" && status(1, 0),
             "measure refuses what create refuses",
         ),
         (
-            command == "snapshot"
-                && theirs.starts_with("qcow2: Marking image as corrupt: ")
+            theirs.starts_with("qcow2: Marking image as corrupt: ")
                 && status(1, 1)
                 && found.lost_nothing,
-            "a snapshot of damaged tables is refused before anything changes",
+            "damaged tables are found before anything changes",
         ),
         (
             command == "commit" && status(0, 0) && found.lost_nothing,

@@ -1,5 +1,5 @@
-//! Bitmaps: either program changes them, and both keep them. After each step they must have as dirty
-//! what was written since.
+//! Bitmaps: either program changes them, and both keep them. After each step what was written since
+//! must be dirty in them.
 
 use std::process::Command;
 use std::sync::LazyLock;

@@ -23,7 +23,7 @@ fn shuffle(lab: &Lab, name: &str, at: u64, entries: u64, random: &mut Rng) {
 
 /// Writes compressed clusters of 4 KiB.
 fn compress_randomly(lab: &Lab, name: &str, size: u64, random: &mut Rng) {
-    let pattern: Vec<u8> = (0..4096u32).map(|n| (n * n >> 7) as u8).collect();
+    let pattern: Vec<u8> = (0..4096u32).map(|n| ((n * n) >> 7) as u8).collect();
     fs::write(lab.path("pattern"), pattern).unwrap();
     let mut script = String::new();
     for _ in 0..random.below(60) {
@@ -64,7 +64,8 @@ fn generate(lab: &Lab, random: &mut Rng) {
         compress_randomly(lab, "x.qcow", size, random);
     }
     write_randomly(lab, "x.qcow", "qcow", size, random);
-    let range = 1 << (lab.u32_at("x.qcow", 32) >> 24) + (lab.u32_at("x.qcow", 32) >> 16 & 0xff);
+    let bits = lab.u32_at("x.qcow", 32);
+    let range = 1 << ((bits >> 24) + (bits >> 16 & 0xff));
     let l1 = lab.u64_at("x.qcow", L1);
     let tables = size.div_ceil(range);
     if random.one_in(3) {

@@ -25,15 +25,15 @@ pub struct BitmapInfo {
     pub inconsistent: bool,
 }
 
-/// Parts of a disk, in units of the granularity: those that a bitmap has as dirty.
+/// Which parts of a disk are dirty, in units of the granularity.
 ///
-/// Those of [`Device::live_bitmap`] follow a bitmap until [`DirtyBits::set`] or
-/// [`DirtyBits::merge`], which change a copy. So do their clones.
+/// The result of [`Device::live_bitmap`] follows a bitmap until [`DirtyBits::set`] or
+/// [`DirtyBits::merge`], which change a copy. So do its clones.
 #[derive(Clone, Debug)]
 pub struct DirtyBits(Arc<Bits>);
 
 impl DirtyBits {
-    /// Nothing of a disk of `size` bytes. `granularity`: bytes to a bit.
+    /// Nothing is dirty of a disk of `size` bytes. `granularity`: bytes to a bit.
     ///
     /// # Panics
     ///
@@ -109,7 +109,7 @@ impl DirtyBits {
         Arc::make_mut(&mut self.0).set(range);
     }
 
-    /// Makes dirty what `other` has as dirty. Its size and granularity may be others.
+    /// Makes dirty what is dirty in `other`, of any size and granularity.
     pub fn merge(&mut self, other: &DirtyBits) {
         Arc::make_mut(&mut self.0).merge(&other.0);
     }
@@ -137,8 +137,8 @@ impl Device {
             .collect())
     }
 
-    /// What a bitmap has as dirty. It does not change with the bitmap. Of a bitmap that is enabled,
-    /// requests in flight may be missing.
+    /// What is dirty in a bitmap. The result does not change with the bitmap. Of a bitmap that is
+    /// enabled, requests in flight may be missing.
     ///
     /// # Errors
     ///
@@ -157,9 +157,9 @@ impl Device {
         }
     }
 
-    /// What a bitmap has as dirty, from now on at each moment: changes that it records show in what
-    /// is returned, before their requests end. Nothing is copied. A change of the whole bitmap by
-    /// `&mut Device` (a resize, a clear) does not show.
+    /// What is dirty in a bitmap, now and later: changes that it records show in the result before
+    /// their requests end. Nothing is copied. A change of the whole bitmap by `&mut Device` (a
+    /// resize, a clear) does not show.
     ///
     /// The bitmap is that of the first image of the chain that has one of this name, as in QEMU's
     /// exports. Its disk may have another size than the device.
@@ -172,7 +172,7 @@ impl Device {
         for image in self.layers().iter().filter_map(|layer| layer.as_qcow2()) {
             let list = image.bitmaps(queue).await?;
             if list.iter().any(|state| state.entry.name == name) {
-                return image.live_bitmap(queue, name).await.map(DirtyBits);
+                return image.bitmap_by_name(queue, name).await.map(DirtyBits);
             }
         }
         let name = crate::format::printable(name);
@@ -208,7 +208,8 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Removes a bitmap of the top image, in whatever state it is. Durable on return.
+    /// Removes a bitmap of the top image, also a damaged one. Durable on return. Its space is freed
+    /// unless the disk or a snapshot refers to it, too: for that all L2 tables are read.
     ///
     /// # Errors
     ///
@@ -218,7 +219,7 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Makes nothing dirty in a bitmap. Durable on return.
+    /// Clears a bitmap: nothing is dirty in it. Durable on return.
     ///
     /// # Errors
     ///
@@ -228,7 +229,7 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Has a bitmap record changes from now on, or not any more. Durable on return.
+    /// Enables or disables a bitmap: whether it records changes from now on. Durable on return.
     ///
     /// # Errors
     ///
@@ -243,8 +244,8 @@ impl Device {
         self.change_bitmap(queue, name.as_ref(), change).await
     }
 
-    /// Makes dirty in a bitmap what `other` has as dirty, of whatever size and granularity. Durable
-    /// on return.
+    /// Makes dirty in a bitmap what is dirty in `other`, of any size and granularity. Durable on
+    /// return.
     ///
     /// # Errors
     ///
@@ -300,8 +301,9 @@ mod tests {
     //! itself is changed.
     use super::*;
     use crate::OpenOptions;
+    use crate::format::EXTENSION_BITMAPS;
     use crate::jobs::{CreateQcow2, create_qcow2};
-    use crate::storage::{Memory, QueueOptions};
+    use crate::storage::{self, Memory, QueueOptions};
 
     const CLUSTER: u64 = 64 << 10;
 
@@ -368,5 +370,34 @@ mod tests {
         let device = open();
         let stored = queue.block_on(device.bitmap(&queue, "on")).unwrap();
         assert_eq!(ranges(&stored), [seven]);
+    }
+
+    #[test]
+    fn a_bitmap_that_cannot_record_is_not_live() {
+        let queue = Queue::new(QueueOptions::default()).unwrap();
+        let create = CreateQcow2::default().size(64 * CLUSTER);
+        let storage = Arc::new(Memory::new(Vec::new()));
+        let options = OpenOptions::default().write(true);
+        let created = create_qcow2(&queue, &*storage, None, &create, |_| {});
+        queue.block_on(created).unwrap();
+        let mut device = Device::from_storage(&queue, storage.clone(), &options).unwrap();
+        queue.block_on(async {
+            device.bitmap_add(&queue, "b", None, true).await.unwrap();
+            let bytes = queue.buffer(512);
+            device.write_buffer(&queue, 0, bytes, 512).await.1.unwrap();
+            device.close(&queue).await.unwrap();
+        });
+        // The bits are in the L1 table, by the bitmap's table.
+        let bytes = storage.to_vec();
+        let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        let extension = EXTENSION_BITMAPS.to_be_bytes();
+        let at = bytes.windows(4).position(|word| word == extension).unwrap();
+        let (table, l1) = (word(word(at + 24) as usize), word(40).to_be_bytes());
+        let written = storage::write_slice(&*storage, &queue, table, &l1);
+        queue.block_on(written).unwrap();
+        let device = Device::from_storage(&queue, storage, &options).unwrap();
+        let live = queue.block_on(device.live_bitmap(&queue, "b"));
+        let text = "Bitmap 'b' is inconsistent and cannot be used";
+        assert_eq!(live.unwrap_err().to_string(), text);
     }
 }

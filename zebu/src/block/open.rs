@@ -274,8 +274,8 @@ enum Role {
     Top,
     Backing,
     Data,
-    /// A file with a part of the disk of an image, which is only read.
-    Extent {
+    /// Another file of an image, which is only read.
+    Other {
         has_tables: bool,
     },
 }
@@ -417,7 +417,7 @@ impl Opening<'_> {
         let driver = format.driver();
         if self.writes(role) && !driver.is_writable && !for_check {
             return Err(Error::Refused(format!(
-                "Images of format '{}' are only read by zebu",
+                "zebu does not write to existing images of format '{}'",
                 driver.name
             )));
         }
@@ -436,6 +436,7 @@ impl Opening<'_> {
             others: &mut Others {
                 opening: self,
                 spec: &mut spec,
+                role,
             },
             raw,
             qcow2,
@@ -647,6 +648,8 @@ impl Opening<'_> {
 struct Others<'a, 'o> {
     opening: &'a Opening<'o>,
     spec: &'a mut ImageSpec,
+    /// The use of the image.
+    role: Role,
 }
 
 impl OtherFiles for Others<'_, '_> {
@@ -663,8 +666,12 @@ impl OtherFiles for Others<'_, '_> {
                 true => None,
                 false => {
                     let common = &self.spec.options.common;
-                    let file = opening.file(common, &data_file, Role::Data).await?;
-                    opening.lock(&file, self.spec, &data_file, Role::Data, Format::RAW)?;
+                    let role = match opening.writes(self.role) {
+                        true => Role::Data,
+                        false => Role::Other { has_tables: false },
+                    };
+                    let file = opening.file(common, &data_file, role).await?;
+                    opening.lock(&file, self.spec, &data_file, role, Format::RAW)?;
                     Some(file.storage())
                 }
             };
@@ -696,7 +703,7 @@ impl OtherFiles for Others<'_, '_> {
                 false => None,
                 true => {
                     let common = &self.spec.options.common;
-                    let role = Role::Extent { has_tables };
+                    let role = Role::Other { has_tables };
                     let opened = opening.file(common, &file, role).await?;
                     opening.lock(&opened, self.spec, &file, role, Format::RAW)?;
                     Some(opened.storage())
@@ -724,8 +731,8 @@ impl Opening<'_> {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if shared => LockRequest::FORCE_SHARE,
             Role::Data if write => LockRequest::DATA_WRITE,
-            Role::Data | Role::Extent { has_tables: false } => LockRequest::DATA_READ,
-            Role::Extent { has_tables: true } => LockRequest::QCOW2_READ,
+            Role::Data | Role::Other { has_tables: false } => LockRequest::DATA_READ,
+            Role::Other { has_tables: true } => LockRequest::QCOW2_READ,
             _ if write => format.driver().locks[1],
             Role::Top | Role::Backing if self.options.exclude_writers => LockRequest::QCOW2_READ,
             _ => format.driver().locks[0],

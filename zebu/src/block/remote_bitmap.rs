@@ -18,16 +18,16 @@ const SECTOR: u64 = 512;
 const MAX_BITS: u64 = 1 << 30;
 
 impl Device {
-    /// What an NBD server has as dirty in a metadata context (`qemu:dirty-bitmap:NAME`) of the
-    /// export that this device is.
+    /// What is dirty in a metadata context (`qemu:dirty-bitmap:NAME`) of the NBD export that this
+    /// device is.
     ///
     /// The connection of the device asks for it if the device was opened with this context
     /// (`x-dirty-bitmap`). Else another connection does, so the server must admit two clients.
-    /// (qemu-nbd admits one, unless told otherwise, and leaves a second one waiting.)
+    /// (qemu-nbd admits one by default, and lets a second one wait.)
     ///
     /// The protocol does not tell the granularity: it is the largest one, up to 64 KiB, that all
-    /// ranges are multiples of. Of very small ranges of very large exports more is dirty than the
-    /// server says.
+    /// ranges are multiples of. If ranges are very small and the export is very large, more is dirty
+    /// than the server says.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub struct Status {
     pub compressed: bool,
     /// The layer that maps it: 0 is the top.
     pub depth: usize,
-    /// The storage of that layer to which `host` belongs.
+    /// The storage of that layer to which `host` belongs; [`StorageId::FILE`] without it.
     pub storage: StorageId,
     /// Where it starts in that storage, in bytes, if it is stored uncompressed.
     pub host: Option<u64>,
@@ -111,6 +111,9 @@ impl Device {
             }
         }
         self.look_at_file(queue, depth, &mut status).await?;
+        if status.host.is_none() {
+            status.storage = StorageId::FILE;
+        }
         Ok(status)
     }
 

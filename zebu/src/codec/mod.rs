@@ -15,7 +15,7 @@ pub(crate) mod workers;
 
 use std::cell::RefCell;
 
-pub use compress::Compressor;
+pub use compress::{Compressor, zlib_bound};
 pub use decompress::Decompressor;
 pub use inflater::{Inflater, Stream};
 

@@ -1,7 +1,7 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
+//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the capabilities of an image and not
 //! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
 //! [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
 //!
@@ -14,6 +14,7 @@ mod bochs;
 mod cache;
 mod check;
 mod cloop;
+mod create;
 mod dmg;
 mod extent;
 mod format;
@@ -32,6 +33,7 @@ mod registry;
 mod sync;
 mod table;
 mod vdi;
+mod vhdx;
 mod vmdk;
 mod vpc;
 mod wait;
@@ -45,6 +47,10 @@ use crate::{Error, Result};
 
 pub use any::AnyImage;
 pub use check::CheckReport;
+pub(crate) use create::{
+    BlockLayout, Linear, NewBlocks, random_uuid, seconds_since, too_large, write_table,
+};
+pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::probe;

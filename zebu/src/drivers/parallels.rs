@@ -24,8 +24,10 @@ pub static DRIVER: Driver = Driver {
     // The format has no name of one, but options may name one.
     has_backing: true,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
     create_options: None,
+    plan: None,
     open_options: &["prealloc-mode", "prealloc-size"],
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
     open: |request| Box::pin(open(request)),

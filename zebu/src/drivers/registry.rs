@@ -1,7 +1,7 @@
 //! The registered formats.
 
 use super::format::{Driver, Format};
-use super::{bochs, cloop, dmg, parallels, qcow, qcow2, qed, raw, vdi, vmdk, vpc};
+use super::{bochs, cloop, dmg, parallels, qcow, qcow2, qed, raw, vdi, vhdx, vmdk, vpc};
 use crate::Error;
 
 /// The registered formats, in the order of probing.
@@ -14,6 +14,7 @@ static DRIVERS: &[&Driver] = &[
     &qcow::DRIVER,
     &qed::DRIVER,
     &vdi::DRIVER,
+    &vhdx::DRIVER,
     &vmdk::DRIVER,
     &vpc::DRIVER,
     &raw::DRIVER,

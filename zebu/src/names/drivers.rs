@@ -41,7 +41,6 @@ const LACKING: &[&str] = &[
     "snapshot-access",
     "ssh",
     "throttle",
-    "vhdx",
     "virtio-blk-vfio-pci",
     "virtio-blk-vhost-user",
     "virtio-blk-vhost-vdpa",

@@ -275,10 +275,10 @@ fn local(
         common: CommonOptions::take(&mut options)?,
         aio,
         locking,
-        drop_cache: options.take_bool("drop-cache")?,
-        aio_max_batch: options.take_number("aio-max-batch")?,
     };
-    // A debugging aid of QEMU.
+    // Checked, without effect.
+    options.take_bool("drop-cache")?;
+    options.take_number("aio-max-batch")?;
     options.take_bool("x-check-cache-dropped")?;
     refuse_protocol_rest(&options, driver.name())?;
     Ok(FileSpec {

@@ -9,7 +9,7 @@ use zebu::block::DirtyBits;
 /// The unit in which contents are compared, in bytes.
 const SECTOR: usize = 512;
 
-/// A bitmap, and what it must have as dirty. It may have more.
+/// A bitmap, and what must be dirty in it. More may be.
 #[derive(Clone, Debug)]
 pub struct Bitmap {
     pub name: String,

@@ -78,7 +78,8 @@ impl Report {
         });
         let is_remote = layer.spec.file.nbd().is_some();
         // Of a server's bytes it is not known.
-        let is_known = !is_remote || layer.as_raw().is_none();
+        let is_known = (!is_remote || layer.as_raw().is_none())
+            && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
         Ok(Report {
             name: layer.spec.display_name(),
             format: layer.spec.format_name(),

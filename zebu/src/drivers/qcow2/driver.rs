@@ -19,8 +19,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: true,
     has_backing: true,
     has_data_file: true,
+    can_compress: true,
     checks_data: true,
     create_options: Some(&CREATE_OPTIONS),
+    plan: None,
     open_options: &[
         "cache-clean-interval",
         "cache-size",

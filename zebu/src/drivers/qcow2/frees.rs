@@ -57,6 +57,16 @@ pub(crate) struct Freed {
     pub table: bool,
 }
 
+impl Freed {
+    /// The same, where the file may give up the space.
+    pub(crate) fn punched(self) -> Freed {
+        Freed {
+            punch: true,
+            ..self
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Frees {
     stages: Mutex<Stages>,

@@ -33,8 +33,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: true,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
     create_options: None,
+    plan: None,
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
@@ -130,6 +132,13 @@ impl Vmdk {
     /// The type, as `monolithicSparse`.
     pub fn create_type(&self) -> &str {
         &self.create_type
+    }
+
+    /// Whether all extents are flat, or all are sparse with grains of one size, and all are
+    /// compressed or none. Otherwise the image has no unit of allocation.
+    pub fn is_uniform(&self) -> bool {
+        let regions = &self.shared.regions;
+        regions.windows(2).all(|pair| pair[0].is_like(&pair[1]))
     }
 
     /// The extents in the order of the disk.
@@ -321,14 +330,9 @@ impl FormatImage for Vmdk {
         last.map_or(0, |region| region.start + region.size)
     }
 
-    /// The grain, if all extents have the same kind.
     fn cluster_size(&self) -> Option<u64> {
-        let (first, others) = self.shared.regions.split_first()?;
-        let grain = first.sparse()?.layout().grain_bytes();
-        others
-            .iter()
-            .all(|other| first.is_like(other))
-            .then_some(grain)
+        let first = self.shared.regions.first()?.sparse()?;
+        self.is_uniform().then_some(first.layout().grain_bytes())
     }
 
     fn storages(&self) -> Vec<Arc<dyn Storage>> {

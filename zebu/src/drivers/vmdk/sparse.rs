@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::header::{Entries, Layout, MARKER_BYTES, SECTOR};
+use super::header::{Entries, Layout, MARKER_BYTES, MAX_SIZE, SECTOR};
 use crate::drivers::cache::Cache;
 use crate::drivers::{Limits, check_limit};
 use crate::storage::{self, Queue, Storage};
@@ -488,12 +488,9 @@ fn typed(entry: u64, grains: u64) -> Stored {
         1 | 2 => Stored::Zero,
         3 => {
             let nth = entry >> 48 & 0xfff | (entry & 0xffff_ffff_ffff) << 12;
-            let sector = nth.checked_mul(GRAIN).and_then(|s| s.checked_add(grains));
-            let host = sector.and_then(|sector| sector.checked_mul(SECTOR));
-            match host.filter(|host| *host <= i64::MAX as u64) {
-                Some(host) => Stored::Data(host),
-                None => Stored::Damaged(Damage::Grain),
-            }
+            let sector = nth.saturating_mul(GRAIN).saturating_add(grains);
+            // One that is too large is past the end of any file.
+            Stored::Data(sector.min(MAX_SIZE / SECTOR) * SECTOR)
         }
         _ => Stored::Damaged(Damage::Grain),
     }

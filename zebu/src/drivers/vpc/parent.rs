@@ -15,8 +15,11 @@ const NAME: std::ops::Range<usize> = 64..576;
 /// Bytes of a path at most.
 const MAX_PATH: u32 = 64 << 10;
 
+/// Reads the path of a locator.
+type ReadPath = fn(&[u8]) -> String;
+
 /// Kinds of locators that are used, the best first.
-const KINDS: [(&[u8; 4], fn(&[u8]) -> String); 3] = [
+const KINDS: [(&[u8; 4], ReadPath); 3] = [
     // Relative to this image.
     (b"W2ru", |bytes| {
         from_windows(&utf16(bytes, u16::from_le_bytes))

@@ -4,20 +4,27 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Words of a chunk, the unit in which memory is taken: 4 KiB.
+/// Words of a chunk: 4 KiB.
 const CHUNK_WORDS: usize = 512;
 /// Bits of a chunk.
 const CHUNK_BITS: u64 = CHUNK_WORDS as u64 * 64;
+/// Chunks of a group. Few in tests, whose bitmaps are small.
+const GROUP_CHUNKS: usize = if cfg!(test) { 2 } else { 512 };
 
-/// Bits of which each stands for `1 << granularity_bits` bytes of a disk. Chunks without a set bit,
-/// and those with all bits set, take no memory.
+/// Words of bits, once one of them is set.
+type Chunk = OnceLock<Box<[AtomicU64]>>;
+
+/// Bits of which each stands for `1 << granularity_bits` bytes of a disk.
+///
+/// Chunks without a set bit, and those with all bits set, take no memory. Nor do groups of such
+/// chunks: an image may have thousands of bitmaps of 2^32 bits, whose tables are holes of its file.
 ///
 /// Bits are only set while the image is shared, and cleared with exclusive access.
 #[derive(Debug)]
 pub(crate) struct Bits {
     size: u64,
     granularity_bits: u8,
-    chunks: Vec<OnceLock<Box<[AtomicU64]>>>,
+    groups: Vec<OnceLock<Box<[Chunk]>>>,
     /// A bit for each chunk whose bits are all set, whatever the chunk itself has.
     full: Vec<AtomicU64>,
     /// Whether a bit was set or cleared since the bitmap was stored.
@@ -30,7 +37,7 @@ impl Bits {
         let mut bits = Bits {
             size: 0,
             granularity_bits,
-            chunks: Vec::new(),
+            groups: Vec::new(),
             full: Vec::new(),
             changed: AtomicBool::new(false),
         };
@@ -53,33 +60,32 @@ impl Bits {
         self.granularity_bits
     }
 
-    /// The disk has another size. Bits of what it gained are not set.
+    /// Changes the size of the disk. Bits of what is added are not set.
     pub(crate) fn resize(&mut self, size: u64) {
         let old = self.len();
         self.size = size;
         let new = self.len();
-        // A full chunk at the old end has bits set behind it, and one at the new end keeps some.
-        for end in [old, new] {
-            if !end.is_multiple_of(CHUNK_BITS) {
-                self.unpack(end / CHUNK_BITS);
-            }
+        // What is kept ends there. Of a full chunk the words may lack bits.
+        let end = old.min(new);
+        let last = end / CHUNK_BITS;
+        if self.is_full(last) {
+            let words = self.chunk_to_set(last).iter();
+            words.for_each(|word| word.store(u64::MAX, Ordering::SeqCst));
+        }
+        for chunk in last..old.div_ceil(CHUNK_BITS) {
+            self.set_full(chunk, false);
         }
         let chunks = new.div_ceil(CHUNK_BITS) as usize;
-        for chunk in chunks..self.chunks.len() {
-            self.set_full(chunk as u64, false);
-        }
-        self.chunks.resize_with(chunks, OnceLock::new);
-        let words = chunks.div_ceil(64);
-        self.full.resize_with(words, AtomicU64::default);
-        let end = old.min(new);
-        let (chunk, first) = (end / CHUNK_BITS, end % CHUNK_BITS);
-        if let Some(words) = self
-            .chunks
-            .get_mut(chunk as usize)
-            .and_then(OnceLock::get_mut)
-        {
-            for (nth, word) in words.iter_mut().enumerate() {
-                *word.get_mut() &= below(first, nth);
+        self.full
+            .resize_with(chunks.div_ceil(64), AtomicU64::default);
+        self.groups
+            .resize_with(chunks.div_ceil(GROUP_CHUNKS), OnceLock::new);
+        let group = self.groups.get_mut(last as usize / GROUP_CHUNKS);
+        if let Some(group) = group.and_then(OnceLock::get_mut) {
+            let rest = &mut group[last as usize % GROUP_CHUNKS..];
+            rest[1..].iter_mut().for_each(|chunk| *chunk = Chunk::new());
+            for (nth, word) in (0..).zip(rest[0].get_mut().into_iter().flatten()) {
+                *word.get_mut() &= below(end % CHUNK_BITS, nth);
             }
         }
         self.changed = AtomicBool::new(true);
@@ -96,8 +102,8 @@ impl Bits {
         self.changed.load(Ordering::SeqCst)
     }
 
-    /// Its bits are on the disk, but for those that are set from now on. To be called before they
-    /// are looked at; `false` takes that back.
+    /// Notes whether the disk has the bits. A store calls it before it reads them: bits that are set
+    /// from then on count as changed.
     pub(crate) fn stored(&self, stored: bool) {
         self.changed.store(!stored, Ordering::SeqCst);
     }
@@ -117,34 +123,35 @@ impl Bits {
     pub(crate) fn set_bits(&self, mut at: u64, end: u64) {
         while at < end {
             let chunk = at / CHUNK_BITS;
-            let start = chunk * CHUNK_BITS;
-            let stop = end.min(start + CHUNK_BITS);
-            if !self.is_full(chunk) {
-                // The last chunk may be short: it is not marked as full.
-                match stop - at == CHUNK_BITS {
-                    true => {
-                        self.set_full(chunk, true);
-                    }
-                    false => self.set_in_chunk(chunk, at - start, stop - start),
+            let stop = end.min((chunk + 1) * CHUNK_BITS);
+            // The last chunk may be short: it is not marked as full.
+            if stop - at == CHUNK_BITS {
+                self.set_full(chunk, true);
+            } else if !self.is_full(chunk) {
+                for nth in at / 64..stop.div_ceil(64) {
+                    self.set_in_word(nth, below(stop, nth) & !below(at, nth));
                 }
             }
             at = stop;
         }
-        // Also if all of them were set: another request may not have come here after it set them,
-        // and a store between would take the bitmap for unchanged.
+        self.note_change();
+    }
+
+    /// To be called after bits were set, also by other requests: one of these may not have come
+    /// here yet, and a store between would take the bitmap for unchanged.
+    fn note_change(&self) {
         if !self.changed.load(Ordering::SeqCst) {
             self.changed.store(true, Ordering::SeqCst);
         }
     }
 
-    fn set_in_chunk(&self, chunk: u64, first: u64, end: u64) {
-        let words = self.chunks[chunk as usize].get_or_init(empty_chunk);
-        for nth in (first / 64) as usize..end.div_ceil(64) as usize {
-            let mask = below(end, nth) & !below(first, nth);
-            // Most writes meet bits that are set: these only read.
-            if words[nth].load(Ordering::SeqCst) & mask != mask {
-                words[nth].fetch_or(mask, Ordering::SeqCst);
-            }
+    /// Sets bits of word `nth`, which exists.
+    fn set_in_word(&self, nth: u64, mask: u64) {
+        let words = self.chunk_to_set(nth / CHUNK_WORDS as u64);
+        let word = &words[nth as usize % CHUNK_WORDS];
+        // The bits of most writes are set already: these only read.
+        if word.load(Ordering::SeqCst) & mask != mask {
+            word.fetch_or(mask, Ordering::SeqCst);
         }
     }
 
@@ -159,7 +166,7 @@ impl Bits {
                 let chunk = now / CHUNK_BITS;
                 let whole = match self.is_full(chunk) {
                     true => Some(true),
-                    false => self.chunks[chunk as usize].get().is_none().then_some(false),
+                    false => self.chunk(chunk).is_none().then_some(false),
                 };
                 match whole {
                     Some(whole) if whole == value => {
@@ -208,39 +215,53 @@ impl Bits {
         count
     }
 
-    /// The stored form of the bits from `first` (a multiple of 8) on: one bit after the other, the
+    /// The stored form of the bits from `first` (a multiple of 64) on: one bit after the other, the
     /// lowest of a byte first. Zero past the end.
     pub(crate) fn encode(&self, first: u64, bytes: &mut [u8]) {
-        for (at, byte) in (first / 8..).zip(bytes) {
-            *byte = (self.word(at / 8) >> (at % 8 * 8)) as u8;
+        for (nth, bytes) in (first / 64..).zip(bytes.chunks_mut(8)) {
+            bytes.copy_from_slice(&self.word(nth).to_le_bytes()[..bytes.len()]);
         }
     }
 
-    /// Sets the bits of the stored form of those from `first` (a multiple of 8) on.
+    /// Sets the bits of the stored form of those from `first` (a multiple of 64) on. What it has past
+    /// the end is ignored.
     pub(crate) fn decode(&self, first: u64, bytes: &[u8]) {
-        let len = self.len();
-        for (nth, byte) in bytes.iter().enumerate().filter(|(_, byte)| **byte != 0) {
-            for bit in (0..8).filter(|bit| byte >> bit & 1 != 0) {
-                let at = first + nth as u64 * 8 + bit;
-                if at < len {
-                    self.set_bits(at, at + 1);
-                }
+        let end = self.len();
+        for (nth, bytes) in (first / 64..).zip(bytes.chunks(8)) {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let word = u64::from_le_bytes(word) & below(end, nth);
+            if word != 0 {
+                self.set_in_word(nth, word);
             }
         }
+        self.note_change();
     }
 
     /// Word `nth` of the bits; zero past the end.
     fn word(&self, nth: u64) -> u64 {
         let chunk = nth / CHUNK_WORDS as u64;
-        let Some(words) = self.chunks.get(chunk as usize) else {
-            return 0;
-        };
         if self.is_full(chunk) {
             return u64::MAX;
         }
-        words.get().map_or(0, |words| {
+        let words = self.chunk(chunk);
+        words.map_or(0, |words| {
             words[nth as usize % CHUNK_WORDS].load(Ordering::SeqCst)
         })
+    }
+
+    /// The words of a chunk; none if no bit was set, or if there is no such chunk.
+    fn chunk(&self, chunk: u64) -> Option<&[AtomicU64]> {
+        let group = self.groups.get(chunk as usize / GROUP_CHUNKS)?.get()?;
+        group[chunk as usize % GROUP_CHUNKS].get().map(Box::as_ref)
+    }
+
+    /// The words of a chunk that exists.
+    fn chunk_to_set(&self, chunk: u64) -> &[AtomicU64] {
+        let group = &self.groups[chunk as usize / GROUP_CHUNKS];
+        let group = group.get_or_init(|| (0..GROUP_CHUNKS).map(|_| Chunk::new()).collect());
+        group[chunk as usize % GROUP_CHUNKS]
+            .get_or_init(|| (0..CHUNK_WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
     fn is_full(&self, chunk: u64) -> bool {
@@ -254,20 +275,6 @@ impl Bits {
             true => word.fetch_or(mask, Ordering::SeqCst),
             false => word.fetch_and(!mask, Ordering::SeqCst),
         };
-    }
-
-    /// Keeps the bits of a full chunk in the chunk itself.
-    fn unpack(&mut self, chunk: u64) {
-        if self.is_full(chunk) {
-            self.set_full(chunk, false);
-            if let Some(place) = self.chunks.get_mut(chunk as usize) {
-                *place = OnceLock::from(
-                    (0..CHUNK_WORDS)
-                        .map(|_| AtomicU64::new(u64::MAX))
-                        .collect::<Box<[_]>>(),
-                );
-            }
-        }
     }
 }
 
@@ -285,13 +292,9 @@ pub(crate) fn bits_for(size: u64, granularity_bits: u8) -> u64 {
     size.div_ceil(1 << granularity_bits)
 }
 
-fn empty_chunk() -> Box<[AtomicU64]> {
-    (0..CHUNK_WORDS).map(|_| AtomicU64::new(0)).collect()
-}
-
-/// The bits of word `nth` that are below bit `end` of its chunk.
-fn below(end: u64, nth: usize) -> u64 {
-    match end.saturating_sub(nth as u64 * 64) {
+/// The bits of word `nth` that are before bit `end`.
+fn below(end: u64, nth: u64) -> u64 {
+    match end.saturating_sub(nth * 64) {
         0 => 0,
         64.. => u64::MAX,
         bits => (1 << bits) - 1,
@@ -396,7 +399,7 @@ mod tests {
                         bits.encode(0, &mut bytes);
                         let size = bits.size();
                         bits = Bits::new(size, shift);
-                        let (first, second) = bytes.split_at(bytes.len() / 2);
+                        let (first, second) = bytes.split_at(bytes.len() / 16 * 8);
                         bits.decode(0, first);
                         bits.decode(first.len() as u64 * 8, second);
                     }

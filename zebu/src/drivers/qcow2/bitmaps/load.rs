@@ -4,22 +4,25 @@ use std::sync::{Arc, Mutex};
 
 use super::{Bitmaps, Bits, Loaded};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::frees::Freed;
 use crate::drivers::qcow2::writer::Writer;
-use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, check_table};
+use crate::format::{
+    BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_BYTES, check_table,
+};
 use crate::storage::{self, Queue};
 use crate::{Error, Result};
 
 impl Image {
-    /// Reads the bits of a bitmap and the table that has them.
+    /// Reads the bits of a bitmap. Also returns its clusters.
     ///
     /// # Errors
     ///
-    /// If the bitmap is not valid or cannot be read. Nothing says whether it is consistent.
+    /// If the bitmap is not valid or cannot be read. Whether it is in use is not checked.
     pub(super) async fn load_bitmap(
         &self,
         queue: &Queue,
         entry: &BitmapEntry,
-    ) -> Result<(Bits, Vec<BitmapTableEntry>)> {
+    ) -> Result<(Bits, Vec<Freed>)> {
         entry.check(&self.geometry)?;
         if !entry.extra_data.is_empty() && !entry.extra_data_compatible() {
             return Err(constraint(entry, "it has extra data of an unknown kind"));
@@ -51,7 +54,7 @@ impl Image {
             }
         }
         bits.stored(true);
-        Ok((bits, table))
+        Ok((bits, self.bitmap_clusters(entry.table_offset, &table)))
     }
 
     /// Reads the table of a bitmap.
@@ -61,6 +64,10 @@ impl Image {
         entry: &BitmapEntry,
     ) -> Result<Vec<BitmapTableEntry>> {
         let entries = u64::from(entry.table_size);
+        // A damaged entry may name a hole of any size.
+        if entries * self.geometry.cluster_size() > MAX_BITMAP_BYTES {
+            return Err(constraint(entry, "its clusters are more than 512 MiB"));
+        }
         check_table(
             "Bitmap table",
             entry.table_offset,
@@ -78,8 +85,8 @@ impl Image {
             .collect())
     }
 
-    /// Called before the first change of an image, and before the first one after a store: has the
-    /// enabled bitmaps in memory and marked as in use on the disk. The caller has passed the gate of
+    /// Loads the enabled bitmaps and marks them as in use on the disk. To be called before the first
+    /// change of an image, and before the first one after a store. The caller has passed the gate of
     /// metadata, or is alone.
     ///
     /// False if the directory is damaged: its bitmaps must not count as consistent any more.
@@ -110,8 +117,8 @@ impl Image {
         Ok(true)
     }
 
-    /// The state of the bitmaps, with the bits of those that are enabled and consistent. The caller
-    /// has passed the gate of metadata, or is alone.
+    /// The state of the bitmaps. Those that are enabled and consistent are loaded. The caller has
+    /// passed the gate of metadata, or is alone.
     ///
     /// # Errors
     ///
@@ -140,8 +147,8 @@ impl Image {
         }))
     }
 
-    /// A consistent bitmap in memory; none, with a warning, if it is damaged, or if its clusters are
-    /// not its own.
+    /// Loads a consistent bitmap. None, with a warning, if it is damaged, or if its clusters are not
+    /// its own.
     pub(super) async fn load_if_valid(
         &self,
         queue: &Queue,
@@ -153,10 +160,10 @@ impl Image {
             false => Err(constraint(entry, "its clusters are not its own")),
         };
         match loaded {
-            Ok((bits, table)) => Ok(Some(Loaded {
+            Ok((bits, clusters)) => Ok(Some(Loaded {
                 bits: Arc::new(bits),
                 is_enabled: entry.auto(),
-                table: Mutex::new(table),
+                clusters: Mutex::new(clusters),
             })),
             Err(Error::Format(error)) => {
                 tracing::warn!("a bitmap is inconsistent from now on: {error}");

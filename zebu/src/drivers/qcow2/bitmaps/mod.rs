@@ -7,7 +7,7 @@
 //!   ([`Image::announce`](super::Image::announce)).
 //! - A store writes the bits to new clusters, durably, and clears the flag last.
 //!
-//! A bitmap that cannot be read stays `in_use`. It never keeps the image from being used.
+//! A bitmap that cannot be read stays `in_use`. The image can be used all the same.
 
 mod bits;
 mod directory;
@@ -24,7 +24,8 @@ use bits::bits_for;
 pub(crate) use whole::BitmapChange;
 
 use super::Image;
-use crate::format::{BitmapEntry, BitmapTableEntry, MAX_BITMAP_BYTES};
+use super::frees::Freed;
+use crate::format::{BitmapEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
 
@@ -58,12 +59,12 @@ pub(crate) struct BitmapState {
 /// A bitmap in memory.
 #[derive(Debug)]
 struct Loaded {
-    /// Shared with readers ([`Image::live_bitmap`]).
+    /// Shared with readers ([`Image::bitmap_by_name`]).
     bits: Arc<Bits>,
     /// Whether changes of the disk set bits.
     is_enabled: bool,
-    /// The table that the bits are stored in; empty for a new bitmap.
-    table: Mutex<Vec<BitmapTableEntry>>,
+    /// The clusters of the table and of the bits on the disk.
+    clusters: Mutex<Vec<Freed>>,
 }
 
 impl Loaded {
@@ -105,8 +106,8 @@ impl Bitmaps {
         self.bits.get(index)?.as_ref()
     }
 
-    /// The disk has another size now. Bitmaps that cannot be stored for that size stay marked as in
-    /// use.
+    /// Adapts the bits to another size of the disk. Bitmaps that cannot be stored for that size stay
+    /// marked as in use.
     pub(super) fn resize(&mut self, size: u64) {
         for place in &mut self.bits {
             let Some(loaded) = place else { continue };
@@ -145,33 +146,14 @@ impl Image {
             .collect())
     }
 
-    /// The bits of the bitmap of this name: those that are in memory, or as they are on the disk.
+    /// The bits of the bitmap of this name. If the image is writable and the bitmap enabled, changes of
+    /// the disk set bits of what is returned.
     ///
     /// # Errors
     ///
     /// If there is no such bitmap, it is inconsistent, damaged or cannot be read.
     pub(crate) async fn bitmap_by_name(&self, queue: &Queue, name: &[u8]) -> Result<Arc<Bits>> {
-        let directory = self.bitmap_directory(queue).await?;
-        let index = directory.find(name);
-        let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
-        let bitmaps = self.writer.as_ref().and_then(|writer| writer.bitmaps.get());
-        if let Some(loaded) = bitmaps.and_then(|bitmaps| bitmaps.loaded(index)) {
-            return Ok(loaded.bits.clone());
-        }
-        let entry = &directory.entries[index];
-        match entry.in_use() {
-            true => Err(Error::bitmap_inconsistent(name)),
-            false => Ok(Arc::new(self.load_bitmap(queue, entry).await?.0)),
-        }
-    }
-
-    /// As [`Image::bitmap_by_name`]; changes of the disk set bits of what is returned, if they do in
-    /// the bitmap.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Image::bitmap_by_name`].
-    pub(crate) async fn live_bitmap(&self, queue: &Queue, name: &[u8]) -> Result<Arc<Bits>> {
+        // Enabled bitmaps are in memory first: a store may free the clusters that they were read from.
         if let Some(writer) = &self.writer
             && writer.bitmaps.get().is_none()
             && writer.header().has_bitmaps()
@@ -183,11 +165,23 @@ impl Image {
             })
             .await?;
         }
-        self.bitmap_by_name(queue, name).await
+        let directory = self.bitmap_directory(queue).await?;
+        let index = directory.find(name);
+        let index = index.ok_or_else(|| Error::bitmap_not_found(name))?;
+        let bitmaps = self.writer.as_ref().and_then(|writer| writer.bitmaps.get());
+        if let Some(loaded) = bitmaps.and_then(|bitmaps| bitmaps.loaded(index)) {
+            return Ok(loaded.bits.clone());
+        }
+        let entry = &directory.entries[index];
+        // An enabled one that could not be loaded does not record changes.
+        match entry.in_use() || entry.auto() && self.writer.is_some() {
+            true => Err(Error::bitmap_inconsistent(name)),
+            false => Ok(Arc::new(self.load_bitmap(queue, entry).await?.0)),
+        }
     }
 
     /// The directory of the bitmaps: that of the writer, or as it is on the disk. Empty if the image
-    /// has no bitmaps, or if what it says of them is out of date.
+    /// has no bitmaps, or if a program that does not know them has written to the image.
     ///
     /// # Errors
     ///

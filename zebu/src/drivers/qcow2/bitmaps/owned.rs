@@ -1,12 +1,14 @@
-//! Which bitmaps have their clusters for themselves. Those of a bitmap are freed when it is stored
-//! or removed, so damage must not make them those of something else.
+//! Whether clusters belong to one bitmap alone. They are freed when it is stored or removed, so damage
+//! must not name those of something else.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Directory;
 use crate::drivers::qcow2::Image;
-use crate::format::{BitmapCluster, BitmapEntry};
-use crate::storage::Queue;
+use crate::drivers::qcow2::frees::Freed;
+use crate::format::{BitmapCluster, BitmapEntry, L2Entry};
+use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 
 /// A range of the file, in bytes, and the bitmap that has it.
@@ -14,8 +16,8 @@ type Place = (Range<u64>, usize);
 
 impl Image {
     /// For each bitmap of a directory, whether its table is valid and its clusters are its own: they
-    /// have one reference, are in no other bitmap, and no other structure in memory is there. (What
-    /// has a cluster of the guest's is not known here.)
+    /// have one reference, are in no other bitmap, and no other structure in memory is there. Whether
+    /// the disk maps one of them is not looked up: that takes all L2 tables.
     pub(super) async fn owned_bitmaps(
         &self,
         queue: &Queue,
@@ -51,6 +53,40 @@ impl Image {
             }
         }
         Ok(owned)
+    }
+
+    /// Whether the disk or a snapshot maps one of these clusters, which are distinct. All L2 tables
+    /// are read, from the file: nothing is dirty.
+    ///
+    /// # Errors
+    ///
+    /// If a table of the mapping is damaged or cannot be read.
+    pub(super) async fn is_mapped(&self, queue: &Queue, places: &[Freed]) -> Result<bool> {
+        let mut places = places.to_vec();
+        places.sort_unstable_by_key(|place| place.first);
+        let is_one = |used: Freed| {
+            let next = places.partition_point(|place| place.first + place.count <= used.first);
+            let place = places.get(next);
+            place.is_some_and(|place| place.first < used.first + used.count)
+        };
+        let mut tables: BTreeSet<u64> = self.snapshot_tables(queue).await?.into_keys().collect();
+        for index in 0..self.l1.len() as u64 {
+            let table = self.l1.get(index).without_reserved();
+            tables.extend(table.l2_table(&self.geometry)?.map(|host| host.0));
+        }
+        let size = self.geometry.cluster_size();
+        let mut ahead = Ahead::new(queue, &self.file, tables.iter().copied(), size as usize);
+        for table in &tables {
+            let bytes = ahead.next().await?.unwrap_or_default();
+            let entries = (0..self.geometry.l2_entries()).filter_map(|index| {
+                let entry = L2Entry::read(bytes, index, &self.geometry)?;
+                self.referred(entry.without_reserved(&self.geometry), false)
+            });
+            if is_one(self.reference(*table, size, false)) || entries.into_iter().any(is_one) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Adds the clusters of a bitmap to `places`.

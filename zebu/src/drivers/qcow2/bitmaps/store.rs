@@ -23,11 +23,12 @@ use crate::storage::{self, Queue};
 const PIECE: u64 = 1 << 20;
 
 /// A bitmap in new clusters.
-pub(super) struct New {
+struct New {
     /// In the directory.
     index: usize,
-    pub(super) table_offset: u64,
-    pub(super) table: Vec<BitmapTableEntry>,
+    table_offset: u64,
+    table_size: u32,
+    clusters: Vec<Freed>,
 }
 
 /// New clusters of bitmaps, to which nothing refers. They are freed on drop, and bits that were
@@ -45,9 +46,7 @@ impl Storing<'_> {
     /// The table size of a bitmap as it will be.
     fn size(&self, directory: &Directory, index: usize) -> u32 {
         let new = self.new.iter().find(|new| new.index == index);
-        new.map_or(directory.entries[index].table_size, |new| {
-            new.table.len() as u32
-        })
+        new.map_or(directory.entries[index].table_size, |new| new.table_size)
     }
 }
 
@@ -98,13 +97,15 @@ impl Image {
             };
             loaded.bits.stored(true);
             storing.taken.push(*index);
-            let (table_offset, table) = self
+            let first = storing.places.len();
+            let (table_offset, table_size) = self
                 .write_bits(queue, &loaded.bits, &mut storing.places)
                 .await?;
             storing.new.push(New {
                 index: *index,
                 table_offset,
-                table,
+                table_size,
+                clusters: storing.places[first..].to_vec(),
             });
         }
         if !storing.new.is_empty() {
@@ -113,8 +114,7 @@ impl Image {
             }
             // After an error it is not known which table the disk refers to: neither is freed.
             storing.places.clear();
-            let smaller =
-                |new: &&New| new.table.len() < directory.entries[new.index].table_size as usize;
+            let smaller = |new: &&New| new.table_size < directory.entries[new.index].table_size;
             let shrinking: Vec<usize> = storing
                 .new
                 .iter()
@@ -140,31 +140,30 @@ impl Image {
         let mut old = Vec::new();
         for new in std::mem::take(&mut storing.new) {
             let entry = &mut directory.entries[new.index];
+            (entry.table_offset, entry.table_size) = (new.table_offset, new.table_size);
             if let Some(loaded) = bitmaps.loaded(new.index) {
-                let table = std::mem::replace(&mut *crate::lock(&loaded.table), new.table);
-                self.bitmap_clusters(entry.table_offset, &table, &mut old);
-                entry.table_size = crate::lock(&loaded.table).len() as u32;
+                let mut clusters = crate::lock(&loaded.clusters);
+                old.extend(std::mem::replace(&mut *clusters, new.clusters));
             }
-            entry.table_offset = new.table_offset;
         }
         for index in open {
             directory.entries[index].flags &= !BITMAP_IN_USE;
         }
         *bitmaps.directory() = directory;
         for place in old {
-            writer.free_at_commit(place);
+            writer.free_at_commit(place.punched());
         }
         Ok(())
     }
 
-    /// Writes bits and their table to new clusters, to which nothing refers yet. `places` gets all of
-    /// them, also after an error.
+    /// Writes bits and their table to new clusters, to which nothing refers yet: offset and entries
+    /// of the table. All clusters are added to `places`, also after an error.
     pub(super) async fn write_bits(
         &self,
         queue: &Queue,
         bits: &Bits,
         places: &mut Vec<Freed>,
-    ) -> Result<(u64, Vec<BitmapTableEntry>)> {
+    ) -> Result<(u64, u32)> {
         let size = self.geometry.cluster_size();
         let per_cluster = size * 8;
         let mut table = Vec::new();
@@ -206,7 +205,7 @@ impl Image {
         places.push(self.reference(host.0, clusters * size, false));
         bytes.resize((clusters * size) as usize, 0);
         storage::write_slice(&*self.file, queue, host.0, &bytes).await?;
-        Ok((host.0, table))
+        Ok((host.0, table.len() as u32))
     }
 
     /// The clusters of a table and of the bits that it refers to.
@@ -214,16 +213,18 @@ impl Image {
         &self,
         table_offset: u64,
         table: &[BitmapTableEntry],
-        places: &mut Vec<Freed>,
-    ) {
-        if table.is_empty() {
-            return;
-        }
-        places.push(self.reference(table_offset, table.len() as u64 * 8, true));
+    ) -> Vec<Freed> {
+        let mut places = vec![self.reference(table_offset, table.len() as u64 * 8, false)];
         for entry in table {
-            if let Ok(BitmapCluster::Stored { host }) = entry.kind(&self.geometry) {
-                places.push(self.reference(host.0, self.geometry.cluster_size(), true));
+            let Ok(BitmapCluster::Stored { host }) = entry.kind(&self.geometry) else {
+                continue;
+            };
+            let place = self.reference(host.0, self.geometry.cluster_size(), false);
+            match places.last_mut() {
+                Some(last) if last.first + last.count == place.first => last.count += place.count,
+                _ => places.push(place),
             }
         }
+        places
     }
 }

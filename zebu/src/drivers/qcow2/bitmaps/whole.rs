@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::bits::bits_for;
 use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
+use crate::drivers::qcow2::frees::Freed;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
@@ -38,7 +39,7 @@ struct Before {
     index: usize,
     bits: Bits,
     is_enabled: bool,
-    /// Those of its entry, in use.
+    /// The flags of its entry, which is in use.
     flags: u32,
 }
 
@@ -143,7 +144,7 @@ impl Image {
         self.mark_in_use(queue, &[before.index]).await
     }
 
-    /// Has a consistent bitmap in memory, and marks it as in use on the disk.
+    /// Loads a consistent bitmap, and marks it as in use on the disk.
     async fn open_bitmap(&mut self, queue: &Queue, index: usize) -> Result<()> {
         let bitmaps = self.bitmaps_mut()?;
         let entry = bitmaps.directory().entries[index].clone();
@@ -151,11 +152,11 @@ impl Image {
             if entry.in_use() || !bitmaps.owned[index] {
                 return Err(Error::bitmap_inconsistent(&entry.name));
             }
-            let (bits, table) = self.load_bitmap(queue, &entry).await?;
+            let (bits, clusters) = self.load_bitmap(queue, &entry).await?;
             let loaded = Loaded {
                 bits: Arc::new(bits),
                 is_enabled: entry.auto(),
-                table: Mutex::new(table),
+                clusters: Mutex::new(clusters),
             };
             self.bitmaps_mut()?.bits[index] = Some(loaded);
         }
@@ -169,8 +170,8 @@ impl Image {
         Ok(())
     }
 
-    /// Has all consistent bitmaps in memory and marked as in use, for a change of the disk's size:
-    /// the table of a consistent bitmap has the size that goes with the disk's.
+    /// Loads all consistent bitmaps and marks them as in use, before the size of the disk changes:
+    /// the table of a consistent bitmap must match that size.
     pub(crate) async fn open_all_bitmaps(&mut self, queue: &Queue) -> Result<()> {
         let directory = self.bitmaps_mut()?.directory().clone();
         let mut consistent = Vec::new();
@@ -190,14 +191,14 @@ impl Image {
         self.mark_in_use(queue, &consistent).await
     }
 
-    /// The disk has another size now, of which all of the change counts as written.
+    /// Adapts the bitmaps to the new size of the disk. What was added counts as written.
     pub(in crate::drivers::qcow2) fn resize_bitmaps(&mut self) -> Result<()> {
         let size = self.size();
         self.bitmaps_mut()?.resize(size);
         Ok(())
     }
 
-    /// The state of the bitmaps; that of an image without any is empty.
+    /// The state of the bitmaps, which is empty for an image without bitmaps.
     fn bitmaps_mut(&mut self) -> Result<&mut Bitmaps> {
         self.writer()?;
         let writer = self.writer.as_mut().expect("checked above");
@@ -228,20 +229,19 @@ impl Image {
         let written = self.write_bits(queue, &bits, &mut places).await;
         let result = match written {
             Err(error) => Err(error),
-            Ok((table_offset, table)) => {
-                (entry.table_offset, entry.table_size) = (table_offset, table.len() as u32);
+            Ok(table) => {
+                (entry.table_offset, entry.table_size) = table;
                 directory.entries.push(entry);
-                let switched = self.switch_directory(queue, directory).await;
-                switched.map(|()| table)
+                self.switch_directory(queue, directory).await
             }
         };
         match result {
-            Ok(table) => {
+            Ok(()) => {
                 bits.stored(true);
                 let loaded = Loaded {
                     bits: Arc::new(bits),
                     is_enabled: enabled,
-                    table: Mutex::new(table),
+                    clusters: Mutex::new(places),
                 };
                 let bitmaps = self.bitmaps_mut()?;
                 bitmaps.bits.push(Some(loaded));
@@ -291,18 +291,9 @@ impl Image {
     async fn remove_bitmap(&mut self, queue: &Queue, index: usize) -> Result<()> {
         let mut directory = self.bitmaps_mut()?.directory().clone();
         let entry = directory.entries.remove(index);
-        // Looked at first: what makes no sense is not freed.
-        let bitmaps = self.bitmaps_mut()?;
-        let is_owner = bitmaps.owned[index];
-        let table = match bitmaps.loaded(index) {
-            Some(loaded) => crate::lock(&loaded.table).clone(),
-            None if is_owner => self.read_bitmap_table(queue, &entry).await?,
-            None => Vec::new(),
-        };
-        let mut places = Vec::new();
-        self.bitmap_clusters(entry.table_offset, &table, &mut places);
-        if !is_owner {
-            tracing::warn!("the space of a damaged bitmap is not freed");
+        let places = self.clusters_to_free(queue, index, &entry).await?;
+        if places.is_empty() {
+            tracing::warn!("the space of a bitmap is not freed: it may be that of something else");
         }
         self.switch_directory(queue, directory).await?;
         let bitmaps = self.bitmaps_mut()?;
@@ -311,8 +302,33 @@ impl Image {
         let writer = self.writer()?;
         places
             .into_iter()
-            .for_each(|place| writer.free_at_commit(place));
+            .for_each(|place| writer.free_at_commit(place.punched()));
         Ok(())
+    }
+
+    /// The clusters that become free with a bitmap: none if one may belong to something else.
+    /// Removing a bitmap is how a damaged one is repaired, so mappings are compared, too.
+    async fn clusters_to_free(
+        &mut self,
+        queue: &Queue,
+        index: usize,
+        entry: &BitmapEntry,
+    ) -> Result<Vec<Freed>> {
+        let bitmaps = self.bitmaps_mut()?;
+        if !bitmaps.owned[index] {
+            return Ok(Vec::new());
+        }
+        let places = match bitmaps.loaded(index) {
+            Some(loaded) => crate::lock(&loaded.clusters).clone(),
+            None => {
+                let table = self.read_bitmap_table(queue, entry).await?;
+                self.bitmap_clusters(entry.table_offset, &table)
+            }
+        };
+        match self.is_mapped(queue, &places).await {
+            Ok(false) => Ok(places),
+            Ok(true) | Err(_) => Ok(Vec::new()),
+        }
     }
 
     /// Makes a directory valid, durably, and frees the one before.

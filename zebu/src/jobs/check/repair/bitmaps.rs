@@ -1,7 +1,7 @@
 //! Damaged bitmaps are removed.
 //!
-//! A bitmap that shows too little as changed would spoil a backup without a word, so nothing of a
-//! damaged one is kept, and of two that cannot both be right neither stays.
+//! A bitmap that shows too little as changed makes a backup wrong without an error. So nothing of a
+//! damaged one is kept, and of two that cannot both be right neither is.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::format::{
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_DIRECTORY_BYTES, printable,
 };
 
-/// What a reader of the clusters of a bitmap stops for.
+/// What is wrong with a bitmap.
 type Damage = &'static str;
 
 /// A look at the bitmaps of an image.

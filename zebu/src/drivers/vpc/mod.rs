@@ -1,4 +1,4 @@
-//! VHD, the image format of Virtual PC and Hyper-V, for reading; `vpc` by QEMU's name. A footer of
+//! VHD, the image format of Virtual PC and Hyper-V; `vpc` by QEMU's name. A footer of
 //! 512 bytes ends the file. An image that grows has a copy of it at the start, a second header, a
 //! table of blocks, and the blocks, each behind a bitmap of its sectors. Numbers are big-endian.
 //!
@@ -6,6 +6,8 @@
 //! differencing images. In dynamic images bitmaps are not looked at, as in QEMU. In differencing
 //! images they say which sectors are the parent's. (QEMU reads these as if they were dynamic.)
 
+mod create;
+mod geometry;
 mod parent;
 
 use std::sync::Arc;
@@ -29,7 +31,9 @@ pub static DRIVER: Driver = Driver {
     has_backing: true,
     has_data_file: false,
     checks_data: true,
-    create_options: None,
+    can_compress: false,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &["force_size_calc"],
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
     open: |request| Box::pin(open(request)),

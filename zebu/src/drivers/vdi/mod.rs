@@ -1,8 +1,10 @@
-//! VDI, the image format of VirtualBox, for reading: a header, a map of blocks
-//! of 1 MiB, the blocks. Numbers are little-endian.
+//! VDI, the image format of VirtualBox: a header, a map of blocks of 1 MiB, the blocks. Numbers are
+//! little-endian. Images are read and created.
 //!
 //! The format is that of `VDICore.h` in VirtualBox, version 1.1, as far as QEMU
 //! reads it: dynamic and static images without a parent.
+
+mod create;
 
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, spend,
 };
-use crate::format::HostOffset;
+use crate::format::{FormatError, HostOffset};
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -22,8 +24,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: false,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
-    create_options: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
@@ -38,6 +42,10 @@ const SECTOR: u32 = 512;
 const BLOCK: u32 = 1 << 20;
 /// Most blocks whose map, in whole sectors, is shorter than 2 GiB.
 const MAX_BLOCKS: u32 = (1 << 31) / 4 - SECTOR / 4;
+/// Most bytes of a disk.
+const MAX_SIZE: u64 = MAX_BLOCKS as u64 * BLOCK as u64;
+/// Type of an image whose blocks are allocated when they are written.
+const DYNAMIC: u32 = 1;
 /// Type of an image that was allocated when it was created.
 const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
@@ -77,6 +85,16 @@ fn refused(why: String) -> Error {
     Error::Refused(why)
 }
 
+/// Refuses a disk that is too large.
+fn check_size(size: u64) -> Result<()> {
+    match size > MAX_SIZE {
+        true => Err(refused(format!(
+            "Unsupported VDI image size (size is {size:#x}, max supported is {MAX_SIZE:#x})"
+        ))),
+        false => Ok(()),
+    }
+}
+
 impl Header {
     /// The header in the first [`HEADER_BYTES`] of a file.
     fn decode(bytes: &[u8]) -> Result<Self> {
@@ -84,17 +102,15 @@ impl Header {
         let u64_at = |at| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         let is_null = |at: usize| bytes.get(at..at + 16).is_some_and(|uuid| uuid == [0; 16]);
         let size = u64_at(0x170);
-        let max_size = u64::from(MAX_BLOCKS) * u64::from(BLOCK);
-        if size > max_size {
-            return Err(refused(format!(
-                "Unsupported VDI image size (size is {size:#x}, max supported is {max_size:#x})"
-            )));
-        }
+        check_size(size)?;
         let signature = u32_at(0x40);
         if signature != SIGNATURE {
             return Err(refused(format!(
                 "Image not in VDI format (bad signature {signature:08x})"
             )));
+        }
+        if bytes.starts_with(create::UNFINISHED_TEXT) {
+            return Err(FormatError::Incomplete.into());
         }
         let unsupported = |why: String| Err(refused(format!("unsupported VDI image ({why})")));
         let version = u32_at(0x44);
