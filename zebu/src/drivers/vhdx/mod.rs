@@ -1,4 +1,5 @@
-//! VHDX, the image format of Hyper-V, for reading: dynamic, fixed and differencing images.
+//! VHDX, the image format of Hyper-V: dynamic, fixed and differencing images. Images are read; dynamic
+//! and fixed ones are created.
 //!
 //! The format is that of \[MS-VHDX\], the specification of Microsoft. A file begins with two headers
 //! and a region table; the regions are the log, the block allocation table (BAT) and the metadata.
@@ -8,10 +9,12 @@
 //! - `log`: changes that are replayed in memory;
 //! - `tables`: pieces of the BAT and the sector bitmaps, on demand;
 //! - `map`: the map step;
-//! - `check`: the check.
+//! - `check`: the check;
+//! - `create`: new images.
 
 mod check;
 mod crc;
+mod create;
 mod fields;
 mod header;
 mod log;
@@ -45,8 +48,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: true,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
-    create_options: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
