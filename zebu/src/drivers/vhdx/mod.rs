@@ -95,7 +95,11 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let place = regions.metadata.clone();
     let Metadata { geometry, parent } = Metadata::read(queue, &*file, place, file_len).await?;
     let bat_bytes = geometry.entries() * 8;
-    let cached = bat_bytes.min(tables::MAX_BYTES);
+    let cached = match parent.is_some() {
+        // Sector bitmaps, too.
+        true => tables::MAX_BYTES,
+        false => bat_bytes.min(tables::MAX_BYTES),
+    };
     if let Some(limits) = limits {
         limits.check_size(geometry.size)?;
         limits.check_table("The block allocation table's length", bat_bytes)?;
@@ -108,10 +112,6 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             bat.start
         )));
     }
-    let cached = match parent.is_some() {
-        true => tables::MAX_BYTES,
-        false => cached,
-    };
     Ok(AnyImage::new(Box::new(Vhdx {
         tables: Tables::new(file.clone(), cached),
         file,
