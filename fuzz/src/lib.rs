@@ -5,6 +5,10 @@
 pub mod hostile_changes;
 #[path = "../../zebu/tests/common/hostile_images.rs"]
 pub mod hostile_images;
+#[path = "../../zebu/tests/common/hostile_vhdx.rs"]
+pub mod hostile_vhdx;
+#[path = "../../zebu/tests/common/vhdx_image.rs"]
+pub mod vhdx_image;
 
 use hostile_images::{Rng, build, mutate, mutate_once};
 use libfuzzer_sys::fuzzer_mutate;

@@ -1,10 +1,10 @@
 //! Forgetting old points: increments are merged into the full backup before them.
 //!
-//! Before anything changes, the files that are needed later are compared with the manifest. Then the
-//! manifest is written without the oldest point and with a note of the merge. The increment is
-//! committed into the full backup, which leaves all later points as they are at every instant, also if
-//! it is done twice. The merged file takes the name of the increment, so later files need not change.
-//! The last step is the manifest without the note.
+//! Before anything changes, the files that are needed later are compared with the manifest. The
+//! manifest first forgets the oldest point and notes the merge. Then the increment is committed into
+//! the full backup, which leaves all later points as they are at every instant, also if it is done
+//! twice. The merged file takes the name of the increment, so later files need not change. The last
+//! step is the manifest without the note.
 
 use zebu::jobs::{self, CommitOptions};
 use zebu::storage::Queue;

@@ -144,7 +144,7 @@ impl Set {
                 return refuse(format!("two disks have the name '{}'", disk.name));
             }
             self.refuse_backup(disk)?;
-            // An increment needs all files below it.
+            // An increment on a chain that is not whole would be worth nothing.
             if !options.full
                 && let Some((point, _)) = self.manifest().latest(&disk.name)
             {
@@ -170,8 +170,8 @@ impl Set {
         }
     }
 
-    /// The number of the next point. Removes unfinished files. A finished one that is nowhere in
-    /// the manifest stays, in case the manifest is an old one; its number is not used again.
+    /// The number of the next point. Removes unfinished files. A finished one that the manifest does
+    /// not have at all stays, in case the manifest is an old one; its number is not used again.
     fn next_number(&self) -> Result<u64> {
         let mut last = self
             .manifest()
@@ -430,7 +430,7 @@ impl Set {
     }
 }
 
-/// Opens a disk for reading. No other program can write to it meanwhile.
+/// Opens a disk for reading, which keeps others from writing to it.
 fn open(queue: &Queue, disk: &Disk) -> Result<Device> {
     Device::open(queue, &disk.source, &disk.reading()).map_err(Error::image(&disk.name))
 }

@@ -3,11 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use zebu::block::{CreateOption, Format};
+use zebu::block::{CreateOption, Format, OptionKind};
+use zebu::jobs::{CreateValue, CreateValues};
 use zebu::names::{parse_switch, split_list};
 
 use crate::failure::Failure;
-use crate::known_options::check_value;
+use crate::known_options::{check_value, number};
 use crate::size;
 
 /// Options in the order given. The last value of a key counts.
@@ -73,6 +74,27 @@ impl CreateOptions {
     /// Whether a switch is on.
     pub fn is_on(&self, key: &str) -> bool {
         self.get(key).and_then(parse_switch) == Some(true)
+    }
+
+    /// The values of the options that belong to the format and not to the file.
+    pub fn values(&self, format: Format) -> CreateValues {
+        let mut values = CreateValues::default();
+        for option in format.create_options().iter().filter(|o| !o.of_file) {
+            let name = option.name;
+            let value = match option.kind {
+                OptionKind::Text => self.value(name).map(|t| CreateValue::Text(t.to_owned())),
+                OptionKind::Size => self.size(name).map(CreateValue::Size),
+                OptionKind::Number => self.get(name).and_then(number).map(CreateValue::Number),
+                OptionKind::Switch => {
+                    let given = self.get(name).and_then(parse_switch);
+                    given.map(CreateValue::Switch)
+                }
+            };
+            if let Some(value) = value {
+                values = values.with(name, value);
+            }
+        }
+        values
     }
 }
 

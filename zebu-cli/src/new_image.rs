@@ -2,10 +2,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
+use zebu::Error;
 use zebu::block::{FileSpec, Format, OpenedFile};
-use zebu::jobs::{self, CreateQcow2, NewBacking, NewDataFile, Preallocation};
+use zebu::jobs::{
+    self, CreateQcow2, ImagePlan, NewBacking, NewDataFile, PlanRequest, Preallocation,
+};
 use zebu::qcow2::Compression;
 use zebu::storage::{CacheMode, LockRequest, OpenFile, Queue, Storage};
 
@@ -15,17 +19,7 @@ use crate::known_options::number;
 use crate::{objects, open};
 
 /// Formats of QEMU that zebu does not create.
-const OTHER_FORMATS: [&str; 9] = [
-    "vdi",
-    "vmdk",
-    "vpc",
-    "vhdx",
-    "qcow",
-    "qed",
-    "parallels",
-    "luks",
-    "file",
-];
+const OTHER_FORMATS: [&str; 6] = ["vmdk", "qcow", "qed", "parallels", "luks", "file"];
 /// Formats that cannot be created.
 const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
@@ -80,22 +74,42 @@ pub enum NewImage {
     },
     /// A qcow2 one.
     Qcow2(Box<CreateQcow2>),
+    /// One of another format.
+    Planned(Box<dyn ImagePlan>),
 }
 
 /// Decodes the size and the options of a new image.
 type Creator = fn(u64, &CreateOptions) -> Result<NewImage, String>;
 
-/// One for each creatable format of the registry.
+/// The formats that are not planned by the library.
 const CREATORS: [(Format, Creator); 2] = [(Format::RAW, raw), (Format::QCOW2, qcow2)];
 
 impl NewImage {
-    /// The image that the options mean, whose values were looked at. In QEMU's
-    /// words why it cannot be.
-    pub fn new(format: Format, size: u64, options: &CreateOptions) -> Result<Self, String> {
-        match CREATORS.iter().find(|creator| creator.0 == format) {
-            Some((_, create)) => create(size, options),
-            None => Err(not_creatable(format.name())),
+    /// The image that the options mean, whose values were looked at. `path` is that of its file.
+    ///
+    /// # Errors
+    ///
+    /// In QEMU's words why it cannot be.
+    pub fn new(
+        format: Format,
+        path: &Path,
+        size: u64,
+        options: &CreateOptions,
+    ) -> zebu::Result<Self> {
+        if let Some((_, create)) = CREATORS.iter().find(|creator| creator.0 == format) {
+            return create(size, options).map_err(Error::Refused);
         }
+        if !format.is_creatable() {
+            return Err(Error::Refused(not_creatable(format.name())));
+        }
+        // The file is empty when it is made, so there is nothing to allocate.
+        file_preallocation(options).map_err(Error::Refused)?;
+        let plan = format.plan(&PlanRequest {
+            path,
+            size,
+            options: &options.values(format),
+        })?;
+        Ok(NewImage::Planned(plan))
     }
 
     /// Whether its disk is mapped to the file from the start.
@@ -106,26 +120,44 @@ impl NewImage {
                 image.preallocation != Preallocation::Off
                     || image.data_file.as_ref().is_some_and(|d| d.raw)
             }
+            // Its unwritten ranges read as zeroes by themselves.
+            NewImage::Planned(_) => false,
         }
     }
 
-    fn data_file(&self) -> Option<&NewDataFile> {
+    /// The files that it has besides its own.
+    pub fn other_files(&self) -> Result<Vec<FileSpec>, String> {
         match self {
-            NewImage::Raw { .. } => None,
-            NewImage::Qcow2(image) => image.data_file.as_ref(),
+            NewImage::Raw { .. } => Ok(Vec::new()),
+            NewImage::Qcow2(image) => {
+                let data_file = image.data_file.as_ref();
+                data_file
+                    .map(|data| file_of(&data.name))
+                    .into_iter()
+                    .collect()
+            }
+            NewImage::Planned(plan) => {
+                let paths = plan.other_files().into_iter();
+                Ok(paths.map(FileSpec::new).collect())
+            }
         }
     }
 }
 
-fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
-    let preallocation = match options.get("preallocation") {
-        None => Preallocation::Off,
-        Some(name) => Preallocation::from_name(name)
-            .ok_or_else(|| format!("invalid parameter value: {name}"))?,
-    };
-    if preallocation == Preallocation::Metadata {
-        return Err("Unsupported preallocation mode: metadata".into());
+/// The preallocation of a file that is made.
+fn file_preallocation(options: &CreateOptions) -> Result<Preallocation, String> {
+    match options.get("preallocation") {
+        None => Ok(Preallocation::Off),
+        Some(name) => match Preallocation::from_name(name) {
+            None => Err(format!("invalid parameter value: {name}")),
+            Some(Preallocation::Metadata) => Err("Unsupported preallocation mode: metadata".into()),
+            Some(mode) => Ok(mode),
+        },
     }
+}
+
+fn raw(size: u64, options: &CreateOptions) -> Result<NewImage, String> {
+    let preallocation = file_preallocation(options)?;
     let size = size.next_multiple_of(512);
     if size > i64::MAX as u64 {
         return Err("Could not resize file: Invalid argument".into());
@@ -214,7 +246,8 @@ fn refuse_encryption(options: &CreateOptions) -> Result<(), String> {
 /// The files of an image that is being made, locked.
 pub struct NewFiles {
     file: NewFile,
-    data: Option<NewFile>,
+    /// Those of [`NewImage::other_files`].
+    others: Vec<NewFile>,
 }
 
 impl NewFiles {
@@ -223,23 +256,31 @@ impl NewFiles {
     pub fn open(file: &FileSpec, image: &NewImage, caches: &[CacheMode]) -> Result<Self, String> {
         let lock = match image {
             NewImage::Raw { .. } => LockRequest::CREATE,
-            NewImage::Qcow2(_) => LockRequest::QCOW2_WRITE,
+            NewImage::Qcow2(_) | NewImage::Planned(_) => LockRequest::QCOW2_WRITE,
         };
-        let file = NewFile::open(file, lock, caches)?;
-        let data = match image.data_file() {
-            None => None,
-            Some(data_file) => {
-                let data = file_of(&data_file.name)
-                    // As a file that is made, and only then as one of an image.
-                    .and_then(|file| NewFile::open(&file, LockRequest::CREATE, caches))
-                    .and_then(|data| match data.file.lock(LockRequest::DATA_WRITE) {
-                        Ok(()) => Ok(data),
+        let others = image.other_files()?;
+        let mut files = NewFiles {
+            file: NewFile::open(file, lock, caches)?,
+            others: Vec::new(),
+        };
+        for other in &others {
+            // As a file that is made, and only then as one of an image.
+            let opened =
+                NewFile::open(other, LockRequest::CREATE, caches).and_then(|new| {
+                    match new.file.lock(LockRequest::DATA_WRITE) {
+                        Ok(()) => Ok(new),
                         Err(e) => Err(e.to_string()),
-                    });
-                Some(data.inspect_err(|_| file.remove_if_new())?)
+                    }
+                });
+            match opened {
+                Ok(new) => files.others.push(new),
+                Err(e) => {
+                    files.give_up();
+                    return Err(e);
+                }
             }
-        };
-        Ok(NewFiles { file, data })
+        }
+        Ok(files)
     }
 
     /// Makes them the image.
@@ -250,7 +291,7 @@ impl NewFiles {
                 preallocation,
             } => self.make_raw(queue, *size, *preallocation),
             NewImage::Qcow2(image) => {
-                let data = self.data.as_ref().map(|data| &*data.storage);
+                let data = self.others.first().map(|data| &*data.storage);
                 queue
                     .block_on(jobs::create_qcow2(
                         queue,
@@ -259,16 +300,35 @@ impl NewFiles {
                         image,
                         |_| {},
                     ))
-                    .map_err(|e| {
-                        // What they held is lost already.
-                        self.file.remove();
-                        if let Some(data) = &self.data {
-                            data.remove();
-                        }
-                        e.to_string()
-                    })
+                    .map_err(|e| self.remove(&e))
             }
+            NewImage::Planned(plan) => queue
+                .block_on(jobs::create_image(queue, &**plan, self.storages()))
+                .map_err(|e| self.remove(&e)),
         }
+    }
+
+    /// Begins a planned image in them, which is to be filled. It keeps them locked.
+    pub fn begin(
+        &self,
+        queue: &Queue,
+        plan: &dyn ImagePlan,
+    ) -> Result<Box<dyn jobs::NewImage>, String> {
+        queue
+            .block_on(jobs::begin_image(queue, plan, self.storages()))
+            .map_err(|e| self.remove(&e))
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        let files = [&self.file].into_iter().chain(&self.others);
+        files.map(|file| file.storage.clone()).collect()
+    }
+
+    /// Removes them after an error: what they held is lost already. Returns the message.
+    fn remove(&self, error: &Error) -> String {
+        self.file.remove();
+        self.others.iter().for_each(NewFile::remove);
+        error.to_string()
     }
 
     fn make_raw(
@@ -299,14 +359,12 @@ impl NewFiles {
     /// Removes those that were not there before.
     pub fn give_up(self) {
         self.file.remove_if_new();
-        if let Some(data) = self.data {
-            data.remove_if_new();
-        }
+        self.others.iter().for_each(NewFile::remove_if_new);
     }
 
     /// Whether what is new reads as zeroes by itself: not so on a device.
     pub fn are_zero(&self) -> bool {
-        let data = self.data.as_ref().unwrap_or(&self.file);
+        let data = self.others.first().unwrap_or(&self.file);
         !data.storage.is_device()
     }
 
@@ -386,10 +444,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn creatable_formats_have_a_creator() {
+    fn images_of_creatable_formats_can_be_made() {
+        let options = CreateOptions::default();
         for format in Format::all() {
-            let found = CREATORS.iter().any(|creator| creator.0 == format);
-            assert_eq!(found, format.is_creatable(), "{format:?}");
+            let image = NewImage::new(format, Path::new("x"), 1 << 20, &options);
+            assert_eq!(image.is_ok(), format.is_creatable(), "{format:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use zebu::block::{Device, FileSpec, NbdSpec};
+use zebu::block::{Device, FileSpec, Layer, NbdSpec};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
@@ -28,7 +28,7 @@ pub fn reads_any(source: &Device, targets: &[Option<&FileSpec>]) -> bool {
 /// Whether `target` is the image's own file, or is read by what is behind it.
 pub fn is_in_chain(image: &Device, target: &Path) -> bool {
     let behind = image.all_layers().skip(1);
-    let mut files = behind.flat_map(|l| [l.file(), l.data()]);
+    let mut files = behind.flat_map(Layer::storages);
     is_same(image.top().file().path(), target) || files.any(|file| is_same(file.path(), target))
 }
 
@@ -53,6 +53,6 @@ fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
 
 fn reads_file(sources: &[Device], target: &Path) -> bool {
     let layers = sources.iter().flat_map(Device::all_layers);
-    let mut files = layers.flat_map(|l| [l.file(), l.data()]);
+    let mut files = layers.flat_map(Layer::storages);
     files.any(|file| is_same(file.path(), target))
 }

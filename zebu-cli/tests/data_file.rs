@@ -235,3 +235,17 @@ fn files_of_the_chain_are_refused_as_data_file() {
         .ok("another base");
     println!("cases: {cases} requests");
 }
+
+/// Two images over one that has a data file are written side by side.
+#[test]
+fn the_data_file_of_a_backing_file_is_only_read() {
+    let lab = Lab::new();
+    lab.make(
+        "create -o data_file=d.raw base.qcow2 1M; create -b base.qcow2 -F qcow2 a.qcow2; \
+         create -b base.qcow2 -F qcow2 b.qcow2",
+    );
+    let _held = lab.held_by_zebu(&["a.qcow2"]);
+    let write = ["-c", "write 0 64k", "b.qcow2"];
+    lab.qemu_io(&write).ok("by QEMU");
+    lab.zebu_io(&write).ok("by zebu");
+}

@@ -152,6 +152,14 @@ impl Error {
         Error::Io(io::Error::from_raw_os_error(errno))
     }
 
+    /// The image is encrypted. The words are QEMU's for an image without its key, of any method.
+    pub(crate) fn encrypted() -> Error {
+        Error::Refused(
+            "Parameter 'encrypt.key-secret' is required for cipher: decryption is not supported"
+                .into(),
+        )
+    }
+
     /// There is no bitmap of this name.
     pub(crate) fn bitmap_not_found(name: &[u8]) -> Error {
         Error::Refused(format!("Dirty bitmap '{}' not found", printable(name)))
@@ -251,7 +259,6 @@ impl Error {
 /// The source of an [`io::Error`] that is not the operating system's, with the nearest `errno`.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
-#[cfg_attr(not(feature = "nbd"), allow(dead_code))]
 pub(crate) struct WithErrno {
     pub errno: i32,
     pub source: Box<dyn std::error::Error + Send + Sync>,

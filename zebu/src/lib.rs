@@ -47,8 +47,8 @@
 //!
 //! # Features
 //!
-//! `nbd`: images on NBD servers. `tls`: TLS for these. Both are on by default. Without default
-//! features there is no TLS, and no C code but the codecs.
+//! `nbd`: images on NBD servers. `tls`: TLS for these. `bzip2`: DMG images that are compressed by it.
+//! All are on by default. Without default features there is no TLS, and no C code but the codecs.
 //!
 //! # File size limits
 //!

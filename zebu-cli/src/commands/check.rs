@@ -45,6 +45,9 @@ const LEAKS: u8 = 3;
 /// Images of this format cannot be checked.
 const NO_CHECKS: u8 = 63;
 
+/// Formats without a repair in zebu, for which QEMU has one.
+const REPAIRED_BY_QEMU: [&str; 2] = ["parallels", "qed"];
+
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
@@ -110,17 +113,20 @@ fn check(
 ) -> Result<Option<CheckReport>, Failure> {
     match layer.as_qcow2() {
         Some(image) => check_qcow2(queue, image, mode).map(Some),
+        None if mode.is_some() && REPAIRED_BY_QEMU.contains(&layer.format().name()) => {
+            let format = layer.format().name();
+            let why = format!("Images of format '{format}' are only read by zebu");
+            Err(Failure::new(why))
+        }
         None if mode.is_some() => Ok(None),
         None => {
             let mut say = |text: String| {
                 // An error of standard error cannot be reported.
                 let _ = writeln!(std::io::stderr(), "{text}");
             };
-            Ok(layer.check(&mut say).map(|errors| {
-                let mut report = CheckReport::default();
-                report.corruptions = errors;
-                report
-            }))
+            queue
+                .block_on(layer.check(queue, &mut say))
+                .map_err(|e| Failure::new(format!("Check failed: {e}")))
         }
     }
 }

@@ -102,7 +102,7 @@ fn create(
         (backing_format, "backing_fmt", "file format"),
     ] {
         let Some(value) = value else { continue };
-        if !format.has_backing() {
+        if !format.is_created_over_backing() {
             return Err(format!(
                 "Backing {what} not supported for file format '{}'",
                 format.name()
@@ -120,7 +120,14 @@ fn create(
     if !arguments.quiet {
         output::say(&formatting(format, name, &options));
     }
-    let image = NewImage::new(format, size, &options)?;
+    let image = NewImage::new(format, &file.path, size, &options);
+    let image = image.map_err(|e| match e.errno() {
+        libc::EFBIG => format!(
+            "The image size is too large for file format '{}'",
+            format.name()
+        ),
+        _ => e.to_string(),
+    })?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)

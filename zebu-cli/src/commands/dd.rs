@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Parser;
 use zebu::block::{Device, Format};
-use zebu::jobs::{self, CopyOptions, TransferError};
+use zebu::jobs::{self, CopyOptions, Target, TransferError};
 use zebu::names::Source;
 use zebu::storage::{CacheMode, Queue};
 
@@ -67,10 +67,13 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let input = input.display();
         invocation.say(&format!("{input}: cannot skip to specified offset"));
     }
-    let options = CopyOptions::new(start, length).target_is_zero(!target.top().file().is_device());
+    let is_zero = match &target {
+        Target::Image(device) => !device.top().file().is_device(),
+        _ => true,
+    };
+    let options = CopyOptions::new(start, length).target_is_zero(is_zero);
     // It stays open, and locked, when the device is closed.
-    let image = target.top().as_qcow2();
-    let file = image.map(|image| image.file().clone());
+    let file = target.qcow2_file();
     let mut progress = Progress::new(false, length);
     let result = jobs::copy(&queue, source, target, &options, |now| {
         progress.set(now.done)
@@ -170,15 +173,25 @@ fn make_target(
     format: Format,
     name: &OsStr,
     length: u64,
-) -> Result<Device, Failure> {
+) -> Result<Target, Failure> {
     let file = file_of(name).map_err(Failure::new)?;
     let make = || {
-        let image = NewImage::new(format, length, &CreateOptions::default())?;
-        NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(queue, &image)
+        let options = CreateOptions::default();
+        let image = NewImage::new(format, &file.path, length, &options);
+        let image = image.map_err(|e| e.to_string())?;
+        let files = NewFiles::open(&file, &image, &[CacheMode::WriteBack])?;
+        match &image {
+            NewImage::Planned(plan) => files.begin(queue, &**plan).map(Some),
+            _ => files.make(queue, &image).map(|()| None),
+        }
     };
-    make().map_err(|why: String| creation_failure(name, &why))?;
+    let new = make().map_err(|why: String| creation_failure(name, &why))?;
+    if let Some(new) = new {
+        return Ok(Target::New(new));
+    }
     let options = untrusted::defaults().format(Some(format)).write(true);
     open::repaired(queue, &Source::Name(name.to_owned()), &options)
+        .map(Target::Image)
         .map_err(|e| open::failure(name, &e))
 }
 

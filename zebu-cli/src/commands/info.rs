@@ -1,6 +1,7 @@
 //! `info`: what an image is.
 
 mod report;
+mod specific;
 mod text;
 mod untrusted_report;
 
@@ -10,7 +11,6 @@ use std::ffi::{OsStr, OsString};
 use clap::Parser;
 use zebu::block::{Device, OpenOptions};
 use zebu::names::Source;
-use zebu::qcow2::Image;
 use zebu::qcow2::Snapshot;
 use zebu::storage::{CacheMode, Queue};
 
@@ -39,10 +39,10 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// The part that is specific to qcow2, of a device's top image, as text, also for `io`.
-pub fn specific_text(queue: &Queue, device: &Device, image: &Image) -> zebu::Result<Vec<u8>> {
-    let mut out = b"Format specific information:\n".to_vec();
-    text::dump(&mut out, &report::specific(queue, device, image)?, 1);
+/// The part that is specific to the format of a device's top image as text, also for `io`.
+pub fn specific_text(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    text::specific(&mut out, specific::of(queue, device)?.as_ref());
     Ok(out)
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use clap::Parser;
 use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
@@ -40,7 +41,7 @@ struct Arguments {
     names: Vec<OsString>,
 }
 
-/// Formats of QEMU that qemu-img cannot measure.
+/// Formats that qemu-img cannot measure.
 const WITHOUT_MEASURE: [&str; 7] = ["vdi", "vmdk", "vpc", "vhdx", "qcow", "qed", "parallels"];
 
 /// Runs the command.
@@ -115,10 +116,13 @@ fn measure_image(
 
 fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarget, Failure> {
     let name = arguments.target_format.as_deref().unwrap_or("raw");
-    if WITHOUT_MEASURE.contains(&name) {
-        return Err(Failure::new(format!(
+    let unsupported = || {
+        Failure::new(format!(
             "Block driver '{name}' does not support size measurement"
-        )));
+        ))
+    };
+    if WITHOUT_MEASURE.contains(&name) {
+        return Err(unsupported());
     }
     let format = parse_format(name).map_err(Failure::new)?;
     let options = CreateOptions::parse(format, &arguments.target_options).map_err(|why| {
@@ -126,7 +130,9 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
     // A size that is too large is refused when it is measured.
-    match NewImage::new(format, 0, &options).map_err(Failure::new)? {
+    let image = NewImage::new(format, Path::new(""), 0, &options);
+    match image.map_err(|e| Failure::new(e.to_string()))? {
+        NewImage::Planned(_) => Err(unsupported()),
         NewImage::Raw { .. } => Ok(MeasureTarget::Raw),
         NewImage::Qcow2(image) => Ok(MeasureTarget::Qcow2(Qcow2Target::from(&*image))),
     }

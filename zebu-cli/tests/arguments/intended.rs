@@ -97,6 +97,19 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a bitmap that is inconsistent prevents no resize",
         ),
         (
+            found.status[0] == found.status[1]
+                && ours == theirs
+                && found.lost_nothing
+                && args.iter().any(|arg| arg.contains("bits.q")),
+            "bitmaps that did not change are not stored again",
+        ),
+        (
+            status(1, 1)
+                && (ours.ends_with("does not support bitmaps")
+                    || ours.ends_with("Source lacks bitmap support")),
+            "convert checks for bitmaps before it opens the target",
+        ),
+        (
             command == "measure" && status(1, 0),
             "measure refuses what create refuses",
         ),

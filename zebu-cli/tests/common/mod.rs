@@ -27,6 +27,7 @@ pub mod rng;
 pub mod server;
 pub mod tls;
 pub mod vhost;
+pub mod vmdk;
 
 use std::time::Duration;
 

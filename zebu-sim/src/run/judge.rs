@@ -49,6 +49,8 @@ impl Run<'_> {
             self.models().for_each(Model::crashed);
             self.restarted = true;
         }
+        // Clusters whose refcounts could not be read are not freed, which fails no request.
+        self.untidy |= self.disk.hits().reads > 0;
         self.disk.clear_faults();
         self.change_dropped = false;
         let queue = sched::queue(4);

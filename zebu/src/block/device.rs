@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::known_data::KnownData;
 use super::spec::{DetectZeroes, ImageSpec};
 use crate::drivers::qcow2::Image;
-use crate::drivers::{AnyImage, BackingName, Extent, Format, Mapping, Raw, StorageId};
+use crate::drivers::{
+    AnyImage, BackingName, CheckReport, Extent, Format, Mapping, Raw, StorageId, Vmdk,
+};
 use crate::storage::{self, Event, Iov, OwnedBuffer, Queue, Storage};
 use crate::{Error, Result};
 
@@ -38,6 +40,11 @@ impl Layer {
         self.image.as_raw()
     }
 
+    /// The image, if it is a VMDK.
+    pub fn as_vmdk(&self) -> Option<&Vmdk> {
+        self.image.as_vmdk()
+    }
+
     /// Size of the image's disk in bytes.
     pub fn size(&self) -> u64 {
         self.image.size()
@@ -54,10 +61,28 @@ impl Layer {
     }
 
     /// Checks the metadata of an image that is not qcow2 (for these there is
-    /// [`jobs::check`](crate::jobs::check)). Passes each error to `say`, and returns their number;
-    /// None: the format has no check.
-    pub fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
-        self.image.check(say)
+    /// [`jobs::check`](crate::jobs::check)), and passes errors to `say`. None: the format has no
+    /// check.
+    ///
+    /// # Errors
+    ///
+    /// If the metadata cannot be read, or if the check cannot go on after an error.
+    pub async fn check(
+        &self,
+        queue: &Queue,
+        say: &mut dyn FnMut(String),
+    ) -> Result<Option<CheckReport>> {
+        self.image.check(queue, say).await
+    }
+
+    /// Whether the image's last writer did not close it; None: the format does not tell.
+    pub fn is_dirty(&self) -> Option<bool> {
+        self.image.is_dirty()
+    }
+
+    /// Whether the guest's data are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.image.is_encrypted()
     }
 
     /// The file of the image.
@@ -71,6 +96,11 @@ impl Layer {
         if !self.spec.bare {
             storage::event(self.file(), event);
         }
+    }
+
+    /// All storages of the image: its file, and the others that it names.
+    pub fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        self.image.storages()
     }
 
     /// A storage that extents of the image refer to.

@@ -24,7 +24,9 @@ mod whole;
 mod write;
 mod zero;
 
-pub use crate::drivers::{BackingName, CreateOption, Format, OptionKind, Raw, StorageId};
+pub use crate::drivers::{
+    BackingName, CreateOption, Format, OptionKind, Raw, StorageId, Vmdk, VmdkExtent,
+};
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;
@@ -37,7 +39,7 @@ pub use shared::{InUse, SharedDevice};
 pub use spec::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
-    OverlapChecks, Qcow2Options, RawOptions,
+    OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
 #[cfg(feature = "nbd")]
 pub use spec::{NbdSpec, NbdTls};

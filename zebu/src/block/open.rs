@@ -216,6 +216,9 @@ impl Device {
         let write = opening.write_mode();
         let (mut layers, mut nested) = (opening.layers, opening.nested.into_inner());
         if let Some((behind, files)) = backing.map(Device::into_parts) {
+            if let (Some(above), Some(below)) = (layers.last(), behind.first()) {
+                above.image.check_backing(&*below.image)?;
+            }
             layers.extend(behind);
             nested.extend(files);
         }
@@ -271,6 +274,10 @@ enum Role {
     Top,
     Backing,
     Data,
+    /// Another file of an image, which is only read.
+    Other {
+        has_tables: bool,
+    },
 }
 
 impl Opening<'_> {
@@ -406,10 +413,11 @@ impl Opening<'_> {
             is_bare: spec.bare,
             is_guessed: spec.is_guessed,
         };
+        let vpc = spec.options.vpc.size;
         let driver = format.driver();
         if self.writes(role) && !driver.is_writable && !for_check {
             return Err(Error::Refused(format!(
-                "Images of format '{}' are only read by zebu",
+                "zebu does not write to existing images of format '{}'",
                 driver.name
             )));
         }
@@ -428,11 +436,19 @@ impl Opening<'_> {
             others: &mut Others {
                 opening: self,
                 spec: &mut spec,
+                role,
             },
             raw,
             qcow2,
+            vpc,
         })
         .await?;
+        // A check does not read what is behind the image.
+        if let Some(above) = self.layers.last()
+            && !self.options.check
+        {
+            above.image.check_backing(&*image)?;
+        }
         let backing = match driver.has_backing {
             true => self.backing(&spec, image.backing())?,
             false => None,
@@ -632,6 +648,8 @@ impl Opening<'_> {
 struct Others<'a, 'o> {
     opening: &'a Opening<'o>,
     spec: &'a mut ImageSpec,
+    /// The use of the image.
+    role: Role,
 }
 
 impl OtherFiles for Others<'_, '_> {
@@ -648,13 +666,51 @@ impl OtherFiles for Others<'_, '_> {
                 true => None,
                 false => {
                     let common = &self.spec.options.common;
-                    let file = opening.file(common, &data_file, Role::Data).await?;
-                    opening.lock(&file, self.spec, &data_file, Role::Data, Format::RAW)?;
+                    let role = match opening.writes(self.role) {
+                        true => Role::Data,
+                        false => Role::Other { has_tables: false },
+                    };
+                    let file = opening.file(common, &data_file, role).await?;
+                    opening.lock(&file, self.spec, &data_file, role, Format::RAW)?;
                     Some(file.storage())
                 }
             };
             self.spec.data_file = Some(data_file);
             Ok(data)
+        })
+    }
+
+    fn extent<'a>(
+        &'a mut self,
+        name: &'a [u8],
+        has_tables: bool,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>> {
+        Box::pin(async move {
+            let (opening, name) = (self.opening, OsStr::from_bytes(name));
+            let follows = opening.options.policy == Policy::Follow;
+            if !follows && !opening.only_tables() {
+                return Err(Error::Refused(format!(
+                    "The image names an extent ('{}'), which it may not open",
+                    name.display()
+                )));
+            }
+            let file = match self.spec.file.beside(name) {
+                // A name that is only shown may be any.
+                Err(_) if !follows => FileSpec::new(name),
+                found => found?,
+            };
+            let storage = match follows {
+                false => None,
+                true => {
+                    let common = &self.spec.options.common;
+                    let role = Role::Other { has_tables };
+                    let opened = opening.file(common, &file, role).await?;
+                    opening.lock(&opened, self.spec, &file, role, Format::RAW)?;
+                    Some(opened.storage())
+                }
+            };
+            self.spec.extents.push(file);
+            Ok(storage)
         })
     }
 }
@@ -675,7 +731,8 @@ impl Opening<'_> {
             _ if spec.bottom().options.locking == Locking::Off => return Ok(()),
             _ if shared => LockRequest::FORCE_SHARE,
             Role::Data if write => LockRequest::DATA_WRITE,
-            Role::Data => LockRequest::DATA_READ,
+            Role::Data | Role::Other { has_tables: false } => LockRequest::DATA_READ,
+            Role::Other { has_tables: true } => LockRequest::QCOW2_READ,
             _ if write => format.driver().locks[1],
             Role::Top | Role::Backing if self.options.exclude_writers => LockRequest::QCOW2_READ,
             _ => format.driver().locks[0],
@@ -701,7 +758,7 @@ impl Opening<'_> {
     }
 
     fn writes(&self, role: Role) -> bool {
-        self.options.write && role != Role::Backing
+        self.options.write && matches!(role, Role::Top | Role::Data)
     }
 }
 

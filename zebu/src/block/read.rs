@@ -49,6 +49,7 @@ struct Piece {
     layer: usize,
     storage: StorageId,
     data: CompressedData,
+    /// Where the cluster is mapped.
     guest: u64,
     skip: usize,
     at: usize,
@@ -98,7 +99,7 @@ impl Device {
             match extent.mapping {
                 Mapping::Data { host } => {
                     let image = &self.layers()[layer].image;
-                    image.check_data(offset, host.0, length)?;
+                    image.check_data(offset, extent.storage, host.0, length)?;
                     self.reads_from(layer);
                     let storage = &**image.storage(extent.storage);
                     return Ok(storage::read(storage, queue, host.0, iov).await?);
@@ -130,7 +131,7 @@ impl Device {
                 Mapping::Zero { .. } | Mapping::Unallocated { .. } => iov.slice(at, length).fill(0),
                 Mapping::Data { host } => {
                     let image = &self.layers()[layer].image;
-                    image.check_data(guest, host.0, extent.length)?;
+                    image.check_data(guest, extent.storage, host.0, extent.length)?;
                     plan.parts.push(Part {
                         layer,
                         storage: extent.storage,
@@ -141,7 +142,8 @@ impl Device {
                 }
                 Mapping::Compressed { data, skip } => {
                     let (image, storage) = (&self.layers()[layer].image, extent.storage);
-                    image.check_compressed(guest, storage, data)?;
+                    let start = guest - skip;
+                    image.check_compressed(start, storage, data)?;
                     if skip == 0 && length == data.inflater.output_len() {
                         plan.packed.push(Packed {
                             layer,
@@ -155,7 +157,7 @@ impl Device {
                             layer,
                             storage,
                             data,
-                            guest,
+                            guest: start,
                             skip: skip as usize,
                             at,
                             length,
@@ -359,7 +361,9 @@ impl<'a> Flight<'a> {
                             .map(|()| out.copy_from(bytes))
                     }
                 };
-                result.map_err(|e| p.data.error(p.guest, e))?;
+                if result.is_err() {
+                    self.inflate_alone(p).await?;
+                }
             }
             return Ok(());
         }
@@ -376,9 +380,23 @@ impl<'a> Flight<'a> {
             })
             .collect();
         for (p, running) in group.iter().zip(running) {
-            let bytes = running.await.map_err(|e| p.data.error(p.guest, e))?;
-            self.iov.slice(p.at, bytes.len()).copy_from(&bytes);
+            match running.await {
+                Ok(bytes) => self.iov.slice(p.at, bytes.len()).copy_from(&bytes),
+                Err(_) => self.inflate_alone(p).await?,
+            }
         }
+        Ok(())
+    }
+
+    /// Has the driver inflate a cluster, which may know that more than `p.data` belongs to it. The
+    /// error is that of the driver.
+    async fn inflate_alone(&self, p: &Packed) -> Result<()> {
+        let image = &self.device.layers()[p.layer].image;
+        let bytes = image
+            .inflated(self.queue, p.guest, p.storage, p.data)
+            .await?;
+        let length = p.data.inflater.output_len();
+        self.iov.slice(p.at, length).copy_from(&bytes[..length]);
         Ok(())
     }
 }

@@ -159,7 +159,6 @@ impl Device {
     /// Mappings behind the end cost space until they are dropped, at the latest by
     /// [`Device::grow`].
     async fn shrink(&mut self, queue: &Queue, size: u64) -> Result<()> {
-        let old = self.size();
         let image = self.own_image()?;
         image.check_resize()?;
         // Damage that prevents dropping the tail is an error before anything changes.
@@ -172,19 +171,19 @@ impl Device {
         }
         image.set_size(queue, size).await?;
         self.set_size(size);
-        if let Err(error) = self.drop_tail(queue, old).await {
+        if let Err(error) = self.drop_tail(queue).await {
             tracing::warn!("the space behind the new end of the disk is not freed: {error}");
         }
         Ok(())
     }
 
-    /// Frees what is behind the end of the disk, which was at `old`.
-    async fn drop_tail(&mut self, queue: &Queue, old: u64) -> Result<()> {
+    /// Frees what is behind the end of the disk.
+    async fn drop_tail(&mut self, queue: &Queue) -> Result<()> {
         let size = self.size();
         let kept = self.last_cluster_end()?;
         // QEMU does not zero the rest of the last cluster when it makes the disk
         // larger.
-        let emptied = self.empty(queue, size, kept.min(old)).await;
+        let emptied = self.empty(queue, size, kept).await;
         let image = self.own_image()?;
         image.unmap_from(queue, kept).await?;
         if image.header().has_data_file() && !image.data().is_device() {
@@ -252,10 +251,10 @@ impl Device {
         if preallocation == Preallocation::Off {
             // The content of a longer backing file must not appear there.
             let hidden = below.min(size);
-            self.empty(queue, old, kept.min(size)).await?;
+            self.empty(queue, old, kept).await?;
             self.empty(queue, kept, hidden).await?;
         } else {
-            self.write_behind(queue, old, kept.min(size)).await?;
+            self.write_behind(queue, old, kept).await?;
             let zero = below > old
                 && preallocation == Preallocation::Metadata
                 && self.own_image()?.geometry().version() >= 3;

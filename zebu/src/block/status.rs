@@ -23,7 +23,7 @@ pub struct Status {
     pub compressed: bool,
     /// The layer that maps it: 0 is the top.
     pub depth: usize,
-    /// The storage of that layer to which `host` belongs.
+    /// The storage of that layer to which `host` belongs; [`StorageId::FILE`] without it.
     pub storage: StorageId,
     /// Where it starts in that storage, in bytes, if it is stored uncompressed.
     pub host: Option<u64>,
@@ -111,6 +111,9 @@ impl Device {
             }
         }
         self.look_at_file(queue, depth, &mut status).await?;
+        if status.host.is_none() {
+            status.storage = StorageId::FILE;
+        }
         Ok(status)
     }
 
@@ -120,15 +123,18 @@ impl Device {
             return Ok(());
         };
         let layer = &self.layers()[depth];
-        let holes = match layer.image.cached_holes() {
+        let holes = match layer.image.cached_holes(status.storage) {
             Some(holes) => holes,
-            None => layer.image.load_holes(queue).await?,
+            None => layer.image.load_holes(queue, status.storage).await?,
         };
         if holes == Holes::Ignored {
             return Ok(());
         }
         // Data past the end of the storage are no hole: reading them fails.
-        match layer.image.data_before_end(host, status.length)? {
+        let before_end = layer
+            .image
+            .data_before_end(status.storage, host, status.length);
+        match before_end? {
             0 => return Ok(()),
             length => status.length = length,
         }

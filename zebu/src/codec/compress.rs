@@ -46,15 +46,27 @@ impl Compressor {
     ) -> Result<Option<usize>, CodecError> {
         match kind {
             Compression::Zlib => {
-                let level = match level {
-                    None => Level::DEFAULT,
-                    Some(level) => Level::new(level).ok_or(CodecError::Level { level })?,
-                };
+                let level = deflate_level(level)?;
                 let encoder = self.deflate.get_or_insert_with(Encoder::new);
                 Ok(encoder.compress(level, src, dst))
             }
             Compression::Zstd => self.zstd(level.unwrap_or(ZSTD_DEFAULT), src, dst),
         }
+    }
+
+    /// Compresses `src` into one zlib stream (RFC 1950) at the start of `dst`, which has at least
+    /// [`zlib_bound`] bytes, and returns its length. What cannot be compressed becomes longer.
+    /// Levels are those of [`Compressor::compress`].
+    pub fn compress_to_zlib(
+        &mut self,
+        level: Option<i32>,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<usize, CodecError> {
+        let level = deflate_level(level)?;
+        let encoder = self.deflate.get_or_insert_with(Encoder::new);
+        let length = encoder.compress_zlib(level, src, dst);
+        length.ok_or(CodecError::Compressor)
     }
 
     fn zstd(
@@ -82,6 +94,19 @@ impl Compressor {
             Err(code) if is_dst_too_small(code) => Ok(None),
             Err(_) => Err(CodecError::Compressor),
         }
+    }
+}
+
+/// The most bytes of a zlib stream of `length` bytes: a part of the data may be stored as it is, in
+/// blocks that have some bytes of their own.
+pub fn zlib_bound(length: usize) -> usize {
+    length + length / 64 + 64
+}
+
+fn deflate_level(level: Option<i32>) -> Result<Level, CodecError> {
+    match level {
+        None => Ok(Level::DEFAULT),
+        Some(level) => Level::new(level).ok_or(CodecError::Level { level }),
     }
 }
 
@@ -155,6 +180,30 @@ mod tests {
                 Err(CodecError::Level { level })
             );
         }
+    }
+
+    #[test]
+    fn any_data_become_a_zlib_stream() {
+        let mut c = Compressor::new();
+        let mut inflate = libdeflater::Decompressor::new();
+        for data in [
+            vec![],
+            vec![1],
+            noise(512),
+            noise(65536),
+            noise(300_000),
+            text(65536),
+        ] {
+            for level in [None, Some(1), Some(9)] {
+                let mut dst = vec![0; zlib_bound(data.len())];
+                let length = c.compress_to_zlib(level, &data, &mut dst).unwrap();
+                let mut back = vec![0; data.len()];
+                let got = inflate.zlib_decompress(&dst[..length], &mut back).unwrap();
+                assert!(got == data.len() && back == data);
+            }
+        }
+        let wrong = c.compress_to_zlib(Some(0), &[0; 9], &mut [0; 99]);
+        assert_eq!(wrong, Err(CodecError::Level { level: 0 }));
     }
 
     #[test]

@@ -59,6 +59,36 @@ impl Decompressor {
         }
     }
 
+    /// Fills `dst` with the first bytes of the zlib stream (RFC 1950) that starts at the first byte
+    /// of `src`. The stream must be whole, its checksum right, and its content no longer than
+    /// `most`. After it there may be anything.
+    ///
+    /// After an error the contents of `dst` are unspecified.
+    pub fn inflate_zlib(
+        &mut self,
+        src: &[u8],
+        dst: &mut [u8],
+        most: usize,
+    ) -> Result<(), CodecError> {
+        let expected = dst.len();
+        match self.inflate.zlib_decompress(src, dst) {
+            Ok(got) if got == expected => Ok(()),
+            Ok(got) => Err(CodecError::Short { got, expected }),
+            Err(DecompressionError::InsufficientSpace) if most > expected => {
+                let mut all = vec![0; most];
+                self.inflate_zlib(src, &mut all, most)
+                    .or_else(|e| match e {
+                        CodecError::Short { got, .. } if got >= expected => Ok(()),
+                        e => Err(e),
+                    })?;
+                dst.copy_from_slice(&all[..expected]);
+                Ok(())
+            }
+            Err(DecompressionError::InsufficientSpace) => Err(CodecError::Long { expected: most }),
+            Err(DecompressionError::BadData) => Err(CodecError::Damaged),
+        }
+    }
+
     /// QEMU decodes until `dst` is full, and requires that the frame has ended then, so only whole
     /// frames count. With their ends found first, each is decoded in one step into `dst`, and no
     /// window is allocated, whatever its size in the frame.
@@ -315,6 +345,52 @@ mod tests {
             d.decompress(kind, &src, &mut dst).unwrap();
             assert_eq!(dst, data);
         }
+    }
+
+    fn zlib(data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; data.len() + data.len() / 8 + 512];
+        let mut deflate = Deflate::new(6, true, 15);
+        deflate
+            .compress(data, &mut out, DeflateFlush::Finish)
+            .unwrap();
+        out.truncate(deflate.total_out() as usize);
+        out
+    }
+
+    #[test]
+    fn a_zlib_stream_with_a_checksum_must_be_whole() {
+        let data = text(CLUSTER);
+        let whole = zlib(&data);
+        let mut d = Decompressor::new();
+        let mut inflate = |src: &[u8], len: usize, most: usize| {
+            let mut dst = vec![0xa5; len];
+            d.inflate_zlib(src, &mut dst, most).map(|()| dst)
+        };
+        let padded = [&whole[..], &[0x78; 500]].concat();
+        assert_eq!(inflate(&padded, CLUSTER, CLUSTER).unwrap(), data);
+        for len in [0, 1, 512, CLUSTER - 1] {
+            assert_eq!(inflate(&whole, len, CLUSTER).unwrap(), data[..len]);
+            assert_eq!(inflate(&whole, len, CLUSTER + 7).unwrap(), data[..len]);
+            let long = CodecError::Long {
+                expected: CLUSTER - 1,
+            };
+            assert_eq!(inflate(&whole, len, CLUSTER - 1), Err(long));
+        }
+        assert!(matches!(
+            inflate(&whole, CLUSTER + 1, CLUSTER + 1),
+            Err(CodecError::Short { got: CLUSTER, .. })
+        ));
+        // Each missing or wrong byte is noticed, also where what is wanted is complete.
+        for cut in [0, 1, 2, whole.len() / 2, whole.len() - 4, whole.len() - 1] {
+            assert!(inflate(&whole[..cut], CLUSTER, CLUSTER).is_err(), "{cut}");
+        }
+        for at in (0..whole.len()).step_by(97).chain([whole.len() - 1]) {
+            let mut bad = whole.clone();
+            bad[at] ^= 0x10;
+            assert!(inflate(&bad, CLUSTER, CLUSTER).is_err(), "{at}");
+            assert!(inflate(&bad, 512, CLUSTER).is_err(), "{at}");
+        }
+        assert!(inflate(&deflate(&data), CLUSTER, CLUSTER).is_err());
     }
 
     fn any_kind() -> impl Strategy<Value = Compression> {

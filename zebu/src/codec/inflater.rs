@@ -1,14 +1,32 @@
 //! Inflating a piece of compressed data of any format.
 
-use super::{CodecError, Compression, decompress, workers};
+#[cfg(feature = "bzip2")]
+use super::bzip2::inflate_bzip2;
+use super::{CodecError, Compression, decompress, inflate_zlib, workers};
 
 /// How a piece of compressed data is inflated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inflater {
-    /// How it is compressed, and with which window.
-    pub compression: Compression,
+    /// What it is.
+    pub stream: Stream,
     /// Bytes that it inflates to.
     pub size: u32,
+}
+
+/// The compressed streams of image formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// A cluster of a qcow2 image.
+    Cluster(Compression),
+    /// A whole zlib stream (RFC 1950), whose checksum is verified.
+    Zlib {
+        /// Bytes that it may inflate to at most. Those after the first [`Inflater::size`] are
+        /// dropped.
+        most: u32,
+    },
+    /// A whole bzip2 stream, whose checksums are verified.
+    #[cfg(feature = "bzip2")]
+    Bzip2,
 }
 
 impl Inflater {
@@ -19,7 +37,12 @@ impl Inflater {
 
     /// Fills `out`, which is as long as the data inflate to.
     pub fn inflate(&self, source: &[u8], out: &mut [u8]) -> Result<(), CodecError> {
-        decompress(self.compression, source, out)
+        match self.stream {
+            Stream::Cluster(compression) => decompress(compression, source, out),
+            Stream::Zlib { most } => inflate_zlib(source, out, most as usize),
+            #[cfg(feature = "bzip2")]
+            Stream::Bzip2 => inflate_bzip2(source, out),
+        }
     }
 
     /// The inflated bytes of `source`, by a thread that is there for it, or by this

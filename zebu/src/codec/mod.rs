@@ -1,9 +1,13 @@
 //! Compressed clusters: zlib and zstd, one cluster at a time.
 //!
+//! What follows is about qcow2; see [`Stream`] for what else is inflated.
+//!
 //! The length of a stream in a qcow2 image is known only in sectors. So up to 511 unrelated bytes
 //! may follow it, and at the end of the file some bytes may be missing. A cluster is good if QEMU
 //! accepts it: see [`Decompressor::decompress`].
 
+#[cfg(feature = "bzip2")]
+mod bzip2;
 mod compress;
 mod decompress;
 mod inflater;
@@ -11,16 +15,22 @@ pub(crate) mod workers;
 
 use std::cell::RefCell;
 
-pub use compress::Compressor;
+pub use compress::{Compressor, zlib_bound};
 pub use decompress::Decompressor;
-pub use inflater::Inflater;
+pub use inflater::{Inflater, Stream};
+
+thread_local! {
+    static KEPT: RefCell<Decompressor> = RefCell::new(Decompressor::new());
+}
 
 /// [`Decompressor::decompress`] with the one that this thread keeps.
 pub fn decompress(kind: Compression, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
-    thread_local! {
-        static KEPT: RefCell<Decompressor> = RefCell::new(Decompressor::new());
-    }
     KEPT.with_borrow_mut(|kept| kept.decompress(kind, src, dst))
+}
+
+/// [`Decompressor::inflate_zlib`] with the one that this thread keeps.
+fn inflate_zlib(src: &[u8], dst: &mut [u8], most: usize) -> Result<(), CodecError> {
+    KEPT.with_borrow_mut(|kept| kept.inflate_zlib(src, dst, most))
 }
 
 /// How an image's compressed clusters are stored: the header's compression
@@ -48,7 +58,7 @@ pub enum CodecError {
         /// Bytes in a cluster.
         expected: usize,
     },
-    /// A zstd frame holds more than a cluster.
+    /// A zstd frame, a whole zlib stream or a bzip2 stream holds more than a cluster.
     #[error("the compressed stream yields more than a cluster of {expected} bytes")]
     Long {
         /// Bytes in a cluster.

@@ -95,17 +95,25 @@ impl AnyImage {
 
     /// See [`FormatImage::check_data`].
     #[inline]
-    pub(crate) fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+    pub(crate) fn check_data(
+        &self,
+        guest: u64,
+        storage: StorageId,
+        host: u64,
+        length: u64,
+    ) -> Result<()> {
         match &self.inner {
-            Inner::Qcow2(image) => FormatImage::check_data(image, guest, host, length),
-            Inner::Other(image) if self.checks_data => image.check_data(guest, host, length),
+            Inner::Qcow2(image) => FormatImage::check_data(image, guest, storage, host, length),
+            Inner::Other(image) if self.checks_data => {
+                image.check_data(guest, storage, host, length)
+            }
             Inner::Other(_) => Ok(()),
         }
     }
 }
 
 impl AnyImage {
-    /// Refuses compressed data past the end of `storage`.
+    /// Refuses compressed data, mapped at `guest`, past the end of `storage`.
     pub(crate) fn check_compressed(
         &self,
         guest: u64,

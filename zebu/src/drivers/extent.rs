@@ -66,29 +66,22 @@ impl CompressedData {
         self.end().0.saturating_sub(slack).max(self.host.0)
     }
 
-    /// The error of data past the end of the storage; `guest` is in their cluster.
+    /// The error of data past the end of the storage; `guest` is where they are mapped.
     pub(crate) fn past_end(&self, guest: u64) -> Error {
         let what = format!(
             "Compressed data at {:#x} are past the end of the file",
             self.host.0
         );
-        Error::Corrupt {
-            guest: self.cluster_start(guest),
-            what,
-        }
+        Error::Corrupt { guest, what }
     }
 
-    /// The error of data that do not inflate.
+    /// The error of data that do not inflate; `guest` is where they are mapped.
     pub(crate) fn error(&self, guest: u64, source: CodecError) -> Error {
         Error::Compressed {
-            guest: self.cluster_start(guest),
+            guest,
             host: self.host.0,
             source: source.into(),
         }
-    }
-
-    fn cluster_start(&self, guest: u64) -> u64 {
-        guest - guest % u64::from(self.inflater.size.max(1))
     }
 }
 

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use super::OpenFormat;
+use super::{ImagePlan, OpenFormat, PlanImage, PlanRequest};
 use crate::storage::LockRequest;
+use crate::{Error, Result};
 
 /// What an image format is.
 #[derive(Debug)]
@@ -20,11 +21,15 @@ pub struct Driver {
     pub has_backing: bool,
     /// Whether images can name an external data file.
     pub has_data_file: bool,
+    /// Whether images can store compressed data.
+    pub can_compress: bool,
     /// Whether [`FormatImage::check_data`](super::FormatImage::check_data) may refuse.
     pub checks_data: bool,
     /// The options of new images, in the order in which they are shown. None:
     /// images are not created.
     pub create_options: Option<&'static [CreateOption]>,
+    /// Plans a new image. None: images are not created, or by a job of their own.
+    pub plan: Option<PlanImage>,
     /// The keys of the options that an image is opened with (`--image-opts`), besides those of
     /// every image.
     pub open_options: &'static [&'static str],
@@ -66,6 +71,14 @@ pub enum OptionKind {
 impl CreateOption {
     /// `size`
     pub const SIZE: Self = Self::new("size", OptionKind::Size, "Virtual disk size");
+    /// `preallocation` of the file. It has an effect only on raw images: files of other formats
+    /// are empty when they are created.
+    pub const FILE_PREALLOCATION: Self = Self::new(
+        "preallocation",
+        OptionKind::Text,
+        "Preallocation mode (allowed values: off, falloc, full)",
+    )
+    .as_of_file();
     /// `nocow`
     pub const NOCOW: Self = Self::new(
         "nocow",
@@ -139,14 +152,42 @@ impl Format {
         self.0.create_options.unwrap_or_default()
     }
 
+    /// A new image of it, to be made by [`jobs::create_image`](crate::jobs::create_image), or to
+    /// be filled.
+    ///
+    /// # Errors
+    /// If the size or the options are not those of an image of this format. Or if the format has a
+    /// job of its own ([`jobs::create_raw`](crate::jobs::create_raw),
+    /// [`jobs::create_qcow2`](crate::jobs::create_qcow2)) or images of it are not created.
+    pub fn plan(self, request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
+        match self.0.plan {
+            Some(plan) => plan(request),
+            None => Err(Error::Refused(format!(
+                "New images of format '{}' cannot be planned",
+                self.name()
+            ))),
+        }
+    }
+
     /// Whether images of it can name a backing file.
     pub const fn has_backing(self) -> bool {
         self.0.has_backing
     }
 
+    /// Whether new images of it can name a backing file.
+    pub fn is_created_over_backing(self) -> bool {
+        let mut options = self.create_options().iter();
+        options.any(|option| option.name == "backing_file")
+    }
+
     /// Whether images of it can name an external data file.
     pub const fn has_data_file(self) -> bool {
         self.0.has_data_file
+    }
+
+    /// Whether images of it can store compressed data.
+    pub const fn can_compress(self) -> bool {
+        self.0.can_compress
     }
 
     /// The keys of the options that an image of it is opened with (`--image-opts`), besides those

@@ -4,6 +4,8 @@
 //! format is guessed would open as that format the next time, with a backing file of the guest's
 //! choice. So writes to the start of such an image must keep it raw, as in QEMU.
 
+use std::os::unix::ffi::OsStrExt;
+
 use super::{Format, Pass, Raw};
 use crate::format::{PROBED_BYTES, foreign_format};
 use crate::storage::{self, Iov, Queue, Storage};
@@ -19,6 +21,7 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
         return Ok(format);
     }
     match foreign_format(&head) {
+        None if is_dmg(file) => Ok(Format::DMG),
         None => Ok(Format::RAW),
         Some(other) => Err(Error::Refused(format!(
             "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"
@@ -29,6 +32,13 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
 /// The format of a file that begins with `head`, unless it is raw.
 fn format_of(head: &[u8]) -> Option<Format> {
     Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
+}
+
+/// Whether the name of a file says that it is a DMG image. Its first bytes do not, and QEMU goes by
+/// the name, too.
+fn is_dmg(file: &dyn Storage) -> bool {
+    let name = file.path().as_os_str().as_bytes();
+    name.len() > 4 && name.ends_with(b".dmg")
 }
 
 /// Bytes of a write to the start that are checked and written as one.

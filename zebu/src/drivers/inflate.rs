@@ -1,10 +1,17 @@
-//! Reading and inflating one compressed cluster.
+//! Reading and inflating compressed clusters.
 
-use super::CompressedData;
+use std::sync::Arc;
+
+use super::cache::Cache;
+use super::wait::Gate;
+use super::{CompressedData, spend};
 use crate::Result;
-use crate::storage::{self, Queue, Storage};
+use crate::storage::{self, Queue, Storage, Work};
 
-/// The inflated bytes of the cluster that contains `guest`.
+/// Bytes of inflated clusters that are kept of an image, unless one has more.
+const KEPT: u64 = 2 << 20;
+
+/// The inflated bytes of the cluster at `guest`.
 pub(super) async fn inflate(
     queue: &Queue,
     storage: &dyn Storage,
@@ -16,4 +23,63 @@ pub(super) async fn inflate(
     let here = queue.options().inflate_inline;
     let inflated = data.inflater.inflated(source, here).await;
     inflated.map_err(|e| data.error(guest, e))
+}
+
+/// Inflated clusters of an image that does not change, kept for small reads.
+#[derive(Debug)]
+pub(super) struct Inflated(Arc<Shared>);
+
+/// What the tasks share that inflate.
+#[derive(Debug)]
+struct Shared {
+    file: Arc<dyn Storage>,
+    work: Option<Arc<Work>>,
+    /// By guest offset.
+    clusters: Cache<Vec<u8>>,
+    /// Large clusters are inflated one at a time: their size is chosen by the image, and many
+    /// requests would take that much memory each.
+    large: Gate,
+}
+
+impl Inflated {
+    /// For clusters of up to `size` bytes in `file`. What is inflated counts as `work`.
+    pub(super) fn new(file: Arc<dyn Storage>, size: u64, work: Option<Arc<Work>>) -> Self {
+        let count = match size > KEPT {
+            true => 1,
+            false => (KEPT / size.max(1)).clamp(4, 4096) as usize,
+        };
+        Inflated(Arc::new(Shared {
+            file,
+            work,
+            clusters: Cache::new(count),
+            large: Gate::default(),
+        }))
+    }
+
+    /// The inflated cluster that is mapped at `guest`. A task of the queue inflates it, since other
+    /// requests may wait for it.
+    pub(super) async fn get(
+        &self,
+        queue: &Queue,
+        guest: u64,
+        data: CompressedData,
+    ) -> Result<Arc<Vec<u8>>> {
+        if let Some(bytes) = self.0.clusters.get(guest) {
+            return Ok(bytes);
+        }
+        let shared = self.0.clone();
+        let inflating = queue.detach(|queue| async move {
+            let load = async || {
+                let is_large = u64::from(data.inflater.size.max(data.length)) > KEPT;
+                let _alone = match is_large {
+                    true => Some(shared.large.enter().await),
+                    false => None,
+                };
+                spend(shared.work.as_deref(), data.inflater.size.into())?;
+                inflate(&queue, &*shared.file, guest, data).await
+            };
+            shared.clusters.get_or_load(guest, load).await
+        });
+        inflating.await
+    }
 }

@@ -3,10 +3,13 @@
 //! Sizes are compared with the header before any table is read. Work is counted while the image is
 //! used, so that a tiny file with a disk of petabytes ends a job after some seconds.
 
-use crate::{LimitExceeded, Result};
+use crate::storage::Work;
+use crate::{Error, LimitExceeded, Result};
 
 /// Work of looking up one run of a mapping, in bytes.
 pub(crate) const LOOKUP_WORK: u64 = 512;
+/// The size of the largest disk in bytes, as in QEMU.
+const MAX_DISK: u64 = (i64::MAX as u64) >> 30 << 30;
 
 options! {
     /// Bounds on an image that is opened under
@@ -94,9 +97,32 @@ impl Limits {
             .saturating_add(self.work_per_byte.saturating_mul(bytes))
     }
 
+    /// Refuses a table that is too large to be kept in memory.
+    pub(crate) fn check_kept_table(&self, what: &'static str, bytes: u64) -> Result<()> {
+        self.check_table(what, bytes)?;
+        check_limit("memory", "The need for memory", bytes, self.memory)
+    }
+
     /// Refuses a table that is too large.
     pub(crate) fn check_table(&self, what: &'static str, bytes: u64) -> Result<()> {
         check_limit("table-size", what, bytes, self.table_size)
+    }
+}
+
+/// The size in bytes of a disk of so many sectors of 512 bytes.
+pub(crate) fn disk_size(sectors: u64) -> Result<u64> {
+    match sectors.checked_mul(512) {
+        Some(bytes) if bytes <= MAX_DISK => Ok(bytes),
+        _ => Err(Error::os(libc::EFBIG).during("Could not refresh total sector count")),
+    }
+}
+
+/// Counts work that is done with an image, if it has a limit.
+#[inline]
+pub(crate) fn spend(work: Option<&Work>, amount: u64) -> Result<()> {
+    match work {
+        None => Ok(()),
+        Some(work) => Ok(work.spend(amount)?),
     }
 }
 

@@ -1,15 +1,21 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. The layers above depend on the capabilities of an image and not
+//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the capabilities of an image and not
 //! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
-//! [`FormatImage::as_raw`].
+//! [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
 //!
 //! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
 //! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
 //! Encryption keyed by host offset (LUKS) is a storage over another one.
 
 mod any;
+mod bochs;
+mod cache;
+mod check;
+mod cloop;
+mod create;
+mod dmg;
 mod extent;
 mod format;
 mod guess;
@@ -17,11 +23,19 @@ mod inflate;
 mod limits;
 mod open;
 mod options;
+mod parallels;
+mod pieces;
+mod qcow;
 pub mod qcow2;
+mod qed;
 mod raw;
 mod registry;
 mod sync;
+mod table;
 mod vdi;
+mod vhdx;
+mod vmdk;
+mod vpc;
 mod wait;
 
 use std::fmt::Debug;
@@ -32,15 +46,22 @@ use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 pub use any::AnyImage;
+pub use check::CheckReport;
+pub(crate) use create::{
+    BlockLayout, Linear, NewBlocks, make_valid, random_uuid, seconds_since, too_large, write_table,
+};
+pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
 pub(crate) use guess::probe;
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};
+use limits::{disk_size, spend};
 pub use open::{OpenFormat, OpenRequest, OtherFiles, Purpose};
-pub use options::{Qcow2Opening, RawPart};
+pub use options::{Qcow2Opening, RawPart, VhdSize};
 pub use raw::Raw;
+pub use vmdk::{Vmdk, VmdkExtent};
 pub(crate) use wait::{Gate, Held, Pass, Ranges};
 
 /// A future on the heap, for methods of trait objects.
@@ -81,16 +102,16 @@ pub trait FormatImage: Debug + Send + Sync {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>>;
 
-    /// How many of the `length` bytes of data from `host` on may be read: those before the end of
-    /// the storage, and those that read as zeroes behind it.
-    fn data_before_end(&self, _host: u64, length: u64) -> Result<u64> {
+    /// How many of the `length` bytes of data from `host` of `storage` on may be read: those before
+    /// the end of the storage, and those that read as zeroes behind it.
+    fn data_before_end(&self, _storage: StorageId, _host: u64, length: u64) -> Result<u64> {
         Ok(length)
     }
 
     /// Refuses data that are partly missing by [`FormatImage::data_before_end`]. Only called if
     /// [`Driver::checks_data`] is set.
-    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
-        let there = self.data_before_end(host, length)?;
+    fn check_data(&self, guest: u64, storage: StorageId, host: u64, length: u64) -> Result<()> {
+        let there = self.data_before_end(storage, host, length)?;
         if there == length {
             return Ok(());
         }
@@ -101,8 +122,8 @@ pub trait FormatImage: Debug + Send + Sync {
         })
     }
 
-    /// The inflated cluster that contains `guest`, of compressed data in `storage`. A driver may
-    /// cache clusters for small reads.
+    /// The inflated cluster that is mapped at `guest`, of compressed data in `storage`. A driver may
+    /// cache clusters for small reads, and may read more than `data` if these do not inflate.
     fn inflated<'a>(
         &'a self,
         queue: &'a Queue,
@@ -121,19 +142,44 @@ pub trait FormatImage: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The meaning of holes of the storage under data; None if that needs I/O.
-    fn cached_holes(&self) -> Option<Holes>;
+    /// The meaning of holes of a storage under data; None if that needs I/O.
+    fn cached_holes(&self, storage: StorageId) -> Option<Holes>;
 
     /// [`FormatImage::cached_holes`] with I/O, for where that was None.
-    fn load_holes<'a>(&'a self, _queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
-        let known = self.cached_holes().unwrap_or(Holes::Ignored);
+    fn load_holes<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        storage: StorageId,
+    ) -> BoxFuture<'a, Result<Holes>> {
+        let known = self.cached_holes(storage).unwrap_or(Holes::Ignored);
         Box::pin(async move { Ok(known) })
     }
 
-    /// Checks the metadata. Passes each error to `say`, and returns their number; None: the driver
-    /// has no check. (For qcow2 there is [`jobs::check`](crate::jobs::check).)
-    fn check(&self, _say: &mut dyn FnMut(String)) -> Option<u64> {
-        None
+    /// Checks the metadata, and passes errors to `say`. None: the driver has no check. (For qcow2
+    /// there is [`jobs::check`](crate::jobs::check).)
+    fn check<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _say: &'a mut dyn FnMut(String),
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Whether its last writer did not close it; None: the format does not tell, and `info` shows
+    /// nothing.
+    fn is_dirty(&self) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Whether it could have persistent bitmaps, and has none. (For qcow2 there is
+    /// [`Device::bitmaps`](crate::Device::bitmaps).)
+    fn has_no_bitmaps(&self) -> bool {
+        false
+    }
+
+    /// Whether the guest's data are encrypted.
+    fn is_encrypted(&self) -> bool {
+        false
     }
 
     /// The backing file, as the image names it.
@@ -141,8 +187,24 @@ pub trait FormatImage: Debug + Send + Sync {
         None
     }
 
+    /// What identifies the content of the disk, if the format has that. It changes before the
+    /// content does.
+    fn content_id(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Refuses a backing file with another content than the image was made for, if it can tell.
+    fn check_backing(&self, _backing: &dyn FormatImage) -> Result<()> {
+        Ok(())
+    }
+
     /// The image, if it is raw.
     fn as_raw(&self) -> Option<&Raw> {
+        None
+    }
+
+    /// The image, if it is a VMDK.
+    fn as_vmdk(&self) -> Option<&Vmdk> {
         None
     }
 

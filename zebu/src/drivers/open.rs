@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::options::{Qcow2Opening, RawPart};
+use super::options::{Qcow2Opening, RawPart, VhdSize};
 use super::{AnyImage, BoxFuture, Limits};
 use crate::Result;
 use crate::storage::{Counted, Queue, Storage, Work};
@@ -28,6 +28,8 @@ pub struct OpenRequest<'a> {
     pub raw: RawPart,
     /// Options of qcow2 images.
     pub qcow2: Qcow2Opening,
+    /// Options of VHD images.
+    pub vpc: VhdSize,
 }
 
 /// The use of an image that is opened.
@@ -44,6 +46,16 @@ pub enum Purpose {
     },
 }
 
+impl Purpose {
+    /// Whether an encrypted image is of no use for it.
+    pub(crate) fn needs_data(self) -> bool {
+        match self {
+            Purpose::Data | Purpose::Check { encrypted: false } => true,
+            Purpose::Metadata | Purpose::Check { encrypted: true } => false,
+        }
+    }
+}
+
 /// Opens the files that an image names, as far as the caller's policy allows.
 pub trait OtherFiles {
     /// The external data file; None: there is none, or it stays closed. `named` is None if the
@@ -51,6 +63,15 @@ pub trait OtherFiles {
     fn data_file<'a>(
         &'a mut self,
         named: Option<Option<&'a [u8]>>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
+
+    /// A file with a part of the disk: a path, relative to that of the image, and not empty.
+    /// `has_tables` says whether there is more in it than data. None: it stays closed, since only
+    /// the image's own metadata are shown.
+    fn extent<'a>(
+        &'a mut self,
+        name: &'a [u8],
+        has_tables: bool,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
 }
 

@@ -15,6 +15,19 @@ pub struct RawPart {
     pub is_guessed: bool,
 }
 
+/// How the size of a VHD disk is determined (`force_size_calc`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum VhdSize {
+    /// By the program that made the image.
+    #[default]
+    ByCreator,
+    /// By the geometry, unless it is the largest one (`chs`).
+    Chs,
+    /// By the field for the current size (`current_size`).
+    CurrentSize,
+}
+
 /// Options of a qcow2 image.
 #[derive(Clone, Debug, Default)]
 pub struct Qcow2Opening {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
     AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
-    OpenRequest, OptionKind, StorageId,
+    OpenRequest, StorageId,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Event, LockRequest, Queue, Storage};
@@ -18,8 +18,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: true,
     has_backing: false,
     has_data_file: false,
+    can_compress: false,
     checks_data: false,
     create_options: Some(&CREATE_OPTIONS),
+    plan: None,
     open_options: &["offset", "size"],
     locks: [LockRequest::RAW_READ, LockRequest::RAW_WRITE],
     open: |request| Box::pin(std::future::ready(open(request))),
@@ -27,12 +29,7 @@ pub static DRIVER: Driver = Driver {
 
 static CREATE_OPTIONS: [CreateOption; 4] = [
     CreateOption::SIZE,
-    CreateOption::new(
-        "preallocation",
-        OptionKind::Text,
-        "Preallocation mode (allowed values: off, falloc, full)",
-    )
-    .as_of_file(),
+    CreateOption::FILE_PREALLOCATION,
     CreateOption::NOCOW,
     CreateOption::EXTENT_SIZE_HINT,
 ];
@@ -86,7 +83,7 @@ impl FormatImage for Raw {
         unreachable!("every extent is known")
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         Some(Holes::Unallocated)
     }
 

@@ -1,15 +1,30 @@
 //! The registered formats.
 
 use super::format::{Driver, Format};
-use super::{qcow2, raw, vdi};
+use super::{bochs, cloop, dmg, parallels, qcow, qcow2, qed, raw, vdi, vhdx, vmdk, vpc};
 use crate::Error;
 
 /// The registered formats, in the order of probing.
-static DRIVERS: [&Driver; 3] = [&qcow2::DRIVER, &vdi::DRIVER, &raw::DRIVER];
+static DRIVERS: &[&Driver] = &[
+    &qcow2::DRIVER,
+    &bochs::DRIVER,
+    &cloop::DRIVER,
+    &dmg::DRIVER,
+    &parallels::DRIVER,
+    &qcow::DRIVER,
+    &qed::DRIVER,
+    &vdi::DRIVER,
+    &vhdx::DRIVER,
+    &vmdk::DRIVER,
+    &vpc::DRIVER,
+    &raw::DRIVER,
+];
 
 impl Format {
     /// The bytes of the disk, as they are.
     pub const RAW: Format = Format::of(&raw::DRIVER);
+    /// The disk images of macOS.
+    pub(super) const DMG: Format = Format::of(&dmg::DRIVER);
     /// qcow2, versions 2 and 3.
     pub const QCOW2: Format = Format::of(&qcow2::DRIVER);
 

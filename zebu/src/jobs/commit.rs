@@ -6,6 +6,7 @@
 use super::amend::header::read_header;
 use super::amend::refcounts::used_end;
 use super::progress::{IntoControlFlow, Progress};
+use super::target::Target;
 use super::transfer::{Omit, Plan, TransferError, transfer};
 use crate::block::{Device, Preallocation};
 use crate::broken::{Rule, is_broken};
@@ -71,7 +72,7 @@ pub fn commit<G: IntoControlFlow>(
         rate: options.rate,
         engine: options.engine,
     };
-    let (top, base, result) = transfer(top, base, plan, on_progress);
+    let (top, base, result) = transfer(top, Target::Image(base), plan, on_progress);
     let closed = match is_broken(Rule::BaseBeforeEmpty) {
         true => Ok(()),
         false => queue.block_on(base.close(queue)),

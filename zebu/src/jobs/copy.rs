@@ -1,7 +1,9 @@
 //! Copy: a part of one device to the start of another, as dd does.
 
 use super::progress::{IntoControlFlow, Progress};
+use super::target::{Packing, Target};
 use super::transfer::{Omit, Plan, TransferError, transfer};
+use crate::Error;
 use crate::block::Device;
 use crate::storage::{EngineKind, Queue};
 
@@ -43,18 +45,25 @@ impl CopyOptions {
 ///
 /// # Errors
 /// If `source` cannot be read, `target` cannot be written, or the job is cancelled. The target's
-/// content is unspecified then.
+/// content is unspecified then. Or if the target stores only compressed data.
 pub fn copy<G: IntoControlFlow>(
     queue: &Queue,
     source: Device,
-    target: Device,
+    target: Target,
     options: &CopyOptions,
     on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), TransferError> {
+    if let Some(Packing::Zlib) = target.packing() {
+        let why = "The target stores only compressed data, which a copy does not make";
+        return Err(TransferError::Write {
+            offset: 0,
+            source: Error::Refused(why.into()),
+        });
+    }
     let plan = Plan {
         start: options.start,
         length: options.length,
-        omit: match options.target_is_zero {
+        omit: match options.target_is_zero || matches!(target, Target::New(_)) {
             true => Omit::Zeroes,
             false => Omit::Nothing,
         },
@@ -62,6 +71,10 @@ pub fn copy<G: IntoControlFlow>(
         engine: options.engine,
     };
     let (_, target, result) = transfer(source, target, plan, on_progress);
+    if let (Target::New(_), Err(_)) = (&target, &result) {
+        // It was not filled, so it is never finished.
+        return result;
+    }
     let closed = queue.block_on(target.close(queue));
     result.and(closed.map_err(|source| TransferError::Write {
         offset: options.length,

@@ -136,6 +136,8 @@ async fn measure_copy(
         && image.geometry().version() >= 3
     {
         measured.bitmaps = Some(bitmap_bytes(queue, image, device.size(), target).await?);
+    } else if target.version >= 3 && device.top().image.has_no_bitmaps() {
+        measured.bitmaps = Some(0);
     }
     Ok(measured)
 }

@@ -9,7 +9,7 @@
 //!
 //! Jobs that use all cores block: [`convert`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
 //! does [`amend`]. The others are futures of a queue: [`check`], [`repair`], [`create_qcow2`],
-//! [`create_raw`], [`measure`]. Dropping such a future cancels the job, too.
+//! [`create_raw`], [`create_image`], [`measure`]. Dropping such a future cancels the job, too.
 //!
 //! What a cancelled job leaves:
 //!
@@ -19,7 +19,8 @@
 //! | repair | no worse than before; another repair goes on |
 //! | create of qcow2 | no image: the header is written last |
 //! | create of raw | an image of its size, not all of it allocated |
-//! | convert, copy | a target with unspecified content |
+//! | create of other formats | no image |
+//! | convert, copy | a target with unspecified content; a new one of other formats is no image |
 //! | commit | the base may have some of the content; the top has lost nothing |
 //! | rebase | the old backing file and the same content |
 //! | amend | consistent, with some of the changes |
@@ -39,6 +40,7 @@ mod progress;
 mod rate_limiter;
 mod rebase;
 mod sequencer;
+mod target;
 mod transfer;
 mod workers;
 mod zero;
@@ -47,12 +49,18 @@ pub use amend::{AmendOptions, amend};
 pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
 pub use compare::{CompareError, CompareOptions, Comparison, compare, differences};
-pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target, convert};
+pub use convert::{CompressOptions, ConvertError, ConvertEvent, ConvertOptions, convert};
 pub use copy::{CopyOptions, copy};
-pub use create::{CreateQcow2, NewBacking, NewDataFile, Preallocation, create_qcow2, create_raw};
+pub use create::{
+    CreateQcow2, NewBacking, NewDataFile, Preallocation, begin_image, create_image, create_qcow2,
+    create_raw,
+};
 pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use progress::{IntoControlFlow, Progress};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
+pub use target::Target;
 pub use transfer::TransferError;
+
+pub use crate::drivers::{CreateValue, CreateValues, ImagePlan, NewImage, PlanRequest};

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use super::create::NewBacking;
 use super::progress::{At, Chunks, IntoControlFlow, Progress};
-use super::transfer::cluster_size;
 use super::workers;
 use super::zero::is_zero;
 use crate::block::{Device, FileSpec, ImageSpec, Layer, OpenOptions, Policy, Status, Zeroing};
@@ -75,7 +74,7 @@ pub fn rebase<G: IntoControlFlow>(
     mut on_progress: impl FnMut(Progress) -> G,
 ) -> Result<(), RebaseError> {
     let unit = overlay.top().image.zero_unit();
-    let cluster = cluster_size(&overlay);
+    let cluster = overlay.top().image.cluster_size().unwrap_or(1);
     let job = Arc::new(Job {
         common: common_layer(&overlay, new.as_ref()),
         progress: Chunks::new(overlay.size()),

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use super::progress::{At, Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
+use super::target::Target;
 use super::workers;
 use crate::Error;
-use crate::block::{Device, Status, Zeroing};
-use crate::storage::{Buffer, EngineKind, Queue};
+use crate::block::{Device, Status};
+use crate::storage::{EngineKind, Queue};
 
 /// Bytes that a worker handles at a time, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
@@ -84,11 +85,11 @@ pub(super) struct Plan {
 /// Nothing is durable yet on return.
 pub(super) fn transfer<G: IntoControlFlow>(
     source: Device,
-    target: Device,
+    target: Target,
     plan: Plan,
     mut on_progress: impl FnMut(Progress) -> G,
-) -> (Device, Device, Result<(), TransferError>) {
-    let chunk = CHUNK.max(cluster_size(&target));
+) -> (Device, Target, Result<(), TransferError>) {
+    let chunk = CHUNK.max(target.cluster_size());
     let job = Arc::new(Job {
         source,
         target,
@@ -106,14 +107,9 @@ pub(super) fn transfer<G: IntoControlFlow>(
     (job.source, job.target, result)
 }
 
-/// The unit in which an image's mapping changes; 1 if it has none.
-pub(super) fn cluster_size(device: &Device) -> u64 {
-    device.top().image.cluster_size().unwrap_or(1)
-}
-
 struct Job {
     source: Device,
-    target: Device,
+    target: Target,
     plan: Plan,
     /// Bytes handled at a time: whole clusters of the target, so that no two workers write to the
     /// same cluster.
@@ -143,24 +139,18 @@ impl workers::Job for Job {
     }
 
     async fn worker(&self, queue: &Queue) {
-        let mut buffer = Some(Buffer::new(self.chunk.min(self.plan.length) as usize));
-        let work = async |chunk: &Range<u64>| self.transfer(queue, chunk, &mut buffer).await;
+        let work = async |chunk: &Range<u64>| self.transfer(queue, chunk).await;
         self.progress.each_chunk(self.chunk, work).await;
     }
 }
 
 impl Job {
-    async fn transfer(
-        &self,
-        queue: &Queue,
-        chunk: &Range<u64>,
-        buffer: &mut Option<Buffer>,
-    ) -> Result<(), At<TransferError>> {
+    async fn transfer(&self, queue: &Queue, chunk: &Range<u64>) -> Result<(), At<TransferError>> {
         for segment in self.segments(queue, chunk).await? {
             match segment.kind {
                 Kind::Omitted => {}
                 Kind::Zero => self.write_zeroes(queue, &segment).await?,
-                Kind::Data => self.copy(queue, &segment, buffer).await?,
+                Kind::Data => self.copy(queue, &segment).await?,
             }
         }
         Ok(())
@@ -209,29 +199,17 @@ impl Job {
         }
     }
 
-    async fn copy(
-        &self,
-        queue: &Queue,
-        segment: &Segment,
-        buffer: &mut Option<Buffer>,
-    ) -> Result<(), At<TransferError>> {
-        self.rate_limiter.wait(segment.length);
-        let length = segment.length as usize;
-        let bytes = buffer.take().expect("given back after each use");
-        let offset = self.plan.start + segment.at;
-        let (bytes, read) = self.source.read_buffer(queue, offset, bytes, length).await;
-        let (bytes, written) = match read {
-            Ok(()) => {
-                let target = &self.target;
-                target.write_buffer(queue, segment.at, bytes, length).await
-            }
-            Err(e) => {
-                *buffer = Some(bytes);
-                return Err(self.read_error(segment.at, segment.length, e));
-            }
-        };
-        *buffer = Some(bytes);
-        written.map_err(|e| write_error(segment.at, e))
+    #[allow(unsafe_code)]
+    async fn copy(&self, queue: &Queue, segment: &Segment) -> Result<(), At<TransferError>> {
+        let Segment { at, length, .. } = *segment;
+        self.rate_limiter.wait(length);
+        let mut buffer = queue.buffer(length as usize);
+        // SAFETY: the buffer lives until the read and the write, awaited here, have ended.
+        let iov = unsafe { buffer.iov() }.slice(0, length as usize);
+        let read = self.source.read(queue, self.plan.start + at, &iov).await;
+        read.map_err(|e| self.read_error(at, length, e))?;
+        let written = self.target.write(queue, at, iov).await;
+        written.map_err(|e| write_error(at, e))
     }
 
     async fn write_zeroes(
@@ -240,7 +218,7 @@ impl Job {
         segment: &Segment,
     ) -> Result<(), At<TransferError>> {
         self.target
-            .write_zeroes(queue, segment.at, segment.length, Zeroing::Unmap)
+            .write_zeroes(queue, segment.at, segment.length, false)
             .await
             .map_err(|e| write_error(segment.at, e))
     }

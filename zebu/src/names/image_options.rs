@@ -2,6 +2,7 @@
 
 use crate::block::{
     CommonOptions, DetectZeroes, OptionSet, OptionValue, OverlapChecks, Qcow2Options, RawOptions,
+    VhdSize, VpcOptions,
 };
 
 impl OverlapChecks {
@@ -50,9 +51,10 @@ impl CommonOptions {
                 return Err("Node name too long".into());
             }
         }
+        // Checked, without effect.
+        options.take_bool("auto-read-only")?;
         let common = CommonOptions {
             read_only: options.take_bool("read-only")?,
-            auto_read_only: options.take_bool("auto-read-only")?,
             force_share: options.take_bool("force-share")?,
             direct: options.take_bool("cache.direct")?,
             no_flush: options.take_bool("cache.no-flush")?,
@@ -94,10 +96,33 @@ impl RawOptions {
     }
 }
 
+impl VpcOptions {
+    pub(super) fn take(options: &mut OptionSet) -> Result<VpcOptions, String> {
+        let size = match options.take_text("force_size_calc").as_deref() {
+            None => VhdSize::ByCreator,
+            Some("chs") => VhdSize::Chs,
+            Some("current_size") => VhdSize::CurrentSize,
+            Some(other) => return Err(format!("Invalid size calculation mode: '{other}'")),
+        };
+        Ok(VpcOptions { size })
+    }
+}
+
+/// Takes the options by which a Parallels image grows, which is only read.
+pub(super) fn check_preallocation(options: &mut OptionSet) -> Result<(), String> {
+    options.take_size("prealloc-size")?;
+    match options.take_text("prealloc-mode").as_deref() {
+        None | Some("falloc" | "truncate") => Ok(()),
+        Some(other) => Err(format!("invalid parameter value: {other}")),
+    }
+}
+
 impl Qcow2Options {
     pub(super) fn take(options: &mut OptionSet) -> Result<Qcow2Options, String> {
+        // Checked, without effect.
+        options.take_bool("lazy-refcounts")?;
+        options.take_number("cache-clean-interval")?;
         let qcow2 = Qcow2Options {
-            lazy_refcounts: options.take_bool("lazy-refcounts")?,
             pass_discard_request: options.take_bool("pass-discard-request")?,
             pass_discard_snapshot: options.take_bool("pass-discard-snapshot")?,
             pass_discard_other: options.take_bool("pass-discard-other")?,
@@ -107,7 +132,6 @@ impl Qcow2Options {
             l2_cache_size: options.take_size("l2-cache-size")?,
             l2_cache_entry_size: options.take_size("l2-cache-entry-size")?,
             refcount_cache_size: options.take_size("refcount-cache-size")?,
-            cache_clean_interval: options.take_number("cache-clean-interval")?,
         };
         if let Some(total) = qcow2.cache_size {
             let (l2, refcount) = (qcow2.l2_cache_size, qcow2.refcount_cache_size);

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::drivers::{is_protocol, unknown_driver};
+use super::image_options::check_preallocation;
 #[cfg(feature = "nbd")]
 use super::nbd;
 use super::path::{beside, check_path, protocol, without_prefix};
@@ -14,7 +15,7 @@ use super::{blkdebug, json, null};
 use crate::block::NbdSpec;
 use crate::block::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileOptions, FileSpec,
-    Format, ImageSpec, Locking, OptionSet, OptionValue, Qcow2Options, RawOptions,
+    Format, ImageSpec, Locking, OptionSet, OptionValue, Qcow2Options, RawOptions, VpcOptions,
 };
 use crate::storage::EngineKind;
 
@@ -134,6 +135,8 @@ pub(super) fn format_options(spec: &mut ImageSpec, format: Format) -> Result<(),
     let mut own = options.take_all(format.open_options());
     spec.options.raw = RawOptions::take(&mut own)?;
     spec.options.qcow2 = Qcow2Options::take(&mut own)?;
+    spec.options.vpc = VpcOptions::take(&mut own)?;
+    check_preallocation(&mut own)?;
     options.add_defaults(own);
     let name = format.name();
     refuse_rest(
@@ -272,10 +275,10 @@ fn local(
         common: CommonOptions::take(&mut options)?,
         aio,
         locking,
-        drop_cache: options.take_bool("drop-cache")?,
-        aio_max_batch: options.take_number("aio-max-batch")?,
     };
-    // A debugging aid of QEMU.
+    // Checked, without effect.
+    options.take_bool("drop-cache")?;
+    options.take_number("aio-max-batch")?;
     options.take_bool("x-check-cache-dropped")?;
     refuse_protocol_rest(&options, driver.name())?;
     Ok(FileSpec {

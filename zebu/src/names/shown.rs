@@ -7,7 +7,9 @@ use std::path::Path;
 
 use super::null;
 use super::quote::json_string;
-use crate::block::{BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec};
+use crate::block::{
+    BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec, VhdSize,
+};
 
 impl FileSpec {
     /// The name that QEMU shows, if a plain name describes it.
@@ -77,7 +79,8 @@ impl BlkdebugSpec {
 /// A JSON object of these members, in the order in which QEMU has them as far as
 /// that is known.
 fn object(mut members: Vec<(String, String)>) -> String {
-    const ORDER: [&str; 15] = [
+    const ORDER: [&str; 16] = [
+        "force_size_calc",
         "data-file",
         "backing",
         "read-zeroes",
@@ -141,6 +144,7 @@ impl ImageSpec {
         let is_window = raw.offset_json.is_some() || raw.size_json.is_some();
         match (&self.file.driver, self.format) {
             _ if self.bare => self.file.plain_name(),
+            _ if self.options.vpc.size != VhdSize::ByCreator => None,
             // The format over another one is never guessed.
             (FileDriver::Image(_), _) => None,
             (_, Some(format)) if format != Format::RAW => self.file.plain_name(),
@@ -155,6 +159,11 @@ impl ImageSpec {
             return self.file.json();
         }
         let raw = &self.options.raw;
+        let vhd_size = match self.options.vpc.size {
+            VhdSize::Chs => Some("\"chs\""),
+            VhdSize::CurrentSize => Some("\"current_size\""),
+            _ => None,
+        };
         let mut members = vec![
             ("driver", format!("\"{}\"", self.format_name())),
             ("file", self.file.json()),
@@ -166,6 +175,7 @@ impl ImageSpec {
             ("backing", backing),
             ("offset", raw.offset_json.as_deref()),
             ("size", raw.size_json.as_deref()),
+            ("force_size_calc", vhd_size),
         ];
         members.extend(
             given

@@ -87,7 +87,6 @@ fn options_are_parsed() {
     assert_eq!(spec.options.common.read_only, Some(true));
     assert_eq!(spec.options.common.detect_zeroes, Some(DetectZeroes::Unmap));
     assert_eq!(spec.options.qcow2.l2_cache_size, Some(1 << 20));
-    assert_eq!(spec.options.qcow2.lazy_refcounts, Some(true));
     let checks = spec.options.qcow2.overlap_check.unwrap();
     assert!(checks.has("main-header") && checks.has("active-l2"));
     assert!(!checks.has("inactive-l2") && !checks.has("refcount-block"));

@@ -20,6 +20,7 @@ mod memory;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
+mod patched;
 pub(crate) mod polling;
 mod queue;
 mod ready;
@@ -55,6 +56,7 @@ pub(crate) use join::join;
 pub use lock::{LockRequest, Permissions};
 pub use memory::Memory;
 pub(crate) use null::Null;
+pub(crate) use patched::{Patched, Patches};
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;

@@ -603,7 +603,8 @@ pub fn exercise(queue: &Queue, bytes: &[u8]) {
     }
 }
 
-fn disk_of(queue: &Queue, device: &Device) {
+/// Reads and looks at a whole disk, or parts of a large one.
+pub fn disk_of(queue: &Queue, device: &Device) {
     walk(queue, device);
     reads(queue, device);
     if device.size() < 8 << 20 {

@@ -8,7 +8,7 @@
 //! nothing. The number of polls grows until the request ends before it is abandoned.
 //!
 //! `case` runs one; `task` polls the futures; `model` has the expected contents; `origin` makes
-//! images and requests; `places` are the storages; `change` and `flush` are further tests.
+//! images and requests; `places` are the storages; `change`, `flush` and `suspended` are further tests.
 //!
 //! | variable               | meaning                                    |
 //! |------------------------|--------------------------------------------|
@@ -29,6 +29,7 @@ mod flush;
 mod model;
 mod origin;
 mod places;
+mod suspended;
 mod task;
 
 use std::cell::{Cell, RefCell};

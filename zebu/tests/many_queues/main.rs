@@ -302,5 +302,5 @@ fn many_queues() {
 #[test]
 #[ignore = "slow"]
 fn many_queues_for_long() {
-    use_images(300_000);
+    use_images(100_000);
 }

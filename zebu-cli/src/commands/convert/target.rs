@@ -95,8 +95,8 @@ impl Wanted<'_> {
     }
 
     /// Refuses files that a source reads.
-    fn check_not_read(&self, files: [Option<&FileSpec>; 2]) -> Result<(), Failure> {
-        let mut files = files.into_iter().flatten();
+    fn check_not_read(&self, files: &[Option<&FileSpec>]) -> Result<(), Failure> {
+        let mut files = files.iter().flatten();
         match files.any(|file| same_file::reads(self.sources, file)) {
             true => {
                 let format = self.arguments.target_format();
@@ -106,22 +106,24 @@ impl Wanted<'_> {
         }
     }
 
-    /// Refuses what raw targets cannot have.
-    fn check_raw(&self) -> Result<(), Failure> {
-        let arguments = self.arguments;
-        if arguments.bitmaps {
-            return Err(bitmaps::unsupported("raw"));
-        }
-        let why = if arguments.backing.is_some() {
-            "Backing file not supported for file format 'raw'"
-        } else if arguments.backing_format.is_some() {
-            "Backing file format not supported for file format 'raw'"
-        } else if arguments.compress {
-            "Compression not supported for this file format"
-        } else {
-            return Ok(());
+    /// Refuses what targets of the format cannot have.
+    fn check_format(&self, format: Format) -> Result<(), Failure> {
+        let (arguments, name) = (self.arguments, format.name());
+        let without_backing = |what| {
+            let why = format!("{what} not supported for file format '{name}'");
+            Err(Failure::new(why))
         };
-        Err(Failure::new(why))
+        if arguments.bitmaps && format != Format::QCOW2 {
+            Err(bitmaps::unsupported(name))
+        } else if arguments.backing.is_some() && !format.is_created_over_backing() {
+            without_backing("Backing file")
+        } else if arguments.backing_format.is_some() && !format.is_created_over_backing() {
+            without_backing("Backing file format")
+        } else if arguments.compress && !format.can_compress() {
+            Err(Failure::new(ConvertError::NotCompressible.to_string()))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -146,10 +148,10 @@ impl Wanted<'_> {
                 self.arguments.source.force_share || file.bottom().nbd().is_some()
             };
             let files = [Some(&spec.file), spec.data_file.as_ref()];
-            self.check_not_read(files.map(|file| file.filter(is_unlocked)))?;
+            self.check_not_read(&files.map(|file| file.filter(is_unlocked)))?;
         }
         let device = self.open_device(&source, &self.caches(false), options)?;
-        self.check_not_read([Some(&FileSpec::new(device.top().data().path())), None])?;
+        self.check_not_read(&[Some(&FileSpec::new(device.top().data().path()))])?;
         self.check_size(device.size())?;
         if self.arguments.bitmaps {
             bitmaps::check_target(self.queue, &device, &options.bitmaps)?;
@@ -160,7 +162,7 @@ impl Wanted<'_> {
     }
 
     fn existing_raw(&self) -> Result<Target, Failure> {
-        self.check_raw()?;
+        self.check_format(Format::RAW)?;
         let spec = file_of(self.name).map_err(Failure::new)?;
         let opened = open::in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile::default().write(true).cache(cache);
@@ -169,7 +171,7 @@ impl Wanted<'_> {
         let file = opened.map_err(|e| open::failure(self.name, &e))?;
         file.lock(LockRequest::RAW_WRITE)
             .map_err(|e| open::failure(self.name, &e))?;
-        self.check_not_read([Some(&spec), None])?;
+        self.check_not_read(&[Some(&spec)])?;
         let storage = file.storage();
         let length = storage.len();
         self.check_size(length.map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?)?;
@@ -234,31 +236,37 @@ impl Wanted<'_> {
         let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |why: String| creation_failure(self.name, format.name(), &why);
         let create = self.create_options(format)?;
-        let image = NewImage::new(format, self.total, &create).map_err(failure)?;
-        if let NewImage::Qcow2(image) = &image {
-            self.check_level(image.compression)?;
-            if self.arguments.bitmaps && image.version < 3 {
-                return Err(bitmaps::unsupported(format.name()));
+        let image = NewImage::new(format, &file.path, self.total, &create);
+        let image = image.map_err(|e| failure(e.to_string()))?;
+        match &image {
+            NewImage::Raw { .. } => {}
+            NewImage::Planned(_) => self.check_level(format::Compression::Zlib)?,
+            NewImage::Qcow2(image) => {
+                self.check_level(image.compression)?;
+                if self.arguments.bitmaps && image.version < 3 {
+                    return Err(bitmaps::unsupported(format.name()));
+                }
             }
         }
         let caches = self.caches(self.writes_are_aligned(&image));
         let files = NewFiles::open(&file, &image, &caches).map_err(failure)?;
-        let data_file = create
-            .value("data_file")
-            .and_then(|name| file_of(name).ok());
+        let others = image.other_files().map_err(failure)?;
+        let written: Vec<_> = [&file].into_iter().chain(&others).map(Some).collect();
         // Locks find this too, but not with -U.
-        let unread = self.check_not_read([Some(&file), data_file.as_ref()]);
-        let backing = match unread
-            .and_then(|()| self.look_at_backing(&create, &[Some(&file), data_file.as_ref()]))
-        {
+        let unread = self.check_not_read(&written);
+        let backing = match unread.and_then(|()| self.look_at_backing(&create, &written)) {
             Ok(backing) => backing,
             Err(e) => {
                 files.give_up();
                 return Err(e);
             }
         };
-        files.make(self.queue, &image).map_err(failure)?;
         options.above_backing = backing.is_some();
+        if let NewImage::Planned(plan) = &image {
+            let new = files.begin(self.queue, &**plan);
+            return new.map(Target::New).map_err(failure);
+        }
+        files.make(self.queue, &image).map_err(failure)?;
         options.zero_from = match backing {
             Some(size) => Some(size),
             // Without clusters, no former content of the device is visible.
@@ -278,10 +286,7 @@ impl Wanted<'_> {
     fn create_options(&self, format: Format) -> Result<CreateOptions, Failure> {
         let arguments = self.arguments;
         let mut create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
-        if format == Format::RAW {
-            self.check_raw()?;
-            return Ok(create);
-        }
+        self.check_format(format)?;
         if let Some(backing) = &arguments.backing {
             create.set("backing_file", backing.as_os_str());
         }
@@ -308,6 +313,7 @@ impl Wanted<'_> {
         let whole = match image {
             NewImage::Raw { .. } => true,
             NewImage::Qcow2(image) => image.cluster_bits >= 12,
+            NewImage::Planned(plan) => plan.alignment() >= 4096,
         };
         self.aligned && whole
     }

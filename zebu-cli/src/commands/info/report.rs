@@ -1,16 +1,15 @@
 //! The report of `info` about one image, and its JSON.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use zebu::Result;
-use zebu::block::{BitmapInfo, Device, FileDriver, FileSpec, Format, Layer};
-use zebu::internal::format::{LuksHeader, LuksSlot};
+use zebu::block::{Device, FileDriver, FileSpec, Format, Layer, StorageId, Vmdk};
 use zebu::names::{Source, protocol};
 use zebu::qcow2::{Image, Snapshot};
 use zebu::storage::{Queue, Storage};
 
+use super::specific;
 use super::untrusted_report::Untrusted;
 use crate::json::{Map, Value};
 
@@ -21,14 +20,18 @@ pub struct Report {
     pub virtual_size: u64,
     /// Bytes that the file takes on its device, if that is known.
     pub disk_size: Option<u64>,
-    /// A server has the bytes.
-    pub is_remote: bool,
-    /// The file, unless it is the image itself, named without a format.
-    pub file: Option<FileReport>,
+    /// The files: the extents that have one of their own, from the last on, and the image's,
+    /// unless that is the image itself, named without a format.
+    pub files: Vec<FileReport>,
     /// The unit of allocation, if the format has one.
     pub cluster_size: Option<u64>,
     pub backing: Option<Backing>,
+    pub is_encrypted: bool,
+    /// Whether its last writer did not close it, if that is known.
+    pub is_dirty: Option<bool>,
     pub qcow2: Option<Qcow2Report>,
+    /// "Format specific information".
+    pub specific: Option<Value>,
     /// What it would have opened, in strict mode.
     pub untrusted: Option<Untrusted>,
 }
@@ -40,8 +43,8 @@ pub struct FileReport {
     pub protocol: &'static str,
     pub length: u64,
     pub disk_size: Option<u64>,
-    /// What it is to the image above it: `file` or `image`.
-    pub role: &'static str,
+    /// What it is to the image above it: `file`, `image` or `extents.N`.
+    pub role: String,
     /// The file below, if it is none of its own.
     pub below: Option<Box<FileReport>>,
 }
@@ -57,11 +60,7 @@ pub struct Backing {
 
 /// What only qcow2 images have.
 pub struct Qcow2Report {
-    pub is_encrypted: bool,
-    pub is_dirty: bool,
     pub snapshots: Vec<Snapshot>,
-    /// "Format specific information".
-    pub specific: Value,
 }
 
 impl Report {
@@ -69,24 +68,30 @@ impl Report {
     pub fn of(queue: &Queue, device: &Device) -> Result<Report> {
         let layer = device.top();
         let file = layer.file();
-        let disk_size = file.allocated().ok();
-        let qcow2 = layer.as_qcow2();
+        let mut files = extents(layer)?;
+        let others = files.iter().map(|file| file.disk_size);
+        let disk_sizes = others.chain([file.allocated().ok()]);
+        let disk_size = disk_sizes.sum();
+        files.extend(match layer.spec.bare {
+            true => FileReport::below(&layer.spec.file, file)?,
+            false => Some(FileReport::of("file", &layer.spec.file, file)?),
+        });
+        let is_remote = layer.spec.file.nbd().is_some();
+        // Of a server's bytes it is not known.
+        let is_known = (!is_remote || layer.as_raw().is_none())
+            && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
         Ok(Report {
             name: layer.spec.display_name(),
             format: layer.spec.format_name(),
             virtual_size: layer.size(),
             disk_size,
-            is_remote: layer.spec.file.nbd().is_some(),
-            file: match layer.spec.bare {
-                true => FileReport::below(&layer.spec.file, file)?,
-                false => Some(FileReport::of("file", &layer.spec.file, file)?),
-            },
+            files,
             cluster_size: layer.cluster_size(),
             backing: Backing::of(layer),
-            qcow2: match qcow2 {
-                Some(image) => Some(Qcow2Report::of(queue, device, image)?),
-                None => None,
-            },
+            is_encrypted: layer.is_encrypted(),
+            is_dirty: layer.is_dirty().filter(|_| is_known),
+            specific: specific::of(queue, device)?,
+            qcow2: layer.as_qcow2().map(Qcow2Report::of),
             untrusted: None,
         })
     }
@@ -94,7 +99,7 @@ impl Report {
     /// The report for programs, its keys in qemu-img's order.
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
-        let children: Vec<Value> = self.file.iter().map(FileReport::to_json).collect();
+        let children: Vec<Value> = self.files.iter().map(FileReport::to_json).collect();
         map.add("children", children);
         if let Some(format) = self.backing.as_ref().and_then(|b| b.format.as_ref()) {
             map.add("backing-filename-format", format.as_str());
@@ -113,23 +118,20 @@ impl Report {
         if let Some(disk_size) = self.disk_size {
             map.add("actual-size", disk_size);
         }
-        if let Some(qcow2) = &self.qcow2 {
+        if let Some(data) = &self.specific {
             let specific = Map::new()
                 .with("type", self.format)
-                .with("data", qcow2.specific.clone());
+                .with("data", data.clone());
             map.add("format-specific", specific);
         }
         if let Some(backing) = &self.backing {
             map.add("full-backing-filename", &backing.full_name);
             map.add("backing-filename", &backing.name);
         }
-        if self.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+        if self.is_encrypted {
             map.add("encrypted", true);
         }
-        let is_dirty = self.qcow2.as_ref().map(|q| q.is_dirty);
-        // Of a server's bytes it is not known.
-        let is_known = !self.is_remote || self.cluster_size.is_some();
-        if let Some(is_dirty) = is_dirty.or(is_known.then_some(false)) {
+        if let Some(is_dirty) = self.is_dirty {
             map.add("dirty-flag", is_dirty);
         }
         if let Some(untrusted) = &self.untrusted {
@@ -139,8 +141,26 @@ impl Report {
     }
 }
 
+/// The files of a VMDK's extents that were opened, besides that of the image. The last one first.
+fn extents(layer: &Layer) -> Result<Vec<FileReport>> {
+    let mut files = Vec::new();
+    let extents = layer.as_vmdk().into_iter().flat_map(Vmdk::extents);
+    for (nth, extent) in extents.enumerate() {
+        let StorageId(id) = extent.storage;
+        let Some(spec) = layer.spec.extents.get((id as usize).wrapping_sub(1)) else {
+            continue;
+        };
+        if extent.is_open {
+            let file = layer.storage(extent.storage);
+            files.push(FileReport::of(&format!("extents.{nth}"), spec, file)?);
+        }
+    }
+    files.reverse();
+    Ok(files)
+}
+
 impl FileReport {
-    fn of(role: &'static str, spec: &FileSpec, file: &dyn Storage) -> Result<FileReport> {
+    fn of(role: &str, spec: &FileSpec, file: &dyn Storage) -> Result<FileReport> {
         Ok(FileReport {
             name: spec.display_name(),
             protocol: match spec.driver {
@@ -149,7 +169,7 @@ impl FileReport {
             },
             length: file.len()?.next_multiple_of(512),
             disk_size: file.allocated().ok(),
-            role,
+            role: role.into(),
             below: FileReport::below(spec, file)?.map(Box::new),
         })
     }
@@ -188,7 +208,10 @@ impl FileReport {
         if self.protocol != "nbd" {
             info.add("dirty-flag", false);
         }
-        Map::new().with("name", self.role).with("info", info).into()
+        Map::new()
+            .with("name", &*self.role)
+            .with("info", info)
+            .into()
     }
 }
 
@@ -215,109 +238,11 @@ impl Backing {
 }
 
 impl Qcow2Report {
-    fn of(queue: &Queue, device: &Device, image: &Image) -> Result<Self> {
-        let header = image.header();
-        Ok(Qcow2Report {
-            is_encrypted: header.is_encrypted(),
-            is_dirty: header.is_dirty(),
+    fn of(image: &Image) -> Self {
+        Qcow2Report {
             snapshots: image.snapshots().to_vec(),
-            specific: specific(queue, device, image)?,
-        })
-    }
-}
-
-/// The "format specific" part of a device's top image, in qemu-img's order.
-pub fn specific(queue: &Queue, device: &Device, image: &Image) -> Result<Value> {
-    let bitmaps = queue
-        .block_on(device.bitmaps(queue))
-        .unwrap_or_else(|error| {
-            // An error of standard error cannot be reported.
-            let _ = writeln!(
-                std::io::stderr(),
-                "WARNING: The bitmaps of '{}' cannot be listed: {error}",
-                device.top().spec.display_name().display()
-            );
-            Vec::new()
-        });
-    let luks = queue.block_on(image.luks_header(queue))?;
-    let header = image.header();
-    let mut map = Map::new();
-    let is_v3 = header.version >= 3;
-    map.add("compat", if is_v3 { "1.1" } else { "0.10" });
-    map.add("compression-type", header.compression.name());
-    if is_v3 {
-        map.add("lazy-refcounts", header.lazy_refcounts());
-        if !bitmaps.is_empty() {
-            let list: Vec<Value> = bitmaps.iter().map(bitmap).collect();
-            map.add("bitmaps", list);
         }
     }
-    map.add("refcount-bits", image.geometry().refcount_bits());
-    if let Some(luks) = luks {
-        map.add("encrypt", encryption(&luks));
-    } else if header.is_encrypted() {
-        map.add("encrypt", Map::new().with("format", "aes"));
-    }
-    if is_v3 {
-        if header.has_data_file() {
-            if let Some(name) = header.extensions.data_file() {
-                map.add("data-file", name);
-            }
-            map.add("data-file-raw", header.is_data_file_raw());
-        }
-        map.add("corrupt", header.is_corrupt());
-        map.add("extended-l2", header.has_extended_l2());
-    }
-    Ok(Value::Object(map))
-}
-
-fn encryption(luks: &LuksHeader) -> Value {
-    let mut map = Map::new();
-    map.add("ivgen-alg", luks.iv_generator.name());
-    map.add("detached-header", false);
-    map.add("hash-alg", luks.hash.name());
-    map.add("cipher-alg", &*luks.cipher.to_string());
-    map.add("uuid", &luks.uuid[..]);
-    if let Some(hash) = luks.iv_generator.hash() {
-        map.add("ivgen-hash-alg", hash.name());
-    }
-    map.add("format", "luks");
-    map.add("cipher-mode", luks.mode.name());
-    let slots: Vec<Value> = luks.slots.iter().map(luks_slot).collect();
-    map.add("slots", slots);
-    map.add("payload-offset", luks.payload_offset());
-    map.add("master-key-iters", luks.digest_iterations);
-    Value::Object(map)
-}
-
-fn luks_slot(slot: &LuksSlot) -> Value {
-    if !slot.active {
-        return Map::new()
-            .with("active", false)
-            .with("key-offset", slot.key_offset())
-            .into();
-    }
-    Map::new()
-        .with("active", true)
-        .with("iters", slot.iterations)
-        .with("key-offset", slot.key_offset())
-        .with("stripes", slot.stripes)
-        .into()
-}
-
-fn bitmap(bitmap: &BitmapInfo) -> Value {
-    let mut flags = Vec::new();
-    if bitmap.inconsistent {
-        flags.push("in-use");
-    }
-    if bitmap.enabled {
-        flags.push("auto");
-    }
-    Map::new()
-        .with("flags", flags)
-        .with("name", &bitmap.name[..])
-        .with("granularity", bitmap.granularity)
-        .into()
 }
 
 fn snapshot(snapshot: &Snapshot) -> Value {

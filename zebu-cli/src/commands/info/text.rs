@@ -28,13 +28,13 @@ fn report(report: &Report) -> Vec<u8> {
         exact(report.virtual_size),
         disk_size(report.disk_size)
     );
-    if report.qcow2.as_ref().is_some_and(|q| q.is_encrypted) {
+    if report.is_encrypted {
         out.extend(b"encrypted: yes\n");
     }
     if let Some(cluster_size) = report.cluster_size {
         let _ = writeln!(out, "cluster_size: {cluster_size}");
     }
-    if report.qcow2.as_ref().is_some_and(|q| q.is_dirty) {
+    if report.is_dirty == Some(true) {
         out.extend(b"cleanly shut down: no\n");
     }
     if let Some(backing) = &report.backing {
@@ -50,16 +50,23 @@ fn report(report: &Report) -> Vec<u8> {
     }
     if let Some(qcow2) = &report.qcow2 {
         snapshots(&mut out, &qcow2.snapshots);
-        out.extend(b"Format specific information:\n");
-        dump(&mut out, &qcow2.specific, 1);
     }
+    specific(&mut out, report.specific.as_ref());
     if let Some(untrusted) = &report.untrusted {
         untrusted.to_text(&mut out);
     }
-    if let Some(file) = &report.file {
+    for file in &report.files {
         child(&mut out, file, "", "");
     }
     out
+}
+
+/// The part that is specific to the format, if there is one.
+pub fn specific(out: &mut Vec<u8>, value: Option<&Value>) {
+    if let Some(value) = value {
+        out.extend(b"Format specific information:\n");
+        dump(out, value, 1);
+    }
 }
 
 fn name(out: &mut Vec<u8>, before: &str, name: &OsStr) {
@@ -100,7 +107,7 @@ fn exact(bytes: u64) -> String {
 
 /// Values as lines `key: value`, four spaces a level, and dashes in keys as
 /// spaces.
-pub fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
+fn dump(out: &mut Vec<u8>, value: &Value, level: usize) {
     let indent = "    ".repeat(level);
     let mut line = |key: String, value: &Value| {
         let _ = write!(out, "{indent}{key}:");

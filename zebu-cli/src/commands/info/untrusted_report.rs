@@ -18,7 +18,7 @@ pub struct Untrusted {
 
 /// A file that the header names.
 struct Named {
-    /// As what: `backing-file` or `data-file`.
+    /// As what: `backing-file`, `data-file` or `extent`.
     role: &'static str,
     /// The name, as the header has it.
     name: OsString,
@@ -33,19 +33,20 @@ impl Untrusted {
     pub fn of(device: &Device, format_guessed: bool) -> Self {
         let mut would_open = Vec::new();
         let layer = device.top();
+        let file = layer.spec.file.name();
+        if let Some(backing) = layer.backing() {
+            let name = OsStr::from_bytes(backing.name);
+            let format = backing.format.map(String::from_utf8_lossy);
+            let spec = Source::Name(name.into()).resolve(Some(file), None);
+            would_open.push(Named {
+                role: "backing-file",
+                format: format.map(|f| f.into_owned()).filter(|f| !f.is_empty()),
+                path: spec.ok().map(|s| s.file.name().to_owned()),
+                name: name.into(),
+            });
+        }
         if let Some(image) = layer.as_qcow2() {
-            let (header, file) = (image.header(), layer.spec.file.name());
-            if let Some(name) = header.backing_file().map(OsStr::from_bytes) {
-                let format = header.extensions.backing_format();
-                let format = format.map(|format| String::from_utf8_lossy(format).into_owned());
-                let spec = Source::Name(name.into()).resolve(Some(file), None);
-                would_open.push(Named {
-                    role: "backing-file",
-                    format: format.filter(|f| !f.is_empty()),
-                    path: spec.ok().map(|s| s.file.name().to_owned()),
-                    name: name.into(),
-                });
-            }
+            let header = image.header();
             let data_file = header.extensions.data_file().map(OsStr::from_bytes);
             if let Some(name) = data_file.filter(|_| header.has_data_file()) {
                 let spec = FileSpec::resolve(name, Some(file));
@@ -57,6 +58,12 @@ impl Untrusted {
                 });
             }
         }
+        would_open.extend(layer.spec.extents.iter().map(|extent| Named {
+            role: "extent",
+            format: Some("raw".into()),
+            path: Some(extent.name().to_owned()),
+            name: extent.name().to_owned(),
+        }));
         Untrusted {
             format_guessed,
             would_open,

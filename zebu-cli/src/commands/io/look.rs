@@ -166,13 +166,8 @@ fn info(session: &mut Session, _args: &[&str]) -> Outcome {
 fn describe(queue: &Queue, device: &Device) -> zebu::Result<Vec<u8>> {
     let layer = device.top();
     let cluster_size = layer.cluster_size().unwrap_or(0);
-    let (vm_state, specific) = match layer.as_qcow2() {
-        None => (0, Vec::new()),
-        Some(image) => (
-            image.vm_state_offset(),
-            specific_text(queue, device, image)?,
-        ),
-    };
+    let vm_state = layer.as_qcow2().map_or(0, |image| image.vm_state_offset());
+    let specific = specific_text(queue, device)?;
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",
         layer.format().name(),

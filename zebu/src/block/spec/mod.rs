@@ -7,7 +7,8 @@ mod null;
 mod option_set;
 mod options;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 #[cfg(feature = "nbd")]
@@ -16,11 +17,12 @@ pub use null::NullSpec;
 pub(crate) use option_set::{OptionSet, OptionValue};
 pub use options::{
     CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
-    OverlapChecks, Qcow2Options, RawOptions,
+    OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
 
 use super::Format;
 use crate::storage::{BlkdebugLimits, Rule};
+use crate::{Error, Result};
 
 /// An image to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct ImageSpec {
     /// The external data file; None: the one that the header names. Opening the image fills it
     /// in from there.
     pub data_file: Option<FileSpec>,
+    /// The files of its extents, besides its own. Opening the image fills it in.
+    pub extents: Vec<FileSpec>,
     /// How to treat it.
     pub options: ImageOptions,
     /// Options of the format, which are read when that is known.
@@ -129,6 +133,7 @@ impl ImageSpec {
             file,
             backing: BackingSpec::Default,
             data_file: None,
+            extents: Vec::new(),
             options: ImageOptions::default(),
             pending: OptionSet::default(),
             depth: 0,
@@ -171,6 +176,30 @@ impl FileSpec {
             FileDriver::Image(image) => image.file.bottom(),
             _ => self,
         }
+    }
+
+    /// The file `path`, relative to the folder of this one.
+    pub(crate) fn beside(&self, path: &OsStr) -> Result<FileSpec> {
+        let own = self.bottom();
+        let is_path = matches!(
+            own.driver,
+            FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom
+        );
+        let own_path = own.name().as_bytes();
+        let folder = match own_path.iter().rposition(|b| *b == b'/') {
+            _ if path.as_bytes().starts_with(b"/") => 0,
+            _ if !is_path => {
+                return Err(Error::Refused(format!(
+                    "Cannot use relative paths with VMDK descriptor file '{}': Cannot generate a \
+                     base directory for {} nodes",
+                    self.name().display(),
+                    own.driver.name()
+                )));
+            }
+            slash => slash.map_or(0, |slash| slash + 1),
+        };
+        let bytes = [&own_path[..folder], path.as_bytes()].concat();
+        Ok(FileSpec::new(OsString::from_vec(bytes)))
     }
 
     /// The path as a name.

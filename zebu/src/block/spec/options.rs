@@ -1,5 +1,6 @@
 //! How images and files are treated: the options of each driver.
 
+pub use crate::drivers::VhdSize;
 pub use crate::drivers::qcow2::OverlapChecks;
 use crate::storage::EngineKind;
 
@@ -13,6 +14,8 @@ pub struct ImageOptions {
     pub raw: RawOptions,
     /// Options of qcow2 images.
     pub qcow2: Qcow2Options,
+    /// Options of VHD images.
+    pub vpc: VpcOptions,
 }
 
 /// Options that every image and every file has.
@@ -21,8 +24,6 @@ pub struct ImageOptions {
 pub struct CommonOptions {
     /// `read-only`
     pub read_only: Option<bool>,
-    /// `auto-read-only`: open read-only what cannot be written.
-    pub auto_read_only: Option<bool>,
     /// `force-share`: open although another process may write.
     pub force_share: Option<bool>,
     /// `cache.direct`: with `O_DIRECT`. A file without this option takes it from its image.
@@ -63,8 +64,6 @@ pub struct RawOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Qcow2Options {
-    /// `lazy-refcounts`
-    pub lazy_refcounts: Option<bool>,
     /// `pass-discard-request`: punch holes into the file where the guest discards.
     pub pass_discard_request: Option<bool>,
     /// `pass-discard-snapshot`: punch holes into the file where deleting a snapshot frees clusters.
@@ -83,8 +82,14 @@ pub struct Qcow2Options {
     pub l2_cache_entry_size: Option<u64>,
     /// `refcount-cache-size`: bytes of refcount blocks.
     pub refcount_cache_size: Option<u64>,
-    /// `cache-clean-interval`: seconds after which unused cache is freed.
-    pub cache_clean_interval: Option<u64>,
+}
+
+/// Options of VHD images (`vpc`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct VpcOptions {
+    /// `force_size_calc`: how the size of the disk is determined.
+    pub size: VhdSize,
 }
 
 /// Options of a file. None: not given, the default holds.
@@ -98,10 +103,6 @@ pub struct FileOptions {
     pub aio: Option<EngineKind>,
     /// `locking`
     pub locking: Locking,
-    /// `drop-cache`: whether the page cache of the file may be dropped, for migration.
-    pub drop_cache: Option<bool>,
-    /// `aio-max-batch`: requests that are submitted together at most.
-    pub aio_max_batch: Option<u64>,
 }
 
 /// Whether a file is locked while it is open.

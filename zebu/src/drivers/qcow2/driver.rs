@@ -19,8 +19,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: true,
     has_backing: true,
     has_data_file: true,
+    can_compress: true,
     checks_data: true,
     create_options: Some(&CREATE_OPTIONS),
+    plan: None,
     open_options: &[
         "cache-clean-interval",
         "cache-size",
@@ -85,9 +87,8 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         (Some(data), Some((_, work))) => Some(Arc::new(Counted::new(data, work.clone()))),
         (data, _) => data,
     };
-    match purpose {
-        Purpose::Metadata | Purpose::Check { encrypted: true } => {}
-        Purpose::Data | Purpose::Check { encrypted: false } => image.refuse_encrypted()?,
+    if purpose.needs_data() {
+        image.refuse_encrypted()?;
     }
     let mut image = image.finish(queue, data, qcow2.caches).await?;
     if write && purpose == Purpose::Data {
@@ -138,14 +139,14 @@ impl FormatImage for SharedImage {
         Box::pin(Image::load_extent(self, queue, guest, limit))
     }
 
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
         Image::data_before_end(self, host, length)
     }
 
     /// Refuses clusters past the end of the file, which was cut off, or whose table is wrong. QEMU
     /// reads them as zeroes.
     #[inline]
-    fn check_data(&self, guest: u64, host: u64, length: u64) -> Result<()> {
+    fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
         let there = Image::data_before_end(self, host, length)?;
         if there == length {
             return Ok(());
@@ -157,12 +158,24 @@ impl FormatImage for SharedImage {
         Image::spend(self, work)
     }
 
-    fn cached_holes(&self) -> Option<Holes> {
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
         self.known_preallocation().map(holes)
     }
 
-    fn load_holes<'a>(&'a self, queue: &'a Queue) -> BoxFuture<'a, Result<Holes>> {
+    fn load_holes<'a>(
+        &'a self,
+        queue: &'a Queue,
+        _storage: StorageId,
+    ) -> BoxFuture<'a, Result<Holes>> {
         Box::pin(async move { self.is_preallocated(queue).await.map(holes) })
+    }
+
+    fn is_dirty(&self) -> Option<bool> {
+        Some(self.header().is_dirty())
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.header().is_encrypted()
     }
 
     fn backing(&self) -> Option<BackingName<'_>> {

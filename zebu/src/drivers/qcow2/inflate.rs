@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Image;
 use crate::Result;
-use crate::codec::{Compression, Inflater};
+use crate::codec::{Compression, Inflater, Stream};
 use crate::drivers::{CompressedData, inflate};
 use crate::format::{self, CompressedCluster};
 use crate::storage::Queue;
@@ -26,7 +26,7 @@ impl Image {
             length: cluster.length as u32,
             slack: 512,
             inflater: Inflater {
-                compression: self.compression(),
+                stream: Stream::Cluster(self.compression()),
                 size: self.geometry.cluster_size() as u32,
             },
         }

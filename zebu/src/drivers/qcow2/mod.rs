@@ -2,7 +2,6 @@
 
 mod allocate;
 mod bitmaps;
-mod cache;
 mod change;
 mod commit;
 mod create_options;
@@ -37,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::drivers::CompressedData;
+use crate::drivers::cache::Cache;
 use crate::format::{Geometry, Header, Snapshot};
 use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
@@ -86,9 +86,9 @@ pub struct Image {
     /// Logarithm of the bytes of the disk that a slice maps.
     slice_bits: u32,
     /// By slice number: guest offset over what a slice maps.
-    slices: cache::Cache<table::Slice>,
+    slices: Cache<table::Slice>,
     /// Inflated clusters by the host offset and length of their data.
-    inflated: cache::Cache<Vec<u8>>,
+    inflated: Cache<Vec<u8>>,
     preallocated: preallocation::Known,
     /// The work that may still be done with an untrusted image.
     work: Option<Arc<Work>>,
@@ -214,7 +214,7 @@ impl Image {
         }
     }
 
-    /// Refuses compressed data past the end of the file.
+    /// Refuses compressed data, mapped at `guest`, past the end of the file.
     pub(crate) fn check_compressed(&self, guest: u64, data: CompressedData) -> Result<()> {
         match self.is_past_end(data.last())? {
             true => Err(data.past_end(guest)),

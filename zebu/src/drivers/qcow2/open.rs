@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::cache::Cache;
 use super::table::L1Table;
 use super::{CacheOptions, Image, Limits, SnapshotName};
+use crate::drivers::cache::Cache;
 use crate::format::{
     CryptMethod, FormatError, Geometry, Header, MAX_SNAPSHOT_TABLE_BYTES, SNAPSHOT_HEADER_BYTES,
     Snapshot, check_table,
@@ -109,11 +109,7 @@ impl OpenImage {
         if !self.header.is_encrypted() {
             return Ok(());
         }
-        // QEMU's words for an image without its key, of either method.
-        Err(Error::Refused(
-            "Parameter 'encrypt.key-secret' is required for cipher: decryption is not supported"
-                .into(),
-        ))
+        Err(Error::encrypted())
     }
 
     /// Reads the tables. `data` is the external data file, if the image has one.

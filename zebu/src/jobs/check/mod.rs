@@ -33,6 +33,7 @@ mod writer;
 use std::sync::Arc;
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};
+pub use crate::drivers::CheckReport;
 use crate::drivers::qcow2::{Image, OpenImage};
 use crate::format::{Geometry, Header, MAX_L1_BYTES, Snapshot};
 use crate::storage::{Queue, Storage};
@@ -49,32 +50,6 @@ use tables::{L1Table, Visits};
 pub use uses::Use;
 use uses::Uses;
 use writer::Writer;
-
-/// What a check found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CheckReport {
-    /// Errors: what may lead to wrong data.
-    pub corruptions: u64,
-    /// Clusters whose refcount is higher than the number of references.
-    pub leaks: u64,
-    /// Structures that could not be checked.
-    pub check_errors: u64,
-    /// Errors that were repaired; these are not in `corruptions`.
-    pub corruptions_fixed: u64,
-    /// Leaks that were repaired; these are not in `leaks`.
-    pub leaks_fixed: u64,
-    /// Where the last cluster in use ends, in bytes.
-    pub image_end_offset: u64,
-    /// Clusters of the virtual disk.
-    pub total_clusters: u64,
-    /// How many of them the active disk has allocated.
-    pub allocated_clusters: u64,
-    /// How many of these do not follow the one before in the file.
-    pub fragmented_clusters: u64,
-    /// How many are compressed.
-    pub compressed_clusters: u64,
-}
 
 /// Checks an image, and changes nothing. The header is read anew: it may have been repaired since
 /// the image was opened.

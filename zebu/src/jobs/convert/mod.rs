@@ -8,18 +8,17 @@
 mod content;
 mod offload;
 mod pack;
-mod target;
 mod work;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-pub use target::Target;
 use work::Job;
 
 use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
 use super::sequencer::Sequencer;
+use super::target::{Packing, Target};
 use super::workers;
 use crate::block::{BitmapInfo, Device, DirtyBits};
 use crate::storage::EngineKind;
@@ -53,7 +52,8 @@ options! {
         /// Only what is dirty here is written, in whole clusters of the target; the target leaves
         /// the rest to its backing file. There is one source.
         pub only: Option<Arc<DirtyBits>>,
-        /// Store clusters compressed (`-c`). The target is a qcow2 image.
+        /// Store clusters compressed (`-c`). The target is one that can. A new image that stores
+        /// only compressed data is compressed without it, too.
         pub compress: Option<CompressOptions>,
         /// Place chunks in the target as they are ready, not in the order of the
         /// source (`-W`). A raw target is the same either way.
@@ -138,8 +138,8 @@ pub enum ConvertError {
     /// The sources have more than 2^64 bytes together.
     #[error("the images are too large together")]
     TooLarge,
-    /// Only qcow2 images without an external data file have compressed
-    /// clusters.
+    /// The target does not store compressed data: only qcow2 images without an external data file
+    /// do, and new images with [`NewImage::zlib_block`](super::NewImage::zlib_block).
     #[error("Compression not supported for this file format")]
     NotCompressible,
     /// The I/O engine could not be started.
@@ -176,9 +176,19 @@ pub fn convert<G: IntoControlFlow>(
         .iter()
         .try_fold(0u64, |sum, source| sum.checked_add(source.size()))
         .ok_or(ConvertError::TooLarge)?;
-    if options.compress.is_some() && target.compression().is_none() {
-        return Err(ConvertError::NotCompressible);
+    let mut options = options.clone();
+    match target.packing() {
+        None if options.compress.is_some() => return Err(ConvertError::NotCompressible),
+        Some(Packing::Zlib) => {
+            options.compress.get_or_insert_default();
+        }
+        _ => {}
     }
+    if matches!(target, Target::New(_)) && !options.above_backing {
+        options.zero_from = Some(0);
+    }
+    let (engine, workers) = (options.engine, options.workers);
+    let bitmaps = std::mem::take(&mut options.bitmaps);
     let job = Arc::new(Job {
         chunk: target.cluster_size().max(match options.compress {
             Some(_) => COMPRESSED_CHUNK,
@@ -192,15 +202,15 @@ pub fn convert<G: IntoControlFlow>(
         }),
         sources,
         target,
-        options: options.clone(),
         progress: Chunks::new(total),
         rate_limiter: RateLimiter::new(options.rate),
         sequencer: Sequencer::default(),
         has_written: AtomicBool::new(false),
         unreadable: Mutex::new(Vec::new()),
         offload: options.copy_range.into(),
+        options,
     });
-    let ran = workers::run(&job, options.engine, options.workers, || {
+    let ran = workers::run(&job, engine, workers, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
             on_progress(ConvertEvent::Unreadable { offset, errno }).into_control_flow()?;
         }
@@ -209,11 +219,17 @@ pub fn convert<G: IntoControlFlow>(
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     let job = Arc::into_inner(job).expect("all workers have ended");
-    let bitmaps = match &ended {
-        Ok(()) => &options.bitmaps[..],
-        Err(_) => &[],
-    };
-    ended.and(close(job.target, bitmaps, total, options.engine))
+    match job.target {
+        // It was not filled, so it is never finished.
+        Target::New(_) if ended.is_err() => ended,
+        target => {
+            let bitmaps = match &ended {
+                Ok(()) => &bitmaps[..],
+                Err(_) => &[],
+            };
+            ended.and(close(target, bitmaps, total, engine))
+        }
+    }
 }
 
 fn close(

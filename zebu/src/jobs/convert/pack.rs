@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::content::{Content, Part};
 use super::work::{Job, Operations};
-use super::{CompressOptions, ConvertError};
+use super::{CompressOptions, ConvertError, Packing};
 use crate::Error;
-use crate::codec::{CodecError, Compression, Compressor};
+use crate::codec::{CodecError, Compressor, zlib_bound};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::zero;
 use crate::storage::{Buffer, PoolBuffer, Queue};
@@ -24,17 +24,31 @@ pub(super) struct Packed {
     zero: Vec<Range<u64>>,
 }
 
-/// Compresses with the compressor that this thread keeps.
-fn compress(
-    kind: Compression,
-    level: Option<i32>,
-    src: &[u8],
-    dst: &mut [u8],
-) -> Result<Option<usize>, CodecError> {
-    thread_local! {
-        static KEPT: RefCell<Compressor> = RefCell::new(Compressor::new());
+impl Packing {
+    /// The most bytes that are stored of a cluster of `size` bytes that is compressed.
+    fn bound(self, size: usize) -> usize {
+        match self {
+            Packing::Shorter(_) => size - 1,
+            Packing::Zlib => zlib_bound(size),
+        }
     }
-    KEPT.with_borrow_mut(|kept| kept.compress(kind, level, src, dst))
+
+    /// Compresses a cluster, with the compressor that this thread keeps, into `dst` of
+    /// [`Packing::bound`] bytes. None: it is stored as it is.
+    fn compress(
+        self,
+        level: Option<i32>,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<Option<usize>, CodecError> {
+        thread_local! {
+            static KEPT: RefCell<Compressor> = RefCell::new(Compressor::new());
+        }
+        KEPT.with_borrow_mut(|kept| match self {
+            Packing::Shorter(kind) => kept.compress(kind, level, src, dst),
+            Packing::Zlib => kept.compress_to_zlib(level, src, dst).map(Some),
+        })
+    }
 }
 
 impl Job {
@@ -47,15 +61,12 @@ impl Job {
         buffer: &mut Buffer,
         options: CompressOptions,
     ) -> Result<Packed, ConvertError> {
-        let kind = self
-            .target
-            .compression()
-            .ok_or(ConvertError::NotCompressible)?;
+        let packing = self.target.packing().ok_or(ConvertError::NotCompressible)?;
         let size = self.target.cluster_size();
+        let clusters = (chunk.end - chunk.start).div_ceil(size) as usize;
         let mut packed = Packed {
             clusters: Vec::new(),
-            // What is stored is shorter than the chunk.
-            data: queue.buffer(buffer.len()),
+            data: queue.buffer(clusters * packing.bound(size as usize)),
             plain: Vec::new(),
             zero: Vec::new(),
         };
@@ -79,7 +90,7 @@ impl Job {
                     }
                     continue;
                 }
-                let stored = packed.add(kind, options.level, &cluster, bytes);
+                let stored = packed.add(packing, options.level, &cluster, bytes);
                 stored.map_err(|source| ConvertError::Write { offset, source })?;
             }
         }
@@ -124,15 +135,14 @@ impl Packed {
     /// Adds a cluster of the disk whose bytes are `bytes`.
     fn add(
         &mut self,
-        kind: Compression,
+        packing: Packing,
         level: Option<i32>,
         cluster: &Range<u64>,
         bytes: &[u8],
     ) -> Result<(), Error> {
         let start = self.clusters.last().map_or(0, |(_, range)| range.end);
-        // It must be shorter than the cluster to be stored compressed.
-        let room = &mut self.data[start..start + bytes.len() - 1];
-        let length = compress(kind, level, bytes, room);
+        let space = &mut self.data[start..start + packing.bound(bytes.len())];
+        let length = packing.compress(level, bytes, space);
         match length.map_err(|e| Error::Refused(e.to_string()))? {
             Some(length) => self.clusters.push((cluster.start, start..start + length)),
             None => match self.plain.last_mut() {

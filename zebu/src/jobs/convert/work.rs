@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{Content, Part, Piece};
-use super::{ConvertError, ConvertOptions, Target, lock};
+use super::{ConvertError, ConvertOptions, Target, ZERO_BLOCK, lock};
 use crate::block::{Device, DirtyBits};
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::progress::Chunks;
@@ -199,7 +199,8 @@ impl Job {
     /// The parts of a chunk to be written, in order.
     fn runs(&self, chunk: &Range<u64>, parts: &[Part], bytes: &[u8]) -> Vec<Run> {
         let sparse = self.options.sparse;
-        let block = self.target.zero_block(sparse) as usize;
+        // Blocks in which zeroes are looked for.
+        let block = (self.target.zero_unit()).max(sparse.clamp(1, ZERO_BLOCK)) as usize;
         let mut runs = Vec::new();
         for Part { range, content } in parts {
             if self.is_left(range.start, *content) {

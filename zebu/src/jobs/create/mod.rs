@@ -3,11 +3,13 @@
 //! The header of a qcow2 image is written last, after everything else is durable. A crash leaves a
 //! file that is no image.
 
+mod image;
 mod layout;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+pub use image::{begin_image, create_image};
 use layout::{Layout, data_of_tables};
 
 use super::progress::{IntoControlFlow, Progress, Report, Reporter};

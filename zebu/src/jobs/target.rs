@@ -1,17 +1,19 @@
-//! What a conversion writes to.
+//! What a conversion or a copy writes to.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ZERO_BLOCK;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::codec::Compression;
-use crate::drivers::AnyImage;
 use crate::drivers::qcow2::Image;
+use crate::drivers::{AnyImage, NewImage};
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
-/// Where a conversion goes.
+/// Bytes of zeroes that are written at a time.
+const ZEROES: u64 = 1 << 20;
+
+/// Where a conversion or a copy goes.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Target {
@@ -19,6 +21,19 @@ pub enum Target {
     Raw(Arc<dyn Storage>),
     /// An image that is open for writing.
     Image(Device),
+    /// An image that is filled, and finished by the job ([`begin_image`](super::begin_image)). It
+    /// reads as zeroes before.
+    New(Box<dyn NewImage>),
+}
+
+/// How an image stores compressed data.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Packing {
+    /// As streams that are shorter than their clusters; a cluster that does not shrink is written
+    /// as it is.
+    Shorter(Compression),
+    /// As a zlib stream of every cluster.
+    Zlib,
 }
 
 impl Target {
@@ -36,15 +51,19 @@ impl Target {
     fn image(&self) -> Option<&AnyImage> {
         match self {
             Target::Image(device) => Some(&device.top().image),
-            Target::Raw(_) => None,
+            Target::Raw(_) | Target::New(_) => None,
         }
     }
 
-    /// The unit of its allocation in bytes, 1 if it has none.
+    /// The unit that one worker writes to at a time, in bytes; 1 if there is none.
     pub(super) fn cluster_size(&self) -> u64 {
-        self.image()
-            .and_then(|image| image.cluster_size())
-            .unwrap_or(1)
+        let size = match self {
+            Target::Raw(_) => None,
+            Target::Image(device) => device.top().image.cluster_size(),
+            // What is stored as it is may be written in any parts.
+            Target::New(image) => image.zlib_block(),
+        };
+        size.unwrap_or(1)
     }
 
     /// The unit that must be zero as a whole to be left out, in bytes.
@@ -52,21 +71,26 @@ impl Target {
         self.image().map_or(1, |image| image.zero_unit())
     }
 
-    /// Blocks in which zeroes are looked for, in bytes.
-    pub(super) fn zero_block(&self, sparse: u64) -> u64 {
-        self.zero_unit().max(sparse.clamp(1, ZERO_BLOCK))
-    }
-
     /// How it compresses, if it can.
-    pub(super) fn compression(&self) -> Option<Compression> {
-        self.qcow2()
-            .filter(|image| !image.header().has_data_file())
-            .map(Image::compression)
+    pub(super) fn packing(&self) -> Option<Packing> {
+        match self {
+            Target::Raw(_) => None,
+            Target::Image(_) => self
+                .qcow2()
+                .filter(|image| !image.header().has_data_file())
+                .map(|image| Packing::Shorter(image.compression())),
+            Target::New(image) => image.zlib_block().map(|_| Packing::Zlib),
+        }
     }
 
     /// Whether data are placed in the order of the writes.
     pub(super) fn has_order(&self) -> bool {
-        self.qcow2().is_some()
+        match self {
+            Target::Raw(_) => false,
+            Target::Image(_) => self.qcow2().is_some(),
+            // Compressed data may have any order, but that of the disk serves readers best.
+            Target::New(image) => image.has_order() || image.zlib_block().is_some(),
+        }
     }
 
     /// Loads the mapping of a range, so that a write to it starts without waiting for that.
@@ -85,6 +109,7 @@ impl Target {
         match self {
             Target::Raw(storage) => Ok(storage::write(&**storage, queue, offset, &iov).await?),
             Target::Image(device) => device.write(queue, offset, &iov).await,
+            Target::New(image) => image.write(queue, offset, iov).await,
         }
     }
 
@@ -110,6 +135,7 @@ impl Target {
                 };
                 device.write_zeroes(queue, offset, length, zeroing).await
             }
+            Target::New(image) => write_zeroes(&**image, queue, offset, length).await,
         }
     }
 
@@ -123,6 +149,7 @@ impl Target {
     ) -> Result<()> {
         match self {
             Target::Image(device) => device.write_packed(queue, clusters, data).await,
+            Target::New(image) => image.write_packed(queue, clusters, data).await,
             Target::Raw(_) => unreachable!("a raw target has no compressed clusters"),
         }
     }
@@ -136,7 +163,7 @@ impl Target {
         let Target::Image(device) = self else {
             return match bitmaps {
                 [] => Ok(()),
-                _ => Err(Error::Refused("raw images have no bitmaps".into())),
+                _ => Err(Error::Refused("The target cannot have bitmaps".into())),
             };
         };
         for (bitmap, bits) in bitmaps {
@@ -149,11 +176,29 @@ impl Target {
         Ok(())
     }
 
-    /// Makes everything durable.
+    /// Makes everything durable, after which a new image is a whole one.
     pub(super) async fn close(self, queue: &Queue) -> Result<()> {
         match self {
             Target::Raw(storage) => Ok(storage::flush(&*storage, queue).await?),
             Target::Image(device) => device.close(queue).await,
+            Target::New(image) => image.finish(queue).await,
         }
     }
+}
+
+/// Writes zeroes as data, so that they take their space.
+#[allow(unsafe_code)]
+async fn write_zeroes(image: &dyn NewImage, queue: &Queue, offset: u64, length: u64) -> Result<()> {
+    let mut buffer = queue.buffer(length.min(ZEROES) as usize);
+    buffer.fill(0);
+    // SAFETY: the buffer lives until the last write, awaited here, has ended.
+    let zeroes = unsafe { buffer.iov() };
+    let mut done = 0;
+    while done < length {
+        let count = (length - done).min(ZEROES) as usize;
+        let part = zeroes.slice(0, count);
+        image.write(queue, offset + done, part).await?;
+        done += count as u64;
+    }
+    Ok(())
 }

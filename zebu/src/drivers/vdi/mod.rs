@@ -1,16 +1,19 @@
-//! VDI, the image format of VirtualBox, for reading: a header, a map of blocks
-//! of 1 MiB, the blocks. Numbers are little-endian.
+//! VDI, the image format of VirtualBox: a header, a map of blocks of 1 MiB, the blocks. Numbers are
+//! little-endian. Images are read and created.
 //!
 //! The format is that of `VDICore.h` in VirtualBox, version 1.1, as far as QEMU
 //! reads it: dynamic and static images without a parent.
 
+mod create;
+
 use std::sync::Arc;
 
+use super::table::{array, read_table};
 use super::{
-    AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
-    OpenRequest, StorageId, check_limit,
+    AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
+    Mapping, OpenRequest, StorageId, spend,
 };
-use crate::format::HostOffset;
+use crate::format::{FormatError, HostOffset};
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::{Error, Result};
 
@@ -21,8 +24,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: false,
     has_data_file: false,
+    can_compress: false,
     checks_data: true,
-    create_options: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
@@ -37,13 +42,15 @@ const SECTOR: u32 = 512;
 const BLOCK: u32 = 1 << 20;
 /// Most blocks whose map, in whole sectors, is shorter than 2 GiB.
 const MAX_BLOCKS: u32 = (1 << 31) / 4 - SECTOR / 4;
+/// Most bytes of a disk.
+const MAX_SIZE: u64 = MAX_BLOCKS as u64 * BLOCK as u64;
+/// Type of an image whose blocks are allocated when they are written.
+const DYNAMIC: u32 = 1;
 /// Type of an image that was allocated when it was created.
 const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
 /// never written.
 const NO_BLOCK: u32 = 0xffff_fffe;
-/// Bytes of the map that are read at a time.
-const PIECE: u64 = 1 << 20;
 /// Blocks that one extent covers at most, which bounds the work for callers that use only its
 /// start.
 const MAX_RUN: u64 = 1024;
@@ -78,25 +85,32 @@ fn refused(why: String) -> Error {
     Error::Refused(why)
 }
 
+/// Refuses a disk that is too large.
+fn check_size(size: u64) -> Result<()> {
+    match size > MAX_SIZE {
+        true => Err(refused(format!(
+            "Unsupported VDI image size (size is {size:#x}, max supported is {MAX_SIZE:#x})"
+        ))),
+        false => Ok(()),
+    }
+}
+
 impl Header {
     /// The header in the first [`HEADER_BYTES`] of a file.
     fn decode(bytes: &[u8]) -> Result<Self> {
-        let array = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-        let u32_at = |at| u32::from_le_bytes(array(at).unwrap_or_default());
+        let u32_at = |at| u32::from_le_bytes(array(bytes, at));
         let u64_at = |at| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         let is_null = |at: usize| bytes.get(at..at + 16).is_some_and(|uuid| uuid == [0; 16]);
         let size = u64_at(0x170);
-        let max_size = u64::from(MAX_BLOCKS) * u64::from(BLOCK);
-        if size > max_size {
-            return Err(refused(format!(
-                "Unsupported VDI image size (size is {size:#x}, max supported is {max_size:#x})"
-            )));
-        }
+        check_size(size)?;
         let signature = u32_at(0x40);
         if signature != SIGNATURE {
             return Err(refused(format!(
                 "Image not in VDI format (bad signature {signature:08x})"
             )));
+        }
+        if bytes.starts_with(create::UNFINISHED_TEXT) {
+            return Err(FormatError::Incomplete.into());
         }
         let unsupported = |why: String| Err(refused(format!("unsupported VDI image ({why})")));
         let version = u32_at(0x44);
@@ -162,25 +176,18 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let map_bytes = u64::from(header.blocks) * 4;
     if let Some((limits, _)) = &limits {
         limits.check_size(header.size)?;
-        limits.check_table("The block map's length", map_bytes)?;
-        check_limit("memory", "The need for memory", map_bytes, limits.memory)?;
+        limits.check_kept_table("The block map's length", map_bytes)?;
     }
-    // QEMU reads zeroes there, and so maps each block to the first one.
-    if header.map_offset + map_bytes > file_len {
-        return Err(refused(format!(
-            "VDI block map at {:#x} ({} blocks) reaches past the end of the file",
-            header.map_offset, header.blocks
-        )));
-    }
-    let mut map = Vec::with_capacity(header.blocks as usize);
-    let (mut at, end) = (header.map_offset, header.map_offset + map_bytes);
-    while at < end {
-        let length = (end - at).min(PIECE);
-        let bytes = storage::read_vec(&*file, queue, at, length as usize).await?;
-        let (entries, _) = bytes.as_chunks();
-        map.extend(entries.iter().map(|entry| u32::from_le_bytes(*entry)));
-        at += length;
-    }
+    let (at, blocks) = (header.map_offset, header.blocks.into());
+    let map = read_table(
+        queue,
+        &*file,
+        "The block map",
+        at,
+        blocks,
+        u32::from_le_bytes,
+    )
+    .await?;
     Ok(AnyImage::new(Box::new(Vdi {
         file,
         file_len,
@@ -218,62 +225,10 @@ impl Vdi {
             },
         }
     }
-}
-
-impl FormatImage for Vdi {
-    fn format(&self) -> Format {
-        Format::of(&DRIVER)
-    }
-
-    fn size(&self) -> u64 {
-        self.header.size
-    }
-
-    fn cluster_size(&self) -> Option<u64> {
-        Some(BLOCK.into())
-    }
-
-    fn storages(&self) -> Vec<Arc<dyn Storage>> {
-        vec![self.file.clone()]
-    }
-
-    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
-    }
-
-    fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
-    }
-
-    /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
-    fn data_before_end(&self, host: u64, length: u64) -> Result<u64> {
-        let blocks = self.file_len.saturating_sub(self.header.data_offset);
-        let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
-        Ok(end.saturating_sub(host).min(length))
-    }
-
-    fn cached_holes(&self) -> Option<Holes> {
-        Some(match self.header.image_type {
-            STATIC => Holes::ZeroData,
-            _ => Holes::Ignored,
-        })
-    }
 
     /// Checks that every mapped block is inside the image and used once, and that their number is
-    /// that of the header.
-    fn check(&self, say: &mut dyn FnMut(String)) -> Option<u64> {
+    /// that of the header. Returns the number of errors.
+    fn check(&self, say: &mut dyn FnMut(String)) -> u64 {
         let mut used = vec![false; self.map.len()];
         let (mut errors, mut allocated) = (0, 0);
         let mut wrong = |text| {
@@ -300,6 +255,67 @@ impl FormatImage for Vdi {
                 "ERROR: allocated blocks mismatch, is {allocated}, should be {said}"
             ));
         }
-        Some(errors)
+        errors
+    }
+}
+
+impl FormatImage for Vdi {
+    fn format(&self) -> Format {
+        Format::of(&DRIVER)
+    }
+
+    fn size(&self) -> u64 {
+        self.header.size
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        Some(BLOCK.into())
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        vec![self.file.clone()]
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
+    }
+
+    fn spend(&self, work: u64) -> Result<()> {
+        spend(self.work.as_deref(), work)
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
+    }
+
+    /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
+        let blocks = self.file_len.saturating_sub(self.header.data_offset);
+        let end = self.header.data_offset + blocks.next_multiple_of(BLOCK.into());
+        Ok(end.saturating_sub(host).min(length))
+    }
+
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
+        Some(match self.header.image_type {
+            STATIC => Holes::ZeroData,
+            _ => Holes::Ignored,
+        })
+    }
+
+    fn check<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        say: &'a mut dyn FnMut(String),
+    ) -> BoxFuture<'a, Result<Option<CheckReport>>> {
+        let report = CheckReport {
+            corruptions: Vdi::check(self, say),
+            ..CheckReport::default()
+        };
+        Box::pin(std::future::ready(Ok(Some(report))))
     }
 }

@@ -1,0 +1,177 @@
+//! How images are created: the seam for formats whose images are filled once and then only read.
+//! (raw and qcow2 images can be opened for writing; they have jobs of their own.)
+//!
+//! [`Driver::plan`](super::Driver::plan) checks size and options without I/O, so that wrong ones
+//! cost nothing. [`ImagePlan::begin`] turns empty files into a [`NewImage`]. Any number of workers
+//! fill it, and [`NewImage::finish`] writes the tables and makes it a whole image.
+//!
+//! # An image that was cut off
+//!
+//! Before `finish` has ended, the files must not open as an image, as far as the format allows.
+//! `begin` writes a start that probing recognizes and no program opens: without it, what is left
+//! would be taken for a raw disk. `finish` ends with [`make_valid`].
+//!
+//! # How to add a format
+//!
+//! 1. Add the options to [`Driver::create_options`](super::Driver::create_options), in QEMU's order
+//!    and words, followed by those of the file ([`CreateOption::FILE_PREALLOCATION`] and the rest).
+//! 2. Write the function `plan`, an [`ImagePlan`] and a [`NewImage`] in `NAME/create.rs`.
+//! 3. Add a line to the tests in `zebu-cli/tests/new_formats.rs`.
+//!
+//! [`NewBlocks`] places blocks and writes them, [`Linear`] is a disk in one piece, and
+//! [`write_table`] writes tables of any length. `vdi/create.rs` is an example with both layouts.
+//!
+//! [`CreateOption::FILE_PREALLOCATION`]: super::CreateOption::FILE_PREALLOCATION
+
+mod blocks;
+mod identity;
+mod linear;
+mod table;
+mod values;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(crate) use blocks::{BlockLayout, NewBlocks};
+pub(crate) use identity::{random_uuid, seconds_since};
+pub(crate) use linear::Linear;
+pub(crate) use table::write_table;
+pub use values::{CreateValue, CreateValues};
+
+use super::BoxFuture;
+use crate::broken::{Rule, is_broken};
+use crate::error::WithErrno;
+use crate::storage::{self, Iov, Queue, Storage};
+use crate::{Error, Result};
+
+/// The function by which a driver plans a new image.
+///
+/// # Errors
+/// If the image cannot have the size, or an option has a wrong value: in QEMU's words. The errno of
+/// a size beyond the limits of the format is that of QEMU.
+pub type PlanImage = fn(&PlanRequest<'_>) -> Result<Box<dyn ImagePlan>>;
+
+/// A new image that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanRequest<'a> {
+    /// The path of its file, from which the names of further files follow.
+    pub path: &'a Path,
+    /// Size of the disk in bytes. The plan may have a larger one.
+    pub size: u64,
+    /// The options of the format. Those of the file are not among them.
+    pub options: &'a CreateValues,
+}
+
+/// A new image that can be made: its size and options are valid.
+pub trait ImagePlan: Debug + Send + Sync {
+    /// Size of the disk in bytes.
+    fn size(&self) -> u64;
+
+    /// The power of two, in bytes, of which all offsets of the disk's data in the files are
+    /// multiples. Below the block size of the file system, data are written through the page
+    /// cache unless the user demands otherwise.
+    fn alignment(&self) -> u64;
+
+    /// The paths of files besides the image's own, in the order in which
+    /// [`ImagePlan::begin`] takes them.
+    fn other_files(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// Begins the image in `files`: its own, then [`ImagePlan::other_files`]. They are locked and
+    /// open for writing. Regular files are empty; devices have any content.
+    ///
+    /// # Errors
+    /// Those of the storages.
+    fn begin<'a>(
+        &'a self,
+        queue: &'a Queue,
+        files: Vec<Arc<dyn Storage>>,
+    ) -> BoxFuture<'a, Result<Box<dyn NewImage>>>;
+}
+
+/// An image that is filled once, by any number of threads, each with its queue.
+///
+/// What was never written reads as zeroes in the finished image: unallocated ranges, and the rest
+/// of a block that was written in part. Each byte is written at most once.
+pub trait NewImage: Debug + Send + Sync {
+    /// Whether data are placed in the order of the writes. Convert then starts writes in the order
+    /// of the disk.
+    fn has_order(&self) -> bool;
+
+    /// Bytes of the disk in a block, if every block is stored as a zlib stream (RFC 1950). Each
+    /// conversion to the image compresses then, and writes by [`NewImage::write_packed`].
+    fn zlib_block(&self) -> Option<u64> {
+        None
+    }
+
+    /// Writes data at `offset` of the disk. Takes the space of blocks that have none when it is
+    /// polled for the first time.
+    ///
+    /// # Errors
+    /// Those of the storages, after which the image must not be finished; or the range is not
+    /// inside the disk.
+    fn write<'a>(&'a self, queue: &'a Queue, offset: u64, iov: Iov) -> BoxFuture<'a, Result<()>>;
+
+    /// Stores blocks as zlib streams: where each starts on the disk, and where in `data` its stream
+    /// is. The last block of the disk is whole, too. Called instead of [`NewImage::write`] if there
+    /// is a [`NewImage::zlib_block`].
+    ///
+    /// # Errors
+    /// As [`NewImage::write`].
+    fn write_packed<'a>(
+        &'a self,
+        _queue: &'a Queue,
+        _blocks: &'a [(u64, Range<usize>)],
+        _data: &'a [u8],
+    ) -> BoxFuture<'a, Result<()>> {
+        unreachable!("the image stores blocks as they are")
+    }
+
+    /// Writes what is missing and makes the image whole and durable. All writes have ended.
+    ///
+    /// # Errors
+    /// Those of the storages. Then the files are no image.
+    fn finish<'a>(self: Box<Self>, queue: &'a Queue) -> BoxFuture<'a, Result<()>>;
+}
+
+/// Makes a new image valid: makes everything else durable, then writes the bytes of one sector that
+/// were missing, and makes them durable, too.
+///
+/// # Errors
+/// Those of the storage.
+pub(crate) async fn make_valid(
+    file: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    missing: &[u8],
+) -> Result<()> {
+    if !is_broken(Rule::TablesBeforeNewHeader) {
+        storage::flush(file, queue).await?;
+    }
+    storage::write_slice(file, queue, offset, missing).await?;
+    Ok(storage::flush(file, queue).await?)
+}
+
+/// Refuses a write behind the end of what there is space for.
+fn check_inside(offset: u64, iov: &Iov, size: u64) -> Result<()> {
+    let length = iov.len() as u64;
+    match offset.checked_add(length) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfRange {
+            offset,
+            length,
+            size,
+        }),
+    }
+}
+
+/// The error of a size beyond the limits of a format, with the errno `EFBIG`. For `create` QEMU has
+/// a message of its own for that, which the program prints instead.
+pub(crate) fn too_large(message: impl Into<String>) -> Error {
+    let source = message.into().into();
+    let errno = libc::EFBIG;
+    Error::Io(std::io::Error::other(WithErrno { errno, source }))
+}

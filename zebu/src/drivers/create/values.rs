@@ -1,0 +1,50 @@
+//! The values of the options that an image is created with.
+
+use std::ffi::{OsStr, OsString};
+
+/// The value of an option; its kind is that of
+/// [`CreateOption::kind`](crate::block::CreateOption::kind).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CreateValue {
+    /// A text, or one of a few words.
+    Text(OsString),
+    /// Bytes.
+    Size(u64),
+    /// A number.
+    Number(u64),
+    /// `on` or `off`.
+    Switch(bool),
+}
+
+/// Values of options by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CreateValues(Vec<(String, CreateValue)>);
+
+impl CreateValues {
+    /// With this value of the option `name`, instead of an earlier one.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: CreateValue) -> Self {
+        self.0.retain(|(other, _)| other != name);
+        self.0.push((name.to_string(), value));
+        self
+    }
+
+    /// The value of an option, if it was given.
+    pub fn get(&self, name: &str) -> Option<&CreateValue> {
+        let found = self.0.iter().find(|(other, _)| other == name);
+        found.map(|(_, value)| value)
+    }
+
+    /// The text of an option.
+    pub(crate) fn text(&self, name: &str) -> Option<&OsStr> {
+        match self.get(name)? {
+            CreateValue::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether a switch is on; off unless it was given.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        matches!(self.get(name), Some(CreateValue::Switch(true)))
+    }
+}

@@ -1,0 +1,386 @@
+//! qcow version 1, for reading: a header, an L1 table, L2 tables, clusters, some of them compressed.
+//! Numbers are big-endian.
+//!
+//! The format is what QEMU's driver reads; there is no specification of it.
+
+use std::sync::Arc;
+
+use super::inflate::Inflated;
+use super::pieces::{Pieces, Table};
+use super::table::{array, check_clusters, check_inside};
+use super::{
+    AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
+    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, spend,
+};
+use crate::codec::{Compression, Inflater, Stream};
+use crate::format::HostOffset;
+use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::{Error, Result};
+
+/// The driver.
+pub static DRIVER: Driver = Driver {
+    name: "qcow",
+    probe: Some(|head| head.starts_with(b"QFI\xfb\0\0\0\x01")),
+    is_writable: false,
+    has_backing: true,
+    has_data_file: false,
+    can_compress: false,
+    checks_data: true,
+    create_options: None,
+    plan: None,
+    open_options: &[],
+    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
+    open: |request| Box::pin(open(request)),
+};
+
+/// Bytes of the header.
+const HEADER: usize = 48;
+const SECTOR: u64 = 512;
+/// Bytes of an entry of a table.
+const ENTRY: u64 = 8;
+/// Entries of the L1 table at most, as in QEMU.
+const MAX_L1: u64 = i32::MAX as u64 / ENTRY;
+/// Bytes of a backing file's name at most.
+const MAX_NAME: u32 = 1023;
+/// The flag of a compressed cluster.
+const COMPRESSED: u64 = 1 << 63;
+
+/// The fields of the header that are used.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    backing_offset: u64,
+    backing_length: u32,
+    size: u64,
+    cluster_bits: u32,
+    l2_bits: u32,
+    encryption: u32,
+    l1_offset: u64,
+}
+
+/// An open qcow image.
+#[derive(Debug)]
+struct Qcow {
+    file: Arc<dyn Storage>,
+    file_len: u64,
+    header: Header,
+    size: u64,
+    backing: Option<Vec<u8>>,
+    /// Of the L1 table and the L2 tables.
+    tables: Pieces,
+    inflated: Inflated,
+    work: Option<Arc<Work>>,
+}
+
+fn refused(why: impl Into<String>) -> Error {
+    Error::Refused(why.into())
+}
+
+impl Header {
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let u32_at = |at| u32::from_be_bytes(array(bytes, at));
+        let u64_at = |at| u64::from_be_bytes(array(bytes, at));
+        if !bytes.starts_with(b"QFI\xfb") {
+            return Err(refused("Image not in qcow format"));
+        }
+        let version = u32_at(4);
+        if version != 1 {
+            let hint = match version {
+                2 | 3 => "\nTry the 'qcow2' driver instead.",
+                _ => "",
+            };
+            return Err(refused(format!(
+                "qcow (v1) does not support qcow version {version}{hint}"
+            )));
+        }
+        let header = Header {
+            backing_offset: u64_at(8),
+            backing_length: u32_at(16),
+            size: u64_at(24),
+            cluster_bits: bytes[32].into(),
+            l2_bits: bytes[33].into(),
+            encryption: u32_at(36),
+            l1_offset: u64_at(40),
+        };
+        if header.size <= 1 {
+            return Err(refused(
+                "Image size is too small (must be at least 2 bytes)",
+            ));
+        }
+        if !(9..=16).contains(&header.cluster_bits) {
+            return Err(refused("Cluster size must be between 512 and 64k"));
+        }
+        if !(9..=16).contains(&(header.l2_bits + 3)) {
+            return Err(refused("L2 table size must be between 512 and 64k"));
+        }
+        if header.encryption > 1 {
+            return Err(refused("invalid encryption method in qcow header"));
+        }
+        let is_too_large = header.size.checked_add(header.l2_range()).is_none();
+        if is_too_large || header.l1_entries() > MAX_L1 {
+            return Err(refused("Image too large"));
+        }
+        Ok(header)
+    }
+
+    fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bytes of the disk that an L2 table maps.
+    fn l2_range(&self) -> u64 {
+        1 << (self.cluster_bits + self.l2_bits)
+    }
+
+    fn l1_entries(&self) -> u64 {
+        self.size.div_ceil(self.l2_range())
+    }
+}
+
+async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
+    let limits = request.count_work()?;
+    let (queue, file) = (request.queue, request.file);
+    let file_len = file.len()?;
+    let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
+    let header = Header::decode(&bytes)?;
+    if header.encryption != 0 && request.purpose.needs_data() {
+        return Err(Error::encrypted());
+    }
+    // An incomplete sector at the end is not part of the disk.
+    let size = disk_size(header.size / SECTOR)?;
+    let l1_bytes = header.l1_entries() * ENTRY;
+    if let Some((limits, _)) = &limits {
+        limits.check_size(size)?;
+        limits.check_table("The L1 table's length", l1_bytes)?;
+    }
+    check_inside("The L1 table", header.l1_offset, l1_bytes, file_len)?;
+    let backing = backing(queue, &*file, &header, file_len).await?;
+    let work = limits.map(|(_, work)| work);
+    Ok(AnyImage::new(Box::new(Qcow {
+        tables: Pieces::new(file.clone()),
+        inflated: Inflated::new(file.clone(), header.cluster_size(), work.clone()),
+        file,
+        file_len,
+        header,
+        size,
+        backing,
+        work,
+    })))
+}
+
+/// The name of the backing file.
+async fn backing(
+    queue: &Queue,
+    file: &dyn Storage,
+    header: &Header,
+    file_len: u64,
+) -> Result<Option<Vec<u8>>> {
+    if header.backing_offset == 0 {
+        return Ok(None);
+    }
+    if header.backing_length > MAX_NAME {
+        return Err(refused("Backing file name too long"));
+    }
+    let (at, length) = (header.backing_offset, header.backing_length);
+    check_inside("The backing file's name", at, length.into(), file_len)?;
+    let bytes = storage::read_vec(file, queue, at, length as usize).await?;
+    // A string of C.
+    let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
+}
+
+impl Qcow {
+    fn l1(&self) -> Table {
+        Table {
+            what: "The L1 table",
+            start: self.header.l1_offset,
+            count: self.header.l1_entries(),
+        }
+    }
+
+    /// The L2 table for `guest`, by its entry in the L1 table.
+    fn l2(&self, guest: u64, entry: [u8; 8]) -> Result<Table> {
+        let table = Table {
+            what: "The L2 table",
+            start: u64::from_be_bytes(entry),
+            count: 1 << self.header.l2_bits,
+        };
+        let bytes = table.count * ENTRY;
+        match check_inside(table.what, table.start, bytes, self.file_len) {
+            Ok(_) => Ok(table),
+            Err(error) => Err(Error::Corrupt {
+                guest,
+                what: error.to_string(),
+            }),
+        }
+    }
+
+    fn l1_index(&self, guest: u64) -> u64 {
+        guest / self.header.l2_range()
+    }
+
+    fn l2_index(&self, guest: u64) -> u64 {
+        guest % self.header.l2_range() / self.header.cluster_size()
+    }
+
+    /// The extent at `guest` by the L1 entries from there on, if the first of them has no table.
+    fn by_l1(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Option<Extent> {
+        let range = self.header.l2_range();
+        let within = guest % range;
+        let wanted = (within + limit).div_ceil(range) as usize;
+        let missing = entries.iter().take(wanted);
+        let missing = missing.take_while(|entry| **entry == [0; 8]).count() as u64;
+        let length = limit.min((missing * range).saturating_sub(within));
+        let mapping = Mapping::Unallocated { host: None };
+        (missing > 0).then(|| extent(length, mapping))
+    }
+
+    /// The extent at `guest` by the L2 entries from there on.
+    fn by_l2(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Extent {
+        let size = self.header.cluster_size();
+        let within = guest % size;
+        let wanted = (within + limit).div_ceil(size) as usize;
+        let number = |at: usize| u64::from_be_bytes(entries[at]);
+        let first = number(0);
+        // How many clusters have entries in steps of `step`.
+        let alike = |step: u64| {
+            let follows = |at: &usize| number(*at) == first.wrapping_add(*at as u64 * step);
+            let rest = 1..wanted.min(entries.len());
+            1 + rest.take_while(follows).count() as u64
+        };
+        let (clusters, mapping) = match first {
+            0 => (alike(0), Mapping::Unallocated { host: None }),
+            _ if first & COMPRESSED != 0 => {
+                let data = self.compressed(first);
+                (1, Mapping::Compressed { data, skip: within })
+            }
+            _ => {
+                let host = HostOffset(first + within);
+                (alike(size), Mapping::Data { host })
+            }
+        };
+        extent(limit.min(clusters * size - within), mapping)
+    }
+
+    /// The data of a compressed cluster. The entry has the flag, their length, and their offset.
+    fn compressed(&self, entry: u64) -> CompressedData {
+        let shift = 63 - self.header.cluster_bits;
+        let length = (entry & !COMPRESSED) >> shift;
+        CompressedData {
+            host: HostOffset(entry & ((1 << shift) - 1)),
+            // Nothing inflates from a single byte, or from none.
+            length: (length as u32).max(1),
+            slack: 0,
+            inflater: Inflater {
+                stream: Stream::Cluster(Compression::Zlib),
+                size: 1 << self.header.cluster_bits,
+            },
+        }
+    }
+
+    fn find_cached(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        let l1 = self.tables.entries(&self.l1(), self.l1_index(guest))?;
+        if let Some(extent) = self.by_l1(&l1, guest, limit) {
+            return Some(Ok(extent));
+        }
+        match self.l2(guest, l1[0]) {
+            Ok(table) => {
+                let l2 = self.tables.entries(&table, self.l2_index(guest))?;
+                Some(Ok(self.by_l2(&l2, guest, limit)))
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    async fn find(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
+        let (tables, index) = (&self.tables, self.l1_index(guest));
+        let l1 = tables.load_entries(queue, &self.l1(), index).await?;
+        if let Some(extent) = self.by_l1(&l1, guest, limit) {
+            return Ok(extent);
+        }
+        let (table, index) = (self.l2(guest, l1[0])?, self.l2_index(guest));
+        let l2 = tables.load_entries(queue, &table, index).await?;
+        Ok(self.by_l2(&l2, guest, limit))
+    }
+}
+
+fn extent(length: u64, mapping: Mapping) -> Extent {
+    Extent {
+        length,
+        storage: StorageId::FILE,
+        mapping,
+    }
+}
+
+impl FormatImage for Qcow {
+    fn format(&self) -> Format {
+        Format::of(&DRIVER)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        Some(self.header.cluster_size())
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        vec![self.file.clone()]
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        match self.spend(LOOKUP_WORK) {
+            Ok(()) => self.find_cached(guest, limit),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        Box::pin(self.find(queue, guest, limit))
+    }
+
+    /// Refuses clusters past the end of the file, which QEMU reads as zeroes, and those at no
+    /// sector, which it refuses too.
+    fn check_data(&self, guest: u64, _storage: StorageId, host: u64, length: u64) -> Result<()> {
+        if host % SECTOR != guest % SECTOR {
+            return Err(Error::Corrupt {
+                guest,
+                what: format!("Data offset {host:#x} is not at a sector"),
+            });
+        }
+        let cluster_size = self.header.cluster_size();
+        check_clusters(guest, host, length, cluster_size, self.file_len)
+    }
+
+    fn inflated<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        _storage: &'a dyn Storage,
+        data: CompressedData,
+    ) -> BoxFuture<'a, Result<Arc<Vec<u8>>>> {
+        Box::pin(self.inflated.get(queue, guest, data))
+    }
+
+    fn spend(&self, work: u64) -> Result<()> {
+        spend(self.work.as_deref(), work)
+    }
+
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
+        Some(Holes::Ignored)
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.header.encryption != 0
+    }
+
+    fn backing(&self) -> Option<BackingName<'_>> {
+        let name = self.backing.as_deref()?;
+        Some(BackingName { name, format: None })
+    }
+}

@@ -1,0 +1,98 @@
+//! Tables of numbers that a driver keeps in memory, and numbers in headers.
+
+use crate::storage::{self, Queue, Storage};
+use crate::{Error, Result};
+
+/// Bytes of a table that are read at a time: it is kept in another form.
+const PIECE: u64 = 1 << 20;
+
+/// The `N` bytes at `at`; zeroes if they are not all there.
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let found = at.checked_add(N).and_then(|end| bytes.get(at..end));
+    found.and_then(|b| b.try_into().ok()).unwrap_or([0; N])
+}
+
+/// The `count` entries of `N` bytes at `at`, decoded. `what` is the table's name for the error if
+/// the file does not have all of it.
+pub(super) async fn read_table<const N: usize, T>(
+    queue: &Queue,
+    file: &dyn Storage,
+    what: &str,
+    at: u64,
+    count: u64,
+    decode: impl Fn([u8; N]) -> T,
+) -> Result<Vec<T>> {
+    let end = check_inside(what, at, count.saturating_mul(N as u64), file.len()?)?;
+    let mut table = Vec::with_capacity(count as usize);
+    let mut at = at;
+    while at < end {
+        let length = (end - at).min(PIECE - PIECE % N as u64);
+        let bytes = storage::read_vec(file, queue, at, length as usize).await?;
+        let (entries, _) = bytes.as_chunks();
+        table.extend(entries.iter().map(|entry| decode(*entry)));
+        at += length;
+    }
+    Ok(table)
+}
+
+/// The end of a table of `bytes` bytes at `at`. Refuses one that is not in the file: QEMU would
+/// read zeroes, which may be valid entries.
+pub(super) fn check_inside(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
+    match at.checked_add(bytes) {
+        Some(end) if end <= file_len => Ok(end),
+        _ => Err(Error::Refused(format!(
+            "{what} at {at:#x} ({bytes} bytes) reaches past the end of the file"
+        ))),
+    }
+}
+
+/// Refuses data of which a whole cluster is past the end of the file. The cluster in which the file
+/// ends may be incomplete: a writer need not fill up the last one. `host` is where `guest` is
+/// stored, and the `length` bytes from there on follow each other.
+pub(super) fn check_clusters(
+    guest: u64,
+    host: u64,
+    length: u64,
+    cluster_size: u64,
+    file_len: u64,
+) -> Result<()> {
+    let within = guest % cluster_size;
+    let first = host.saturating_sub(within);
+    let clusters = (within + length).div_ceil(cluster_size);
+    let there = file_len.saturating_sub(first).div_ceil(cluster_size);
+    if there >= clusters {
+        return Ok(());
+    }
+    let missing = (there * cluster_size).saturating_sub(within);
+    let offset = host.saturating_add(missing);
+    Err(Error::Corrupt {
+        guest: guest + missing,
+        what: format!("Data offset {offset:#x} is past the end of the file"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_clusters_are_missing() {
+        let check = |guest, host, length, file_len| {
+            check_clusters(guest, host, length, 4096, file_len)
+                .map_err(|e| e.guest_offset().expect("an offset"))
+        };
+        assert_eq!(check(0, 8192, 4096, 8193), Ok(()));
+        assert_eq!(check(0, 8192, 4096, 8192), Err(0));
+        assert_eq!(check(100, 8292, 9000, 16384), Err(8192));
+        assert_eq!(check(100, 8292, 9000, 16385), Ok(()));
+        assert_eq!(check(512, 1024, 512, 600), Ok(()));
+        assert_eq!(check(512, u64::MAX - 512, 512, 600), Err(512));
+    }
+
+    #[test]
+    fn numbers_past_the_end_are_zero() {
+        assert_eq!(array::<2>(&[1, 2, 3], 1), [2, 3]);
+        assert_eq!(array::<2>(&[1, 2, 3], 2), [0, 0]);
+        assert_eq!(array::<2>(&[1, 2, 3], usize::MAX), [0, 0]);
+    }
+}

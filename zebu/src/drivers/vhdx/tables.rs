@@ -1,0 +1,58 @@
+//! The block allocation table and the blocks of the sector bitmap. They are read in pieces, and a
+//! bounded number of these is kept.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::drivers::cache::Cache;
+use crate::storage::{self, Queue, Storage};
+
+/// Bytes of a piece.
+pub(super) const PIECE: u64 = 64 << 10;
+/// Bytes of pieces that are kept at most, unless they are in use.
+pub(super) const MAX_BYTES: u64 = 16 << 20;
+
+/// The words of a piece of the file. In a bitmap, bit 0 of a word is that of the first sector.
+pub(super) type Piece = Vec<u64>;
+
+/// The tables of an image.
+#[derive(Debug)]
+pub(super) struct Tables {
+    file: Arc<dyn Storage>,
+    /// By offset in the file, in pieces.
+    pieces: Cache<Piece>,
+}
+
+impl Tables {
+    /// Tables in `file`, of which at most `bytes` are kept.
+    pub(super) fn new(file: Arc<dyn Storage>, bytes: u64) -> Arc<Self> {
+        let pieces = bytes.div_ceil(PIECE) as usize;
+        Arc::new(Tables {
+            file,
+            pieces: Cache::new(pieces),
+        })
+    }
+
+    /// A piece, if it is kept.
+    pub(super) fn get(&self, number: u64) -> Option<Arc<Piece>> {
+        self.pieces.get(number)
+    }
+
+    /// Reads a piece unless it is kept. The read is a task: other requests wait for it, and it goes
+    /// on if this one is dropped.
+    pub(super) async fn load(self: &Arc<Self>, queue: &Queue, number: u64) -> Result<Arc<Piece>> {
+        let tables = self.clone();
+        let load = queue.detach(|queue| async move {
+            let read = || tables.read(&queue, number * PIECE, PIECE);
+            tables.pieces.get_or_load(number, read).await
+        });
+        load.await
+    }
+
+    /// The words of a part of the file.
+    pub(super) async fn read(&self, queue: &Queue, offset: u64, bytes: u64) -> Result<Piece> {
+        let bytes = storage::read_vec(&*self.file, queue, offset, bytes as usize).await?;
+        let (words, _) = bytes.as_chunks();
+        Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    }
+}

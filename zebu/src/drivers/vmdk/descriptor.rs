@@ -1,0 +1,373 @@
+//! The descriptor of a VMDK: a text that names the extents of the disk and the parent image.
+//!
+//! A value is what follows the first occurrence of its name, and the text ends at the first zero
+//! byte, as in QEMU. Lines of extents are read strictly: QEMU passes over those that it does not
+//! understand, and so moves what follows.
+
+use crate::format::printable;
+use crate::{Error, Result};
+
+/// Bytes of the longest type of an image.
+const MAX_TYPE: usize = 127;
+/// Bytes of the longest name of a parent, as in QEMU.
+const MAX_PARENT: usize = 1023;
+/// Bytes of the longest name of an extent's file, as in QEMU.
+const MAX_NAME: usize = 511;
+/// Bytes of the longest word in a line of an extent.
+const MAX_WORD: usize = 10;
+
+/// The types of images that consist of extents in other files.
+const TYPES: [&[u8]; 6] = [
+    b"monolithicFlat",
+    b"vmfs",
+    b"vmfsSparse",
+    b"seSparse",
+    b"twoGbMaxExtentSparse",
+    b"twoGbMaxExtentFlat",
+];
+
+/// What a descriptor says of the image, besides its extents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The content ID, which changes when the image is first written after it was opened.
+    pub cid: u32,
+    /// The content ID of the parent.
+    pub parent_cid: u32,
+    /// The name of the parent, if there is one.
+    pub parent: Option<Vec<u8>>,
+}
+
+/// One line of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line<'a> {
+    /// What the extent is.
+    pub kind: Kind,
+    /// Its size in sectors, at least 1.
+    pub sectors: u64,
+    /// The name of its file; empty if it has none.
+    pub name: &'a [u8],
+}
+
+/// What an extent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The bytes as they are (`FLAT`, `VMFS`).
+    Flat {
+        /// The first sector in the file.
+        sector: u64,
+        /// The name of the type.
+        name: &'static str,
+    },
+    /// A file with a header of `KDMV` or `COWD` (`SPARSE`, `VMFSSPARSE`).
+    Sparse {
+        /// The name of the type.
+        name: &'static str,
+    },
+    /// A seSparse file (`SESPARSE`).
+    SeSparse,
+    /// Zeroes, without a file (`ZERO`).
+    Zero,
+}
+
+impl Kind {
+    /// The name of the type in the descriptor.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Flat { name, .. } | Kind::Sparse { name } => name,
+            Kind::SeSparse => "SESPARSE",
+            Kind::Zero => "ZERO",
+        }
+    }
+}
+
+fn invalid() -> Error {
+    Error::Refused("invalid VMDK image descriptor".into())
+}
+
+/// What precedes the first zero byte.
+pub fn text(bytes: &[u8]) -> &[u8] {
+    let end = bytes.iter().position(|b| *b == 0);
+    &bytes[..end.unwrap_or(bytes.len())]
+}
+
+/// What follows the first occurrence of `name`.
+fn after<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let at = text.windows(name.len()).position(|found| found == name)?;
+    text.get(at + name.len()..)
+}
+
+/// The text between quotation marks after `name=`; None: there is no such name. An error if the
+/// text has no end, or more than `most` bytes.
+fn quoted<'a>(text: &'a [u8], name: &[u8], most: usize) -> Result<Option<&'a [u8]>> {
+    let Some(rest) = after(text, name) else {
+        return Ok(None);
+    };
+    // Both characters before the text are passed over, whatever they are.
+    let rest = rest.get(2..).unwrap_or_default();
+    let end = rest.iter().position(|b| *b == b'"').ok_or_else(invalid)?;
+    match end <= most {
+        true => Ok(Some(&rest[..end])),
+        false => Err(invalid()),
+    }
+}
+
+/// The type of an image whose extents are in other files.
+pub fn create_type(text: &[u8]) -> Result<&str> {
+    let found = quoted(text, b"createType", MAX_TYPE)?.ok_or_else(invalid)?;
+    match TYPES.contains(&found) {
+        true => std::str::from_utf8(found).map_err(|_| invalid()),
+        false => Err(Error::Refused(format!(
+            "Unsupported image type '{}'",
+            printable(found)
+        ))),
+    }
+}
+
+impl Identity {
+    /// The identity in a descriptor.
+    pub fn decode(text: &[u8]) -> Result<Self> {
+        let cid = |name: &'static str| {
+            // The character after the name is passed over, whatever it is.
+            let number = after(text, name.as_bytes()).and_then(|rest| hexadecimal(rest.get(1..)?));
+            number.ok_or_else(|| Error::Refused(format!("The descriptor has no valid {name}")))
+        };
+        let parent = quoted(text, b"parentFileNameHint", MAX_PARENT)?;
+        Ok(Identity {
+            cid: cid("CID")?,
+            parent_cid: cid("parentCID")?,
+            parent: parent.filter(|name| !name.is_empty()).map(<[u8]>::to_vec),
+        })
+    }
+}
+
+/// The number at the start of `text`, as `%x` of scanf(3) reads it into 32 bits.
+fn hexadecimal(text: &[u8]) -> Option<u32> {
+    let mut scan = Scanner(text);
+    scan.skip_blanks();
+    let is_negative = scan.sign();
+    let digits = match scan.0 {
+        [b'0', b'x' | b'X', rest @ ..] => rest,
+        digits => digits,
+    };
+    let digits = digits
+        .iter()
+        .map_while(|digit| char::from(*digit).to_digit(16));
+    let value = digits.fold(None, |value: Option<u64>, digit| {
+        let shifted = value.unwrap_or(0).saturating_mul(16);
+        Some(shifted.saturating_add(u64::from(digit)))
+    })?;
+    let value = value as u32;
+    Some(if is_negative {
+        value.wrapping_neg()
+    } else {
+        value
+    })
+}
+
+/// The extents in a descriptor, in the order of the disk.
+pub fn extents(text: &[u8]) -> impl Iterator<Item = Result<Line<'_>>> {
+    let lines = text.split(|b| *b == b'\n');
+    lines.filter_map(|line| extent(line).transpose())
+}
+
+/// The extent of a line; None: the line is about something else, or the extent is empty.
+fn extent(line: &[u8]) -> Result<Option<Line<'_>>> {
+    let refused = |what: &str| {
+        let line = printable(line.trim_ascii_end());
+        Err(Error::Refused(format!("{what} extent line: {line}")))
+    };
+    let mut scan = Scanner(line);
+    match scan.word() {
+        Some(b"RW" | b"RDONLY") => {}
+        Some(b"NOACCESS") => return refused("Unsupported"),
+        _ => return Ok(None),
+    }
+    let sectors = scan.decimal().and_then(|n| u64::try_from(n).ok());
+    let (Some(sectors), Some(kind)) = (sectors, scan.word()) else {
+        return refused("Invalid");
+    };
+    let name = scan.quoted();
+    let offset = match name {
+        Some((_, true)) => scan.decimal(),
+        _ => None,
+    };
+    let name = name.map(|(name, _)| name);
+    let first = offset.map(u64::try_from);
+    let kind = match (kind, name, first) {
+        (b"ZERO", None, _) => Kind::Zero,
+        (b"FLAT", Some(_), Some(Ok(sector))) => Kind::Flat {
+            sector,
+            name: "FLAT",
+        },
+        (b"VMFS", Some(_), None) => Kind::Flat {
+            sector: 0,
+            name: "VMFS",
+        },
+        (b"SPARSE", Some(_), None) => Kind::Sparse { name: "SPARSE" },
+        (b"VMFSSPARSE", Some(_), None) => Kind::Sparse { name: "VMFSSPARSE" },
+        (b"SESPARSE", Some(_), None) => Kind::SeSparse,
+        (b"ZERO" | b"FLAT" | b"VMFS" | b"SPARSE" | b"VMFSSPARSE" | b"SESPARSE", ..) => {
+            return refused("Invalid");
+        }
+        _ => return refused("Unsupported"),
+    };
+    let line = Line {
+        kind,
+        sectors,
+        name: name.unwrap_or_default(),
+    };
+    Ok((sectors > 0).then_some(line))
+}
+
+/// What is left of a line, read as scanf(3) reads it.
+struct Scanner<'a>(&'a [u8]);
+
+impl<'a> Scanner<'a> {
+    fn skip_blanks(&mut self) {
+        let is_blank = |b: &&u8| b.is_ascii_whitespace() || **b == 0x0b;
+        let blanks = self.0.iter().take_while(is_blank).count();
+        self.0 = &self.0[blanks..];
+    }
+
+    /// The next `count` bytes.
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count);
+        self.0 = rest;
+        taken
+    }
+
+    /// A word, or the start of a longer one.
+    fn word(&mut self) -> Option<&'a [u8]> {
+        self.skip_blanks();
+        let letters = self.0.iter().take_while(|b| !b.is_ascii_whitespace());
+        match letters.take(MAX_WORD).count() {
+            0 => None,
+            count => Some(self.take(count)),
+        }
+    }
+
+    /// Passes over a sign; whether it is a minus.
+    fn sign(&mut self) -> bool {
+        let is_negative = self.0.first() == Some(&b'-');
+        if matches!(self.0, [b'-' | b'+', ..]) {
+            self.take(1);
+        }
+        is_negative
+    }
+
+    /// A number, at most as large as fits.
+    fn decimal(&mut self) -> Option<i64> {
+        self.skip_blanks();
+        let is_negative = self.sign();
+        let count = self.0.iter().take_while(|b| b.is_ascii_digit()).count();
+        let digits = self.take(count);
+        let value = digits.iter().fold(0i64, |value, digit| {
+            let shifted = value.saturating_mul(10);
+            shifted.saturating_add(i64::from(digit - b'0'))
+        });
+        (count > 0).then_some(if is_negative { -value } else { value })
+    }
+
+    /// A text after a quotation mark, and whether another one ends it.
+    fn quoted(&mut self) -> Option<(&'a [u8], bool)> {
+        self.skip_blanks();
+        let rest = self.0.strip_prefix(b"\"")?;
+        let end = rest.iter().take(MAX_NAME);
+        let count = end.take_while(|b| !b"\r\"".contains(b)).count();
+        let (name, rest) = rest.split_at(count);
+        self.0 = rest.strip_prefix(b"\"").unwrap_or(rest);
+        (count > 0).then_some((name, rest.first() == Some(&b'"')))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against numbers that are read other than by scanf(3), and extents that are passed over.
+    use super::*;
+
+    #[test]
+    fn content_ids_are_read_as_by_scanf() {
+        let cid = |text: &str| hexadecimal(text.as_bytes());
+        assert_eq!(cid("fffffffe\n"), Some(0xffff_fffe));
+        assert_eq!(cid(" \t\n0x1Fg"), Some(0x1f));
+        assert_eq!(cid("-1"), Some(u32::MAX));
+        assert_eq!(cid("+a"), Some(10));
+        assert_eq!(cid("1234567890"), Some(0x3456_7890));
+        assert_eq!(cid("ffffffffffffffffffff"), Some(u32::MAX));
+        for text in ["", "g", "-", "\"1\""] {
+            assert_eq!(cid(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_name_counts() {
+        let text = b"CID=1\nparentCID=2\nCID=3\nparentFileNameHint=\"a b\"";
+        let identity = Identity::decode(text).unwrap();
+        assert_eq!((identity.cid, identity.parent_cid), (1, 2));
+        assert_eq!(identity.parent.as_deref(), Some(&b"a b"[..]));
+        let none = Identity::decode(b"parentCID=7 parentFileNameHint=\"\"").unwrap();
+        assert_eq!((none.cid, none.parent_cid), (7, 7));
+        assert_eq!(none.parent, None);
+        for bad in [
+            &b"CID=1"[..],
+            b"CID=1 parentCID=x",
+            b"CID=1 parentCID=2 parentFileNameHint=\"a",
+            b"CID=1 parentCID=2 parentFileNameHint",
+            b"CID",
+            b"",
+        ] {
+            Identity::decode(bad).unwrap_err();
+        }
+        let long = format!(
+            "CID=1 parentCID=2 parentFileNameHint=\"{}\"",
+            "a".repeat(1024)
+        );
+        Identity::decode(long.as_bytes()).unwrap_err();
+        assert_eq!(create_type(b"createType=\"vmfs\"").unwrap(), "vmfs");
+        for bad in ["", "createType=", "createType=\"vmfs", "createType=\"x\""] {
+            create_type(bad.as_bytes()).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn extent_lines() {
+        let one = |line: &'static str| extent(line.as_bytes());
+        let flat = one("RW 63 FLAT \"a b.vmdk\" 128\r").unwrap().unwrap();
+        assert_eq!((flat.sectors, flat.name), (63, &b"a b.vmdk"[..]));
+        let kind = Kind::Flat {
+            sector: 128,
+            name: "FLAT",
+        };
+        assert_eq!(flat.kind, kind);
+        let kind = |line| one(line).unwrap().map(|line| line.kind.name());
+        assert_eq!(kind("  RDONLY\t1 SPARSE \"x\""), Some("SPARSE"));
+        assert_eq!(kind("RW 1 VMFSSPARSE \"x"), Some("VMFSSPARSE"));
+        assert_eq!(kind("RW 1 SESPARSE \"x\""), Some("SESPARSE"));
+        assert_eq!(kind("RW 1 VMFS \"x\""), Some("VMFS"));
+        assert_eq!(kind("RW 1 ZERO"), Some("ZERO"));
+        for other in ["", "RWX 1 FLAT", "# RW", "ddb.x = \"1\"", "RW 0 ZERO"] {
+            assert_eq!(kind(other), None, "{other}");
+        }
+        for bad in [
+            "RW",
+            "RW x",
+            "RW 1",
+            "RW -1 ZERO",
+            "RW 1 FLAT",
+            "RW 1 FLAT \"x\"",
+            "RW 1 FLAT \"x\" -1",
+            "RW 1 FLAT \"\" 0",
+            "RW 1 FLAT x 0",
+            "RW 1 VMFS \"x\" 0",
+            "RW 1 SPARSE \"x\" 0",
+            "RW 1 SPARSE",
+            "RW 1 VMFSRDM \"x\"",
+            "RW 1 ZERO \"x\"",
+            "NOACCESS 1 FLAT \"x\" 0",
+        ] {
+            one(bad).unwrap_err();
+        }
+        let huge = one("RW 99999999999999999999 ZERO").unwrap().unwrap();
+        assert_eq!(huge.sectors, i64::MAX as u64);
+    }
+}

@@ -1,0 +1,493 @@
+//! VHD, the image format of Virtual PC and Hyper-V; `vpc` by QEMU's name. A footer of
+//! 512 bytes ends the file. An image that grows has a copy of it at the start, a second header, a
+//! table of blocks, and the blocks, each behind a bitmap of its sectors. Numbers are big-endian.
+//!
+//! The format is that of the "Virtual Hard Disk Image Format Specification" 1.0: fixed, dynamic and
+//! differencing images. In dynamic images bitmaps are not looked at, as in QEMU. In differencing
+//! images they say which sectors are the parent's. (QEMU reads these as if they were dynamic.)
+
+mod create;
+mod geometry;
+mod parent;
+
+use std::sync::Arc;
+
+use super::pieces::{PIECE, Pieces};
+use super::table::{array, read_table};
+use super::{
+    AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
+    Mapping, OpenRequest, StorageId, VhdSize, spend,
+};
+use crate::format::HostOffset;
+use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::{Error, Result};
+
+/// The driver.
+pub static DRIVER: Driver = Driver {
+    name: "vpc",
+    // A fixed image has the cookie only at its end, and is not recognized.
+    probe: Some(|head| head.starts_with(COOKIE)),
+    is_writable: false,
+    has_backing: true,
+    has_data_file: false,
+    checks_data: true,
+    can_compress: false,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
+    open_options: &["force_size_calc"],
+    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
+    open: |request| Box::pin(open(request)),
+};
+
+const COOKIE: &[u8; 8] = b"conectix";
+/// What the second header begins with.
+const DYNAMIC_COOKIE: &[u8; 8] = b"cxsparse";
+/// Bytes of the second header.
+const DYNAMIC_HEADER: usize = 1024;
+const SECTOR: u64 = 512;
+/// The largest disk in sectors: 2040 GiB.
+const MAX_SECTORS: u64 = 0xff00_0000;
+/// The sectors of the largest geometry. The disk may have more then.
+const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
+/// Entries of the table of blocks at most, as in QEMU.
+const MAX_BLOCKS: u32 = i32::MAX as u32 / 4;
+/// The entry of a block that is not stored.
+const NO_BLOCK: u32 = u32::MAX;
+/// Blocks that one extent covers at most, which bounds the work for callers that use only its
+/// start.
+const MAX_RUN: u64 = 1024;
+
+/// Disk types.
+const FIXED: u32 = 2;
+const DIFFERENCING: u32 = 4;
+
+/// The fields of the footer that are used.
+struct Footer {
+    /// Where the second header is.
+    data_offset: u64,
+    creator: [u8; 4],
+    /// Size of the disk in bytes.
+    current_size: u64,
+    /// Sectors of the disk by its geometry.
+    geometry: u64,
+    disk_type: u32,
+    id: [u8; 16],
+}
+
+/// The fields of the second header that are used.
+struct DynamicHeader {
+    table_offset: u64,
+    blocks: u32,
+    block_size: u32,
+}
+
+/// An open VHD image.
+#[derive(Debug)]
+struct Vpc {
+    file: Arc<dyn Storage>,
+    file_len: u64,
+    size: u64,
+    /// What identifies the image.
+    id: [u8; 16],
+    /// None: a fixed image.
+    blocks: Option<Blocks>,
+    work: Option<Arc<Work>>,
+}
+
+/// The blocks of an image that grows.
+#[derive(Debug)]
+struct Blocks {
+    block_size: u64,
+    /// Bytes of the bitmap before a block's data.
+    bitmap_size: u64,
+    /// By block of the disk: the sector of its bitmap in the file, or [`NO_BLOCK`].
+    table: Vec<u32>,
+    /// Of a differencing image.
+    parent: Option<Parent>,
+}
+
+/// What a differencing image has.
+#[derive(Debug)]
+struct Parent {
+    /// The name of its file.
+    name: Vec<u8>,
+    /// What identifies it.
+    id: [u8; 16],
+    bitmaps: Pieces,
+}
+
+/// The bits of the sectors from some guest offset on.
+struct BitsAt {
+    /// Offset of the piece of the bitmap, and the bytes of it that are needed.
+    piece: u64,
+    need: u64,
+    /// The bit of the first sector in the piece, from its start.
+    first: u64,
+    /// Sectors that it has the bits of, from that one on.
+    sectors: u64,
+    /// Where the data are, if they are in this file.
+    host: u64,
+}
+
+/// The result of a look-up in the table of blocks.
+enum Found {
+    Extent(Extent),
+    /// The bits decide.
+    Bits(BitsAt),
+}
+
+fn refused(why: impl Into<String>) -> Error {
+    Error::Refused(why.into())
+}
+
+impl Footer {
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        // Of all bytes but its own.
+        let sum = |range: std::ops::Range<usize>| bytes[range].iter().map(|b| u32::from(*b)).sum();
+        let (before, after): (u32, u32) = (sum(0..64), sum(68..bytes.len()));
+        if u32::from_be_bytes(array(bytes, 64)) != !(before + after) {
+            return Err(refused("Incorrect header checksum"));
+        }
+        let cylinders = u64::from(u16::from_be_bytes(array(bytes, 56)));
+        Ok(Footer {
+            data_offset: u64::from_be_bytes(array(bytes, 16)),
+            creator: array(bytes, 28),
+            current_size: u64::from_be_bytes(array(bytes, 48)),
+            geometry: cylinders * u64::from(bytes[58]) * u64::from(bytes[59]),
+            disk_type: disk_type(bytes),
+            id: array(bytes, 68),
+        })
+    }
+
+    /// Sectors of the disk. Virtual PC goes by the geometry, which may be less than the size;
+    /// others go by the size. Who made the image decides, as in QEMU.
+    fn sectors(&self, by: VhdSize) -> u64 {
+        let by_geometry = by == VhdSize::Chs || [*b"vpc ", *b"qemu"].contains(&self.creator);
+        let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_GEOMETRY;
+        match by_geometry && !by_size {
+            true => self.geometry,
+            false => self.current_size / SECTOR,
+        }
+    }
+}
+
+fn disk_type(footer: &[u8]) -> u32 {
+    u32::from_be_bytes(array(footer, 60))
+}
+
+impl DynamicHeader {
+    /// The header of a disk of so many sectors.
+    fn decode(bytes: &[u8], sectors: u64) -> Result<Self> {
+        if !bytes.starts_with(DYNAMIC_COOKIE) {
+            return Err(refused("Invalid header magic"));
+        }
+        let header = DynamicHeader {
+            table_offset: u64::from_be_bytes(array(bytes, 16)),
+            blocks: u32::from_be_bytes(array(bytes, 28)),
+            block_size: u32::from_be_bytes(array(bytes, 32)),
+        };
+        let size = header.block_size;
+        if !size.is_power_of_two() || u64::from(size) < SECTOR {
+            return Err(refused(format!("Invalid block size {size}")));
+        }
+        if sectors * SECTOR / u64::from(size) > u64::from(u32::MAX) {
+            return Err(refused("Too many blocks"));
+        }
+        // To QEMU the number is signed, and one that is negative is too large.
+        let is_negative = header.blocks > i32::MAX as u32;
+        if !is_negative && u64::from(header.blocks) * u64::from(size) < sectors * SECTOR {
+            return Err(refused("Page table too small"));
+        }
+        if header.blocks > MAX_BLOCKS {
+            let blocks = header.blocks as i32;
+            return Err(refused(format!("Max Table Entries too large ({blocks})")));
+        }
+        Ok(header)
+    }
+}
+
+async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
+    let limits = request.count_work()?;
+    let (queue, file) = (request.queue, request.file);
+    let file_len = file.len()?;
+    let mut bytes = storage::read_vec(&*file, queue, 0, SECTOR as usize).await?;
+    let grows = bytes.starts_with(COOKIE);
+    if !grows {
+        let Some(at) = file_len.next_multiple_of(SECTOR).checked_sub(SECTOR) else {
+            return Err(refused("File too small for a VHD header"));
+        };
+        bytes = storage::read_vec(&*file, queue, at, SECTOR as usize).await?;
+        if !bytes.starts_with(COOKIE) || disk_type(&bytes) != FIXED {
+            return Err(refused("invalid VPC image"));
+        }
+    }
+    let footer = Footer::decode(&bytes)?;
+    let sectors = footer.sectors(request.vpc);
+    if sectors > MAX_SECTORS {
+        let context = format!("Could not open '{}'", file.path().display());
+        return Err(Error::os(libc::EFBIG).during(context));
+    }
+    let size = sectors * SECTOR;
+    if let Some((limits, _)) = &limits {
+        limits.check_size(size)?;
+    }
+    let mut blocks = None;
+    if grows {
+        let at = footer.data_offset;
+        if i64::try_from(at.saturating_add(DYNAMIC_HEADER as u64)).is_err() {
+            return Err(refused("Error reading dynamic VHD header"));
+        }
+        let bytes = storage::read_vec(&*file, queue, at, DYNAMIC_HEADER).await?;
+        let header = DynamicHeader::decode(&bytes, sectors)?;
+        if let Some((limits, _)) = &limits {
+            let bytes = u64::from(header.blocks) * 4;
+            limits.check_kept_table("The block allocation table's length", bytes)?;
+        }
+        let table = read_blocks(queue, &file, &header, file_len, size).await?;
+        let parent = match footer.disk_type {
+            DIFFERENCING => Some(Parent {
+                name: parent::name(queue, &*file, &bytes).await?,
+                id: array(&bytes, 40),
+                bitmaps: Pieces::new(file.clone()),
+            }),
+            _ => None,
+        };
+        let block_size = header.block_size.into();
+        blocks = Some(Blocks {
+            block_size,
+            bitmap_size: bitmap_size(block_size),
+            table,
+            parent,
+        });
+    }
+    Ok(AnyImage::new(Box::new(Vpc {
+        file,
+        file_len,
+        size,
+        id: footer.id,
+        blocks: blocks.filter(|_| footer.disk_type != FIXED),
+        work: limits.map(|(_, work)| work),
+    })))
+}
+
+/// Bytes of the bitmap of a block: a bit for each sector, in whole sectors.
+fn bitmap_size(block_size: u64) -> u64 {
+    (block_size / SECTOR).div_ceil(8).next_multiple_of(SECTOR)
+}
+
+/// The table of blocks, as far as the disk of `size` bytes has them. All blocks that the table has
+/// must be in the file.
+async fn read_blocks(
+    queue: &Queue,
+    file: &Arc<dyn Storage>,
+    header: &DynamicHeader,
+    file_len: u64,
+    size: u64,
+) -> Result<Vec<u32>> {
+    let block_size = u64::from(header.block_size);
+    let block_end = |entry: &u32| u64::from(*entry) * SECTOR + bitmap_size(block_size) + block_size;
+    let truncated = || {
+        refused(
+            "block-vpc: free_data_block_offset points after the end of file. The image has been \
+             truncated.",
+        )
+    };
+    let (at, count) = (header.table_offset, u64::from(header.blocks));
+    let table_end = at.checked_add(count * 4).ok_or_else(truncated)?;
+    if table_end.div_ceil(SECTOR) > file_len.div_ceil(SECTOR) {
+        return Err(truncated());
+    }
+    let what = "The block allocation table";
+    let mut table = read_table(queue, &**file, what, at, count, u32::from_be_bytes).await?;
+    let stored = table.iter().filter(|entry| **entry != NO_BLOCK);
+    let end = stored.map(block_end).max().unwrap_or(0);
+    if end > file_len.next_multiple_of(SECTOR) {
+        return Err(truncated());
+    }
+    table.truncate(size.div_ceil(block_size) as usize);
+    table.shrink_to_fit();
+    Ok(table)
+}
+
+impl Blocks {
+    /// Where the bitmap of a block is in the file.
+    fn bitmap(&self, index: u64) -> Option<u64> {
+        let entry = *self.table.get(usize::try_from(index).ok()?)?;
+        (entry != NO_BLOCK).then(|| u64::from(entry) * SECTOR)
+    }
+
+    fn find(&self, guest: u64, limit: u64) -> Found {
+        let size = self.block_size;
+        let (first, within) = (guest / size, guest % size);
+        let extent = |length, mapping| {
+            Found::Extent(Extent {
+                length,
+                storage: StorageId::FILE,
+                mapping,
+            })
+        };
+        let Some(bitmap) = self.bitmap(first) else {
+            let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
+            let missing = |index: &u64| self.bitmap(*index).is_none();
+            let blocks = 1 + (first + 1..last).take_while(missing).count() as u64;
+            let mapping = match self.parent {
+                None => Mapping::Zero { host: None },
+                Some(_) => Mapping::Unallocated { host: None },
+            };
+            return extent(limit.min(blocks * size - within), mapping);
+        };
+        let host = bitmap + self.bitmap_size + within;
+        if self.parent.is_none() {
+            let host = HostOffset(host);
+            return extent(limit.min(size - within), Mapping::Data { host });
+        }
+        let sector = within / SECTOR;
+        let piece = sector / 8 / PIECE * PIECE;
+        let need = (size / SECTOR).div_ceil(8).min(piece + PIECE) - piece;
+        let first = sector - piece * 8;
+        Found::Bits(BitsAt {
+            piece: bitmap + piece,
+            need,
+            first,
+            sectors: (need * 8).min(size / SECTOR - piece * 8) - first,
+            host,
+        })
+    }
+}
+
+impl BitsAt {
+    /// The extent at `guest` by the bits of `piece`.
+    fn extent(&self, piece: &[u8], guest: u64, limit: u64) -> Extent {
+        let is_here = |bit: u64| {
+            let byte = piece.get((bit / 8) as usize);
+            byte.is_some_and(|byte| byte & 0x80 >> (bit % 8) != 0)
+        };
+        let here = is_here(self.first);
+        let within = guest % SECTOR;
+        let sectors = (within + limit).div_ceil(SECTOR).min(self.sectors);
+        let alike = (1..sectors).take_while(|n| is_here(self.first + n) == here);
+        let sectors = 1 + alike.count() as u64;
+        Extent {
+            length: limit.min(sectors * SECTOR - within),
+            storage: StorageId::FILE,
+            mapping: match here {
+                true => Mapping::Data {
+                    host: HostOffset(self.host),
+                },
+                false => Mapping::Unallocated { host: None },
+            },
+        }
+    }
+}
+
+impl Vpc {
+    fn find(&self, guest: u64, limit: u64) -> Found {
+        match &self.blocks {
+            Some(blocks) => blocks.find(guest, limit),
+            None => Found::Extent(Extent {
+                length: limit,
+                storage: StorageId::FILE,
+                mapping: Mapping::Data {
+                    host: HostOffset(guest),
+                },
+            }),
+        }
+    }
+
+    fn parent(&self) -> Option<&Parent> {
+        self.blocks.as_ref()?.parent.as_ref()
+    }
+}
+
+impl FormatImage for Vpc {
+    fn format(&self) -> Format {
+        Format::of(&DRIVER)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn cluster_size(&self) -> Option<u64> {
+        self.blocks.as_ref().map(|blocks| blocks.block_size)
+    }
+
+    fn storages(&self) -> Vec<Arc<dyn Storage>> {
+        vec![self.file.clone()]
+    }
+
+    fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
+        if let Err(error) = self.spend(LOOKUP_WORK) {
+            return Some(Err(error));
+        }
+        match self.find(guest, limit) {
+            Found::Extent(extent) => Some(Ok(extent)),
+            Found::Bits(bits) => {
+                let piece = self.parent()?.bitmaps.get(bits.piece, bits.need)?;
+                Some(Ok(bits.extent(&piece, guest, limit)))
+            }
+        }
+    }
+
+    fn load_extent<'a>(
+        &'a self,
+        queue: &'a Queue,
+        guest: u64,
+        limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        Box::pin(async move {
+            match (self.find(guest, limit), self.parent()) {
+                (Found::Extent(extent), _) => Ok(extent),
+                (Found::Bits(bits), Some(parent)) => {
+                    let what = "A block's bitmap";
+                    let pieces = &parent.bitmaps;
+                    let piece = pieces.load(queue, what, bits.piece, bits.need).await?;
+                    Ok(bits.extent(&piece, guest, limit))
+                }
+                (Found::Bits(_), None) => unreachable!("only looked at for a parent"),
+            }
+        })
+    }
+
+    /// Blocks were checked when the image was opened.
+    fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {
+        Ok(match self.blocks {
+            Some(_) => length,
+            None => self.file_len.saturating_sub(host).min(length),
+        })
+    }
+
+    fn spend(&self, work: u64) -> Result<()> {
+        spend(self.work.as_deref(), work)
+    }
+
+    fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {
+        Some(match self.blocks {
+            Some(_) => Holes::Ignored,
+            None => Holes::ZeroData,
+        })
+    }
+
+    fn backing(&self) -> Option<BackingName<'_>> {
+        Some(BackingName {
+            name: &self.parent()?.name,
+            format: Some(DRIVER.name.as_bytes()),
+        })
+    }
+
+    /// The parent of a differencing image is not written any more, so this need not change.
+    fn content_id(&self) -> Option<&[u8]> {
+        Some(&self.id)
+    }
+
+    fn check_backing(&self, backing: &dyn FormatImage) -> Result<()> {
+        match (self.parent(), backing.content_id()) {
+            (Some(parent), Some(id)) if backing.format() == self.format() && id != parent.id => {
+                Err(refused(
+                    "The backing file is not the parent that the image was made for",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
