@@ -772,7 +772,7 @@ const DAMAGE: [Damage; 24] = [
     ("reserved field", |_, p| (p.extension + 7, vec![1]), &[]),
     (
         "length of the extension",
-        |_, p| (p.extension - 1, vec![16]),
+        |_, p| (p.extension - 1, vec![32]),
         &[],
     ),
     ("long directory", |_, p| (p.extension + 13, vec![1]), &[]),
@@ -859,78 +859,112 @@ fn damaged_bitmaps_are_reported_and_removed() {
     }
 }
 
-/// Damage of bitmaps neither changes what the disk reads nor prevents that it is written. (The data
-/// of the guest are nowhere what the bits of a bitmap could be.)
+/// Kinds of images whose bitmaps are damaged. The bits of each fill less than a cluster, and the
+/// guest's data are nowhere zero: so these cannot be taken for bits.
+const DAMAGED: [&str; 5] = [
+    "create a.q 10M",
+    "create a.q 10M; io a.q: write -P 7 0 3M; img snapshot -c s a.q",
+    "create -o cluster_size=4k,refcount_bits=1 a.q 10M",
+    "create -o extended_l2=on a.q 10M",
+    "create -o data_file=data.raw a.q 10M",
+];
+
+/// Changes one or two places of header extension, directory or tables. Returns a description.
+fn damage(random: &mut Rng, lab: &Lab, file: &str, places: &Places) -> String {
+    let mut regions = vec![(places.extension, 24), (places.directory, 96)];
+    regions.extend(places.entries.iter().map(|entry| (entry.1, 8)));
+    let cluster = 1 << lab.u32_at(file, 20);
+    let clusters = fs::metadata(lab.path(file)).expect("a file").len() / cluster;
+    let mut what = String::new();
+    for _ in 0..1 + random.below(2) {
+        let (start, length) = regions[random.below(regions.len() as u64) as usize];
+        let at = start + random.below(length);
+        let word = start + (at - start) / 8 * 8;
+        let (at, bytes) = match random.below(3) {
+            0 => {
+                let old = lab.u64_at(file, word);
+                (word, (old ^ 1 << random.below(64)).to_be_bytes().to_vec())
+            }
+            1 => (at, vec![random.below(256) as u8]),
+            // A cluster of something else.
+            _ => {
+                let place = random.below(clusters + 1) * cluster;
+                (word, place.to_be_bytes().to_vec())
+            }
+        };
+        what += &format!(" {bytes:x?} at {at:#x}");
+        lab.patch(file, at, &bytes);
+    }
+    what
+}
+
+/// Damage of bitmaps neither changes what the disk reads nor prevents that it is written.
+///
+/// `ZEBU_BITMAP_DAMAGED` is the number of images of each kind, `ZEBU_BITMAP_SEED` the first seed.
 #[test]
 fn damage_of_bitmaps_leaves_the_disk_alone() {
     if !ready() {
         return;
     }
+    let first = common::env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
+    let cases = common::env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(12);
+    for kind in DAMAGED {
+        damage_leaves_the_disk_alone(kind, first..first + cases);
+    }
+    println!("cases: {} damaged bitmaps", cases * DAMAGED.len() as u64);
+}
+
+fn damage_leaves_the_disk_alone(kind: &str, seeds: Range<u64>) {
     let lab = Lab::new();
+    lab.make(kind);
     lab.make(
-        "create a.q 10M; img bitmap --add a.q b0; img bitmap --add -g 4k a.q b1; \
-         img bitmap --add -g 512 a.q b2; io a.q: write -P 1 0 64k | write -P 2 1M 1M; \
-         img bitmap --disable a.q b1",
+        "img bitmap --add a.q b0; img bitmap --add -g 4k a.q b1; img bitmap --add -g 512 a.q b2; \
+         io a.q: write -P 1 0 64k | write -P 2 1M 1M; img bitmap --disable a.q b1",
     );
-    let content = |file: &str| {
-        lab.qemu_img(&["convert", "-O", "raw", file, "content"])
-            .ok(file);
-        fs::read(lab.path("content")).expect("content")
-    };
     let places = places(&lab, "a.q");
-    let mut regions = vec![(places.extension, 24), (places.directory, 96)];
-    regions.extend(places.entries.iter().map(|entry| (entry.1, 8)));
-    let whole = fs::metadata(lab.path("a.q")).unwrap().len() >> 16;
-    let write = [
-        "-c",
-        "write -P 3 3M 64k",
-        "-c",
-        "write -P 4 4k 4k",
-        "-c",
-        "write -P 5 7M 300k",
-    ];
-    fs::copy(lab.path("a.q"), lab.path("b.q")).expect("copy");
-    let before = content("a.q");
-    lab.zebu_io(&[&write[..], &["b.q"]].concat()).ok("write");
-    let after = content("b.q");
-    let cases = common::env_number("ZEBU_BITMAP_DAMAGE").unwrap_or(100);
-    for seed in 0..cases {
-        let mut random = Rng::new(seed);
+    let has_data_file = kind.contains("data_file");
+    if has_data_file {
+        fs::copy(lab.path("data.raw"), lab.path("data.old")).expect("copy");
+    }
+    let copy = || {
         fs::copy(lab.path("a.q"), lab.path("b.q")).expect("copy");
-        let mut what = format!("seed {seed}:");
-        for _ in 0..1 + random.below(2) {
-            let (start, length) = regions[random.below(regions.len() as u64) as usize];
-            let at = start + random.below(length);
-            let bytes = match random.below(3) {
-                0 => {
-                    let word = lab.u32_at("b.q", at);
-                    (word ^ 1 << random.below(32)).to_be_bytes().to_vec()
-                }
-                1 => vec![random.below(256) as u8],
-                // A cluster of something else.
-                _ => (random.below(whole + 1) << 16).to_be_bytes().to_vec(),
-            };
-            let at = match bytes.len() {
-                8 => start + (at - start) / 8 * 8,
-                _ => at,
-            };
-            let left = (start + length - at) as usize;
-            let bytes = &bytes[..bytes.len().min(left)];
-            what += &format!(" {bytes:x?} at {at:#x}");
-            lab.patch("b.q", at, bytes);
+        if has_data_file {
+            fs::copy(lab.path("data.old"), lab.path("data.raw")).expect("copy");
         }
-        let read = |what: &str| {
-            lab.zebu(&["convert", "-O", "raw", "b.q", "read"]).ok(what);
-            fs::read(lab.path("read")).expect("read")
-        };
+    };
+    let read = |what: &str| {
+        lab.zebu(&["convert", "-O", "raw", "b.q", "read"]).ok(what);
+        fs::read(lab.path("read")).expect("read")
+    };
+    let write = |what: &str| {
+        let mut args = Vec::new();
+        for command in [
+            "write -P 3 3M 64k",
+            "write -P 4 4k 4k",
+            "write -P 5 7M 300k",
+        ] {
+            args.extend(["-c", command]);
+        }
+        args.push("b.q");
+        lab.zebu_io(&args).ok(what);
+    };
+    copy();
+    let before = read(kind);
+    write(kind);
+    let after = read(kind);
+    for seed in seeds {
+        copy();
+        let mut random = Rng::new(seed);
+        let what = damage(&mut random, &lab, "b.q", &places);
+        let what = format!("{kind}, seed {seed}:{what}");
         assert!(read(&what) == before, "{what}");
         lab.zebu(&["info", "b.q"]).ok(&what);
         for _ in 0..2 {
-            lab.zebu_io(&[&write[..], &["b.q"]].concat()).ok(&what);
+            write(&what);
             assert!(read(&what) == after, "{what}");
         }
         lab.zebu(&["bitmap", "--remove", "b.q", "b0"]);
-        lab.zebu_io(&[&write[..], &["b.q"]].concat()).ok(&what);
+        write(&what);
         let repaired = lab.zebu(&["check", "-q", "-r", "all", "b.q"]);
         assert!(read(&what) == after, "{what}");
         // Where a bitmap leads to the header or an L1 table, either may be what is damaged.
@@ -939,5 +973,4 @@ fn damage_of_bitmaps_leaves_the_disk_alone() {
             lab.qemu_img(&["check", "-q", "b.q"]).ok(&what);
         }
     }
-    println!("cases: {cases} damaged bitmaps");
 }

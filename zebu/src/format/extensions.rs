@@ -409,29 +409,23 @@ impl Extensions {
 
     /// The bitmaps extension. It counts only while the autoclear bit
     /// [`AUTOCLEAR_BITMAPS`](super::AUTOCLEAR_BITMAPS) is set.
-    #[must_use]
-    pub fn bitmaps(&self) -> Option<BitmapsExtension> {
-        self.last(|e| match e {
-            Extension::Bitmaps(bitmaps) => Some(*bitmaps),
-            _ => None,
-        })
-    }
-
-    /// Whether there is an extension of a type.
-    #[must_use]
-    pub fn has(&self, kind: u32) -> bool {
-        self.list.iter().any(|extension| extension.kind() == kind)
-    }
-
-    /// Refuses a bitmaps extension of another length.
-    pub(super) fn check_bitmaps_length(&self) -> Result<(), FormatError> {
-        let mut lengths = self.list.iter().filter_map(|extension| match extension {
-            Extension::Unknown { kind, data } if *kind == EXTENSION_BITMAPS => Some(data.len()),
-            _ => None,
-        });
-        lengths
-            .next()
-            .map_or(Ok(()), |length| Err(FormatError::BitmapsLength(length)))
+    ///
+    /// # Errors
+    ///
+    /// If one has another length than [`BitmapsExtension::LEN`].
+    pub fn bitmaps(&self) -> Result<Option<BitmapsExtension>, FormatError> {
+        let mut last = None;
+        for extension in &self.list {
+            match extension {
+                Extension::Bitmaps(bitmaps) => last = Some(*bitmaps),
+                Extension::Unknown {
+                    kind: EXTENSION_BITMAPS,
+                    data,
+                } => return Err(FormatError::BitmapsLength(data.len())),
+                _ => {}
+            }
+        }
+        Ok(last)
     }
 
     /// Where the encryption header is.

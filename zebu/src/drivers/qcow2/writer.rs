@@ -10,7 +10,7 @@ use super::bitmaps::Bitmaps;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
-use super::protect::{L2_TABLE, OverlapChecks, Protected};
+use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
@@ -252,7 +252,7 @@ impl Image {
         }
         // Until the first change it is not known whether the directory is one.
         if let Some(bitmaps) = writer.bitmaps.get() {
-            bitmaps.protect_directory(protected);
+            protected.set(BITMAP_DIRECTORY, bitmaps.directory_place());
         }
         protected.compare();
         // Several entries may have one table if none of them has the copied flag

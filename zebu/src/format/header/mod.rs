@@ -7,9 +7,7 @@ mod encode;
 
 use super::bounds::MAX_CLUSTER_BITS;
 use super::error::FormatError;
-use super::extensions::{
-    self, BitmapsExtension, EXTENSION_BITMAPS, Extension, Extensions, FeatureNames,
-};
+use super::extensions::{self, BitmapsExtension, Extension, Extensions, FeatureNames};
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression,
     CryptMethod, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY,
@@ -217,7 +215,7 @@ impl Header {
     /// Whether the bitmaps extension is there, damaged or not, and not out of date.
     #[must_use]
     pub fn has_bitmaps(&self) -> bool {
-        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.has(EXTENSION_BITMAPS)
+        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.bitmaps() != Ok(None)
     }
 
     /// The bitmaps extension; none if it is out of date: without its autoclear bit it means nothing.
@@ -225,14 +223,15 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// If the extension is not valid.
+    /// If the extension is not valid, or has another length than it must have: QEMU refuses that
+    /// also if it is out of date.
     pub fn bitmaps(&self) -> Result<Option<BitmapsExtension>, FormatError> {
-        // QEMU refuses another length even if the extension is out of date.
-        self.extensions.check_bitmaps_length()?;
-        match self.extensions.bitmaps().filter(|_| self.has_bitmaps()) {
-            Some(bitmaps) => bitmaps.check(self.cluster_size()).map(|()| Some(bitmaps)),
-            None => Ok(None),
-        }
+        let bitmaps = self.extensions.bitmaps()?;
+        let Some(bitmaps) = bitmaps.filter(|_| self.has_bitmaps()) else {
+            return Ok(None);
+        };
+        bitmaps.check(self.cluster_size())?;
+        Ok(Some(bitmaps))
     }
 
     /// Whether the external data file is a raw image by itself.

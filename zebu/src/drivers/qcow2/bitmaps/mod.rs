@@ -26,13 +26,9 @@ pub(crate) use whole::BitmapChange;
 
 use super::Image;
 use super::frees::Freed;
-use super::protect::Protected;
 use crate::format::{BitmapEntry, MAX_BITMAP_BYTES};
 use crate::storage::Queue;
 use crate::{Error, Result};
-
-/// What a directory is noted as.
-const DIRECTORY: &str = "bitmap directory";
 
 /// The bitmaps of an image that is written.
 #[derive(Debug, Default)]
@@ -104,9 +100,9 @@ impl Bitmaps {
         crate::lock(&self.directory)
     }
 
-    /// Notes where the directory is.
-    pub(super) fn protect_directory(&self, protected: &Protected) {
-        protected.set(DIRECTORY, self.directory().place());
+    /// Where the directory is in the file, in bytes. Empty if there are no bitmaps.
+    pub(super) fn directory_place(&self) -> Range<u64> {
+        self.directory().place()
     }
 
     /// Sets the bits of a range of the disk in all enabled bitmaps.

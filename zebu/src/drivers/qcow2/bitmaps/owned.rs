@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::{DIRECTORY, Directory};
+use super::Directory;
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
+use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
 use crate::drivers::qcow2::writer::Writer;
 use crate::format::{BitmapCluster, BitmapEntry, FormatError, L2Entry};
 use crate::storage::{Ahead, Queue};
@@ -70,11 +71,11 @@ impl Image {
         let Range { start, end } = directory.place();
         let clusters = start..end.next_multiple_of(self.geometry.cluster_size());
         // It may be noted already, by an attempt that failed later.
-        writer.protected.set(DIRECTORY, 0..0);
+        writer.protected.set(BITMAP_DIRECTORY, 0..0);
         if !self.has_one_reference(queue, &clusters).await? {
             return Err(FormatError::BitmapDirectoryBroken("its clusters are not its own").into());
         }
-        writer.protected.set(DIRECTORY, start..end);
+        writer.protected.set(BITMAP_DIRECTORY, start..end);
         Ok(())
     }
 

@@ -32,8 +32,8 @@ struct Look<'a> {
 impl Repair<'_> {
     /// Removes bitmaps that are damaged: whose entry or table is invalid or leads past the end of
     /// the file, that share a cluster with anything, or have the name of another one. If the header
-    /// extension or the directory is damaged, or has a second use, all are removed. Returns how many errors that
-    /// repaired.
+    /// extension or the directory is damaged, or the directory has a second use, all are removed.
+    /// Returns how many errors that repaired.
     ///
     /// Where the header or a table that everything depends on conflicts with a bitmap, either may be
     /// damaged. Then a second use is no reason to remove a bitmap.
