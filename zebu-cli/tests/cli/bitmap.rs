@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::common::rng::Rng;
 use crate::common::server::{have, wait_until};
-use crate::common::{Answer, Lab, Limits, comparable, peer};
+use crate::common::{Answer, Lab, Limits, comparable, env_number, peer};
 use serde_json::{Value, json};
 
 /// The dirty ranges of a bitmap, in bytes, as QEMU reads them.
@@ -315,11 +315,9 @@ fn sessions_in_turn_with_qemu() {
     if !ready() {
         return;
     }
-    let number = |name: &str, default| {
-        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-    };
-    let first: u64 = number("ZEBU_BITMAP_SEED", 1);
-    for seed in first..first + number("ZEBU_BITMAP_CASES", 12) {
+    let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
+    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(12);
+    for seed in first..first + cases {
         let mut random = Rng::new(seed);
         let kind = KINDS[random.below(KINDS.len() as u64) as usize];
         let (ours, theirs) = (Lab::new(), Lab::new());
@@ -904,8 +902,8 @@ fn damage_of_bitmaps_leaves_the_disk_alone() {
     if !ready() {
         return;
     }
-    let first = common::env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = common::env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(12);
+    let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
+    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(12);
     for kind in DAMAGED {
         damage_leaves_the_disk_alone(kind, first..first + cases);
     }
