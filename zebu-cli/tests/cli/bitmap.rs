@@ -865,18 +865,34 @@ const DAMAGED: [&str; 5] = [
     "create -o data_file=data.raw a.q 10M",
 ];
 
-/// Changes one or two places of header extension, directory or tables. Returns a description.
-fn damage(random: &mut Rng, lab: &Lab, file: &str, places: &Places) -> String {
-    let mut regions = vec![(places.extension, 24), (places.directory, 96)];
-    regions.extend(places.entries.iter().map(|entry| (entry.1, 8)));
+/// Where the damage is, in bytes: header extension, directory, tables, and refcounts of 16 bits.
+fn regions(lab: &Lab, file: &str, places: &Places) -> Vec<Range<u64>> {
+    let tables = places.entries.iter().map(|entry| entry.1);
+    let mut regions = vec![
+        places.extension..places.extension + 24,
+        places.directory..places.directory + 96,
+    ];
+    regions.extend(tables.clone().map(|table| table..table + 8));
+    if lab.u32_at(file, 96) == 4 {
+        let block = lab.u64_at(file, lab.u64_at(file, 48));
+        let own = tables.chain([places.directory]);
+        let counts = own.map(|at| block + (at >> lab.u32_at(file, 20)) * 2);
+        regions.extend(counts.map(|at| at..at + 2));
+    }
+    regions
+}
+
+/// Changes one or two places of an image. Returns a description.
+fn damage(random: &mut Rng, lab: &Lab, file: &str, regions: &[Range<u64>]) -> String {
     let cluster = 1 << lab.u32_at(file, 20);
     let clusters = fs::metadata(lab.path(file)).expect("a file").len() / cluster;
     let mut what = String::new();
     for _ in 0..1 + random.below(2) {
-        let (start, length) = regions[random.below(regions.len() as u64) as usize];
-        let at = start + random.below(length);
+        let Range { start, end } = regions[random.below(regions.len() as u64) as usize];
+        let at = start + random.below(end - start);
         let word = start + (at - start) / 8 * 8;
         let (at, bytes) = match random.below(3) {
+            _ if end - start == 2 => (start, vec![0, random.below(3) as u8]),
             0 => {
                 let old = lab.u64_at(file, word);
                 (word, (old ^ 1 << random.below(64)).to_be_bytes().to_vec())
@@ -917,7 +933,7 @@ fn damage_leaves_the_disk_alone(kind: &str, seeds: Range<u64>) {
         "img bitmap --add a.q b0; img bitmap --add -g 4k a.q b1; img bitmap --add -g 512 a.q b2; \
          io a.q: write -P 1 0 64k | write -P 2 1M 1M; img bitmap --disable a.q b1",
     );
-    let places = places(&lab, "a.q");
+    let regions = regions(&lab, "a.q", &places(&lab, "a.q"));
     let has_data_file = kind.contains("data_file");
     if has_data_file {
         fs::copy(lab.path("data.raw"), lab.path("data.old")).expect("copy");
@@ -951,7 +967,7 @@ fn damage_leaves_the_disk_alone(kind: &str, seeds: Range<u64>) {
     for seed in seeds {
         copy();
         let mut random = Rng::new(seed);
-        let what = damage(&mut random, &lab, "b.q", &places);
+        let what = damage(&mut random, &lab, "b.q", &regions);
         let what = format!("{kind}, seed {seed}:{what}");
         assert!(read(&what) == before, "{what}");
         lab.zebu(&["info", "b.q"]).ok(&what);
