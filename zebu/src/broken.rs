@@ -59,6 +59,8 @@ pub enum Rule {
     InUseBeforeChange,
     /// The bits of a bitmap are durable before it is marked as consistent.
     BitsBeforeFlag,
+    /// Changes announce themselves anew before a store looks at the bits.
+    AnnouncedAnew,
 }
 
 #[cfg(zebu_break)]
@@ -70,7 +72,7 @@ mod hook {
 
     impl Rule {
         /// All of them.
-        pub const ALL: [Rule; 25] = [
+        pub const ALL: [Rule; 26] = [
             Rule::RefcountsBeforeMappings,
             Rule::DurableBeforeMappings,
             Rule::DataFileBeforeMappings,
@@ -96,6 +98,7 @@ mod hook {
             Rule::SizeBeforeTail,
             Rule::InUseBeforeChange,
             Rule::BitsBeforeFlag,
+            Rule::AnnouncedAnew,
         ];
     }
 

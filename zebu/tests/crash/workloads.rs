@@ -63,7 +63,7 @@ const fn heavy(name: &'static str, run: fn(&Queue, &mut Dice) -> History) -> Wor
     }
 }
 
-pub const ALL: [Workload; 20] = [
+pub const ALL: [Workload; 22] = [
     light("allocating", requests::allocating),
     light("backing", requests::backing),
     heavy("subclusters", requests::subclusters),
@@ -75,6 +75,8 @@ pub const ALL: [Workload; 20] = [
     heavy("small-cache", requests::small_cache),
     light("in-flight", many::in_flight),
     light("queues", many::queues),
+    light("in-flight-bitmaps", many::in_flight_bitmaps),
+    light("queues-bitmaps", many::queues_bitmaps),
     light("snapshots", jobs::snapshots),
     light("resize", jobs::resize),
     heavy("bitmaps", bitmaps::bitmaps),

@@ -1,10 +1,11 @@
 //! Guards against blocks that are lost, misplaced, torn or invented when many threads use one
 //! image for long. Each thread has its own queue, ranges overlap and are adjacent, and there is a
 //! backing chain. The caches are so small that slices are evicted all the time. Snapshots are
-//! created, applied and deleted between the rounds.
+//! created, applied and deleted between the rounds. A bitmap records what changes.
 //!
 //! Each block contains the number of its write (`ledger`). At the end zebu and QEMU check the image
-//! and read every block and snapshot, and the backing chain must be unchanged.
+//! and read every block and snapshot, the backing chain must be unchanged, and what differs from the
+//! start of the session must be dirty in the bitmap.
 //!
 //! | variable                | meaning                                          |
 //! |-------------------------|--------------------------------------------------|
@@ -17,6 +18,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/dirty.rs"]
+mod dirty;
 #[path = "../common/ledger.rs"]
 mod ledger;
 #[path = "../common/load.rs"]
@@ -29,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use common::peer::{assert_clean, assert_content, text, write_sparse};
 use common::{PrintOnPanic, Rng, Watchdog, cases, number, progress};
+use dirty::Bitmap;
 use ledger::{BLOCK, Ledger, Sequence, image_of, stamped};
 use load::{Load, Thread, settle};
 use zebu::block::{Device, OpenOptions};
@@ -53,6 +57,9 @@ struct Run {
     ledger: Arc<Ledger>,
     sequence: Arc<AtomicU64>,
     snapshots: Vec<(String, Vec<Sequence>)>,
+    /// What changed in this session.
+    bitmap: Option<Bitmap>,
+    store_bitmaps: bool,
 }
 
 fn queue_of(rng: &mut Rng, engines: &[EngineKind]) -> QueueOptions {
@@ -106,6 +113,8 @@ impl Run {
             ledger: Arc::new(Ledger::new(&sequences)),
             sequence: Arc::new(AtomicU64::new(MIDDLE + 1)),
             snapshots: Vec::new(),
+            bitmap: None,
+            store_bitmaps: rng.one_in(2),
             rng,
         };
         run.fill_middle(&mut sequences);
@@ -134,6 +143,7 @@ impl Run {
             .write(write)
             .cache(self.cache)
             .discard(Some(true))
+            .store_bitmaps(self.store_bitmaps)
             // Two slices.
             .l2_cache_entry_size(Some(512))
             .l2_cache_size(Some(1024))
@@ -197,7 +207,9 @@ impl Run {
         let queue = Queue::new(options).unwrap();
         let mut requests = 0;
         for _ in 0..2 {
-            let mut device = Arc::new(self.open(&queue, "top.qcow2", None, true));
+            let mut device = self.open(&queue, "top.qcow2", None, true);
+            self.begin_bitmap(&queue, &mut device);
+            let mut device = Arc::new(device);
             for _ in 0..3 {
                 requests += self.round(&device);
                 let owned = Arc::get_mut(&mut device).expect("all threads have ended");
@@ -212,6 +224,20 @@ impl Run {
             self.verify(&queue, &now);
         }
         requests
+    }
+
+    /// Adds a bitmap to the image, instead of the one of the last session.
+    fn begin_bitmap(&mut self, queue: &Queue, device: &mut Device) {
+        if let Some(old) = self.bitmap.take() {
+            let removed = queue.block_on(device.bitmap_remove(queue, old.name));
+            removed.unwrap_or_else(|e| panic!("remove the bitmap: {e}"));
+        }
+        let granularity = self.rng.pick(&[512, 4096, 64 << 10]);
+        let added = device.bitmap_add(queue, "bitmap", Some(granularity), true);
+        let added = queue.block_on(added);
+        added.unwrap_or_else(|e| panic!("add a bitmap: {e}"));
+        let content = image_of(&settle(&self.ledger, queue, device));
+        self.bitmap = Some(Bitmap::new("bitmap".into(), granularity, true, &content));
     }
 
     /// Checks the closed image, and verifies the content of it and of its snapshots.
@@ -231,6 +257,11 @@ impl Run {
         let wrong = report.corruptions + report.leaks + report.check_errors;
         assert_eq!(wrong, 0, "{report:?}");
         assert!(settle(&self.ledger, queue, &device) == now, "read again");
+        if let Some(bitmap) = &self.bitmap {
+            let bits = queue.block_on(device.bitmap(queue, &bitmap.name));
+            let right = bitmap.compare(&bits.unwrap(), &image_of(now));
+            right.unwrap_or_else(|why| panic!("the bitmap: {why}"));
+        }
         for (name, then) in &self.snapshots {
             let device = self.open(queue, "top.qcow2", Some(name), false);
             let mut bytes = vec![0; then.len() * BLOCK];

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use zebu::block::{Device, Zeroing};
+use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::CreateQcow2;
 use zebu::storage::{Buffer, Queue};
 
@@ -17,7 +17,10 @@ use super::requests::begin_with;
 use super::{Dice, History, noise, options, raw, writable};
 use crate::common::Rng;
 use crate::disk::{Disk, Time};
-use crate::judge::{Change, Event, Layout};
+use crate::judge::{Change, Event, Layout, Model, content};
+
+/// Threads that share an image.
+const THREADS: usize = 3;
 
 type Request<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
@@ -107,12 +110,47 @@ fn image(rng: &mut Dice) -> (CreateQcow2, Layout, Vec<u8>) {
     (options, layout, active)
 }
 
+/// How the image is opened. Most with bitmaps store them with each flush.
+fn open_options(rng: &mut Dice, has_bitmaps: bool) -> OpenOptions {
+    let options = writable(rng);
+    match has_bitmaps {
+        true => options.store_bitmaps(!rng.one_in(4)),
+        false => options,
+    }
+}
+
+/// Clears the bitmaps, so that requests set bits again. No request is in flight.
+fn clear_bitmaps(queue: &Queue, device: &mut Device, model: &mut Model, log: &Log<'_>) {
+    model.active = content(queue, device).unwrap();
+    for nth in 0..model.bitmaps.len() {
+        let began = log.disk.now();
+        let bitmap = &mut model.bitmaps[nth];
+        bitmap.clear(&model.active);
+        let clear = device.bitmap_clear(queue, &bitmap.name);
+        queue.block_on(clear).unwrap();
+        let what = Change::Becomes(model.clone());
+        let ended = log.disk.now();
+        log.events
+            .lock()
+            .unwrap()
+            .push(Event { began, ended, what });
+    }
+}
+
 /// Batches of requests on one queue, flushes among them.
 pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
+    batches(queue, rng, false)
+}
+
+pub fn in_flight_bitmaps(queue: &Queue, rng: &mut Dice) -> History {
+    batches(queue, rng, true)
+}
+
+fn batches(queue: &Queue, rng: &mut Dice, has_bitmaps: bool) -> History {
     let (options, layout, active) = image(rng);
-    let has_bitmaps = !cfg!(zebu_break) && rng.one_in(2);
     let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
-    let device = used.history.open(queue, &writable(rng));
+    let mut model = used.history.before.clone();
+    let mut device = used.history.open(queue, &open_options(rng, has_bitmaps));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());
     let log = Log {
@@ -160,6 +198,9 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
             requests.swap(nth, rng.index(swaps));
         }
         queue.block_on(all(requests));
+        if has_bitmaps && rng.fault.is_none() && rng.one_in(4) {
+            clear_bitmaps(queue, &mut device, &mut model, &log);
+        }
     }
     used.history.events = sorted(events);
     used.close(device)
@@ -167,45 +208,59 @@ pub fn in_flight(queue: &Queue, rng: &mut Dice) -> History {
 
 /// Several threads, each with its queue and its sectors.
 pub fn queues(queue: &Queue, rng: &mut Dice) -> History {
-    const THREADS: usize = 3;
+    threads(queue, rng, false)
+}
+
+pub fn queues_bitmaps(queue: &Queue, rng: &mut Dice) -> History {
+    threads(queue, rng, true)
+}
+
+fn threads(queue: &Queue, rng: &mut Dice, has_bitmaps: bool) -> History {
     let (options, layout, active) = image(rng);
-    let has_bitmaps = !cfg!(zebu_break) && rng.one_in(2);
     let mut used = begin_with(queue, rng, &options, layout, active, has_bitmaps);
-    let device = used.history.open(queue, &writable(rng));
+    let mut model = used.history.before.clone();
+    let mut device = used.history.open(queue, &open_options(rng, has_bitmaps));
     let disk = used.history.disk.clone();
     let events = Mutex::new(Vec::new());
-    let flush_error = AtomicBool::new(false);
+    let log = Log {
+        disk: &disk,
+        events: &events,
+        flush_error: &AtomicBool::new(false),
+    };
     let sectors = used.active.len() / 512;
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let mut rng = Rng::new(rng.next());
-            let (disk, events, flush_error, device) = (&disk, &events, &flush_error, &device);
-            scope.spawn(move || {
-                let queue = Queue::new(Default::default()).unwrap();
-                let log = Log {
-                    disk,
-                    events,
-                    flush_error,
-                };
-                for _ in 0..12 {
-                    // Few sectors, so that the threads use the same clusters.
-                    let place = rng.below(sectors as u64 / 4) as usize;
-                    let mut requests = Vec::new();
-                    for sector in place..(place + 8).min(sectors) {
-                        if sector % THREADS == thread {
-                            let at = sector * 512;
-                            requests.push(write(&log, device, &queue, &mut rng, at, 512));
-                        }
-                    }
-                    if rng.one_in(3) {
-                        let flush = log.note(Change::Flush, device.flush(&queue));
-                        requests.push(Box::pin(flush));
-                    }
-                    queue.block_on(all(requests));
-                }
-            });
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let rng = Rng::new(rng.next());
+                let (log, device) = (&log, &device);
+                scope.spawn(move || one_thread(log, device, rng, sectors, thread));
+            }
+        });
+        if has_bitmaps && rng.fault.is_none() {
+            clear_bitmaps(queue, &mut device, &mut model, &log);
         }
-    });
+    }
     used.history.events = sorted(events);
     used.close(device)
+}
+
+/// Batches of writes to the sectors of one thread.
+fn one_thread(log: &Log<'_>, device: &Device, mut rng: Rng, sectors: usize, thread: usize) {
+    let queue = Queue::new(Default::default()).unwrap();
+    for _ in 0..4 {
+        // Few sectors, so that the threads use the same clusters.
+        let place = rng.below(sectors as u64 / 4) as usize;
+        let mut requests = Vec::new();
+        for sector in place..(place + 8).min(sectors) {
+            if sector % THREADS == thread {
+                let at = sector * 512;
+                requests.push(write(log, device, &queue, &mut rng, at, 512));
+            }
+        }
+        if rng.one_in(3) {
+            let flush = log.note(Change::Flush, device.flush(&queue));
+            requests.push(Box::pin(flush));
+        }
+        queue.block_on(all(requests));
+    }
 }

@@ -52,7 +52,8 @@ impl Image {
         indexes: &[usize],
     ) -> Result<()> {
         let flags = |entry: &BitmapEntry| entry.flags | BITMAP_IN_USE;
-        self.write_entries(queue, directory, FLAGS, |index, entry| {
+        let durable = !is_broken(Rule::InUseBeforeChange);
+        self.write_entries(queue, directory, FLAGS, durable, |index, entry| {
             let is_wanted = indexes.contains(&index);
             is_wanted.then(|| flags(entry).to_be_bytes())
         })
@@ -73,7 +74,7 @@ impl Image {
         indexes: &[usize],
         of: impl Fn(usize, &BitmapEntry) -> (u32, u32),
     ) -> Result<()> {
-        self.write_entries(queue, directory, SIZE_AND_FLAGS, |index, entry| {
+        self.write_entries(queue, directory, SIZE_AND_FLAGS, true, |index, entry| {
             indexes.contains(&index).then(|| {
                 let (size, flags) = of(index, entry);
                 (u64::from(size) << 32 | u64::from(flags)).to_be_bytes()
@@ -89,19 +90,21 @@ impl Image {
         directory: &Directory,
         offsets: &[(usize, u64)],
     ) -> Result<()> {
-        self.write_entries(queue, directory, 0, |index, _| {
+        let durable = !is_broken(Rule::BitsBeforeFlag);
+        self.write_entries(queue, directory, 0, durable, |index, _| {
             let new = offsets.iter().find(|(other, _)| *other == index);
             new.map(|(_, offset)| offset.to_be_bytes())
         })
         .await
     }
 
-    /// Writes a part of entries, durably: `of` has the bytes from offset `at` on of those that change.
+    /// Writes a part of entries: `of` has the bytes from offset `at` on of those that change.
     async fn write_entries<const N: usize>(
         &self,
         queue: &Queue,
         directory: &Directory,
         at: u64,
+        durable: bool,
         of: impl Fn(usize, &BitmapEntry) -> Option<[u8; N]>,
     ) -> Result<()> {
         let (mut offset, mut written) = (directory.offset + at, false);
@@ -112,7 +115,7 @@ impl Image {
             }
             offset += entry.encoded_len() as u64;
         }
-        match written && !is_broken(Rule::InUseBeforeChange) {
+        match written && durable {
             true => self.flush_file(queue, &*self.file).await,
             false => Ok(()),
         }

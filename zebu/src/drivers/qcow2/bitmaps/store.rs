@@ -77,7 +77,9 @@ impl Image {
             return Ok(());
         };
         // First: a request that finds it set has set its bits, so the store below sees them.
-        writer.announced.store(false, Ordering::SeqCst);
+        if !is_broken(Rule::AnnouncedAnew) {
+            writer.announced.store(false, Ordering::SeqCst);
+        }
         let mut directory = bitmaps.directory().clone();
         let entries = directory.entries.iter().enumerate();
         let open: Vec<usize> = entries
@@ -136,6 +138,9 @@ impl Image {
             )
         })
         .await?;
+        if is_broken(Rule::AnnouncedAnew) {
+            writer.announced.store(false, Ordering::SeqCst);
+        }
         storing.taken.clear();
         let mut old = Vec::new();
         for new in std::mem::take(&mut storing.new) {
