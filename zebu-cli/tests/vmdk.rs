@@ -432,6 +432,8 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
         _ if crashed(&theirs) => {}
         // A table past the end of the file, which QEMU reads as zeroes.
         (1, 0) => assert!(ours.err.contains("cluster_offset"), "{what}: {ours:#?}"),
+        // Offsets beyond 64 bits are small in QEMU.
+        (1, 1) if ours.err.contains("after EOF") && theirs.err.contains("after EOF") => {}
         _ => compare_answers(&ours, &theirs, &check, what),
     }
     let convert = |to| ["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", to];
@@ -612,15 +614,14 @@ fn changed_text(random: &mut Rng, text: &str) -> (Vec<u8>, bool) {
 fn damaged_descriptors_are_refused_as_by_qemu() {
     let lab = Lab::new();
     let mut random = Rng::new(6);
-    let sound = content(&mut random, 3000 * 512);
-    fs::write(lab.path("a.vmdk"), &sound[..1000 * 512]).unwrap();
-    fs::write(lab.path("b.vmdk"), esx(&sound[1000 * 512..2000 * 512], 8)).unwrap();
-    fs::write(
-        lab.path("c.vmdk"),
-        stream(&sound[2000 * 512..], 128, true, false, ""),
-    )
-    .unwrap();
-    let lines = "RW 1000 FLAT \"a.vmdk\" 0\nRW 1000 SPARSE \"b.vmdk\"\nRW 1000 SPARSE \"c.vmdk\"\n";
+    // Whole grains: QEMU reads past the end of an extent that ends within one.
+    let sound = content(&mut random, 3072 * 512);
+    let parts: Vec<&[u8]> = sound.chunks(1024 * 512).collect();
+    fs::write(lab.path("a.vmdk"), parts[0]).unwrap();
+    fs::write(lab.path("b.vmdk"), esx(parts[1], 8)).unwrap();
+    let bytes = stream(parts[2], 128, true, false, "");
+    fs::write(lab.path("c.vmdk"), bytes).unwrap();
+    let lines = "RW 1024 FLAT \"a.vmdk\" 0\nRW 1024 SPARSE \"b.vmdk\"\nRW 1024 SPARSE \"c.vmdk\"\n";
     let text = descriptor("monolithicFlat", lines, 1);
     let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(60);
     let mut refused = 0;

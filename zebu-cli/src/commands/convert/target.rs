@@ -263,8 +263,12 @@ impl Wanted<'_> {
         };
         options.above_backing = backing.is_some();
         if let NewImage::Planned(plan) = &image {
-            let new = files.begin(self.queue, &**plan);
-            return new.map(Target::New).map_err(failure);
+            let new = files.begin(self.queue, &**plan).map_err(failure)?;
+            if new.zlib_block().is_none() {
+                // As with QEMU: the format could, the image does not.
+                options.compress = None;
+            }
+            return Ok(Target::New(new));
         }
         files.make(self.queue, &image).map_err(failure)?;
         options.zero_from = match backing {
