@@ -141,11 +141,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 }
 
 /// The one of `all` that has this name; the first one if no name is given.
-fn named<T: Copy>(
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-    given: Option<&OsStr>,
-) -> Result<T> {
+fn named<T: Copy>(all: &[T], name: impl Fn(T) -> &'static str, given: Option<&OsStr>) -> Result<T> {
     let Some(given) = given else {
         return Ok(all[0]);
     };
@@ -160,15 +156,14 @@ fn named<T: Copy>(
 
 pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
     let options = request.options;
-    if options.text("backing_fmt").is_some_and(|format| format != "vmdk") {
+    if options
+        .text("backing_fmt")
+        .is_some_and(|format| format != "vmdk")
+    {
         return refused("backing_file must be a vmdk image");
     }
     let adapter = named(&ADAPTERS, |(name, _)| name, options.text("adapter_type"))?;
-    let subformat = named(
-        &Subformat::ALL,
-        Subformat::name,
-        options.text("subformat"),
-    )?;
+    let subformat = named(&Subformat::ALL, Subformat::name, options.text("subformat"))?;
     let zeroed_grain = options.is_on("zeroed_grain");
     let hardware = options.text("hwversion").filter(|v| *v != "undefined");
     let hardware = match (options.is_on("compat6"), hardware) {
@@ -200,7 +195,10 @@ pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
         zeroed_grain,
         adapter,
         hardware: hardware.as_bytes().to_vec(),
-        tools: tools.unwrap_or(OsStr::new("2147483647")).as_bytes().to_vec(),
+        tools: tools
+            .unwrap_or(OsStr::new("2147483647"))
+            .as_bytes()
+            .to_vec(),
     };
     let breaks = |text: &[u8]| text.iter().any(|b| b"\"\r\n\0".contains(b));
     let texts = [&plan.hardware[..], &plan.tools, base_name(&plan.path)];
@@ -359,7 +357,10 @@ impl ImagePlan for Plan {
             // With all digits, as VMware writes it. `ffffffff` means that there is no parent.
             let cid = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             let cid = cid.clamp(1, u32::MAX - 1);
-            let (own, text) = (files[0].clone(), self.descriptor(cid, self.subformat.name()));
+            let (own, text) = (
+                files[0].clone(),
+                self.descriptor(cid, self.subformat.name()),
+            );
             let unfinished = self.unfinished_descriptor(cid);
             let mut parts = Vec::new();
             if self.subformat.is_one_file() {
