@@ -147,6 +147,14 @@ if begin simulator; then
     unset ZEBU_SIM_SECONDS
     end "simulations of 120 steps"
 fi
+if begin new-images; then
+    ZEBU_NEW_IMAGES=${ZEBU_NEW_IMAGES:-$(of 6 60 600)}
+    export ZEBU_NEW_IMAGES
+    library --test crash -- --nocapture new_images
+    program --test new_formats -- --nocapture
+    unset ZEBU_NEW_IMAGES
+    end "conversions, and states of new images"
+fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
     run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \

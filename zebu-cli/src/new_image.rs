@@ -19,7 +19,7 @@ use crate::known_options::number;
 use crate::{objects, open};
 
 /// Formats of QEMU that zebu does not create.
-const OTHER_FORMATS: [&str; 6] = ["vhdx", "qcow", "qed", "parallels", "luks", "file"];
+const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
 /// Formats that cannot be created.
 const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 

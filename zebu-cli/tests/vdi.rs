@@ -236,10 +236,11 @@ fn images_are_read_only() {
     let lab = Lab::new();
     lab.qemu_img(&["create", "-q", "-f", "vdi", "x.vdi", "4M"])
         .ok("create");
+    lab.make("raw x.raw 100000");
     for args in [
         &["resize", "x.vdi", "8M"][..],
         &["snapshot", "-c", "a", "x.vdi"],
-        &["convert", "-n", "x.vdi", "-O", "vdi", "x.vdi"],
+        &["convert", "-n", "-f", "raw", "x.raw", "-O", "vdi", "x.vdi"],
     ] {
         lab.zebu(args).failed_with_one_line(1, &args.join(" "));
     }

@@ -46,7 +46,7 @@ const LEAKS: u8 = 3;
 const NO_CHECKS: u8 = 63;
 
 /// Formats without a repair in zebu, for which QEMU has one.
-const REPAIRED_BY_QEMU: [&str; 3] = ["parallels", "qed", "vhdx"];
+const REPAIRED_BY_QEMU: [&str; 2] = ["parallels", "qed"];
 
 /// Runs the command.
 pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {

@@ -102,7 +102,7 @@ fn create(
         (backing_format, "backing_fmt", "file format"),
     ] {
         let Some(value) = value else { continue };
-        if !format.has_backing() {
+        if !format.is_created_over_backing() {
             return Err(format!(
                 "Backing {what} not supported for file format '{}'",
                 format.name()

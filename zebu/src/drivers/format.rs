@@ -174,6 +174,12 @@ impl Format {
         self.0.has_backing
     }
 
+    /// Whether new images of it can name a backing file.
+    pub fn is_created_over_backing(self) -> bool {
+        let mut options = self.create_options().iter();
+        options.any(|option| option.name == "backing_file")
+    }
+
     /// Whether images of it can name an external data file.
     pub const fn has_data_file(self) -> bool {
         self.0.has_data_file

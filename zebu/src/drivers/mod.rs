@@ -48,7 +48,7 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use check::CheckReport;
 pub(crate) use create::{
-    BlockLayout, Linear, NewBlocks, random_uuid, seconds_since, too_large, write_table,
+    BlockLayout, Linear, NewBlocks, make_valid, random_uuid, seconds_since, too_large, write_table,
 };
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};

@@ -6,6 +6,7 @@
 //! - `workloads`: the requests and changes;
 //! - `judge`: the conditions that each state must meet; `bitmaps`: those of bitmaps;
 //! - `faults`: each operation fails in turn, and the session continues;
+//! - `new_images`: images of formats that are filled once;
 //! - `damaged`: a change fails because of damage, and the session continues;
 //! - `breaks`: each rule of the order is broken, which must be detected.
 //!
@@ -33,6 +34,7 @@ mod damaged;
 mod disk;
 mod faults;
 mod judge;
+mod new_images;
 mod states;
 mod workloads;
 

@@ -115,9 +115,9 @@ impl Wanted<'_> {
         };
         if arguments.bitmaps && format != Format::QCOW2 {
             Err(bitmaps::unsupported(name))
-        } else if arguments.backing.is_some() && !format.has_backing() {
+        } else if arguments.backing.is_some() && !format.is_created_over_backing() {
             without_backing("Backing file")
-        } else if arguments.backing_format.is_some() && !format.has_backing() {
+        } else if arguments.backing_format.is_some() && !format.is_created_over_backing() {
             without_backing("Backing file format")
         } else if arguments.compress && !format.can_compress() {
             Err(Failure::new(ConvertError::NotCompressible.to_string()))

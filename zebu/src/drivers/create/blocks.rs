@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::check_inside;
 use crate::Result;
 use crate::drivers::Gate;
 use crate::storage::{self, Iov, Queue, Storage};
@@ -38,6 +39,8 @@ impl BlockLayout {
 pub(crate) struct NewBlocks {
     file: Arc<dyn Storage>,
     layout: BlockLayout,
+    /// Bytes of all blocks.
+    size: u64,
     places: Mutex<Places>,
     /// Held while blocks of a device are zeroed.
     zeroing: Gate,
@@ -65,6 +68,7 @@ impl NewBlocks {
         NewBlocks {
             file,
             layout,
+            size: u64::from(count) * layout.size,
             places: Mutex::new(Places {
                 of_blocks: vec![0; count as usize],
                 taken: 0,
@@ -75,6 +79,7 @@ impl NewBlocks {
 
     /// Writes data at `offset` of the disk, as [`NewImage::write`](super::NewImage::write).
     pub(crate) async fn write(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
+        check_inside(offset, iov, self.size)?;
         let file = &*self.file;
         let (runs, new) = match file.is_device() {
             false => self.place(offset, iov.len()),

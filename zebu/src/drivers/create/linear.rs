@@ -1,7 +1,9 @@
 //! A new disk that is one piece of its file.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::check_inside;
 use crate::Result;
 use crate::storage::{self, Iov, Queue, Storage};
 
@@ -9,29 +11,32 @@ use crate::storage::{self, Iov, Queue, Storage};
 #[derive(Debug)]
 pub(crate) struct Linear {
     file: Arc<dyn Storage>,
-    start: u64,
+    /// Where in the file the disk is.
+    disk: Range<u64>,
 }
 
 impl Linear {
-    /// The disk in `start..end` of `file`, which reads as zeroes. The file ends at `end`.
+    /// The disk in a range of `file`, which ends at `end`. It reads as zeroes from the start of
+    /// the disk on.
     ///
     /// # Errors
     /// Those of the storage.
     pub(crate) async fn begin(
         queue: &Queue,
         file: Arc<dyn Storage>,
-        start: u64,
+        disk: Range<u64>,
         end: u64,
     ) -> Result<Self> {
         storage::set_len(&*file, queue, end).await?;
         if file.is_device() {
-            storage::zero_range(&*file, queue, start, end - start).await?;
+            storage::zero_range(&*file, queue, disk.start, end - disk.start).await?;
         }
-        Ok(Linear { file, start })
+        Ok(Linear { file, disk })
     }
 
     /// Writes data at `offset` of the disk.
     pub(crate) async fn write(&self, queue: &Queue, offset: u64, iov: &Iov) -> Result<()> {
-        Ok(storage::write(&*self.file, queue, self.start + offset, iov).await?)
+        check_inside(offset, iov, self.disk.end - self.disk.start)?;
+        Ok(storage::write(&*self.file, queue, self.disk.start + offset, iov).await?)
     }
 }

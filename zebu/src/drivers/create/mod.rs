@@ -9,8 +9,7 @@
 //!
 //! Before `finish` has ended, the files must not open as an image, as far as the format allows.
 //! `begin` writes a start that probing recognizes and no program opens: without it, what is left
-//! would be taken for a raw disk. `finish` makes everything durable first. Then it writes, in one
-//! sector, what makes the image valid, and makes that durable, too.
+//! would be taken for a raw disk. `finish` ends with [`make_valid`].
 //!
 //! # How to add a format
 //!
@@ -42,8 +41,9 @@ pub(crate) use table::write_table;
 pub use values::{CreateValue, CreateValues};
 
 use super::BoxFuture;
+use crate::broken::{Rule, is_broken};
 use crate::error::WithErrno;
-use crate::storage::{Iov, Queue, Storage};
+use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
 
 /// The function by which a driver plans a new image.
@@ -108,10 +108,11 @@ pub trait NewImage: Debug + Send + Sync {
     }
 
     /// Writes data at `offset` of the disk. Takes the space of blocks that have none when it is
-    /// polled for the first time. The range is inside the disk.
+    /// polled for the first time.
     ///
     /// # Errors
-    /// Those of the storages. The image cannot be finished then.
+    /// Those of the storages, after which the image must not be finished; or the range is not
+    /// inside the disk.
     fn write<'a>(&'a self, queue: &'a Queue, offset: u64, iov: Iov) -> BoxFuture<'a, Result<()>>;
 
     /// Stores blocks as zlib streams: where each starts on the disk, and where in `data` its stream
@@ -134,6 +135,37 @@ pub trait NewImage: Debug + Send + Sync {
     /// # Errors
     /// Those of the storages. Then the files are no image.
     fn finish<'a>(self: Box<Self>, queue: &'a Queue) -> BoxFuture<'a, Result<()>>;
+}
+
+/// Makes a new image valid: makes everything else durable, then writes the bytes of one sector that
+/// were missing, and makes them durable, too.
+///
+/// # Errors
+/// Those of the storage.
+pub(crate) async fn make_valid(
+    file: &dyn Storage,
+    queue: &Queue,
+    offset: u64,
+    missing: &[u8],
+) -> Result<()> {
+    if !is_broken(Rule::TablesBeforeNewHeader) {
+        storage::flush(file, queue).await?;
+    }
+    storage::write_slice(file, queue, offset, missing).await?;
+    Ok(storage::flush(file, queue).await?)
+}
+
+/// Refuses a write behind the end of what there is space for.
+fn check_inside(offset: u64, iov: &Iov, size: u64) -> Result<()> {
+    let length = iov.len() as u64;
+    match offset.checked_add(length) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfRange {
+            offset,
+            length,
+            size,
+        }),
+    }
 }
 
 /// The error of a size beyond the limits of a format, with the errno `EFBIG`. For `create` QEMU has

@@ -7,7 +7,7 @@ use super::{BLOCK, DYNAMIC, HEADER_BYTES, Header, SECTOR, SIGNATURE, STATIC, VER
 use crate::Result;
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
-    PlanRequest, random_uuid, write_table,
+    PlanRequest, make_valid, random_uuid, write_table,
 };
 use crate::format::INCOMPLETE_VERSION;
 use crate::storage::{self, Iov, Queue, Storage};
@@ -103,8 +103,8 @@ impl ImagePlan for Plan {
             let data = match self.is_static {
                 true => {
                     let end = layout.offset(header.blocks);
-                    let disk = Linear::begin(queue, file.clone(), layout.start, end).await?;
-                    Data::Static(disk)
+                    let disk = layout.start..end;
+                    Data::Static(Linear::begin(queue, file.clone(), disk, end).await?)
                 }
                 false => Data::Dynamic(NewBlocks::new(file.clone(), layout, header.blocks)),
             };
@@ -153,9 +153,7 @@ impl NewImage for NewVdi {
                     header.write_map(queue, file, places).await?;
                 }
             }
-            storage::flush(file, queue).await?;
-            storage::write_slice(file, queue, 0, &header.encode(TEXT)?).await?;
-            Ok(storage::flush(file, queue).await?)
+            make_valid(file, queue, 0, &header.encode(TEXT)?).await
         })
     }
 }

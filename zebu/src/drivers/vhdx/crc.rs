@@ -20,6 +20,12 @@ static TABLE: [u32; 256] = {
     table
 };
 
+/// Puts its checksum into a structure, which is complete otherwise.
+pub(super) fn seal(structure: &mut [u8]) {
+    let checksum = Crc::of_start(structure).finish();
+    structure[4..8].copy_from_slice(&checksum.to_le_bytes());
+}
+
 /// The checksum of bytes that come piece by piece.
 pub(super) struct Crc(u32);
 

@@ -29,6 +29,11 @@ impl Fields<'_> {
     }
 }
 
+/// Sets a field of a structure.
+pub(super) fn put(structure: &mut [u8], at: usize, field: &[u8]) {
+    structure[at..at + field.len()].copy_from_slice(field);
+}
+
 /// A GUID, as it is in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Guid(pub [u8; 16]);

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::crc::Crc;
-use super::fields::{Fields, Guid};
+use super::crc::{Crc, seal};
+use super::fields::{Fields, Guid, put};
 use super::{MIB, refused};
 use crate::Result;
 use crate::storage::{self, Queue, Storage};
@@ -11,9 +11,11 @@ use crate::storage::{self, Queue, Storage};
 /// What a file begins with.
 pub(super) const SIGNATURE: &[u8] = b"vhdxfile";
 /// Where the headers are.
-const OFFSETS: [u64; 2] = [64 << 10, 128 << 10];
+pub(super) const OFFSETS: [u64; 2] = [64 << 10, 128 << 10];
 /// Bytes of a header, all of which its checksum covers.
-const BYTES: usize = 4096;
+pub(super) const BYTES: usize = 4096;
+/// The program that has made an image, which is for people only.
+const CREATOR: &str = "zebu";
 /// Bytes of a header that have a meaning.
 const USED: usize = 80;
 
@@ -84,4 +86,26 @@ fn is_valid(bytes: &[u8]) -> bool {
     let fields = Fields(bytes);
     let is_header = bytes.starts_with(b"head") && fields.u16(66) == 1;
     is_header && fields.u32(4) == Crc::of_start(bytes).finish()
+}
+
+/// The start of a new file.
+pub(super) fn encode_start() -> Vec<u8> {
+    let creator = CREATOR.encode_utf16().flat_map(u16::to_le_bytes);
+    SIGNATURE.iter().copied().chain(creator).collect()
+}
+
+/// A header without entries in the log. The identities are those of the file and of the content.
+pub(super) fn encode(sequence: u64, ids: [Guid; 2], log: Range<u64>) -> [u8; BYTES] {
+    let mut header = [0; BYTES];
+    put(&mut header, 0, b"head");
+    put(&mut header, 8, &sequence.to_le_bytes());
+    put(&mut header, 16, &ids[0].0);
+    put(&mut header, 32, &ids[1].0);
+    // The version.
+    put(&mut header, 66, &1u16.to_le_bytes());
+    let length = (log.end - log.start) as u32; // Below 4 GiB.
+    put(&mut header, 68, &length.to_le_bytes());
+    put(&mut header, 72, &log.start.to_le_bytes());
+    seal(&mut header);
+    header
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::fields::{Fields, Guid};
+use super::fields::{Fields, Guid, put};
 use super::parent::Parent;
 use super::{MIB, refused};
 use crate::Result;
@@ -13,7 +13,7 @@ const TABLE: usize = 64 << 10;
 /// Entries of a table at most.
 const MAX_ENTRIES: u16 = 2047;
 /// Bytes of the largest disk.
-const MAX_SIZE: u64 = 64 << 40;
+pub(super) const MAX_SIZE: u64 = 64 << 40;
 /// Sectors that one block of the sector bitmap covers, as a power of two.
 const BITMAP_BITS: u32 = 23;
 
@@ -71,7 +71,7 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// Checks the sizes.
-    fn new(size: u64, block_size: u32, sector_size: u32) -> Result<Geometry> {
+    pub(super) fn new(size: u64, block_size: u32, sector_size: u32) -> Result<Geometry> {
         if !block_size.is_power_of_two() || !(1 << 20..=256 << 20).contains(&block_size) {
             return Err(refused(format!("Invalid VHDX block size {block_size}")));
         }
@@ -224,6 +224,36 @@ fn items(table: Fields<'_>, region: Range<u64>) -> Result<[Option<Range<u64>>; I
         }
     }
     Ok(items)
+}
+
+/// The metadata of a new image without a parent: the table and the items. `id` is the identity of
+/// the disk.
+pub(super) fn encode(geometry: &Geometry, is_fixed: bool, id: Guid) -> Vec<u8> {
+    let mut parameters = (geometry.block_size() as u32).to_le_bytes().to_vec(); // At most 256 MiB.
+    parameters.extend(u32::from(is_fixed).to_le_bytes());
+    let sector = (1u32 << geometry.sector_bits).to_le_bytes();
+    let items: [&[u8]; PARENT] = [
+        &parameters,
+        &geometry.size.to_le_bytes(),
+        &id.0,
+        &sector,
+        &sector,
+    ];
+    let mut bytes = vec![0; TABLE];
+    put(&mut bytes, 0, b"metadata");
+    put(&mut bytes, 10, &(items.len() as u16).to_le_bytes());
+    for (index, (item, (known, ..))) in items.into_iter().zip(KNOWN).enumerate() {
+        let (offset, length) = (bytes.len() as u32, item.len() as u32);
+        let entry = &mut bytes[32 + index * 32..];
+        put(entry, 0, &known.0);
+        put(entry, 16, &offset.to_le_bytes());
+        put(entry, 20, &length.to_le_bytes());
+        // It is required, and all but the parameters are of the disk.
+        let flags: u32 = if index == PARAMETERS { 4 } else { 6 };
+        put(entry, 24, &flags.to_le_bytes());
+        bytes.extend(item);
+    }
+    bytes
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! VHDX, the image format of Hyper-V, for reading: dynamic, fixed and differencing images.
+//! VHDX, the image format of Hyper-V: dynamic, fixed and differencing images. Images are read; dynamic
+//! and fixed ones are created.
 //!
 //! The format is that of \[MS-VHDX\], the specification of Microsoft. A file begins with two headers
 //! and a region table; the regions are the log, the block allocation table (BAT) and the metadata.
@@ -8,10 +9,12 @@
 //! - `log`: changes that are replayed in memory;
 //! - `tables`: pieces of the BAT and the sector bitmaps, on demand;
 //! - `map`: the map step;
-//! - `check`: the check.
+//! - `check`: the check;
+//! - `create`: new images.
 
 mod check;
 mod crc;
+mod create;
 mod fields;
 mod header;
 mod log;
@@ -47,8 +50,8 @@ pub static DRIVER: Driver = Driver {
     has_data_file: false,
     can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
@@ -92,7 +95,11 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let place = regions.metadata.clone();
     let Metadata { geometry, parent } = Metadata::read(queue, &*file, place, file_len).await?;
     let bat_bytes = geometry.entries() * 8;
-    let cached = bat_bytes.min(tables::MAX_BYTES);
+    let cached = match parent.is_some() {
+        // Sector bitmaps, too.
+        true => tables::MAX_BYTES,
+        false => bat_bytes.min(tables::MAX_BYTES),
+    };
     if let Some(limits) = limits {
         limits.check_size(geometry.size)?;
         limits.check_table("The block allocation table's length", bat_bytes)?;
@@ -105,10 +112,6 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             bat.start
         )));
     }
-    let cached = match parent.is_some() {
-        true => tables::MAX_BYTES,
-        false => cached,
-    };
     Ok(AnyImage::new(Box::new(Vhdx {
         tables: Tables::new(file.clone(), cached),
         file,

@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use super::crc::Crc;
-use super::fields::{Fields, Guid};
+use super::crc::{Crc, seal};
+use super::fields::{Fields, Guid, put};
 use super::{MIB, refused};
 use crate::Result;
 use crate::storage::{self, Queue, Storage};
 
 /// Where the copies of the table are.
-const OFFSETS: [u64; 2] = [192 << 10, 256 << 10];
+pub(super) const OFFSETS: [u64; 2] = [192 << 10, 256 << 10];
 /// Bytes of a table, all of which its checksum covers.
 const BYTES: usize = 64 << 10;
 /// Entries of a table at most.
@@ -103,6 +103,24 @@ impl Regions {
             Some(range) => range.start.saturating_sub(offset),
         }
     }
+}
+
+/// The table of a new image.
+pub(super) fn encode(bat: Range<u64>, metadata: Range<u64>) -> Vec<u8> {
+    let mut table = vec![0; BYTES];
+    put(&mut table, 0, b"regi");
+    put(&mut table, 8, &2u32.to_le_bytes());
+    for (index, (id, region)) in [(BAT, bat), (METADATA, metadata)].into_iter().enumerate() {
+        let entry = &mut table[16 + index * 32..];
+        let length = (region.end - region.start) as u32; // At most 513 MiB.
+        put(entry, 0, &id.0);
+        put(entry, 16, &region.start.to_le_bytes());
+        put(entry, 24, &length.to_le_bytes());
+        // It is required.
+        put(entry, 28, &1u32.to_le_bytes());
+    }
+    seal(&mut table);
+    table
 }
 
 #[cfg(test)]

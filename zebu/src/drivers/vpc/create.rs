@@ -8,7 +8,7 @@ use super::COOKIE;
 use super::geometry::{Geometry, SECTOR};
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
-    PlanRequest, random_uuid, seconds_since, write_table,
+    PlanRequest, make_valid, random_uuid, seconds_since, write_table,
 };
 use crate::storage::{self, Iov, Queue, Storage};
 use crate::{Error, Result};
@@ -144,7 +144,7 @@ impl Plan {
     /// The disk of a fixed image, whose footer is missing.
     async fn begin_fixed(&self, queue: &Queue, file: &Arc<dyn Storage>) -> Result<Linear> {
         let end = self.size() + FOOTER_BYTES as u64;
-        let disk = Linear::begin(queue, file.clone(), 0, end).await?;
+        let disk = Linear::begin(queue, file.clone(), 0..self.size(), end).await?;
         // A device may have held a footer there.
         storage::flush(&**file, queue).await?;
         Ok(disk)
@@ -221,11 +221,7 @@ impl NewImage for NewFixed {
     }
 
     fn finish<'a>(self: Box<Self>, queue: &'a Queue) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move {
-            storage::flush(&*self.file, queue).await?;
-            storage::write_slice(&*self.file, queue, self.size, &self.footer).await?;
-            Ok(storage::flush(&*self.file, queue).await?)
-        })
+        Box::pin(async move { make_valid(&*self.file, queue, self.size, &self.footer).await })
     }
 }
 
@@ -271,9 +267,7 @@ impl NewImage for NewDynamic {
             let entries = offsets.chain(repeat(UNALLOCATED)).take(space as usize);
             let entries = entries.map(u32::to_be_bytes);
             write_table(file, queue, TABLE_OFFSET, entries).await?;
-            storage::flush(file, queue).await?;
-            storage::write_slice(file, queue, 0, &footer).await?;
-            Ok(storage::flush(file, queue).await?)
+            make_valid(file, queue, 0, &footer).await
         })
     }
 }

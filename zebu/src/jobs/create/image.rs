@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::drivers::{ImagePlan, NewImage};
 use crate::storage::{self, Queue, Storage};
+use crate::{Error, Result};
 
 /// Begins a new image in `files`, whatever they held: the image's own file, then
 /// [`ImagePlan::other_files`]. They are open for writing, and the caller has locked them. A
@@ -12,13 +12,18 @@ use crate::storage::{self, Queue, Storage};
 /// [`convert`](super::super::convert) and [`copy`](super::super::copy).
 ///
 /// # Errors
-/// If I/O fails. Then, and until the image is finished, the files are no image as far as the
-/// format allows.
+/// If the number of files is another one, which is found before anything is written. If I/O fails:
+/// then, and until the image is finished, the files are no image as far as the format allows.
 pub async fn begin_image(
     queue: &Queue,
     plan: &dyn ImagePlan,
     files: Vec<Arc<dyn Storage>>,
 ) -> Result<Box<dyn NewImage>> {
+    if files.len() != 1 + plan.other_files().len() {
+        return Err(Error::Refused(
+            "The files are not those of the image".into(),
+        ));
+    }
     for file in files.iter().filter(|file| !file.is_device()) {
         storage::set_len(&**file, queue, 0).await?;
     }
@@ -29,7 +34,7 @@ pub async fn begin_image(
 /// [`begin_image`].
 ///
 /// # Errors
-/// If I/O fails. Then the files are no image.
+/// As for [`begin_image`].
 pub async fn create_image(
     queue: &Queue,
     plan: &dyn ImagePlan,
