@@ -6,42 +6,13 @@
 mod common;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant};
+use std::os::unix::fs::FileExt;
 
-use common::vmdk::{Damage, descriptor, esx, se_sparse, stream};
+use common::vmdk::{
+    Damage, GRAIN, SUBFORMATS, assert_same_content, assert_same_reports, content, descriptor, esx,
+    se_sparse, stream,
+};
 use common::{Answer, Lab, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number};
-
-const GRAIN: u64 = 64 << 10;
-
-const SUBFORMATS: [&str; 5] = [
-    "monolithicSparse",
-    "monolithicFlat",
-    "twoGbMaxExtentSparse",
-    "twoGbMaxExtentFlat",
-    "streamOptimized",
-];
-
-/// Bytes of a disk: zeroes, text, noise and repeated bytes in pieces of any length.
-fn content(random: &mut Rng, size: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while (bytes.len() as u64) < size {
-        let length = match random.below(3) {
-            0 => random.below(2000),
-            1 => GRAIN * random.below(6),
-            _ => random.below(300_000),
-        };
-        let length = length.min(size - bytes.len() as u64);
-        let (kind, byte) = (random.below(4), random.below(256) as u8);
-        bytes.extend((0..length).map(|at| match kind {
-            0 => 0,
-            1 => byte,
-            2 => (at / 7 * 31 + at % 7) as u8 ^ byte,
-            _ => random.next() as u8,
-        }));
-    }
-    bytes
-}
 
 /// Writes at random offsets of an image.
 fn scribble(lab: &Lab, random: &mut Rng, image: &str, size: u64) {
@@ -101,35 +72,6 @@ fn generate(lab: &Lab, random: &mut Rng, nth: u64) -> (String, u64) {
         scribble(lab, random, "x.vmdk", size);
     }
     (format!("{options}, {size} bytes"), size)
-}
-
-/// What both programs say of an image must be the same.
-fn assert_same_reports(lab: &Lab, image: &str, what: &str) {
-    for args in [
-        &["info", image][..],
-        &["info", "--output=json", image],
-        &["map", image],
-        &["map", "--output=json", image],
-        &["map", "--output=json", "-s", "1000448", "-l", "600k", image],
-        &["check", image],
-        &["check", "--output=json", image],
-        &["snapshot", "-l", image],
-        &["measure", "-O", "qcow2", image],
-        &["measure", "-O", "raw", image],
-        &["compare", image, image],
-    ] {
-        assert_same_answer(lab, args, what);
-    }
-}
-
-/// What both programs read of an image must be the same. Leaves it in `theirs.raw`.
-fn assert_same_content(lab: &Lab, image: &str, what: &str) {
-    lab.qemu_img(&["convert", image, "-O", "raw", "theirs.raw"])
-        .ok(what);
-    lab.zebu(&["convert", image, "-O", "raw", "ours.raw"])
-        .ok(what);
-    lab.assert_same_bytes("ours.raw", "theirs.raw", what);
-    assert_same_answer(lab, &["compare", image, "theirs.raw"], what);
 }
 
 /// What a read prints of its bytes.
@@ -868,138 +810,6 @@ fn images_are_read_only() {
         answer.err.contains("The input is read from this file"),
         "{answer:?}"
     );
-}
-
-/// The descriptor of an image with its CID and name replaced, since these differ in each image.
-fn descriptor_of(lab: &Lab, image: &str, name: &str) -> String {
-    let bytes = fs::read(lab.path(image)).unwrap();
-    let text = match bytes.starts_with(b"KDMV") {
-        true => &bytes[512..21 * 512],
-        false => &bytes[..],
-    };
-    let text = text.split(|byte| *byte == 0).next().unwrap();
-    let text = String::from_utf8(text.to_vec()).unwrap();
-    let lines = text.lines().map(|line| match line.starts_with("CID=") {
-        true => "CID=...".into(),
-        false => line.replace(name, "NAME"),
-    });
-    lines.map(|line| line + "\n").collect()
-}
-
-#[test]
-fn new_images_are_those_of_qemu() {
-    for seed in 0..env_number("ZEBU_VMDK_IMAGES").unwrap_or(15) {
-        let lab = Lab::new();
-        let mut random = Rng::new(seed + 300);
-        let subformat = SUBFORMATS[(seed % 5) as usize];
-        let is_large = seed % 15 >= 10 && subformat.starts_with("twoGb");
-        let size = match random.below(4) {
-            _ if is_large => (4 << 30) + 512 * random.below(5000),
-            0 => 512 * (1 + random.below(100)),
-            1 => GRAIN * (1 + random.below(100)),
-            _ => 512 * (1 + random.below(16000)),
-        };
-        let mut options = format!("subformat={subformat}");
-        options += match random.below(4) {
-            0 => ",adapter_type=lsilogic",
-            1 => ",adapter_type=buslogic,compat6=on",
-            2 => ",hwversion=7",
-            _ => ",toolsversion=9,adapter_type=legacyESX",
-        };
-        if !subformat.ends_with("Flat") && random.below(2) == 0 {
-            options += ",zeroed_grain=on";
-        }
-        match is_large {
-            false => fs::write(lab.path("src.raw"), content(&mut random, size)).unwrap(),
-            true => {
-                let file = File::create(lab.path("src.raw")).unwrap();
-                file.set_len(size).unwrap();
-                for at in [0, (2 << 30) - 70_000, size - 100_000] {
-                    let bytes = content(&mut random, 100_000);
-                    file.write_all_at(&bytes, at).unwrap();
-                }
-            }
-        }
-        let what = &format!("seed {seed}: {options}, {size} bytes");
-        let convert = |to| ["convert", "-O", "vmdk", "-o", &options, "src.raw", to];
-        lab.zebu(&convert("ours.vmdk")).ok(what);
-        lab.qemu_img(&convert("theirs.vmdk")).ok(what);
-        lab.qemu_img(&["compare", "ours.vmdk", "src.raw"]).ok(what);
-        lab.qemu_img(&["check", "ours.vmdk"]).ok(what);
-        let ours = descriptor_of(&lab, "ours.vmdk", "ours");
-        assert_eq!(ours, descriptor_of(&lab, "theirs.vmdk", "theirs"), "{what}");
-        lab.sync_files();
-        assert_same_reports(&lab, "ours.vmdk", what);
-        let mut others = 0;
-        for entry in fs::read_dir(lab.path("")).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            if let Some(rest) = name.strip_prefix("ours-") {
-                lab.assert_same_bytes(&name, &format!("theirs-{rest}"), what);
-                others += 1;
-            }
-        }
-        let expected = match subformat {
-            "monolithicSparse" | "streamOptimized" => 0,
-            "monolithicFlat" => 1,
-            _ => size.div_ceil(2 << 30),
-        };
-        assert_eq!(others, expected, "{what}");
-        if subformat == "streamOptimized" {
-            let length = |name: &str| fs::metadata(lab.path(name)).unwrap().len();
-            let (ours, theirs) = (length("ours.vmdk"), length("theirs.vmdk"));
-            assert!(ours <= theirs + theirs / 20, "{what}: {ours}, {theirs}");
-        }
-    }
-}
-
-/// Only the finished descriptor makes files an image.
-#[test]
-fn flat_images_that_are_not_finished_do_not_open() {
-    if beyond_qemu("it leaves an image that opens") {
-        return;
-    }
-    let lab = Lab::new();
-    lab.make("create src.qcow2 16M; io src.qcow2: write -s noise 0 16M");
-    for subformat in [
-        "monolithicFlat",
-        "twoGbMaxExtentFlat",
-        "twoGbMaxExtentSparse",
-    ] {
-        let options = format!("subformat={subformat}");
-        // Rate-limited, so that it does not end before.
-        let args = [
-            "convert",
-            "-r",
-            "2M",
-            "-O",
-            "vmdk",
-            "-o",
-            &options,
-            "src.qcow2",
-            "x.vmdk",
-        ];
-        let mut child = lab.start_zebu(&args);
-        let extent = match subformat {
-            "monolithicFlat" => "x-flat.vmdk",
-            "twoGbMaxExtentFlat" => "x-f001.vmdk",
-            _ => "x-s001.vmdk",
-        };
-        let is_there = || fs::metadata(lab.path(extent)).is_ok_and(|m| m.blocks() > 2048);
-        let start = Instant::now();
-        while !is_there() {
-            assert!(start.elapsed() < common::TIME_LIMIT, "nothing is written");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert!(child.try_wait().unwrap().is_none(), "it has ended");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let info = ["info", "x.vmdk"];
-        let answer = assert_same_answer(&lab, &info, subformat);
-        assert!(
-            answer.err.contains("Unsupported image type 'unfinished"),
-            "{answer:?}"
-        );
-    }
 }
 
 /// Extents are locked as by QEMU.

@@ -97,6 +97,7 @@ impl Form {
             path: "x".as_ref(),
             size: content.len() as u64,
             options: &self.values(),
+            backing_id: None,
         });
         let plan = plan.unwrap();
         let begun = queue.block_on(begin_image(queue, &*plan, vec![file]));

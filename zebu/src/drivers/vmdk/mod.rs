@@ -9,6 +9,7 @@ mod check;
 mod create;
 mod descriptor;
 mod header;
+mod new_extent;
 mod open;
 mod sparse;
 
