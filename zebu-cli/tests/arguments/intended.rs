@@ -43,6 +43,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a failed command leaves the existing file unchanged",
         ),
         (
+            args.contains(&"-o=") && status(1, 1),
+            "the value of a short option may follow an equals sign",
+        ),
+        (
             status(1, 1) && command == "rebase" && ours.contains("format must be specified"),
             "rebase checks for the format before it opens files",
         ),
@@ -60,6 +64,7 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         ),
         (
             (ours.contains("Backing format cannot be used without backing file")
+                || ours.contains("not supported for file format")
                 || ours.contains("Compression not supported for this file format"))
                 && status(1, 1),
             "options are checked before files",
@@ -110,7 +115,8 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "convert checks for bitmaps before it opens the target",
         ),
         (
-            command == "measure" && status(1, 0),
+            command == "measure"
+                && (status(1, 0) || theirs.contains("Invalid compatibility level")),
             "measure refuses what create refuses",
         ),
         (

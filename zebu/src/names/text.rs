@@ -74,7 +74,8 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         Some(hex) => u64::from_str_radix(hex, 16).map_err(|_| SizeError::Range)?,
         None => parse_decimal(digits)?,
     };
-    match negative && value > 0 {
+    // A zero, too.
+    match negative {
         // QEMU sees no number at all where there is a suffix.
         true if digits.contains(|c: char| c.is_ascii_alphabetic()) => Err(SizeError::Syntax),
         true => Err(SizeError::Range),
@@ -177,7 +178,6 @@ mod tests {
     fn sizes_match_qemu() {
         for (text, bytes) in [
             ("0", 0),
-            ("-0", 0),
             ("512", 512),
             ("1B", 1),
             ("1k", 1024),
@@ -200,6 +200,7 @@ mod tests {
             assert_eq!(parse_size(text), Err(SizeError::Syntax), "{text}");
         }
         for text in [
+            "-0",
             "-1",
             "20E",
             "18446744073709551616",

@@ -257,6 +257,10 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
 fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
     let refused = [
         (
+            arguments.skip_broken_bitmaps && !arguments.bitmaps,
+            "Use of --skip-broken-bitmaps requires --bitmaps",
+        ),
+        (
             arguments.copy_range && arguments.sparse.is_some(),
             "Cannot enable copy offloading when -S is used",
         ),
@@ -277,20 +281,16 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
             "--image-opts and --format are mutually exclusive",
         ),
         (
-            arguments.skip_broken_bitmaps && !arguments.bitmaps,
-            "Use of --skip-broken-bitmaps requires --bitmaps",
-        ),
-        (
             arguments.target_is_zero && !arguments.no_create,
             "--target-is-zero requires use of -n flag",
         ),
         (
-            arguments.target_is_zero && arguments.backing.is_some(),
-            "Cannot use --target-is-zero when the destination image has a backing file",
-        ),
-        (
             arguments.no_create && !arguments.options.is_empty(),
             "-o has no effect when skipping image creation",
+        ),
+        (
+            arguments.target_is_zero && arguments.backing.is_some(),
+            "Cannot use --target-is-zero when the destination image has a backing file",
         ),
         (
             arguments.level.is_some() && !arguments.compress,

@@ -10,7 +10,7 @@ use super::{MIB, header, refused, region};
 use crate::Result;
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, CreateValue, ImagePlan, Linear, NewBlocks, NewImage,
-    OptionKind, PlanRequest, random_uuid,
+    OptionKind, PlanRequest, make_valid, random_uuid,
 };
 use crate::storage::{self, Iov, Queue, Storage, is_zero};
 
@@ -181,7 +181,7 @@ impl ImagePlan for Plan {
             let data = match self.is_fixed {
                 true => {
                     let end = start + blocks * size;
-                    let disk = Linear::begin(queue, file.clone(), start, end).await?;
+                    let disk = Linear::begin(queue, file.clone(), start..end, end).await?;
                     let is_written = (0..blocks).map(|_| AtomicBool::new(false)).collect();
                     Data::Fixed(disk, is_written)
                 }
@@ -228,12 +228,13 @@ impl NewImage for NewVhdx {
             match &self.data {
                 Data::Dynamic(_, blocks) => blocks.write(queue, offset, &iov).await,
                 Data::Fixed(disk, is_written) => {
+                    disk.write(queue, offset, &iov).await?;
                     let bits = self.plan.geometry.block_bits;
                     let (start, end) = (offset >> bits, (offset + iov.len() as u64 - 1) >> bits);
                     for block in &is_written[start as usize..=end as usize] {
                         block.store(true, Ordering::Relaxed);
                     }
-                    disk.write(queue, offset, &iov).await
+                    Ok(())
                 }
             }
         })
@@ -272,13 +273,11 @@ impl NewImage for NewVhdx {
             }
             let metadata = metadata::encode(&plan.geometry, plan.is_fixed, new_guid()?);
             storage::write_slice(file, queue, plan.metadata(), &metadata).await?;
-            storage::flush(file, queue).await?;
             let ids = [new_guid()?, new_guid()?];
             let log = MIB..MIB + plan.log_bytes;
             for (sequence, offset) in (1..).zip(header::OFFSETS) {
                 let header = header::encode(sequence, ids, log.clone());
-                storage::write_slice(file, queue, offset, &header).await?;
-                storage::flush(file, queue).await?;
+                make_valid(file, queue, offset, &header).await?;
             }
             Ok(())
         })
