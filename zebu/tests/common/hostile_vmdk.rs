@@ -165,7 +165,7 @@ pub fn mutate_once(rng: &mut Rng, bytes: &mut Vec<u8>) {
         6 => rng.below(length),
         _ => length - 1 - rng.below(1536.min(length)),
     };
-    let at = at as usize;
+    let at = at.min(length - 1) as usize;
     let width = rng.pick(&[1usize, 2, 4, 8]).min(bytes.len() - at);
     let value = match rng.below(6) {
         0 => 0,

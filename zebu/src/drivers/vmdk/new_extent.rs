@@ -242,15 +242,16 @@ impl Layout {
 
     /// Writes a header that no program opens. Tables and descriptor are zeroes.
     async fn begin(&self, queue: &Queue, file: &dyn Storage) -> Result<()> {
-        let start = self.grains * SECTOR;
-        storage::set_len(file, queue, start).await?;
         let header = self.header(INCOMPLETE_VERSION);
         storage::write_slice(file, queue, 0, &header).await?;
+        // What the file held must not be opened with new data, or without its own.
+        storage::flush(file, queue).await?;
+        let start = self.grains * SECTOR;
+        storage::set_len(file, queue, start).await?;
         if file.is_device() {
             storage::zero_range(file, queue, SECTOR, start - SECTOR).await?;
         }
-        // What a device held must not be opened with new data.
-        Ok(storage::flush(file, queue).await?)
+        Ok(())
     }
 
     /// Writes tables and header of a file that ends at `end`. `sectors` has the first sector of
