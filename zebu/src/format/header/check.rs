@@ -80,19 +80,17 @@ impl Header {
     pub(super) fn check_extensions(&self) -> Result<(), FormatError> {
         let cluster_size = self.cluster_size();
         for extension in &self.extensions {
-            match extension {
-                Extension::Crypto(crypto) => {
-                    if self.crypt() != CryptMethod::Luks {
-                        return Err(FormatError::CryptoUnexpected);
-                    }
-                    if !crypto.offset.is_multiple_of(cluster_size) {
-                        return Err(FormatError::CryptoOffset {
-                            offset: crypto.offset,
-                            cluster_size,
-                        });
-                    }
-                }
-                _ => {}
+            let Extension::Crypto(crypto) = extension else {
+                continue;
+            };
+            if self.crypt() != CryptMethod::Luks {
+                return Err(FormatError::CryptoUnexpected);
+            }
+            if !crypto.offset.is_multiple_of(cluster_size) {
+                return Err(FormatError::CryptoOffset {
+                    offset: crypto.offset,
+                    cluster_size,
+                });
             }
         }
         if self.is_data_file_raw() && !self.has_data_file() {
