@@ -151,7 +151,7 @@ if begin new-images; then
     ZEBU_NEW_IMAGES=${ZEBU_NEW_IMAGES:-$(of 6 60 600)}
     export ZEBU_NEW_IMAGES
     library --test crash -- --nocapture new_images
-    program --test new_formats -- --nocapture
+    program --test cli -- --nocapture new_formats::
     unset ZEBU_NEW_IMAGES
     end "conversions, and states of new images"
 fi
@@ -162,11 +162,11 @@ if begin broken-rules; then
     end "rules broken and detected, of $rules"
 fi
 if begin full-disk; then
-    program --test full_disk -- --nocapture
+    program --test cli -- --nocapture full_disk::
     end "writes to a full ext4"
 fi
 if begin killed; then
-    program --test killed -- --nocapture
+    program --test cli -- --nocapture killed::
     end "kills (SIGKILL) in the middle of I/O"
 fi
 if begin hostile-named; then
@@ -180,8 +180,8 @@ if begin hostile-generated; then
     library --test hostile_changes -- --nocapture
     library --test vhdx -- --nocapture damaged_images
     library --test hostile_formats -- --nocapture damaged_images
-    program --test io_language -- --nocapture
-    program --test vhost_bad_input -- --nocapture any_bytes
+    program --test cli -- --nocapture io_language::
+    program --test cli -- --nocapture vhost_bad_input::any_bytes
     unset ZEBU_HOSTILE_RUNS
     end "images, names, scripts and guests"
 fi
@@ -193,12 +193,12 @@ if begin damage; then
     end "images damaged, and worked with"
 fi
 if begin strict-mode; then
-    program --test untrusted -- --nocapture
+    program --test cli -- --nocapture untrusted::
     end "commands on images that name others"
 fi
 if begin locks; then
     library --lib -- --nocapture storage::lock
-    program --test lock -- --nocapture
+    program --test cli -- --nocapture lock::
     end "pairs of uses, zebu's and QEMU's"
 fi
 if begin sessions; then
@@ -212,7 +212,7 @@ if begin blkdebug; then
     ZEBU_BLKDEBUG_RUNS=${ZEBU_BLKDEBUG_RUNS:-$(of 60 1500 20000)}
     ZEBU_NESTED_RUNS=${ZEBU_NESTED_RUNS:-$(of 150 4000 20000)}
     export ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
-    program --test blkdebug --test nested_drivers -- --nocapture
+    program --test cli -- --nocapture blkdebug:: nested_drivers::
     unset ZEBU_BLKDEBUG_RUNS ZEBU_NESTED_RUNS
     end "scripts with injected errors, nested drivers"
 fi

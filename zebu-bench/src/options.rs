@@ -1,6 +1,5 @@
 //! The command line.
 
-use crate::units::parse_size;
 use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 
@@ -32,7 +31,7 @@ pub struct Run {
     pub experiments: Vec<String>,
 
     /// Size of the images; the file-system image is filled to 70 %
-    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = |s: &str| parse_size(s))]
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = size)]
     pub size: u64,
 
     /// Runs of each figure
@@ -95,6 +94,10 @@ pub struct Report {
     /// the summary
     #[arg(long, value_name = "FILE")]
     pub readme: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    zebu::names::parse_size(text).map_err(|_| "a size is a number with k, M, G or T".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

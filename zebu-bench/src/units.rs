@@ -1,6 +1,4 @@
-//! Sizes, times and ratios: reading them from the command line and writing them in tables.
-
-use crate::error::{Error, Result};
+//! Sizes, times and ratios as tables have them.
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -10,22 +8,6 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 /// One tebibyte.
 pub const TIB: u64 = 1 << 40;
-
-/// Reads a size as qemu-img does: a number with an optional suffix k, M, G or T.
-pub fn parse_size(text: &str) -> Result<u64> {
-    let bad = || Error::new(format!("'{text}' is no size (a number with k, M, G or T)"));
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
-        _ => return Err(bad()),
-    };
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
-}
 
 /// Writes a size with the largest suffix that leaves it whole: `64K`, `1G`, `1536M`.
 pub fn size(bytes: u64) -> String {
@@ -73,18 +55,6 @@ pub fn ratio(r: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_as_qemu_img_reads_them() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("64k"), Ok(64 * KIB));
-        assert_eq!(parse_size("2G"), Ok(2 * GIB));
-        assert_eq!(parse_size("8T"), Ok(8 * TIB));
-        assert!(parse_size("").is_err());
-        assert!(parse_size("G").is_err());
-        assert!(parse_size("1X").is_err());
-        assert!(parse_size("99999999999T").is_err());
-    }
 
     #[test]
     fn sizes_are_written_with_the_largest_whole_suffix() {

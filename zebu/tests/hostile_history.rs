@@ -357,7 +357,7 @@ fn cve_2014_0222_0223_disks_larger_than_their_table() {
 }
 
 /// CVE-2024-4467: `info` opened the data file that a header names with `json:`.
-/// (`zebu-cli/tests/untrusted.rs` tests all commands.)
+/// (`zebu-cli/tests/cli/untrusted.rs` tests all commands.)
 #[test]
 fn cve_2024_4467_data_file_with_a_json_name() {
     let _alone = alone();

@@ -30,7 +30,7 @@ impl Experiment for Compare {
         let raw = fs_image::raw(bench, bench.options.size)?;
         let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed);
         for (kind, floor) in [(Kind::Zlib, Some(FLOOR)), (Kind::Plain, None)] {
-            let image = fs_image::qcow2(bench, bench.options.size, kind)?;
+            let image = fs_image::image(bench, bench.options.size, kind)?;
             let files = [raw.as_path(), &image];
             let all = bench.measure(Case {
                 programs: vec![

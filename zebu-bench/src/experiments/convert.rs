@@ -37,10 +37,10 @@ impl Experiment for Convert {
         let mut times = Group::new("Seconds", Unit::Seconds, Ratio::Speed).drawn(Scale::Absolute);
         let mut memory = memory();
         for (kind, floor) in [(Kind::Zlib, 3.3), (Kind::Zstd, 2.5), (Kind::Plain, 1.25)] {
-            let image = fs_image::qcow2(bench, bench.options.size, kind)?;
+            let image = fs_image::image(bench, bench.options.size, kind)?;
             let judge = |p: &Program| same(p, &raw);
             let all = bench.measure(Case {
-                programs: programs(bench, kind, &image),
+                programs: with_peers(bench, kind, &image),
                 inputs: vec![image.clone()],
                 judge: Some(&judge),
             });
@@ -52,19 +52,26 @@ impl Experiment for Convert {
     }
 }
 
-fn programs(bench: &Bench, kind: Kind, image: &Path) -> Vec<Program> {
-    const VERB: &str = "convert -f qcow2 -O raw";
-    let raw = |name: &str| bench.output(&format!("{name}.raw"));
-    let (qemu, zebu): (&[&str], &str) = match kind {
-        Kind::Plain => (
+/// QEMU with each set of its flags and zebu, which convert an image of that kind to a format.
+pub fn programs(bench: &Bench, kind: Kind, image: &Path, format: &str) -> Vec<Program> {
+    let verb = format!("convert -f {} -O {format}", kind.format());
+    let out = |name: &str| bench.output(&format!("{name}.{format}"));
+    let (qemu, zebu): (&[&str], &str) = match kind.is_compressed() {
+        true => (&["", "-m 16 -W", "-m 16 -W -t none"], ""),
+        false => (
             &["-t none -m 16 -W", "-t none -W", "-t none -T none -m 16 -W"],
             "-t none",
         ),
-        _ => (&["", "-m 16 -W", "-m 16 -W -t none"], ""),
     };
-    let variant = |flags: &&str| bench.qemu(VERB, flags, &[image]).to(raw("qemu"));
+    let variant = |flags: &&str| bench.qemu(&verb, flags, &[image]).to(out("qemu"));
     let mut all: Vec<Program> = qemu.iter().map(variant).collect();
-    all.push(bench.zebu(VERB, zebu, &[image]).to(raw("zebu")));
+    all.push(bench.zebu(&verb, zebu, &[image]).to(out("zebu")));
+    all
+}
+
+fn with_peers(bench: &Bench, kind: Kind, image: &Path) -> Vec<Program> {
+    let raw = |name: &str| bench.output(&format!("{name}.raw"));
+    let mut all = programs(bench, kind, image, "raw");
     // qcow2-rs knows no zstd; both leave plain data to the page cache.
     if kind != Kind::Plain {
         let go = bench.peers.go.iter();
@@ -78,7 +85,7 @@ fn programs(bench: &Bench, kind: Kind, image: &Path) -> Vec<Program> {
 }
 
 /// Whether a program's output has the content of `raw`.
-fn same(program: &Program, raw: &Path) -> Result<()> {
+pub fn same(program: &Program, raw: &Path) -> Result<()> {
     let mut cmp = Command::new("cmp");
     cmp.arg(raw).args(&program.output);
     done(cmp)

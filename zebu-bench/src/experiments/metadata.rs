@@ -55,19 +55,15 @@ impl Experiment for Metadata {
         let image = big::scattered(bench, TIB, STEP)?;
         for verb in COMMANDS {
             let all = bench.measure(Case {
-                programs: vec![
-                    bench.qemu(verb, "", &[&image]),
-                    bench.zebu(verb, "", &[&image]),
-                ],
+                programs: [Bench::qemu, Bench::zebu]
+                    .map(|by| by(bench, verb, "", &[&image]))
+                    .into(),
                 inputs: vec![],
                 judge: None,
             });
             let label = format!("{} of 1 TiB", verb.replace(" -f qcow2", ""));
-            to.add(
-                &mut times,
-                Row::new(&label, Some(NOT_SLOWER), &all, |s| s),
-                &all,
-            );
+            let row = Row::new(&label, Some(NOT_SLOWER), &all, |s| s);
+            to.add(&mut times, row, &all);
         }
         to.groups.push(times);
         Ok(())

@@ -5,6 +5,7 @@ mod cache;
 mod compare;
 mod convert;
 mod engines;
+mod formats;
 mod fragmented;
 mod metadata;
 mod nbd;
@@ -37,6 +38,7 @@ pub trait Experiment: Sync {
 pub const ALL: &[&dyn Experiment] = &[
     &convert::Convert,
     &to_qcow2::ToQcow2,
+    &formats::Formats,
     &compare::Compare,
     &fragmented::Fragmented,
     &engines::Engines,

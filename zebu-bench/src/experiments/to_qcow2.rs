@@ -81,7 +81,7 @@ fn programs(bench: &Bench, kind: Kind, raw: &Path) -> Vec<Program> {
 }
 
 /// The length of what a program made, if it is whole and has the content of `raw`.
-fn judged(qemu_img: &Path, program: &Program, raw: &Path) -> Result<u64> {
+pub fn judged(qemu_img: &Path, program: &Program, raw: &Path) -> Result<u64> {
     let output = program.output.as_ref();
     let output = output.ok_or_else(|| Error::new("no output"))?;
     let mut check = Command::new(qemu_img);

@@ -1,4 +1,4 @@
-//! A file-system image of real files, raw and as qcow2 of each kind: what people convert.
+//! A file-system image of real files, raw and in other forms: what people convert.
 
 use super::{kept, staging};
 use crate::bench::Bench;
@@ -9,15 +9,21 @@ use crate::units;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How a qcow2 image holds its data.
+/// How an image holds its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Clusters as they are.
+    /// qcow2, clusters as they are.
     Plain,
-    /// Every cluster compressed with zlib.
+    /// qcow2, every cluster compressed with zlib.
     Zlib,
-    /// Every cluster compressed with zstd.
+    /// qcow2, every cluster compressed with zstd.
     Zstd,
+    /// VMDK, a stream of grains compressed with zlib.
+    Stream,
+    /// VHDX, blocks as they are.
+    Vhdx,
+    /// VDI, blocks as they are.
+    Vdi,
 }
 
 impl Kind {
@@ -27,15 +33,34 @@ impl Kind {
             Kind::Plain => "plain",
             Kind::Zlib => "zlib",
             Kind::Zstd => "zstd",
+            Kind::Stream => "streamOptimized",
+            Kind::Vhdx => "VHDX",
+            Kind::Vdi => "VDI",
         }
+    }
+
+    /// Its format, as the programs name it.
+    pub fn format(self) -> &'static str {
+        match self {
+            Kind::Plain | Kind::Zlib | Kind::Zstd => "qcow2",
+            Kind::Stream => "vmdk",
+            Kind::Vhdx => "vhdx",
+            Kind::Vdi => "vdi",
+        }
+    }
+
+    /// Whether its data are compressed.
+    pub fn is_compressed(self) -> bool {
+        matches!(self, Kind::Zlib | Kind::Zstd | Kind::Stream)
     }
 
     /// The options of `convert` that make it.
     pub fn options(self) -> &'static [&'static str] {
         match self {
-            Kind::Plain => &[],
+            Kind::Plain | Kind::Vhdx | Kind::Vdi => &[],
             Kind::Zlib => &["-c"],
             Kind::Zstd => &["-c", "-o", "compression_type=zstd"],
+            Kind::Stream => &["-o", "subformat=streamOptimized"],
         }
     }
 }
@@ -69,15 +94,24 @@ pub fn raw(bench: &Bench, size: u64) -> Result<PathBuf> {
     })
 }
 
-/// The image as qcow2 of that kind, made by qemu-img.
-pub fn qcow2(bench: &Bench, size: u64, kind: Kind) -> Result<PathBuf> {
+/// The image of that kind, made by qemu-img.
+pub fn image(bench: &Bench, size: u64, kind: Kind) -> Result<PathBuf> {
     let raw = raw(bench, size)?;
     kept(
-        path(bench, size, &format!("{}.qcow2", kind.name())),
+        path(bench, size, &format!("{}.{}", kind.name(), kind.format())),
         |part| {
             let mut command = Command::new(&bench.peers.qemu.img);
             command
-                .args(["convert", "-m", "16", "-W", "-f", "raw", "-O", "qcow2"])
+                .args([
+                    "convert",
+                    "-m",
+                    "16",
+                    "-W",
+                    "-f",
+                    "raw",
+                    "-O",
+                    kind.format(),
+                ])
                 .args(kind.options())
                 .arg(&raw)
                 .arg(part);

@@ -17,15 +17,9 @@ pub fn facts(dir: &Path) -> Vec<(String, String)> {
     let model = field(&cpuinfo, "model name").unwrap_or_else(|| said("uname", &["-m"]));
     add("CPU", format!("{model}, {threads} threads"));
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    add(
-        "memory",
-        field(&meminfo, "MemTotal")
-            .map(|m| gib(&m))
-            .unwrap_or_default(),
-    );
+    let memory = field(&meminfo, "MemTotal");
+    add("memory", memory.map(|m| gib(&m)).unwrap_or_default());
     add("kernel", said("uname", &["-sr"]));
-    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    add("system", pretty_name(&release).unwrap_or_default());
     add("file system of the images", file_system(dir));
     facts
 }
@@ -73,13 +67,6 @@ fn field(text: &str, name: &str) -> Option<String> {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim().to_owned())
     })
-}
-
-fn pretty_name(release: &str) -> Option<String> {
-    release
-        .lines()
-        .find_map(|l| l.strip_prefix("PRETTY_NAME="))
-        .map(|v| v.trim_matches('"').to_owned())
 }
 
 fn kib(text: &str) -> Option<u64> {

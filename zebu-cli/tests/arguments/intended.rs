@@ -43,6 +43,14 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "a failed command leaves the existing file unchanged",
         ),
         (
+            ours.ends_with("granularity only supported with --add") && status(1, 0),
+            "a granularity of 0 is one that is given",
+        ),
+        (
+            args.contains(&"--") && ours.contains("requires an argument"),
+            "no option has the value `--`",
+        ),
+        (
             args.contains(&"-o=") && status(1, 1),
             "the value of a short option may follow an equals sign",
         ),
@@ -65,13 +73,14 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
         (
             (ours.contains("Backing format cannot be used without backing file")
                 || ours.contains("not supported for file format")
+                || ours.contains("Invalid cache option")
                 || ours.contains("Compression not supported for this file format"))
                 && status(1, 1),
             "options are checked before files",
         ),
         (
-            failed_alike && found.lost_nothing && command == "amend",
-            "the progress of a failed amend does not end with 100 %",
+            failed_alike && found.lost_nothing && (command == "amend" || command == "rebase"),
+            "the progress of a failed command does not end with 100 %",
         ),
         (
             ours.contains("is out of range for parameter 'size'") && status(1, 1),

@@ -1,0 +1,54 @@
+//! The tests of the program, a subject a module.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod amend;
+mod backup;
+mod bad_input;
+mod bench;
+mod bitmap;
+mod blkdebug;
+mod commit;
+mod convert;
+mod convert_qcow2;
+mod corpus;
+mod create;
+mod data_file;
+mod dd;
+mod full_disk;
+mod guessed_format;
+mod io;
+mod io_language;
+mod io_write;
+mod killed;
+mod lock;
+mod names;
+mod nbd;
+mod nbd_bad_input;
+mod nbd_bitmaps;
+mod nbd_client;
+mod nbd_client_hostile;
+mod nbd_client_lost;
+mod nbd_guest;
+mod nbd_lifecycle;
+mod nbd_psk;
+mod nested_drivers;
+mod new_formats;
+mod ova;
+mod rebase;
+mod reflink;
+mod repair;
+mod resize;
+mod snapshot;
+mod stopped;
+mod untrusted;
+mod vdi;
+mod vhdx;
+mod vhdx_create;
+mod vhost_bad_input;
+mod vhost_grow;
+mod vhost_guest;
+mod vhost_user_blk;
+mod vmdk;
+mod vmdk_create;

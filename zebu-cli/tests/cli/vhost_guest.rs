@@ -1,0 +1,78 @@
+//! A Linux guest on a disk of the vhost-user-blk server: its file system must stay intact and keep
+//! what was flushed, and the guest must continue when the server is replaced.
+
+use crate::common::guest::{INSTALL, LIVE, WRITE, kernel, read};
+use crate::common::server::Server;
+use crate::common::vhost::{serve, socket, start};
+use crate::common::{Lab, beyond_qemu};
+
+fn served(lab: &Lab, how: &str, image: &str) -> Server {
+    serve(lab, &[how, "--num-queues=2", "--discard=unmap", image])
+}
+
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn a_guest_boots() {
+    if beyond_qemu("a vhost-user server") || kernel().is_none() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 512M");
+    let mut server = served(&lab, "--cache=none", "x.qcow2");
+    start(&lab, "install", None, INSTALL).finish();
+    // A second guest with the same server.
+    start(&lab, "live", Some("/dev/vda"), LIVE).finish();
+    assert!(
+        server.log().contains("virtqueue 1 was started"),
+        "{}",
+        server.log()
+    );
+    server.stop();
+    lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+    // Another engine, and an overlay over the installed image, which must not be written.
+    let before = std::fs::read(lab.path("x.qcow2")).unwrap();
+    lab.make("create -b x.qcow2 -F qcow2 top.qcow2");
+    let mut server = served(&lab, "--aio=threads", "top.qcow2");
+    start(&lab, "over", Some("/dev/vda"), LIVE).finish();
+    server.stop();
+    lab.qemu_img(&["check", "top.qcow2"]).ok("check");
+    assert!(std::fs::read(lab.path("x.qcow2")).unwrap() == before);
+}
+
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn a_guest_survives_kills_of_the_server() {
+    if beyond_qemu("a vhost-user server") || kernel().is_none() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create x.qcow2 256M");
+    let kill = |server: &mut Server| {
+        server.kill(&lab, "x.qcow2");
+        std::fs::remove_file(socket(&lab)).unwrap();
+    };
+    // The guest continues, and expects also data that it has not flushed: with directsync, completed
+    // writes are durable.
+    let mut server = served(&lab, "--cache=directsync", "x.qcow2");
+    let mut guest = start(&lab, "write", None, WRITE);
+    for files in [5, 15, 25] {
+        guest.wait_for(&format!("durable {files}."));
+        kill(&mut server);
+        server = served(&lab, "--cache=directsync", "x.qcow2");
+    }
+    guest.wait_for("durable 35.");
+    kill(&mut server);
+    // Server and guest are killed: data that were not flushed may be lost.
+    server = served(&lab, "--cache=none", "x.qcow2");
+    guest.wait_for("durable 50.");
+    server.signal("KILL");
+    let said = guest.console();
+    drop(guest);
+    kill(&mut server);
+    assert!(!said.contains("I/O error"), "{said}");
+    let durable = said.matches("durable ").count();
+    let mut server = served(&lab, "--cache=none", "x.qcow2");
+    start(&lab, "read", None, &read(durable)).finish();
+    server.stop();
+    lab.qemu_img(&["check", "x.qcow2"]).ok("check");
+}
