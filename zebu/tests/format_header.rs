@@ -8,8 +8,8 @@ use std::process::Command;
 use proptest::prelude::*;
 use zebu::internal::format::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, BitmapsExtension, CryptMethod, CryptoExtension,
-    EXTENSION_FEATURE_NAMES, Extension, FeatureKind, FeatureNames, Geometry, Header,
-    INCOMPATIBLE_DATA_FILE, L1Entry, check_table,
+    EXTENSION_BITMAPS, EXTENSION_FEATURE_NAMES, Extension, FeatureKind, FeatureNames, Geometry,
+    Header, INCOMPATIBLE_DATA_FILE, L1Entry, check_table,
 };
 use zebu::qcow2::{BitmapEntry, Compression, FormatError, Snapshot};
 
@@ -142,24 +142,23 @@ fn unknown_features_have_names() {
 
 #[test]
 fn extension_messages() {
-    let with = |extension: Extension, crypt: u32, autoclear: u64| {
+    let with = |extension: Extension, crypt: u32| {
         let mut header = plain();
         header.extensions.push(extension);
         header.crypt_method = crypt;
-        header.autoclear = autoclear;
         header.encode().unwrap_err().to_string()
     };
     let crypto = |offset| Extension::Crypto(CryptoExtension { offset, length: 1 });
     assert_eq!(
-        with(crypto(0), 0, 0),
+        with(crypto(0), 0),
         "CRYPTO header extension only expected with LUKS encryption method"
     );
     assert_eq!(
-        with(crypto(5), 2, 0),
+        with(crypto(5), 2),
         "Encryption header offset '5' is not a multiple of cluster size '65536'"
     );
     assert_eq!(
-        with(Extension::BackingFormat(vec![b'x'; 16]), 0, 0),
+        with(Extension::BackingFormat(vec![b'x'; 16]), 0),
         "ERROR: ext_backing_format: len=16 too large (>=16)"
     );
     let good = BitmapsExtension {
@@ -171,7 +170,13 @@ fn extension_messages() {
     let bitmaps = |change: fn(&mut BitmapsExtension)| {
         let mut extension = good;
         change(&mut extension);
-        with(Extension::Bitmaps(extension), 0, AUTOCLEAR_BITMAPS)
+        let mut header = plain();
+        header.autoclear = AUTOCLEAR_BITMAPS;
+        header.extensions.set(Extension::Bitmaps(extension));
+        // The image can be used all the same.
+        let again = Header::decode(&header.encode().unwrap()).unwrap();
+        assert!(again.has_bitmaps());
+        again.bitmaps().unwrap_err().to_string()
     };
     assert_eq!(
         bitmaps(|b| b.count = 0),
@@ -201,8 +206,19 @@ fn extension_messages() {
         ..good
     }));
     let again = Header::decode(&header.encode().unwrap()).unwrap();
-    assert_eq!(again.extensions.bitmaps().unwrap().reserved, 7);
+    assert_eq!(again.extensions.bitmaps().unwrap().unwrap().reserved, 7);
     assert!(!again.has_bitmaps());
+    assert_eq!(again.bitmaps(), Ok(None));
+    // One of another length is kept, too.
+    let kind = EXTENSION_BITMAPS;
+    let data = vec![7; 16];
+    header.extensions.set(Extension::Unknown { kind, data });
+    let again = Header::decode(&header.encode().unwrap()).unwrap();
+    assert_eq!(again.extensions, header.extensions);
+    assert_eq!(
+        again.bitmaps().unwrap_err().to_string(),
+        "bitmaps_ext: Invalid extension length"
+    );
 }
 
 #[test]
@@ -568,8 +584,7 @@ fn compare(path: &Path, what: &str) {
         let there = again.len().min(bytes.len());
         assert_eq!(again[..there], bytes[..there], "{what}");
     }
-    if header.has_bitmaps() {
-        let place = header.extensions.bitmaps().unwrap();
+    if let Some(place) = header.bitmaps().unwrap() {
         let at = place.directory_offset as usize;
         let bytes = &file[at..at + place.directory_size as usize];
         let list = BitmapEntry::decode_directory(bytes, place.count).unwrap();

@@ -1,6 +1,7 @@
 //! Header extensions: the optional sections between the header and the
 //! backing file name. Section "Header extensions".
 
+use super::bounds::{MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS};
 use super::bytes::{be32, be64, pad8, printable, slice};
 use super::error::FormatError;
 
@@ -36,7 +37,8 @@ pub enum Extension {
     Crypto(CryptoExtension),
     /// Name of the external data file.
     DataFile(Vec<u8>),
-    /// An extension of a type not known here; kept as it is.
+    /// An extension of a type not known here, or a bitmaps extension of another length than
+    /// [`BitmapsExtension::LEN`]; kept as it is.
     Unknown {
         /// Its type.
         kind: u32,
@@ -80,7 +82,14 @@ impl Extension {
                 Self::BackingFormat(data.to_vec())
             }
             EXTENSION_FEATURE_NAMES => Self::FeatureNames(FeatureNames(data.to_vec())),
-            EXTENSION_BITMAPS => Self::Bitmaps(BitmapsExtension::decode(data)?),
+            EXTENSION_BITMAPS => match BitmapsExtension::decode(data) {
+                Some(bitmaps) => Self::Bitmaps(bitmaps),
+                // Damage of bitmaps is no reason not to use the image.
+                None => Self::Unknown {
+                    kind,
+                    data: data.to_vec(),
+                },
+            },
             EXTENSION_CRYPTO => Self::Crypto(CryptoExtension::decode(data)?),
             EXTENSION_DATA_FILE => Self::DataFile(data.to_vec()),
             _ => Self::Unknown {
@@ -115,7 +124,8 @@ impl Extension {
                 out.extend_from_slice(&c.length.to_be_bytes());
             }
             Self::Unknown { kind, data } => {
-                if is_known(*kind) {
+                let is_damaged = *kind == EXTENSION_BITMAPS && data.len() != BitmapsExtension::LEN;
+                if is_known(*kind) && !is_damaged {
                     return Err(FormatError::Inconsistent(
                         "a known header extension is given as an unknown one",
                     ));
@@ -149,8 +159,7 @@ fn is_known(kind: u32) -> bool {
 pub struct BitmapsExtension {
     /// Number of bitmaps in the image.
     pub count: u32,
-    /// Reserved; zero, or the extension is refused while its autoclear bit
-    /// is set.
+    /// Reserved; zero.
     pub reserved: u32,
     /// Size of the bitmap directory in bytes.
     pub directory_size: u64,
@@ -162,19 +171,36 @@ impl BitmapsExtension {
     /// Length in bytes.
     pub const LEN: usize = 24;
 
-    fn decode(data: &[u8]) -> Result<Self, FormatError> {
-        let all = || {
-            Some(Self {
-                count: be32(data, 0)?,
-                reserved: be32(data, 4)?,
-                directory_size: be64(data, 8)?,
-                directory_offset: be64(data, 16)?,
-            })
-        };
-        match all() {
-            Some(ext) if data.len() == Self::LEN => Ok(ext),
-            _ => Err(FormatError::BitmapsLength(data.len())),
+    fn decode(data: &[u8]) -> Option<Self> {
+        let data = (data.len() == Self::LEN).then_some(data)?;
+        Some(Self {
+            count: be32(data, 0)?,
+            reserved: be32(data, 4)?,
+            directory_size: be64(data, 8)?,
+            directory_offset: be64(data, 16)?,
+        })
+    }
+
+    /// Refuses what QEMU refuses while the autoclear bit is set.
+    pub(super) fn check(&self, cluster_size: u64) -> Result<(), FormatError> {
+        if self.reserved != 0 {
+            return Err(FormatError::BitmapsReserved);
         }
+        if self.count > MAX_BITMAPS {
+            return Err(FormatError::TooManyBitmaps(self.count));
+        }
+        if self.count == 0 {
+            return Err(FormatError::ZeroBitmaps);
+        }
+        if !self.directory_offset.is_multiple_of(cluster_size)
+            || self.directory_offset > i64::MAX as u64 - MAX_BITMAP_DIRECTORY_BYTES
+        {
+            return Err(FormatError::BitmapDirectoryOffset(self.directory_offset));
+        }
+        if self.directory_size > MAX_BITMAP_DIRECTORY_BYTES {
+            return Err(FormatError::BitmapDirectoryTooLarge(self.directory_size));
+        }
+        Ok(())
     }
 }
 
@@ -383,12 +409,23 @@ impl Extensions {
 
     /// The bitmaps extension. It counts only while the autoclear bit
     /// [`AUTOCLEAR_BITMAPS`](super::AUTOCLEAR_BITMAPS) is set.
-    #[must_use]
-    pub fn bitmaps(&self) -> Option<BitmapsExtension> {
-        self.last(|e| match e {
-            Extension::Bitmaps(bitmaps) => Some(*bitmaps),
-            _ => None,
-        })
+    ///
+    /// # Errors
+    ///
+    /// If one has another length than [`BitmapsExtension::LEN`].
+    pub fn bitmaps(&self) -> Result<Option<BitmapsExtension>, FormatError> {
+        let mut last = None;
+        for extension in &self.list {
+            match extension {
+                Extension::Bitmaps(bitmaps) => last = Some(*bitmaps),
+                Extension::Unknown {
+                    kind: EXTENSION_BITMAPS,
+                    data,
+                } => return Err(FormatError::BitmapsLength(data.len())),
+                _ => {}
+            }
+        }
+        Ok(last)
     }
 
     /// Where the encryption header is.

@@ -336,8 +336,8 @@ pub fn table(rng: &mut Rng) -> Vec<u8> {
         }
     };
     let at = match image.header.extensions.bitmaps() {
-        Some(bitmaps) => bitmaps.directory_offset,
-        None => image.header.snapshots_offset,
+        Ok(Some(bitmaps)) => bitmaps.directory_offset,
+        _ => image.header.snapshots_offset,
     };
     let mut data = vec![u8::from(is_directory), count as u8];
     data.extend_from_slice(&image.bytes[at as usize..]);

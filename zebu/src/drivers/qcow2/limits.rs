@@ -20,7 +20,7 @@ impl Limits {
             snapshots,
             self.snapshots,
         )?;
-        if let Some(bitmaps) = header.extensions.bitmaps() {
+        if let Ok(Some(bitmaps)) = header.extensions.bitmaps() {
             let count = u64::from(bitmaps.count);
             check_limit("bitmaps", "The number of bitmaps", count, self.bitmaps)?;
             let directory = bitmaps.directory_size;

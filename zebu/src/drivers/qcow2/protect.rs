@@ -12,6 +12,8 @@ use crate::{Error, Result};
 
 /// What L2 tables of the active disk are noted as.
 pub(crate) const L2_TABLE: &str = "active L2 table";
+/// What the directory of the bitmaps is noted as.
+pub(crate) const BITMAP_DIRECTORY: &str = "bitmap directory";
 
 /// The structures, in the order of the bits of [`OverlapChecks`].
 const STRUCTURES: [&str; 9] = [
@@ -23,7 +25,7 @@ const STRUCTURES: [&str; 9] = [
     "snapshot table",
     "inactive L1 table",
     INACTIVE_L2_TABLE,
-    "bitmap directory",
+    BITMAP_DIRECTORY,
 ];
 
 const INACTIVE_L2_TABLE: &str = "inactive L2 table";

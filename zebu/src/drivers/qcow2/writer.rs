@@ -10,7 +10,7 @@ use super::bitmaps::Bitmaps;
 use super::dirty::Dirty;
 use super::epoch::{Epochs, Stay};
 use super::frees::{Freed, Frees};
-use super::protect::{L2_TABLE, OverlapChecks, Protected};
+use super::protect::{BITMAP_DIRECTORY, L2_TABLE, OverlapChecks, Protected};
 use super::refcounts::Refcounts;
 use super::space::Ahead;
 use crate::broken::{Rule, is_broken};
@@ -250,10 +250,9 @@ impl Image {
             let end = start.saturating_add(u64::from(snapshot.l1_size) * 8);
             protected.add("inactive L1 table", start..end);
         }
-        if let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) {
-            let start = bitmaps.directory_offset;
-            let end = start.saturating_add(bitmaps.directory_size);
-            protected.set("bitmap directory", start..end);
+        // Until the first change it is not known whether the directory is one.
+        if let Some(bitmaps) = writer.bitmaps.get() {
+            protected.set(BITMAP_DIRECTORY, bitmaps.directory_place());
         }
         protected.compare();
         // Several entries may have one table if none of them has the copied flag

@@ -1,15 +1,12 @@
 //! What a header must promise.
 
 use super::super::bounds::{
-    MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAPS, MAX_L1_BYTES, MAX_REFCOUNT_ORDER,
-    MAX_REFCOUNT_TABLE_BYTES, MAX_SNAPSHOTS, SNAPSHOT_HEADER_BYTES, check_subclusters,
-    validate_table,
+    MAX_L1_BYTES, MAX_REFCOUNT_ORDER, MAX_REFCOUNT_TABLE_BYTES, MAX_SNAPSHOTS,
+    SNAPSHOT_HEADER_BYTES, check_subclusters, validate_table,
 };
 use super::super::error::FormatError;
 use super::super::extensions::Extension;
-use super::super::features::{
-    AUTOCLEAR_BITMAPS, Compression, CryptMethod, INCOMPATIBLE_COMPRESSION,
-};
+use super::super::features::{Compression, CryptMethod, INCOMPATIBLE_COMPRESSION};
 use super::{COMPRESSION_AT, HEADER_LENGTH_MIN, HEADER_LENGTH_V2, Header};
 
 /// How much a header must promise.
@@ -83,39 +80,17 @@ impl Header {
     pub(super) fn check_extensions(&self) -> Result<(), FormatError> {
         let cluster_size = self.cluster_size();
         for extension in &self.extensions {
-            match extension {
-                Extension::Crypto(crypto) => {
-                    if self.crypt() != CryptMethod::Luks {
-                        return Err(FormatError::CryptoUnexpected);
-                    }
-                    if !crypto.offset.is_multiple_of(cluster_size) {
-                        return Err(FormatError::CryptoOffset {
-                            offset: crypto.offset,
-                            cluster_size,
-                        });
-                    }
-                }
-                // Without its autoclear bit the extension means nothing.
-                Extension::Bitmaps(bitmaps) if self.autoclear & AUTOCLEAR_BITMAPS != 0 => {
-                    if bitmaps.reserved != 0 {
-                        return Err(FormatError::BitmapsReserved);
-                    }
-                    if bitmaps.count > MAX_BITMAPS {
-                        return Err(FormatError::TooManyBitmaps(bitmaps.count));
-                    }
-                    if bitmaps.count == 0 {
-                        return Err(FormatError::ZeroBitmaps);
-                    }
-                    if !bitmaps.directory_offset.is_multiple_of(cluster_size)
-                        || bitmaps.directory_offset > i64::MAX as u64 - MAX_BITMAP_DIRECTORY_BYTES
-                    {
-                        return Err(FormatError::BitmapDirectoryOffset(bitmaps.directory_offset));
-                    }
-                    if bitmaps.directory_size > MAX_BITMAP_DIRECTORY_BYTES {
-                        return Err(FormatError::BitmapDirectoryTooLarge(bitmaps.directory_size));
-                    }
-                }
-                _ => {}
+            let Extension::Crypto(crypto) = extension else {
+                continue;
+            };
+            if self.crypt() != CryptMethod::Luks {
+                return Err(FormatError::CryptoUnexpected);
+            }
+            if !crypto.offset.is_multiple_of(cluster_size) {
+                return Err(FormatError::CryptoOffset {
+                    offset: crypto.offset,
+                    cluster_size,
+                });
             }
         }
         if self.is_data_file_raw() && !self.has_data_file() {

@@ -6,7 +6,8 @@ mod decode;
 mod encode;
 
 use super::bounds::MAX_CLUSTER_BITS;
-use super::extensions::{self, Extension, Extensions, FeatureNames};
+use super::error::FormatError;
+use super::extensions::{self, BitmapsExtension, Extension, Extensions, FeatureNames};
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_DATA_FILE_RAW, COMPATIBLE_LAZY_REFCOUNTS, Compression,
     CryptMethod, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY,
@@ -211,10 +212,26 @@ impl Header {
         self.compatible & COMPATIBLE_LAZY_REFCOUNTS != 0
     }
 
-    /// Whether the bitmaps extension is there and consistent.
+    /// Whether the bitmaps extension is there, damaged or not, and not out of date.
     #[must_use]
     pub fn has_bitmaps(&self) -> bool {
-        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.bitmaps().is_some()
+        self.autoclear & AUTOCLEAR_BITMAPS != 0 && self.extensions.bitmaps() != Ok(None)
+    }
+
+    /// The bitmaps extension; none if it is out of date: without its autoclear bit it means nothing.
+    /// Damage of it is no reason not to use the image.
+    ///
+    /// # Errors
+    ///
+    /// If the extension is not valid, or has another length than it must have: QEMU refuses that
+    /// also if it is out of date.
+    pub fn bitmaps(&self) -> Result<Option<BitmapsExtension>, FormatError> {
+        let bitmaps = self.extensions.bitmaps()?;
+        let Some(bitmaps) = bitmaps.filter(|_| self.has_bitmaps()) else {
+            return Ok(None);
+        };
+        bitmaps.check(self.cluster_size())?;
+        Ok(Some(bitmaps))
     }
 
     /// Whether the external data file is a raw image by itself.

@@ -4,23 +4,19 @@ use std::collections::HashSet;
 
 use super::{Check, CheckMessage, Use};
 use crate::Result;
-use crate::format::{
-    BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, MAX_BITMAP_DIRECTORY_BYTES,
-    printable,
-};
+use crate::format::{BitmapCluster, BitmapEntry, BitmapTableEntry, FormatError, printable};
 
 impl Check<'_> {
     /// Counts the references of the bitmaps: directory, tables and data.
     pub(super) async fn count_bitmaps(&mut self) -> Result<()> {
-        let header = &self.metadata.header;
-        let Some(bitmaps) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
-            return Ok(());
+        let bitmaps = match self.metadata.header.bitmaps() {
+            Ok(Some(bitmaps)) => bitmaps,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                self.bad_directory(&error);
+                return Ok(());
+            }
         };
-        if bitmaps.directory_size > MAX_BITMAP_DIRECTORY_BYTES {
-            let error = FormatError::BitmapDirectoryTooLarge(bitmaps.directory_size);
-            self.bad_directory(&error);
-            return Ok(());
-        }
         self.count(
             Use::Bitmaps,
             bitmaps.directory_offset,

@@ -19,7 +19,7 @@ impl Image {
             Some(writer) => writer.header().clone(),
             None => self.header.clone(),
         };
-        let Some(extension) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
+        let Some(extension) = header.bitmaps()? else {
             return Ok(Directory::default());
         };
         check_table(

@@ -49,6 +49,9 @@ impl Image {
                     self.spend(size)?;
                     let bytes =
                         storage::read_vec(&*self.file, queue, host.0, size as usize).await?;
+                    if has_tail(&bytes, bits.len() - first) {
+                        return Err(constraint(entry, "it has bits past the end of the disk"));
+                    }
                     bits.decode(first, &bytes);
                 }
             }
@@ -89,7 +92,8 @@ impl Image {
     /// change of an image, and before the first one after a store. The caller has passed the gate of
     /// metadata, or is alone.
     ///
-    /// False if the directory is damaged: its bitmaps must not count as consistent any more.
+    /// False if the header extension or the directory is damaged: its bitmaps must not count as
+    /// consistent any more.
     pub(in crate::drivers::qcow2) async fn begin_bitmaps(
         &self,
         queue: &Queue,
@@ -132,6 +136,8 @@ impl Image {
             return Ok(bitmaps);
         }
         let directory = self.read_bitmap_directory(queue).await?;
+        self.protect_bitmap_directory(queue, writer, &directory)
+            .await?;
         let owned = self.owned_bitmaps(queue, &directory).await?;
         let mut bits = Vec::new();
         for (entry, owned) in directory.entries.iter().zip(&owned) {
@@ -172,6 +178,15 @@ impl Image {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether a cluster of a bitmap, of which `bits` are left, has some that are set behind them. The
+/// format does not allow these, so that is rather something else. The rest of the last 64 bits, which
+/// programs count with, may be anything.
+fn has_tail(bytes: &[u8], bits: u64) -> bool {
+    let used = usize::try_from(bits.div_ceil(64) * 8).unwrap_or(usize::MAX);
+    let tail = bytes.get(used..).unwrap_or_default();
+    tail.iter().any(|byte| *byte != 0)
 }
 
 fn constraint(entry: &BitmapEntry, why: &'static str) -> Error {

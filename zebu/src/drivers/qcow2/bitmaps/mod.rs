@@ -16,6 +16,7 @@ mod owned;
 mod store;
 mod whole;
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -83,6 +84,11 @@ impl Directory {
             .sum()
     }
 
+    /// Where it is in the file, in bytes. Empty if there are no bitmaps.
+    fn place(&self) -> Range<u64> {
+        self.offset..self.offset + self.length()
+    }
+
     /// The index of the bitmap of this name.
     pub(super) fn find(&self, name: &[u8]) -> Option<usize> {
         self.entries.iter().position(|entry| entry.name == name)
@@ -94,8 +100,13 @@ impl Bitmaps {
         crate::lock(&self.directory)
     }
 
+    /// Where the directory is in the file, in bytes. Empty if there are no bitmaps.
+    pub(super) fn directory_place(&self) -> Range<u64> {
+        self.directory().place()
+    }
+
     /// Sets the bits of a range of the disk in all enabled bitmaps.
-    pub(super) fn set(&self, range: &std::ops::Range<u64>) {
+    pub(super) fn set(&self, range: &Range<u64>) {
         for loaded in self.bits.iter().flatten().filter(|l| l.is_enabled) {
             loaded.bits.set(range.clone());
         }
@@ -201,7 +212,7 @@ impl Image {
 
     /// Sets bits of what is about to change. False if bitmaps were stored since the image was
     /// announced as changing: the bits must be announced again.
-    pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &std::ops::Range<u64>) -> bool {
+    pub(super) fn note_change(&self, bitmaps: &Bitmaps, range: &Range<u64>) -> bool {
         bitmaps.set(range);
         // A store first takes back the announcement and then looks at the bits: if it is still
         // there, the store sees the bits.

@@ -7,7 +7,9 @@ use std::ops::Range;
 use super::Directory;
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
-use crate::format::{BitmapCluster, BitmapEntry, L2Entry};
+use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
+use crate::drivers::qcow2::writer::Writer;
+use crate::format::{BitmapCluster, BitmapEntry, FormatError, L2Entry};
 use crate::storage::{Ahead, Queue};
 use crate::{Error, Result};
 
@@ -53,6 +55,28 @@ impl Image {
             }
         }
         Ok(owned)
+    }
+
+    /// Notes where the directory is, which is changed in place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] if its clusters are not its own, as [`Image::owned_bitmaps`] says.
+    pub(super) async fn protect_bitmap_directory(
+        &self,
+        queue: &Queue,
+        writer: &Writer,
+        directory: &Directory,
+    ) -> Result<()> {
+        let Range { start, end } = directory.place();
+        let clusters = start..end.next_multiple_of(self.geometry.cluster_size());
+        // It may be noted already, by an attempt that failed later.
+        writer.protected.set(BITMAP_DIRECTORY, 0..0);
+        if !self.has_one_reference(queue, &clusters).await? {
+            return Err(FormatError::BitmapDirectoryBroken("its clusters are not its own").into());
+        }
+        writer.protected.set(BITMAP_DIRECTORY, start..end);
+        Ok(())
     }
 
     /// Whether the disk or a snapshot maps one of these clusters, which are distinct. All L2 tables

@@ -6,6 +6,7 @@ use super::bits::bits_for;
 use super::{Bitmaps, Bits, Directory, Loaded};
 use crate::drivers::qcow2::Image;
 use crate::drivers::qcow2::frees::Freed;
+use crate::drivers::qcow2::protect::BITMAP_DIRECTORY;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BITMAP_AUTO, BITMAP_TYPE_DIRTY_TRACKING, BitmapEntry, BitmapsExtension,
     EXTENSION_BITMAPS, Extension, MAX_BITMAP_BYTES, MAX_BITMAP_DIRECTORY_BYTES, MAX_BITMAP_NAME,
@@ -333,10 +334,7 @@ impl Image {
 
     /// Makes a directory valid, durably, and frees the one before.
     async fn switch_directory(&mut self, queue: &Queue, mut directory: Directory) -> Result<()> {
-        let old = {
-            let old = self.bitmaps_mut()?.directory();
-            (old.offset, old.length())
-        };
+        let old = self.bitmaps_mut()?.directory_place();
         let bytes = BitmapEntry::encode_directory(&directory.entries)?;
         let length = bytes.len() as u64;
         let place = self.write_new(queue, bytes).await?;
@@ -362,10 +360,12 @@ impl Image {
             }
         })
         .await?;
+        let new = directory.place();
         *self.bitmaps_mut()?.directory() = directory;
-        if old.1 > 0 {
-            let old = self.reference(old.0, old.1, true);
-            self.writer()?.free_at_commit(old);
+        let writer = self.writer()?;
+        writer.protected.set(BITMAP_DIRECTORY, new);
+        if !old.is_empty() {
+            writer.free_at_commit(self.reference(old.start, old.end - old.start, true));
         }
         Ok(())
     }

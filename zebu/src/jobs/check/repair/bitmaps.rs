@@ -13,7 +13,7 @@ use super::{CheckMessage, Repair};
 use crate::Result;
 use crate::format::{
     AUTOCLEAR_BITMAPS, BitmapCluster, BitmapEntry, BitmapTableEntry, BitmapsExtension,
-    EXTENSION_BITMAPS, Extension, MAX_BITMAP_DIRECTORY_BYTES, printable,
+    EXTENSION_BITMAPS, Extension, printable,
 };
 
 /// What is wrong with a bitmap.
@@ -31,9 +31,9 @@ struct Look<'a> {
 
 impl Repair<'_> {
     /// Removes bitmaps that are damaged: whose entry or table is invalid or leads past the end of
-    /// the file, that share a cluster with anything, or have the name of another one. If the
-    /// directory is damaged, or has a second use, all are removed. Returns how many errors that
-    /// repaired.
+    /// the file, that share a cluster with anything, or have the name of another one. If the header
+    /// extension or the directory is damaged, or the directory has a second use, all are removed.
+    /// Returns how many errors that repaired.
     ///
     /// Where the header or a table that everything depends on conflicts with a bitmap, either may be
     /// damaged. Then a second use is no reason to remove a bitmap.
@@ -45,11 +45,16 @@ impl Repair<'_> {
         uses: &Uses,
         emit: &mut dyn FnMut(CheckMessage),
     ) -> Result<u64> {
-        let header = &self.metadata.header;
-        let Some(extension) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
-            return Ok(0);
+        let extension = match self.metadata.header.bitmaps() {
+            Ok(Some(extension)) => Ok(extension),
+            Ok(None) => return Ok(0),
+            Err(_) => Err("their header extension is damaged"),
         };
-        let (removed, kept) = match self.look_at_bitmaps(&extension, uses).await? {
+        let judged = match &extension {
+            Ok(extension) => self.look_at_bitmaps(extension, uses).await?,
+            Err(why) => Err(*why),
+        };
+        let (removed, kept) = match judged {
             Ok(judged) => {
                 let is_good = |(_, damage): &(BitmapEntry, Option<Damage>)| damage.is_none();
                 let (kept, removed): (Vec<_>, Vec<_>) = judged.into_iter().partition(is_good);
@@ -77,7 +82,9 @@ impl Repair<'_> {
             }
         })
         .await?;
-        if !kept.is_empty() {
+        if let Ok(extension) = extension
+            && !kept.is_empty()
+        {
             let directory = BitmapEntry::encode_directory(&kept)?;
             self.writer
                 .write(extension.directory_offset, &directory)
@@ -113,7 +120,7 @@ impl Repair<'_> {
             owners: Cells::new(geometry.clusters_for(file_len), 1),
         };
         let (offset, length) = (extension.directory_offset, extension.directory_size);
-        if length > MAX_BITMAP_DIRECTORY_BYTES || look.is_past_end(offset, length) {
+        if look.is_past_end(offset, length) {
             return Ok(Err("their directory is past the end of the file"));
         }
         let bytes = look.reader.read(offset, length).await?;

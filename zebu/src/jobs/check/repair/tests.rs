@@ -201,7 +201,7 @@ fn lost_refcounts() {
 /// The names of the bitmaps of a file.
 fn bitmaps(bytes: &[u8]) -> Vec<Vec<u8>> {
     let header = Header::decode(bytes).unwrap();
-    let Some(place) = header.extensions.bitmaps().filter(|_| header.has_bitmaps()) else {
+    let Some(place) = header.bitmaps().unwrap() else {
         return Vec::new();
     };
     let directory = &bytes[place.directory_offset as usize..][..place.directory_size as usize];
