@@ -133,7 +133,7 @@ if begin faults; then
     end "operations failed, each in its own run"
 fi
 if begin write-errors; then
-    library --test write_errors -- --nocapture
+    library --test library -- --nocapture write_errors::
     end "operations and flushes failed"
 fi
 if begin dropped; then
@@ -227,7 +227,7 @@ if begin many-threads; then
     ZEBU_MODEL_STEPS=${ZEBU_MODEL_STEPS:-$(of 6000 100000 2000000)}
     export ZEBU_MODEL_STEPS
     library --test model -- --nocapture many_threads
-    library --test same_cluster -- --nocapture
+    library --test library -- --nocapture same_cluster::
     unset ZEBU_MODEL_STEPS
     end "requests that overlap"
 fi

@@ -9,6 +9,8 @@ pub mod hostile_images;
 pub mod hostile_vhdx;
 #[path = "../../zebu/tests/common/vhdx_image.rs"]
 pub mod vhdx_image;
+#[path = "../../zebu/tests/common/hostile_vmdk.rs"]
+pub mod hostile_vmdk;
 
 use hostile_images::{Rng, build, mutate, mutate_once};
 use libfuzzer_sys::fuzzer_mutate;
@@ -25,6 +27,22 @@ thread_local! {
 /// Runs `run` with the queue.
 pub fn with_queue(run: impl FnOnce(&Queue)) {
     QUEUE.with(run);
+}
+
+/// Damages a VMDK, or now and then a new one.
+pub fn mutate_vmdk(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
+    let mut rng = Rng::new(u64::from(seed));
+    if rng.one_in(5) {
+        return fuzzer_mutate(data, size, max_size);
+    }
+    let mut image = match size < 512 || rng.one_in(20) {
+        true => hostile_vmdk::build(&mut rng, max_size / 2),
+        false => data[..size].to_vec(),
+    };
+    hostile_vmdk::mutate_once(&mut rng, &mut image);
+    let length = image.len().min(max_size);
+    data[..length].copy_from_slice(&image[..length]);
+    length
 }
 
 /// Damages the metadata of an image, or now and then of a new one.

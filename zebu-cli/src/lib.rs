@@ -1,6 +1,7 @@
 //! The program `zebu`, which is also qemu-img, qemu-io and qemu-nbd by name. It is a library so
 //! that tests and fuzzers reach qemu-io's command language. This is not a public API.
 
+mod appliance;
 mod commands;
 mod create_options;
 mod failure;

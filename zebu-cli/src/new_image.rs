@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zebu::Error;
-use zebu::block::{FileSpec, Format, OpenedFile};
+use zebu::block::{Device, FileSpec, Format, OpenedFile};
 use zebu::jobs::{
     self, CreateQcow2, ImagePlan, NewBacking, NewDataFile, PlanRequest, Preallocation,
 };
@@ -19,7 +19,7 @@ use crate::known_options::number;
 use crate::{objects, open};
 
 /// Formats of QEMU that zebu does not create.
-const OTHER_FORMATS: [&str; 6] = ["vmdk", "qcow", "qed", "parallels", "luks", "file"];
+const OTHER_FORMATS: [&str; 5] = ["qcow", "qed", "parallels", "luks", "file"];
 /// Formats that cannot be created.
 const READ_ONLY_FORMATS: [&str; 3] = ["bochs", "cloop", "dmg"];
 
@@ -85,7 +85,8 @@ type Creator = fn(u64, &CreateOptions) -> Result<NewImage, String>;
 const CREATORS: [(Format, Creator); 2] = [(Format::RAW, raw), (Format::QCOW2, qcow2)];
 
 impl NewImage {
-    /// The image that the options mean, whose values were looked at. `path` is that of its file.
+    /// The image that the options mean, whose values were looked at. `path` is that of its file, and
+    /// `backing` its backing file, if it was opened.
     ///
     /// # Errors
     ///
@@ -95,6 +96,7 @@ impl NewImage {
         path: &Path,
         size: u64,
         options: &CreateOptions,
+        backing: Option<&Device>,
     ) -> zebu::Result<Self> {
         if let Some((_, create)) = CREATORS.iter().find(|creator| creator.0 == format) {
             return create(size, options).map_err(Error::Refused);
@@ -108,6 +110,7 @@ impl NewImage {
             path,
             size,
             options: &options.values(format),
+            backing_id: backing.and_then(|backing| backing.top().content_id()),
         })?;
         Ok(NewImage::Planned(plan))
     }
@@ -447,7 +450,7 @@ mod tests {
     fn images_of_creatable_formats_can_be_made() {
         let options = CreateOptions::default();
         for format in Format::all() {
-            let image = NewImage::new(format, Path::new("x"), 1 << 20, &options);
+            let image = NewImage::new(format, Path::new("x"), 1 << 20, &options, None);
             assert_eq!(image.is_ok(), format.is_creatable(), "{format:?}");
         }
     }

@@ -13,7 +13,10 @@ mod hostile_bounds;
 mod hostile_images;
 #[path = "common/hostile_sound.rs"]
 mod hostile_sound;
+#[path = "common/hostile_vmdk.rs"]
+mod hostile_vmdk;
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -48,6 +51,31 @@ fn generated_images() {
         }
         exercise(queue, &bytes);
     });
+}
+
+#[test]
+fn generated_vmdks() {
+    let read = Cell::new(0);
+    generated(400, 64 << 20, |queue, rng| {
+        let sound = rng.one_in(8);
+        let mut bytes = hostile_vmdk::build(rng, 256 << 10);
+        if !sound {
+            for _ in 0..1 + rng.below(6) {
+                hostile_vmdk::mutate_once(rng, &mut bytes);
+            }
+        }
+        exercise(queue, &bytes);
+        let options = OpenOptions::default().no_backing(true);
+        if let Ok(device) = Device::from_storage(queue, memory(&bytes), &options)
+            && device.top().as_vmdk().is_some()
+        {
+            let _ = queue.block_on(device.top().check(queue, &mut |_| {}));
+            let first = device.read_blocking(queue, 0, &mut [0; 512]);
+            read.set(read.get() + u32::from(first.is_ok()));
+        }
+    });
+    let read = read.get();
+    assert!(read >= 50, "{read} can be read");
 }
 
 /// Most generated images must open, or the generator would test nothing.

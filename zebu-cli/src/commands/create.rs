@@ -113,14 +113,14 @@ fn create(
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
     let data_file = options.value("data_file").map(file_of).transpose()?;
     let files = [Some(&file), data_file.as_ref()];
-    look_at_backing(&queue, arguments, name, &files, &mut options)?;
+    let backing = look_at_backing(&queue, arguments, name, &files, &mut options)?;
     let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
     if !arguments.quiet {
         output::say(&formatting(format, name, &options));
     }
-    let image = NewImage::new(format, &file.path, size, &options);
+    let image = NewImage::new(format, &file.path, size, &options, backing.as_ref());
     let image = image.map_err(|e| match e.errno() {
         libc::EFBIG => format!(
             "The image size is too large for file format '{}'",
@@ -133,16 +133,16 @@ fn create(
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
 }
 
-/// Opens the backing file unless disabled. Without a given size, its size is used.
+/// Opens the backing file, if there is one, unless disabled. Without a given size, its size is used.
 fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
     files: &[Option<&FileSpec>],
     options: &mut CreateOptions,
-) -> Result<(), String> {
+) -> Result<Option<Device>, String> {
     let Some(backing) = options.value("backing_file").map(OsStr::to_owned) else {
-        return Ok(());
+        return Ok(None);
     };
     if backing.is_empty() {
         return Err("Expected backing file name, got empty string".into());
@@ -163,7 +163,7 @@ fn look_at_backing(
             Some(_) if files.any(|file| same_file::is_same(path.as_ref(), &file.path)) => {
                 Err(reads)
             }
-            Some(_) => Ok(()),
+            Some(_) => Ok(None),
         };
     }
     let opened = || {
@@ -182,7 +182,7 @@ fn look_at_backing(
     if options.get("size").is_none() {
         options.set("size", device.size().next_multiple_of(512).to_string());
     }
-    Ok(())
+    Ok(Some(device))
 }
 
 /// The line that reports the format and the options. Names may have any bytes.

@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::json::{self, Value};
 use crate::options::{OutputFormat, SourceOptions, one_name};
-use crate::{open, output, untrusted};
+use crate::{appliance, open, output, untrusted};
 
 use report::Report;
 use untrusted_report::Untrusted;
@@ -58,6 +58,9 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     let arguments: Arguments = super::parse(invocation, arguments)?;
     let format = OutputFormat::parse(arguments.output.as_deref())?;
     let name = one_name(&arguments.names)?;
+    if invocation.name != "qemu-img" && appliance::is_named_so(name, &arguments.source.name) {
+        return appliance::report(name, format);
+    }
     let queue = open::queue()?;
     let options = open::options(name, &arguments.source, CacheMode::WriteBack)?.inspect(true);
     let source = open::source(name, &arguments.source);

@@ -130,7 +130,7 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
         Failure::new(format!("Invalid options for file format '{name}'"))
     })?;
     // A size that is too large is refused when it is measured.
-    let image = NewImage::new(format, Path::new(""), 0, &options);
+    let image = NewImage::new(format, Path::new(""), 0, &options, None);
     match image.map_err(|e| Failure::new(e.to_string()))? {
         NewImage::Planned(_) => Err(unsupported()),
         NewImage::Raw { .. } => Ok(MeasureTarget::Raw),

@@ -15,6 +15,7 @@ pub mod io;
 mod map;
 mod measure;
 pub mod nbd;
+mod ova;
 mod rebase;
 mod resize;
 mod serve;
@@ -35,7 +36,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 19] = [
+const COMMANDS: [Command; 20] = [
     (
         "amend",
         "<FILENAME>",
@@ -116,6 +117,12 @@ const COMMANDS: [Command; 19] = [
         measure::run,
     ),
     ("nbd", "[FILENAME]", "Serve images over NBD", nbd::run),
+    (
+        "ova",
+        "<DISK>... --output <FILE>",
+        "Make an appliance (OVA) of disks",
+        ova::run,
+    ),
     (
         "rebase",
         "<FILENAME>",

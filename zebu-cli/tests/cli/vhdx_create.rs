@@ -158,6 +158,10 @@ fn created_images_are_those_of_qemu() {
     }
     for options in OPTIONS {
         for size in &sizes {
+            if size == "0" && options.contains("block_size=256M") {
+                // QEMU opens no such image, its own neither.
+                continue;
+            }
             let bytes = |program: fn(&Lab, &[&str]) -> Answer, name: &str| {
                 let _ = fs::remove_file(lab.path("x"));
                 let answer = program(&lab, &args(options, &["create", "x", size]));

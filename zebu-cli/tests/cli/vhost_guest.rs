@@ -39,6 +39,60 @@ fn a_guest_boots() {
     assert!(std::fs::read(lab.path("x.qcow2")).unwrap() == before);
 }
 
+/// Images of these formats are made by the program and have a guest's root.
+const FORMATS: [(&str, &str, &[&str]); 8] = [
+    ("zebu", "vmdk", &[]),
+    ("zebu", "vmdk", &["-o", "subformat=streamOptimized"]),
+    ("zebu", "vhdx", &[]),
+    ("zebu", "vpc", &[]),
+    ("zebu", "vdi", &[]),
+    ("qemu-img", "qcow", &[]),
+    ("qemu-img", "qed", &[]),
+    ("qemu-img", "parallels", &[]),
+];
+
+/// The job of a guest whose root is an image of another format.
+const BOOTED: &str = r#"
+    grep -q '^/dev/vda / ext4' /proc/mounts
+    fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
+        --ioengine=libaio --iodepth=8 --verify=crc32c --verify_only --thread --minimal >/dev/null
+    mount -o remount,ro /
+    fsck.ext4 -fn /dev/vda
+"#;
+
+#[test]
+#[ignore = "slow: machines are emulated"]
+fn a_guest_boots_from_each_format() {
+    if beyond_qemu("a vhost-user server") || kernel().is_none() {
+        return;
+    }
+    let lab = Lab::new();
+    // A multiple of a cylinder, to which disks of VHD are rounded.
+    lab.make("create x.qcow2 516096k");
+    let mut server = served(&lab, "--cache=none", "x.qcow2");
+    start(&lab, "install", None, INSTALL).finish();
+    server.stop();
+    for (maker, format, options) in FORMATS {
+        let make = match maker {
+            "zebu" => Lab::zebu,
+            _ => Lab::qemu_img,
+        };
+        let mut args = vec!["convert", "-O", format];
+        args.extend(options);
+        args.extend(["x.qcow2", "image"]);
+        make(&lab, &args).ok(format);
+        // The guest writes to an overlay.
+        lab.make(&format!("create -b image -F {format} top.qcow2"));
+        let mut server = served(&lab, "--cache=none", "top.qcow2");
+        start(&lab, "booted", Some("/dev/vda"), BOOTED).finish();
+        server.stop();
+        lab.qemu_img(&["check", "top.qcow2"]).ok("check");
+        for file in ["image", "top.qcow2"] {
+            std::fs::remove_file(lab.path(file)).unwrap();
+        }
+    }
+}
+
 #[test]
 #[ignore = "slow: machines are emulated"]
 fn a_guest_survives_kills_of_the_server() {

@@ -6,41 +6,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use crate::common::vmdk::{Damage, descriptor, esx, se_sparse, stream};
+use crate::common::vmdk::{
+    Damage, GRAIN, SUBFORMATS, assert_same_content, assert_same_reports, content, descriptor, esx,
+    se_sparse, stream,
+};
 use crate::common::{
     Answer, Lab, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number,
 };
-
-const GRAIN: u64 = 64 << 10;
-
-const SUBFORMATS: [&str; 5] = [
-    "monolithicSparse",
-    "monolithicFlat",
-    "twoGbMaxExtentSparse",
-    "twoGbMaxExtentFlat",
-    "streamOptimized",
-];
-
-/// Bytes of a disk: zeroes, text, noise and repeated bytes in pieces of any length.
-fn content(random: &mut Rng, size: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while (bytes.len() as u64) < size {
-        let length = match random.below(3) {
-            0 => random.below(2000),
-            1 => GRAIN * random.below(6),
-            _ => random.below(300_000),
-        };
-        let length = length.min(size - bytes.len() as u64);
-        let (kind, byte) = (random.below(4), random.below(256) as u8);
-        bytes.extend((0..length).map(|at| match kind {
-            0 => 0,
-            1 => byte,
-            2 => (at / 7 * 31 + at % 7) as u8 ^ byte,
-            _ => random.next() as u8,
-        }));
-    }
-    bytes
-}
 
 /// Writes at random offsets of an image.
 fn scribble(lab: &Lab, random: &mut Rng, image: &str, size: u64) {
@@ -100,35 +72,6 @@ fn generate(lab: &Lab, random: &mut Rng, nth: u64) -> (String, u64) {
         scribble(lab, random, "x.vmdk", size);
     }
     (format!("{options}, {size} bytes"), size)
-}
-
-/// What both programs say of an image must be the same.
-fn assert_same_reports(lab: &Lab, image: &str, what: &str) {
-    for args in [
-        &["info", image][..],
-        &["info", "--output=json", image],
-        &["map", image],
-        &["map", "--output=json", image],
-        &["map", "--output=json", "-s", "1000448", "-l", "600k", image],
-        &["check", image],
-        &["check", "--output=json", image],
-        &["snapshot", "-l", image],
-        &["measure", "-O", "qcow2", image],
-        &["measure", "-O", "raw", image],
-        &["compare", image, image],
-    ] {
-        assert_same_answer(lab, args, what);
-    }
-}
-
-/// What both programs read of an image must be the same. Leaves it in `theirs.raw`.
-fn assert_same_content(lab: &Lab, image: &str, what: &str) {
-    lab.qemu_img(&["convert", image, "-O", "raw", "theirs.raw"])
-        .ok(what);
-    lab.zebu(&["convert", image, "-O", "raw", "ours.raw"])
-        .ok(what);
-    lab.assert_same_bytes("ours.raw", "theirs.raw", what);
-    assert_same_answer(lab, &["compare", image, "theirs.raw"], what);
 }
 
 /// What a read prints of its bytes.
@@ -432,6 +375,8 @@ fn judge(lab: &Lab, sound: &[u8], what: &str) -> bool {
         _ if crashed(&theirs) => {}
         // A table past the end of the file, which QEMU reads as zeroes.
         (1, 0) => assert!(ours.err.contains("cluster_offset"), "{what}: {ours:#?}"),
+        // Offsets beyond 64 bits are small in QEMU.
+        (1, 1) if ours.err.contains("after EOF") && theirs.err.contains("after EOF") => {}
         _ => compare_answers(&ours, &theirs, &check, what),
     }
     let convert = |to| ["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", to];
@@ -612,15 +557,14 @@ fn changed_text(random: &mut Rng, text: &str) -> (Vec<u8>, bool) {
 fn damaged_descriptors_are_refused_as_by_qemu() {
     let lab = Lab::new();
     let mut random = Rng::new(6);
-    let sound = content(&mut random, 3000 * 512);
-    fs::write(lab.path("a.vmdk"), &sound[..1000 * 512]).unwrap();
-    fs::write(lab.path("b.vmdk"), esx(&sound[1000 * 512..2000 * 512], 8)).unwrap();
-    fs::write(
-        lab.path("c.vmdk"),
-        stream(&sound[2000 * 512..], 128, true, false, ""),
-    )
-    .unwrap();
-    let lines = "RW 1000 FLAT \"a.vmdk\" 0\nRW 1000 SPARSE \"b.vmdk\"\nRW 1000 SPARSE \"c.vmdk\"\n";
+    // Whole grains: QEMU reads past the end of an extent that ends within one.
+    let sound = content(&mut random, 3072 * 512);
+    let parts: Vec<&[u8]> = sound.chunks(1024 * 512).collect();
+    fs::write(lab.path("a.vmdk"), parts[0]).unwrap();
+    fs::write(lab.path("b.vmdk"), esx(parts[1], 8)).unwrap();
+    let bytes = stream(parts[2], 128, true, false, "");
+    fs::write(lab.path("c.vmdk"), bytes).unwrap();
+    let lines = "RW 1024 FLAT \"a.vmdk\" 0\nRW 1024 SPARSE \"b.vmdk\"\nRW 1024 SPARSE \"c.vmdk\"\n";
     let text = descriptor("monolithicFlat", lines, 1);
     let count = env_number("ZEBU_VMDK_DAMAGED").unwrap_or(60);
     let mut refused = 0;

@@ -1,11 +1,72 @@
-//! VMDK files that qemu-img cannot make, written from their descriptions, and places in which
-//! files are damaged.
+//! Disks for VMDK files, and what both programs must say of these. Files that qemu-img cannot make,
+//! written from their descriptions, and places in which files are damaged.
 
 use zebu::internal::codec::{Compression, Compressor};
 
-use super::Rng;
+use super::{Lab, Rng, assert_same_answer};
 
 const SECTOR: usize = 512;
+/// Bytes of a grain.
+pub const GRAIN: u64 = 64 << 10;
+
+/// What a new image can be.
+pub const SUBFORMATS: [&str; 5] = [
+    "monolithicSparse",
+    "monolithicFlat",
+    "twoGbMaxExtentSparse",
+    "twoGbMaxExtentFlat",
+    "streamOptimized",
+];
+
+/// Bytes of a disk: zeroes, text, noise and repeated bytes in pieces of any length.
+pub fn content(random: &mut Rng, size: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < size {
+        let length = match random.below(3) {
+            0 => random.below(2000),
+            1 => GRAIN * random.below(6),
+            _ => random.below(300_000),
+        };
+        let length = length.min(size - bytes.len() as u64);
+        let (kind, byte) = (random.below(4), random.below(256) as u8);
+        bytes.extend((0..length).map(|at| match kind {
+            0 => 0,
+            1 => byte,
+            2 => (at / 7 * 31 + at % 7) as u8 ^ byte,
+            _ => random.next() as u8,
+        }));
+    }
+    bytes
+}
+
+/// What both programs say of an image must be the same.
+pub fn assert_same_reports(lab: &Lab, image: &str, what: &str) {
+    for args in [
+        &["info", image][..],
+        &["info", "--output=json", image],
+        &["map", image],
+        &["map", "--output=json", image],
+        &["map", "--output=json", "-s", "1000448", "-l", "600k", image],
+        &["check", image],
+        &["check", "--output=json", image],
+        &["snapshot", "-l", image],
+        &["measure", "-O", "qcow2", image],
+        &["measure", "-O", "raw", image],
+        &["compare", image, image],
+    ] {
+        assert_same_answer(lab, args, what);
+    }
+}
+
+/// What both programs read of an image must be the same. Leaves it in `theirs.raw`.
+pub fn assert_same_content(lab: &Lab, image: &str, what: &str) {
+    lab.qemu_img(&["convert", image, "-O", "raw", "theirs.raw"])
+        .ok(what);
+    lab.zebu(&["convert", image, "-O", "raw", "ours.raw"])
+        .ok(what);
+    lab.assert_same_bytes("ours.raw", "theirs.raw", what);
+    assert_same_answer(lab, &["compare", image, "theirs.raw"], what);
+}
 
 /// A descriptor with these lines of extents.
 pub fn descriptor(kind: &str, lines: &str, cid: u32) -> String {

@@ -55,6 +55,12 @@ impl Layer {
         self.image.cluster_size()
     }
 
+    /// What changes with every change of the content, if the format has that. Images that are
+    /// created over the image keep it, to notice that the image was changed.
+    pub fn content_id(&self) -> Option<&[u8]> {
+        self.image.content_id()
+    }
+
     /// The backing file, as the image names it.
     pub fn backing(&self) -> Option<BackingName<'_>> {
         self.image.backing()

@@ -34,7 +34,7 @@ pub enum Policy {
     /// All, as in qemu-img.
     #[default]
     Follow,
-    /// None: a backing file or a data file is an error.
+    /// None: a backing file, a data file or an extent in another file is an error.
     Nothing,
     /// None, and the image itself may be malicious: strict mode, the program's `--untrusted`. Each
     /// of several images has its own limits.

@@ -1,9 +1,9 @@
 //! Image formats: one driver for each, and what they have in common.
 //!
 //! A driver is one module and one line of `registry.rs`. It recognizes the format, opens an image,
-//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the capabilities of an image and not
-//! on its format, except for what only one format has: [`AnyImage::as_qcow2`],
-//! [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
+//! and implements [`FormatImage`]. New images go through `create/`. The layers above depend on the
+//! capabilities of an image and not on its format, except for what only one format has:
+//! [`AnyImage::as_qcow2`], [`FormatImage::as_raw`], [`FormatImage::as_vmdk`].
 //!
 //! Decryption keyed by guest offset (the AES method of qcow2) belongs here: a value of the image
 //! through which reads and writes of [`Mapping::Data`] pass. The map step does not change by it.
@@ -48,7 +48,8 @@ use crate::{Error, Result};
 pub use any::AnyImage;
 pub use check::CheckReport;
 pub(crate) use create::{
-    BlockLayout, Linear, NewBlocks, make_valid, random_uuid, seconds_since, too_large, write_table,
+    BlockLayout, Linear, NewBlocks, check_inside, make_valid, random_uuid, seconds_since,
+    too_large, write_table,
 };
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};

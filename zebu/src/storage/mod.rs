@@ -60,7 +60,7 @@ pub(crate) use patched::{Patched, Patches};
 pub(crate) use queue::{Begun, Io, yield_once};
 pub use queue::{Handle, PoolBuffer, Queue, QueueOptions};
 pub use ready::Ready;
-pub(crate) use window::Window;
+pub use window::Window;
 pub(crate) use writings::Writings;
 pub(crate) use zero::is_zero;
 

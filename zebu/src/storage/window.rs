@@ -21,8 +21,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The part of `storage` from `offset` on, of `size` bytes (None: to its end).
-    /// The caller has checked that it is inside.
+    /// The part of `storage` from byte `offset` on, of `size` bytes. None: to its end, and it grows
+    /// with it. The caller has checked that it is inside.
     pub fn new(storage: Arc<dyn Storage>, offset: u64, size: Option<u64>) -> Self {
         let page = storage.blocks().map_or(1, Blocks::page);
         let unit = page.max(storage.alignment().offset as u64);

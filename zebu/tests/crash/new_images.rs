@@ -16,44 +16,60 @@ use crate::queue;
 use crate::states::Cutter;
 
 /// A format and its options.
+#[derive(Debug)]
 struct Form {
     format: &'static str,
     /// Switches that are on.
     options: &'static [&'static str],
-    /// Whether `subformat` is `fixed`.
-    is_fixed: bool,
+    /// The value of `subformat`, if it is given.
+    subformat: Option<&'static str>,
 }
 
-const FORMS: [Form; 6] = [
+const FORMS: [Form; 9] = [
     Form {
         format: "vdi",
         options: &[],
-        is_fixed: false,
+        subformat: None,
     },
     Form {
         format: "vdi",
         options: &["static"],
-        is_fixed: false,
+        subformat: None,
     },
     Form {
         format: "vpc",
         options: &["force_size"],
-        is_fixed: false,
+        subformat: None,
     },
     Form {
         format: "vpc",
         options: &["force_size"],
-        is_fixed: true,
+        subformat: Some("fixed"),
     },
     Form {
         format: "vhdx",
         options: &[],
-        is_fixed: false,
+        subformat: None,
     },
     Form {
         format: "vhdx",
         options: &[],
-        is_fixed: true,
+        subformat: Some("fixed"),
+    },
+    Form {
+        format: "vmdk",
+        options: &[],
+        subformat: None,
+    },
+    Form {
+        format: "vmdk",
+        options: &["zeroed_grain"],
+        subformat: None,
+    },
+    Form {
+        format: "vmdk",
+        options: &[],
+        subformat: Some("streamOptimized"),
     },
 ];
 
@@ -81,9 +97,9 @@ impl Form {
         let values = switches.fold(CreateValues::default(), |values, name| {
             values.with(name, CreateValue::Switch(true))
         });
-        match self.is_fixed {
-            true => values.with("subformat", CreateValue::Text("fixed".into())),
-            false => values,
+        match self.subformat {
+            Some(name) => values.with("subformat", CreateValue::Text(name.into())),
+            None => values,
         }
     }
 
@@ -100,6 +116,7 @@ impl Form {
             path: "x".as_ref(),
             size: content.len() as u64,
             options: &self.values(),
+            backing_id: None,
         });
         let plan = plan.unwrap();
         let begun = queue.block_on(begin_image(queue, &*plan, vec![file]));
@@ -197,7 +214,7 @@ fn a_power_cut_leaves_a_whole_image_or_none() {
     let (queue, mut states) = (queue(), 0);
     for form in &FORMS {
         for seed in 1..=runs() {
-            let what = format!("{} {:?}, seed {seed}", form.format, form.options);
+            let what = format!("{form:?}, seed {seed}");
             let _watchdog = Watchdog::new(&what);
             let mut rng = Rng::new(seed);
             let conversion = Conversion::new(form, &mut rng);
@@ -232,7 +249,7 @@ fn an_error_leaves_a_whole_image_or_none() {
     let (queue, mut failures) = (queue(), 0);
     for form in &FORMS {
         for seed in 1..=runs().div_ceil(6) {
-            let what = format!("{} {:?}, seed {seed}", form.format, form.options);
+            let what = format!("{form:?}, seed {seed}");
             let _watchdog = Watchdog::new(&what);
             for nth in 1.. {
                 let mut is_over = false;

@@ -20,7 +20,7 @@ use crate::known_options::option_help;
 use crate::new_image::{new_format_help, parse_format};
 use crate::options::{SourceOptions, rate, source_cache};
 use crate::progress::{Progress, incomplete, interrupted};
-use crate::{open, output, size};
+use crate::{appliance, open, output, size};
 
 /// Copy one or more images to another, with format conversion
 #[derive(Parser)]
@@ -39,6 +39,9 @@ struct Arguments {
     /// snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
     snapshot: Option<OsString>,
+    /// Number of the disk to convert, from 1, of an appliance (OVA or OVF); its checksum is verified
+    #[arg(long, value_name = "N")]
+    disk: Option<usize>,
     #[arg(short = 'O', long = "target-format", value_name = "FMT", help = new_format_help("target"))]
     target_format: Option<String>,
     /// Interpret the target's name as options (driver=qcow2,file.filename=PATH); needs -n
@@ -314,6 +317,9 @@ fn open_sources(
         .as_deref()
         .map(OsStr::as_bytes)
         .map(SnapshotName::from);
+    if arguments.disk.is_some() && (names.len() > 1 || arguments.source.name.image_opts) {
+        return Err(Failure::new("--disk takes one appliance, by its name"));
+    }
     if snapshot.is_some() && names.len() > 1 {
         return Err(Failure::new(
             "No support for concatenating multiple snapshot",
@@ -325,7 +331,10 @@ fn open_sources(
         options.exclude_writers = true;
         options.l2_cache_size = Some(open::ONCE_THROUGH);
         options.snapshot = snapshot.clone();
-        devices.push(open::device_with(queue, name, &arguments.source, &options)?);
+        devices.push(match arguments.disk {
+            None => open::device_with(queue, name, &arguments.source, &options)?,
+            Some(number) => appliance::open_disk(queue, name, number, options)?,
+        });
     }
     Ok(devices)
 }

@@ -236,7 +236,7 @@ impl Wanted<'_> {
         let file = file_of(self.name).map_err(Failure::new)?;
         let failure = |why: String| creation_failure(self.name, format.name(), &why);
         let create = self.create_options(format)?;
-        let image = NewImage::new(format, &file.path, self.total, &create);
+        let image = NewImage::new(format, &file.path, self.total, &create, None);
         let image = image.map_err(|e| failure(e.to_string()))?;
         match &image {
             NewImage::Raw { .. } => {}
@@ -263,8 +263,12 @@ impl Wanted<'_> {
         };
         options.above_backing = backing.is_some();
         if let NewImage::Planned(plan) = &image {
-            let new = files.begin(self.queue, &**plan);
-            return new.map(Target::New).map_err(failure);
+            let new = files.begin(self.queue, &**plan).map_err(failure)?;
+            if new.zlib_block().is_none() {
+                // As with QEMU: the format could, the image does not.
+                options.compress = None;
+            }
+            return Ok(Target::New(new));
         }
         files.make(self.queue, &image).map_err(failure)?;
         options.zero_from = match backing {
@@ -298,6 +302,8 @@ impl Wanted<'_> {
              input images"
         } else if create.value("backing_file").is_some() && create.get("backing_fmt").is_none() {
             "Use of backing file requires explicit backing format"
+        } else if create.value("backing_file").is_some() && format != Format::QCOW2 {
+            "Only a qcow2 image can be converted to over a backing file"
         } else if arguments.compress && create.get("preallocation").is_some_and(|p| p != "off") {
             "Compression and preallocation not supported at the same time"
         } else if arguments.compress && create.value("data_file").is_some() {

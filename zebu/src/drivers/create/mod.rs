@@ -62,6 +62,9 @@ pub struct PlanRequest<'a> {
     pub size: u64,
     /// The options of the format. Those of the file are not among them.
     pub options: &'a CreateValues,
+    /// What a new image over a backing file must know of it: its
+    /// [`content_id`](crate::block::Layer::content_id).
+    pub backing_id: Option<&'a [u8]>,
 }
 
 /// A new image that can be made: its size and options are valid.
@@ -156,7 +159,7 @@ pub(crate) async fn make_valid(
 }
 
 /// Refuses a write behind the end of what there is space for.
-fn check_inside(offset: u64, iov: &Iov, size: u64) -> Result<()> {
+pub(crate) fn check_inside(offset: u64, iov: &Iov, size: u64) -> Result<()> {
     let length = iov.len() as u64;
     match offset.checked_add(length) {
         Some(end) if end <= size => Ok(()),

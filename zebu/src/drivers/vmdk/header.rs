@@ -29,9 +29,9 @@ pub const MAX_SIZE: u64 = (i64::MAX as u64) >> 30 << 30;
 const AT_END: u64 = u64::MAX;
 
 /// Flag of an extent whose grain table entry 1 is a grain of zeroes.
-const ZERO_GRAINS: u32 = 1 << 2;
+pub const ZERO_GRAINS: u32 = 1 << 2;
 /// Flag of an extent whose compressed grains have a marker before them.
-const MARKERS: u32 = 1 << 17;
+pub const MARKERS: u32 = 1 << 17;
 /// Bytes of the marker before a compressed grain: its sector on the disk, and its length.
 pub const MARKER_BYTES: u64 = 12;
 

@@ -1,13 +1,15 @@
-//! VMDK, the image format of VMware, for reading: a disk of one or more extents, which a descriptor
-//! lists, or a single sparse file with the descriptor inside.
+//! VMDK, the image format of VMware: a disk of one or more extents, which a descriptor lists, or a
+//! single sparse file with the descriptor inside. Images are read, and new ones are made.
 //!
 //! The format is that of VMware's "Virtual Disk Format", version 5.0, as far as QEMU reads it:
 //! monolithic and split images, sparse or flat, streams with compressed grains, and the sparse files
 //! of ESX (`COWD`) and ESXi (seSparse).
 
 mod check;
+mod create;
 mod descriptor;
 mod header;
+mod new_extent;
 mod open;
 mod sparse;
 
@@ -33,10 +35,10 @@ pub static DRIVER: Driver = Driver {
     is_writable: false,
     has_backing: true,
     has_data_file: false,
-    can_compress: false,
+    can_compress: true,
     checks_data: true,
-    create_options: None,
-    plan: None,
+    create_options: Some(&create::CREATE_OPTIONS),
+    plan: Some(create::plan),
     open_options: &[],
     // The locks of any format but raw.
     locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],

@@ -15,13 +15,13 @@ use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of the longest descriptor that lists extents, as in QEMU.
-const MAX_DESCRIPTOR: u64 = (1 << 20) - 1;
+pub const MAX_DESCRIPTOR: u64 = (1 << 20) - 1;
 /// Bytes of a descriptor that are searched for content IDs and the parent, as in QEMU.
 const IDENTITY_BYTES: usize = 20 * 512 - 1;
 /// Where these are in a sparse file.
 const IDENTITY_OFFSET: u64 = 512;
 /// Extents at most: 64 TiB in pieces of 2 GiB.
-const MAX_EXTENTS: usize = 32 << 10;
+pub const MAX_EXTENTS: usize = 32 << 10;
 
 fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(Error::Refused(why.into()))

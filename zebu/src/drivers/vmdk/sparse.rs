@@ -495,3 +495,150 @@ fn typed(entry: u64, grains: u64) -> Stored {
         _ => Stored::Damaged(Damage::Grain),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against grains that are found elsewhere than their entry says, and against spans that
+    //! overlap or leave gaps, whatever directory and tables contain.
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::storage::{Memory, QueueOptions};
+
+    const DIRECTORY: u64 = 1;
+
+    fn number(bytes: &[u8], at: u64, width: u64) -> u64 {
+        let mut number = [0; 8];
+        number[..width as usize].copy_from_slice(&bytes[at as usize..(at + width) as usize]);
+        u64::from_le_bytes(number)
+    }
+
+    /// How a grain is stored, looked up entry by entry.
+    fn looked_up(layout: &Layout, bytes: &[u8], grain: u64) -> Stored {
+        let (table, width) = (grain / layout.table_len, layout.entry_bytes());
+        if table >= layout.directory_len {
+            return Stored::Damaged(Damage::Directory);
+        }
+        let entry = number(bytes, DIRECTORY * SECTOR + table * width, width);
+        let sector = match layout.entries {
+            Entries::Sectors { .. } => entry,
+            Entries::Typed { .. } if entry == 0 => 0,
+            Entries::Typed { tables, .. } if entry >> 32 == 0x1000_0000 => {
+                tables + (entry & 0xffff_ffff) * 64
+            }
+            Entries::Typed { .. } => return Stored::Damaged(Damage::Directory),
+        };
+        if sector == 0 {
+            return Stored::Nowhere;
+        }
+        if sector * SECTOR + layout.table_bytes() > bytes.len() as u64 {
+            return match layout.entries {
+                // Too large for QEMU.
+                Entries::Typed { .. } if sector >= u64::from(u32::MAX) => {
+                    Stored::Damaged(Damage::Directory)
+                }
+                _ => Stored::Damaged(Damage::Table),
+            };
+        }
+        let at = sector * SECTOR + grain % layout.table_len * width;
+        let entry = number(bytes, at, width);
+        match layout.entries {
+            Entries::Typed { grains, .. } => typed(entry, grains),
+            Entries::Sectors { .. } if entry == 0 => Stored::Nowhere,
+            Entries::Sectors { zero_grains, .. } if zero_grains && entry == 1 => Stored::Zero,
+            Entries::Sectors { compressed, .. } => match compressed {
+                None => Stored::Data(entry * SECTOR),
+                Some(has_marker) => Stored::Compressed {
+                    host: entry * SECTOR + if has_marker { 12 } else { 0 },
+                    length: 0,
+                },
+            },
+        }
+    }
+
+    fn any_layout() -> impl Strategy<Value = Layout> {
+        let entries = prop_oneof![
+            (any::<bool>(), any::<Option<bool>>()).prop_map(|(zero_grains, compressed)| {
+                Entries::Sectors {
+                    zero_grains,
+                    compressed,
+                }
+            }),
+            (0u64..20, 0u64..1000).prop_map(|(tables, grains)| Entries::Typed { tables, grains }),
+        ];
+        let numbers = (1u64..3000, 1u64..9, 0u64..40, 1u64..200);
+        (entries, numbers).prop_map(|(entries, (sectors, grain, directory_len, table_len))| {
+            Layout {
+                sectors,
+                grain,
+                directory: DIRECTORY,
+                directory_len,
+                table_len,
+                entries,
+            }
+        })
+    }
+
+    /// Entries of 32 and 64 bits: grains in a row, zeroes, and anything.
+    fn any_file() -> impl Strategy<Value = Vec<u8>> {
+        let entry = prop_oneof![
+            4 => (0u64..40).prop_map(|n| n),
+            4 => (0u64..40).prop_map(|n| 0x1000_0000 << 32 | n),
+            4 => (0u64..40).prop_map(|n| 3 << 60 | n << 48),
+            2 => (1u64..3).prop_map(|n| n << 60),
+            1 => any::<u64>(),
+        ];
+        let run = (entry, 1u64..40, any::<bool>()).prop_map(|(first, count, is_wide)| {
+            let step = if first >> 60 == 3 { 1 << 48 } else { 1 };
+            let numbers = (0..count).map(move |n| first.wrapping_add(n * step));
+            let width = if is_wide { 8 } else { 4 };
+            let bytes = numbers.flat_map(move |n| n.to_le_bytes().into_iter().take(width));
+            bytes.collect::<Vec<u8>>()
+        });
+        prop::collection::vec(run, 1..150).prop_map(|runs| {
+            let mut bytes = vec![0; (DIRECTORY * SECTOR) as usize];
+            bytes.extend(runs.concat());
+            // There is a directory.
+            bytes.resize(bytes.len().max(1024), 0);
+            bytes
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn grains_are_found_where_their_entries_say(layout in any_layout(), bytes in any_file()) {
+            let queue = Queue::new(QueueOptions::default()).unwrap();
+            let groups = Cache::new(2);
+            let grains = layout.sectors.div_ceil(layout.grain);
+            let file = Arc::new(Memory::new(bytes.clone()));
+            let sparse = queue
+                .block_on(Sparse::open(&queue, file, layout, None, 7))
+                .unwrap();
+            let (grain_bytes, size) = (layout.grain_bytes(), layout.sectors * SECTOR);
+            let mut at = 0;
+            while at < size {
+                let span = queue
+                    .block_on(sparse.load(&queue, &groups, at, size - at))
+                    .unwrap();
+                let cached = sparse.cached(&groups, at, size - at).unwrap();
+                prop_assert_eq!(cached.stored, span.stored);
+                prop_assert!(span.length > 0 && span.length <= size - at);
+                prop_assert_eq!(span.within, at % grain_bytes);
+                let first = at / grain_bytes;
+                for grain in first..(at + span.length).div_ceil(grain_bytes).min(grains) {
+                    let found = match span.stored {
+                        Stored::Data(host) => Stored::Data(host + (grain - first) * grain_bytes),
+                        Stored::Compressed { host, length } => {
+                            prop_assert!(grain == first && length > 0);
+                            Stored::Compressed { host, length: 0 }
+                        }
+                        other => other,
+                    };
+                    prop_assert_eq!(found, looked_up(&layout, &bytes, grain));
+                }
+                // Also from within a grain.
+                at += span.length.min(5 * grain_bytes + 512);
+            }
+        }
+    }
+}

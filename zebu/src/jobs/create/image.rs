@@ -24,8 +24,14 @@ pub async fn begin_image(
             "The files are not those of the image".into(),
         ));
     }
-    for file in files.iter().filter(|file| !file.is_device()) {
-        storage::set_len(&**file, queue, 0).await?;
+    for (nth, file) in files.iter().enumerate() {
+        if !file.is_device() {
+            storage::set_len(&**file, queue, 0).await?;
+        }
+        // An old image must not outlive its data in other files.
+        if nth == 0 && files.len() > 1 {
+            storage::flush(&**file, queue).await?;
+        }
     }
     plan.begin(queue, files).await
 }

@@ -4,14 +4,14 @@
 //! Each failure must be returned by its request. The image must be consistent, other data
 //! unchanged, and later writes must succeed.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::faulty::{Faulty, libc_eio, libc_enospc};
-use common::peer::{assert_clean, assert_consistent, assert_content, qemu_img, qemu_io, text};
-use common::{PrintOnPanic, Rng, Watchdog, cases, progress};
+use crate::common::faulty::{Faulty, libc_eio, libc_enospc};
+use crate::common::peer::{
+    assert_clean, assert_consistent, assert_content, qemu_img, qemu_io, text,
+};
+use crate::common::{PrintOnPanic, Rng, Watchdog, cases, progress};
 use zebu::block::{Device, OpenOptions, Zeroing};
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::names::Source;

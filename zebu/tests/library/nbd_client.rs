@@ -3,8 +3,6 @@
 //! on several connections. The server replies in any order and in pieces of any size, and ends
 //! connections now and then.
 
-mod common;
-
 use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -24,7 +22,7 @@ use zebu::internal::nbd::{
 use zebu::storage::nbd::{Nbd, NbdOptions, NbdServer};
 use zebu::storage::{self, CacheMode, EngineKind, Queue, QueueOptions};
 
-use common::{Rng, Watchdog, progress};
+use crate::common::{Rng, Watchdog, progress};
 
 const SIZE: usize = 4 << 20;
 /// How long the client tries to connect again.

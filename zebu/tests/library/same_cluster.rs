@@ -4,13 +4,11 @@
 //! Many threads write different parts of the same clusters at the same time. Afterwards all parts
 //! must be there, and each cluster must be allocated once.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Barrier;
 
-use common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
-use common::{Rng, Watchdog, cases, engines, progress};
+use crate::common::peer::{assert_clean, assert_content, qemu_img, text, write_sparse};
+use crate::common::{Rng, Watchdog, cases, engines, progress};
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs;
 use zebu::names::Source;

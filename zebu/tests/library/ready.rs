@@ -2,8 +2,6 @@
 //! operations or is starved by them, or that consumes events after it was dropped, and against an
 //! idle queue that does not sleep.
 
-mod common;
-
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::future::{Future, poll_fn};
@@ -16,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Pieces, PrintOnPanic, Rng, Watchdog, engines, queue};
+use crate::common::{Pieces, PrintOnPanic, Rng, Watchdog, engines, queue};
 use zebu::storage::{self, CacheMode, EngineKind, OpenFile, Queue, Storage};
 
 fn pair() -> (UnixStream, UnixStream) {

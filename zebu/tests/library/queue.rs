@@ -2,8 +2,6 @@
 //! a waker that outlives its task and wakes another one or uses freed memory; and a queue that is
 //! driven from one of its own tasks.
 
-mod common;
-
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use common::{Rng, Watchdog, engines, queue};
+use crate::common::{Rng, Watchdog, engines, queue};
 use zebu::storage::{self, Memory, OpenFile, Queue, Storage, open_file};
 
 /// A counter that one task waits for and another one raises, on any thread.

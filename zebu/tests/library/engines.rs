@@ -2,8 +2,6 @@
 //! bytes, a wrong length of a file, lost errors, requests that never end, memory that is used after
 //! it was freed, and engines that differ.
 
-mod common;
-
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -16,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, each, engines, queue};
+use crate::common::{DEVICE_BYTES, Pieces, Place, Places, Rng, Setup, each, engines, queue};
 use zebu::block::{Device, Format, OpenOptions, Zeroing};
 use zebu::storage::{
     self, Buffer, CacheMode, EngineKind, OpenFile, Queue, Storage, StorageExtent, open_file,

@@ -1,15 +1,12 @@
 //! Conversion to a target with aligned I/O. Guards against data that are lost where two workers write
 //! parts of one block, against a wrong length of the target, and against lost reports of progress.
 
-#[path = "common/rng.rs"]
-mod rng;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rng::Rng;
+use crate::common::Rng;
 use zebu::block::{Device, OpenOptions};
 use zebu::jobs::{ConvertEvent, ConvertOptions, Target, convert};
 use zebu::names::Source;

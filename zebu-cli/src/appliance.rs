@@ -1,0 +1,159 @@
+//! Disks of virtual appliances (OVA and OVF).
+
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use zebu::block::{Device, OpenOptions, Policy};
+use zebu::names::{Source, protocol};
+use zebu::storage::Queue;
+use zebu_ova::{Appliance, Disk, Stored};
+
+use crate::failure::{Failure, Outcome};
+use crate::file_name::as_value;
+use crate::json::{self, Map, Value};
+use crate::options::{NameOptions, OutputFormat};
+use crate::{open, output, size, untrusted};
+
+/// Whether a name is the path of an appliance, if its format is not given.
+pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
+    let ending = Path::new(name).extension().unwrap_or_default();
+    let is_ending = |other| ending.eq_ignore_ascii_case(other);
+    let is_path = options.format.is_none() && !options.image_opts && protocol(name).is_none();
+    is_path && ["ova", "ovf"].into_iter().any(is_ending)
+}
+
+fn read(name: &OsStr) -> Result<Appliance, Failure> {
+    // In strict mode a descriptor opens no files.
+    Appliance::open(Path::new(name), !untrusted::is_on()).map_err(|e| failure(name, &e))
+}
+
+fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {
+    Failure::new(format!("Could not open '{}': {error}", name.display()))
+}
+
+/// Opens the disk with this number, from 1, after its checksum was verified. It opens no other
+/// files.
+pub fn open_disk(
+    queue: &Queue,
+    name: &OsStr,
+    number: usize,
+    mut options: OpenOptions,
+) -> Result<Device, Failure> {
+    let appliance = read(name)?;
+    let wrong = |why: String| Failure::new(format!("Could not open '{}': {why}", name.display()));
+    let disk = number
+        .checked_sub(1)
+        .and_then(|nth| appliance.disks.get(nth));
+    let disk = disk.ok_or_else(|| {
+        let count = appliance.disks.len();
+        wrong(format!(
+            "There is no disk {number}; the appliance has {count}"
+        ))
+    })?;
+    let stored = disk.stored.as_ref();
+    let stored = stored.ok_or_else(|| wrong(format!("Disk {number} is empty: it has no file")))?;
+    if let Some(why) = stored.packed {
+        return Err(wrong(format!("Disk {number} cannot be read: {why}")));
+    }
+    let format = options.format.take().map(|format| format.name());
+    let format = format.or(disk.format).ok_or_else(|| {
+        wrong(format!(
+            "The format of disk {number} is not known; -f gives it"
+        ))
+    })?;
+    let verified = stored.verify(&mut |_| ControlFlow::Continue(()));
+    verified.map_err(|e| failure(name, &e))?;
+    if options.policy == Policy::Follow {
+        options.policy = Policy::Nothing;
+    }
+    let device = open::repaired(queue, &source(stored, format), &options);
+    device.map_err(|e| open::failure(name, &e))
+}
+
+/// The image in its file, read in place.
+fn source(stored: &Stored, format: &str) -> Source {
+    let mut text = OsString::from(format!(
+        "driver={format},file.driver=raw,file.offset={},file.size={},file.file.driver=file,\
+         file.file.filename=",
+        stored.offset, stored.length
+    ));
+    text.push(as_value(stored.path.as_os_str()));
+    Source::Options(text)
+}
+
+/// Prints the disks of an appliance.
+pub fn report(name: &OsStr, format: OutputFormat) -> Outcome {
+    let appliance = read(name)?;
+    output::report(&match format {
+        OutputFormat::Human => text(name, &appliance),
+        OutputFormat::Json => json::pretty(&value(name, &appliance)),
+    })
+}
+
+fn text(name: &OsStr, appliance: &Appliance) -> String {
+    let mut text = format!("appliance: {}\n", name.display());
+    if let Some(name) = &appliance.name {
+        text += &format!("name: {}\n", printable(name));
+    }
+    let in_bytes = |bytes| format!("{} ({bytes} bytes)", size::human(bytes));
+    for (disk, number) in appliance.disks.iter().zip(1..) {
+        let Disk {
+            capacity, stored, ..
+        } = disk;
+        let file = stored
+            .as_ref()
+            .map_or("(empty)".into(), |s| printable(&s.name));
+        text += &format!("disk {number}: {file}\n");
+        if let Some(capacity) = capacity {
+            text += &format!("    virtual size: {}\n", in_bytes(*capacity));
+        }
+        let Some(stored) = stored else { continue };
+        text += &format!("    file format: {}\n", disk.format.unwrap_or("unknown"));
+        text += &format!("    file length: {}\n", in_bytes(stored.length));
+        if let Some(why) = stored.packed {
+            text += &format!("    cannot be read: {why}\n");
+        }
+        let checksum = stored
+            .algorithm()
+            .map_or("none", |algorithm| algorithm.name());
+        text += &format!("    checksum: {checksum}\n");
+    }
+    text
+}
+
+/// A text without characters that control a terminal.
+fn printable(text: &str) -> String {
+    let shown = text.chars().map(|c| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    });
+    shown.collect()
+}
+
+fn value(name: &OsStr, appliance: &Appliance) -> Value {
+    let mut map = Map::new().with("filename", name);
+    if let Some(name) = &appliance.name {
+        map.add("name", &**name);
+    }
+    let disks = appliance.disks.iter().zip(1u64..).map(|(disk, number)| {
+        let mut map = Map::new().with("number", number).with("id", &*disk.id);
+        if let Some(capacity) = disk.capacity {
+            map.add("virtual-size", capacity);
+        }
+        if let Some(format) = disk.format {
+            map.add("format", format);
+        }
+        if let Some(stored) = &disk.stored {
+            map.add("file", &*stored.name);
+            map.add("file-offset", stored.offset);
+            map.add("file-length", stored.length);
+            map.add("can-be-read", stored.packed.is_none());
+            if let Some(algorithm) = stored.algorithm() {
+                map.add("checksum", algorithm.name());
+            }
+        }
+        map
+    });
+    map.with("disks", disks.collect::<Vec<_>>()).into()
+}

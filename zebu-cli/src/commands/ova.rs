@@ -1,0 +1,201 @@
+//! `ova`: an appliance of disks, each as a streamOptimized VMDK.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Parser;
+use zebu::block::{Device, FileSpec, Format};
+use zebu::jobs::{
+    self, CompressOptions, ConvertEvent, ConvertOptions, CreateValue, CreateValues, PlanRequest,
+    Target,
+};
+use zebu::storage::{LockRequest, OpenFile, Queue, Storage, Window};
+use zebu_ova::{NewAppliance, NewDisk};
+
+use crate::failure::{Failure, Outcome};
+use crate::file_name::file_of;
+use crate::invocation::Invocation;
+use crate::options::SourceOptions;
+use crate::progress::{Progress, interrupted};
+use crate::{objects, open, same_file};
+
+/// Make an appliance (OVA) of disks
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    source: SourceOptions,
+    /// The new appliance
+    #[arg(long, value_name = "FILE")]
+    output: Option<OsString>,
+    /// Name of the virtual machine (default: that of the file without its ending)
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Virtual CPUs of the virtual machine
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: u32,
+    /// Memory of the virtual machine in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    memory: u64,
+    /// Compression level of zlib, 1 to 9
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=9))]
+    level: Option<i32>,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// The disks
+    #[arg(value_name = "DISK")]
+    disks: Vec<OsString>,
+}
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let Some(output) = &arguments.output else {
+        return Err(Failure::new("Expecting the new appliance (--output)").with_hint());
+    };
+    if arguments.disks.is_empty() {
+        return Err(Failure::new("Expecting at least one disk").with_hint());
+    }
+    let stem = Path::new(output).file_stem().and_then(OsStr::to_str);
+    let Some(name) = arguments.name.as_deref().or(stem) else {
+        return Err(Failure::new("The appliance needs a name (--name)"));
+    };
+    let queue = open::queue()?;
+    let sources = arguments.disks.iter().map(|disk| {
+        let cache = zebu::storage::CacheMode::WriteBack;
+        open::device(&queue, disk, &arguments.source, cache)
+    });
+    let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let disks: Vec<_> = sources
+        .iter()
+        .map(|source| NewDisk {
+            capacity: source.size(),
+        })
+        .collect();
+    let file = OutputFile::open(output, &sources)?;
+    let new = NewAppliance::begin(
+        &file.path,
+        file.file,
+        name,
+        &disks,
+        arguments.cpus,
+        arguments.memory,
+    );
+    let mut job = Job {
+        queue: &queue,
+        storage: file.storage,
+        level: arguments.level,
+        progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
+        done: 0,
+    };
+    let result = new
+        .map_err(|e| e.to_string())
+        .and_then(|new| job.fill(new, sources));
+    job.progress.finish(result.is_ok());
+    let state = format!("'{}' is incomplete", output.display());
+    match result {
+        Ok(()) => Ok(0),
+        Err(why) => Err(interrupted(&state)
+            .unwrap_or_else(|| Failure::new(format!("{}: {why}; {state}", output.display())))),
+    }
+}
+
+/// The file of the appliance, as the library and as the archive need it.
+struct OutputFile {
+    path: PathBuf,
+    file: File,
+    /// Locked.
+    storage: Arc<dyn Storage>,
+}
+
+impl OutputFile {
+    /// Opens a regular file, or creates it. What it held is there until the appliance begins.
+    fn open(name: &OsStr, sources: &[Device]) -> Result<Self, Failure> {
+        let failure = |why: String| Failure::new(format!("{}: {why}", name.display()));
+        let spec: FileSpec = file_of(name).map_err(failure)?;
+        if spec.nbd().is_some() {
+            return Err(failure("An appliance is a regular file".into()));
+        }
+        if same_file::reads(sources, &spec) {
+            return Err(failure(same_file::READ_FROM.into()));
+        }
+        let how = OpenFile::default().write(true).create(true);
+        let opened = spec.open(how, &objects::credentials());
+        let opened = opened.map_err(|e| failure(e.to_string()))?;
+        opened
+            .lock(LockRequest::CREATE)
+            .map_err(|e| failure(e.to_string()))?;
+        let storage = opened.storage();
+        if storage.is_device() {
+            return Err(failure("An appliance is a regular file".into()));
+        }
+        let file = File::options().read(true).write(true).open(&spec.path);
+        let file = file.map_err(|e| failure(zebu::strerror(&e).to_string()))?;
+        Ok(OutputFile {
+            path: spec.path,
+            file,
+            storage,
+        })
+    }
+}
+
+struct Job<'a> {
+    queue: &'a Queue,
+    storage: Arc<dyn Storage>,
+    level: Option<i32>,
+    progress: Progress,
+    /// Bytes of the disks that are done.
+    done: u64,
+}
+
+impl Job<'_> {
+    /// Converts the disks into the appliance and finishes it.
+    fn fill(&mut self, mut new: NewAppliance<'_>, sources: Vec<Device>) -> Result<(), String> {
+        for source in sources {
+            let size = source.size();
+            self.convert(&new, source)?;
+            let done = self.done + size;
+            let added = new.add(&mut |_| self.progress.set(done));
+            added.map_err(|e| e.to_string())?;
+            self.done = done;
+        }
+        new.finish().map_err(|e| e.to_string())
+    }
+
+    fn convert(&mut self, new: &NewAppliance<'_>, source: Device) -> Result<(), String> {
+        let text = |value: &str| CreateValue::Text(value.into());
+        let values = CreateValues::default()
+            .with("subformat", text("streamOptimized"))
+            .with("adapter_type", text("lsilogic"));
+        let name = new.disk_name();
+        let vmdk: Format = "vmdk".parse().expect("a format");
+        let plan = vmdk.plan(&PlanRequest {
+            path: name.as_ref(),
+            size: source.size(),
+            options: &values,
+            backing_id: None,
+        });
+        let plan = plan.map_err(|e| e.to_string())?;
+        let place = Window::new(self.storage.clone(), new.offset(), None);
+        let begin = jobs::begin_image(self.queue, &*plan, vec![Arc::new(place)]);
+        let target = self.queue.block_on(begin).map_err(|e| e.to_string())?;
+        let level = CompressOptions::default().level(self.level);
+        let options = ConvertOptions::default().compress(Some(level));
+        let (done, progress) = (self.done, &mut self.progress);
+        let converted =
+            jobs::convert(
+                vec![source],
+                Target::New(target),
+                &options,
+                |event| match event {
+                    ConvertEvent::Progress(now) => progress.set(done + now.done),
+                    ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
+                },
+            );
+        converted.map_err(|e| e.to_string())
+    }
+}

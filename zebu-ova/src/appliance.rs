@@ -1,0 +1,250 @@
+//! Appliances that are read.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::archive::{self, BLOCK, Member};
+use crate::checksum::{Algorithm, Checksum};
+use crate::descriptor::{Descriptor, DiskEntry};
+use crate::manifest::Manifest;
+use crate::{Error, Result, refused};
+
+/// Bytes of a descriptor or a manifest at most.
+const MAX_TEXT: u64 = 16 << 20;
+
+/// A virtual appliance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Appliance {
+    /// The name of the virtual system, if it has one.
+    pub name: Option<String>,
+    /// Its disks, in the order of the descriptor.
+    pub disks: Vec<Disk>,
+}
+
+/// A disk of an appliance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Disk {
+    /// The id in the descriptor.
+    pub id: String,
+    /// The size of the disk in bytes, if the descriptor has it as a number.
+    pub capacity: Option<u64>,
+    /// The image format, as qemu-img calls it; None: the URI in the descriptor is not known.
+    pub format: Option<&'static str>,
+    /// The image; None: the disk is empty.
+    pub stored: Option<Stored>,
+}
+
+/// Where the image of a disk is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stored {
+    /// Its name in the appliance.
+    pub name: String,
+    /// The file that it is in.
+    pub path: PathBuf,
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The checksum that the manifest has of it.
+    pub checksum: Option<Checksum>,
+    /// Why it cannot be read as an image, if it cannot.
+    pub packed: Option<&'static str>,
+}
+
+impl Appliance {
+    /// Opens an archive (OVA), or a descriptor (OVF) that is a file of its own. If the manifest has
+    /// a checksum of the descriptor, that is verified; [`Stored::verify`] verifies disks.
+    ///
+    /// # Errors
+    /// If the file is no appliance or a damaged one. If it is a descriptor whose disks are files
+    /// and `opens_files` is false.
+    pub fn open(path: &Path, opens_files: bool) -> Result<Self> {
+        let failure = |source| Error::Io {
+            file: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failure)?;
+        let mut block = [0; BLOCK as usize];
+        let is_long = file.metadata().map_err(failure)?.len() >= BLOCK;
+        if is_long {
+            file.read_exact_at(&mut block, 0).map_err(failure)?;
+        }
+        let container = match archive::is_header(&block) {
+            true => {
+                let members = archive::members(&file).map_err(failure)?;
+                Container::Archive(path, file, members)
+            }
+            false => Container::Folder(path, opens_files),
+        };
+        container.read()
+    }
+}
+
+impl Stored {
+    /// Verifies the checksum, if the manifest has one. `progress` is given the bytes that were read.
+    ///
+    /// # Errors
+    /// If the bytes have another checksum or cannot be read, or [`Error::Stopped`].
+    pub fn verify(&self, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<()> {
+        let Some(expected) = &self.checksum else {
+            return Ok(());
+        };
+        let file = File::open(&self.path).map_err(|source| Error::Io {
+            file: self.path.clone(),
+            source,
+        })?;
+        let range = self.offset..self.offset + self.length;
+        let found = Checksum::of_file(expected.algorithm, &file, &self.path, range, progress)?;
+        expected.expect(&found, &self.name)
+    }
+}
+
+/// What the files of an appliance are in.
+enum Container<'a> {
+    /// An archive, and its members.
+    Archive(&'a Path, File, Vec<Member>),
+    /// The directory of a descriptor, and whether other files of it are opened.
+    Folder(&'a Path, bool),
+}
+
+impl Container<'_> {
+    fn read(&self) -> Result<Appliance> {
+        let name = self.descriptor_name()?;
+        let Some(text) = self.text(&name)? else {
+            return refused(format!("There is no '{name}'"));
+        };
+        let stem = name.rsplit_once('.').map_or(&*name, |(stem, _)| stem);
+        let manifest = match self.text(&format!("{stem}.mf"))? {
+            Some(manifest) => Manifest::parse(&utf8(manifest, "manifest")?)?,
+            None => Manifest::default(),
+        };
+        if let Some(expected) = manifest.of(&name) {
+            expected.expect(&Checksum::of_bytes(expected.algorithm, &text), &name)?;
+        }
+        let descriptor = Descriptor::parse(&utf8(text, "descriptor")?)?;
+        let disks = descriptor.disks.into_iter();
+        let disks = disks.map(|entry| self.disk(entry, &manifest));
+        Ok(Appliance {
+            name: descriptor.name,
+            disks: disks.collect::<Result<_>>()?,
+        })
+    }
+
+    fn descriptor_name(&self) -> Result<String> {
+        match self {
+            Container::Archive(_, _, members) => {
+                let is_descriptor = |name: &str| name.to_ascii_lowercase().ends_with(".ovf");
+                let found = members.iter().find(|member| is_descriptor(&member.name));
+                match found {
+                    Some(member) => Ok(member.name.clone()),
+                    None => refused("The archive has no OVF descriptor"),
+                }
+            }
+            Container::Folder(path, _) => {
+                let name = path.file_name().and_then(|name| name.to_str());
+                match name {
+                    Some(name) => Ok(name.to_owned()),
+                    None => refused("The name of the descriptor is not UTF-8"),
+                }
+            }
+        }
+    }
+
+    fn disk(&self, entry: DiskEntry, manifest: &Manifest) -> Result<Disk> {
+        let stored = entry.file.map(|name| {
+            let Some((path, offset, length)) = self.find(&name)? else {
+                return refused(format!(
+                    "There is no '{name}', the file of disk '{}'",
+                    entry.id
+                ));
+            };
+            Ok(Stored {
+                path,
+                offset,
+                length,
+                checksum: manifest.of(&name).cloned(),
+                packed: entry.packed,
+                name,
+            })
+        });
+        Ok(Disk {
+            id: entry.id,
+            capacity: entry.capacity,
+            format: entry.format,
+            stored: stored.transpose()?,
+        })
+    }
+
+    /// Where a file is stored: its path, the first byte, and how many there are.
+    fn find(&self, name: &str) -> Result<Option<(PathBuf, u64, u64)>> {
+        match self {
+            Container::Archive(path, _, members) => {
+                let found = members.iter().find(|member| member.name == name);
+                Ok(found.map(|member| (path.to_path_buf(), member.offset, member.length)))
+            }
+            Container::Folder(path, opens_files) => {
+                let is_own = path.file_name().is_some_and(|own| own == name);
+                if !opens_files && !is_own {
+                    return refused(format!(
+                        "The descriptor names '{name}', which is not opened"
+                    ));
+                }
+                if name.contains('/') || matches!(name, "" | "." | "..") {
+                    return refused(format!(
+                        "The descriptor names '{name}', which is not a file of its directory"
+                    ));
+                }
+                let path = path.with_file_name(name);
+                match fs::metadata(&path) {
+                    Ok(found) if found.is_file() => Ok(Some((path, 0, found.len()))),
+                    Ok(_) => refused(format!("'{}' is no regular file", path.display())),
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                    Err(source) => Err(Error::Io { file: path, source }),
+                }
+            }
+        }
+    }
+
+    /// The bytes of a file, if there is one of this name.
+    fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let found = match self {
+            // Whoever opens nothing does without the manifest.
+            Container::Folder(_, false) if name.ends_with(".mf") => None,
+            _ => self.find(name)?,
+        };
+        let Some((path, offset, length)) = found else {
+            return Ok(None);
+        };
+        if length > MAX_TEXT {
+            return refused(format!("'{name}' is longer than {} MiB", MAX_TEXT >> 20));
+        }
+        let mut bytes = vec![0; length as usize];
+        let read = match self {
+            Container::Archive(_, file, _) => file.read_exact_at(&mut bytes, offset),
+            Container::Folder(..) => {
+                File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, offset))
+            }
+        };
+        match read {
+            Ok(()) => Ok(Some(bytes)),
+            Err(source) => Err(Error::Io { file: path, source }),
+        }
+    }
+}
+
+fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
+    String::from_utf8(bytes).or_else(|_| refused(format!("The {what} is not UTF-8")))
+}
+
+impl Stored {
+    /// The algorithm of the checksum in the manifest.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.checksum.as_ref().map(|checksum| checksum.algorithm)
+    }
+}

@@ -1,0 +1,280 @@
+//! Members of a tar archive: ustar, and the extensions of GNU and pax for long names and sizes.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use tar::{EntryType, Header, PaxExtensions};
+
+/// Bytes of a block.
+pub(crate) const BLOCK: u64 = 512;
+/// Headers at most, those of extensions among them.
+const MAX_HEADERS: usize = 10_000;
+/// Bytes of an extension at most.
+const MAX_EXTENSION: u64 = 64 << 10;
+
+/// A regular file in an archive, inside the archive's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub name: String,
+    /// Its first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+fn invalid<T>(why: impl Into<String>) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidData, why.into()))
+}
+
+/// Whether this is a header: its checksum is right.
+pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
+    // Signed characters were used by some programs; these are not found here.
+    let field = 148..156;
+    let bytes = block.iter().enumerate();
+    let sum = bytes.map(|(at, byte)| match field.contains(&at) {
+        true => u32::from(b' '),
+        false => u32::from(*byte),
+    });
+    let sum = sum.sum();
+    block.iter().any(|byte| *byte != 0)
+        && Header::from_byte_slice(block)
+            .cksum()
+            .is_ok_and(|found| found == sum)
+}
+
+/// What extensions say of the next member.
+#[derive(Default)]
+struct Extended {
+    name: Option<Vec<u8>>,
+    size: Option<u64>,
+}
+
+/// The members of an archive, in order. Two of the same name are refused, and so is what is no
+/// regular file, except for directories.
+pub(crate) fn members(file: &File) -> io::Result<Vec<Member>> {
+    let end = file.metadata()?.len();
+    let (mut members, mut names) = (Vec::new(), HashSet::new());
+    let mut extended = Extended::default();
+    let mut at = 0;
+    for _ in 0..MAX_HEADERS {
+        if at == end {
+            return Ok(members);
+        }
+        let mut block = [0; BLOCK as usize];
+        match end - at < BLOCK {
+            true => return invalid("The archive is truncated"),
+            false => file.read_exact_at(&mut block, at)?,
+        }
+        if block == [0; BLOCK as usize] {
+            return Ok(members);
+        }
+        if !is_header(&block) {
+            return invalid(format!("The archive has no valid header at offset {at}"));
+        }
+        let header = Header::from_byte_slice(&block);
+        let kind = header.entry_type();
+        let is_extension = matches!(
+            kind,
+            EntryType::GNULongName
+                | EntryType::GNULongLink
+                | EntryType::XHeader
+                | EntryType::XGlobalHeader
+        );
+        let length = match extended.size {
+            Some(size) if !is_extension => size,
+            _ => header.entry_size()?,
+        };
+        let offset = at + BLOCK;
+        let next = match offset.checked_add(length) {
+            Some(last) if last <= end => last.next_multiple_of(BLOCK).min(end),
+            _ => return invalid(format!("The member at offset {at} ends behind the archive")),
+        };
+        match kind {
+            EntryType::GNULongName => {
+                let mut name = extension(file, offset, length)?;
+                name.truncate(name.iter().position(|b| *b == 0).unwrap_or(name.len()));
+                extended.name = Some(name);
+            }
+            EntryType::XHeader => extended.read_pax(&extension(file, offset, length)?)?,
+            EntryType::GNULongLink | EntryType::XGlobalHeader => {}
+            EntryType::Regular | EntryType::Continuous => {
+                let name = extended.name.take();
+                let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
+                let name = String::from_utf8_lossy(&name);
+                let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
+                if !names.insert(name.clone()) {
+                    return invalid(format!("The archive has two members '{name}'"));
+                }
+                members.push(Member {
+                    name,
+                    offset,
+                    length,
+                });
+                extended = Extended::default();
+            }
+            EntryType::Directory => extended = Extended::default(),
+            _ => {
+                return invalid(format!("The member at offset {at} is no regular file"));
+            }
+        }
+        at = next;
+    }
+    invalid(format!("The archive has more than {MAX_HEADERS} headers"))
+}
+
+/// The bytes of an extension.
+fn extension(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    if length > MAX_EXTENSION {
+        return invalid("An extended header of the archive is too long");
+    }
+    let mut bytes = vec![0; length as usize];
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+impl Extended {
+    fn read_pax(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for extension in PaxExtensions::new(bytes) {
+            let extension = extension?;
+            match extension.key_bytes() {
+                b"path" => self.name = Some(extension.value_bytes().to_vec()),
+                b"size" => {
+                    let size = extension.value().ok().and_then(|size| size.parse().ok());
+                    self.size = match size {
+                        Some(size) => Some(size),
+                        None => return invalid("A member of the archive has an invalid size"),
+                    };
+                }
+                key if key.starts_with(b"GNU.sparse.") => {
+                    return invalid("Sparse members of an archive are not supported");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The header of a new member.
+pub(crate) fn header(name: &str, length: u64, time: u64) -> io::Result<[u8; BLOCK as usize]> {
+    let mut header = Header::new_ustar();
+    header.set_path(name)?;
+    header.set_size(length);
+    header.set_mode(0o644);
+    header.set_mtime(time);
+    header.set_entry_type(EntryType::Regular);
+    header.set_cksum();
+    Ok(*header.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against members that are not found where tar programs find them, and against ranges
+    //! outside the file.
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    fn archive(names: &[&str]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (nth, name) in names.iter().enumerate() {
+            let content = vec![b'x'; 300 * nth];
+            let mut header = Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_entry_type(EntryType::Regular);
+            builder
+                .append_data(&mut header, name, &content[..])
+                .unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn long_names() {
+        let long = format!("{}/{}", "d".repeat(90), "n".repeat(200));
+        let members = members(&file(&archive(&["./a.ovf", &long, "b"]))).unwrap();
+        let found: Vec<_> = members.iter().map(|m| (&*m.name, m.length)).collect();
+        assert_eq!(found, [("a.ovf", 0), (&*long, 300), ("b", 600)]);
+        assert_eq!(members[0].offset, 512);
+    }
+
+    #[test]
+    fn pax_names_and_sizes() {
+        let mut bytes = Vec::new();
+        let records = b"17 path=x/y.vmdk\n12 size=700\n";
+        let mut extension = Header::new_ustar();
+        extension.set_path("pax").unwrap();
+        extension.set_size(records.len() as u64);
+        extension.set_entry_type(EntryType::XHeader);
+        extension.set_cksum();
+        bytes.extend(extension.as_bytes());
+        bytes.extend(records);
+        bytes.resize(1024, 0);
+        bytes.extend(header("short", 0, 0).unwrap());
+        bytes.resize(1536 + 1024, 1);
+        bytes.extend(header("next", 0, 0).unwrap());
+        let members = members(&file(&bytes)).unwrap();
+        let found: Vec<_> = members
+            .iter()
+            .map(|m| (&*m.name, m.offset, m.length))
+            .collect();
+        assert_eq!(found, [("x/y.vmdk", 1536, 700), ("next", 3072, 0)]);
+    }
+
+    #[test]
+    fn links_sparse_files_and_twins_are_refused() {
+        for kind in [EntryType::Link, EntryType::Symlink, EntryType::GNUSparse] {
+            let mut header = Header::new_gnu();
+            header.set_path("x").unwrap();
+            header.set_size(0);
+            header.set_entry_type(kind);
+            header.set_cksum();
+            members(&file(header.as_bytes())).unwrap_err();
+        }
+        members(&file(&archive(&["a", "./a"]))).unwrap_err();
+        assert_eq!(members(&file(&archive(&["a", "b"]))).unwrap().len(), 2);
+        let mut folder = archive(&["a"]);
+        let mut header = Header::new_ustar();
+        header.set_path("d/").unwrap();
+        header.set_size(0);
+        header.set_entry_type(EntryType::Directory);
+        header.set_cksum();
+        folder.splice(0..0, *header.as_bytes());
+        assert_eq!(members(&file(&folder)).unwrap().len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn members_are_inside(
+            changes in prop::collection::vec((0usize..4000, any::<u8>(), any::<bool>()), 0..4),
+            length in 0usize..4500,
+        ) {
+            let mut bytes = archive(&["a.ovf", "b", &"c".repeat(150), "d"]);
+            for (at, byte, fix) in changes {
+                bytes[at] = byte;
+                let start = at / 512 * 512;
+                if fix {
+                    // A header that is valid again.
+                    let header = &mut bytes[start..start + 512];
+                    header[148..156].fill(b' ');
+                    let sum: u32 = header.iter().map(|b| u32::from(*b)).sum();
+                    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+                }
+            }
+            bytes.truncate(length);
+            for member in members(&file(&bytes)).unwrap_or_default() {
+                prop_assert!(member.offset + member.length <= length as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Virtual appliances: OVF descriptors (DMTF DSP0243), alone or in a tar archive (OVA).
+//!
+//! [`Appliance::open`] finds the disks of an appliance and where each is stored. In an archive that
+//! is a range of the archive's file, so a disk is read in place. [`NewAppliance`] makes an archive
+//! whose disks are written in place, too. Disk images are not looked into: that is for the caller.
+//!
+//! Appliances may be malicious. Descriptors and manifests of more than 16 MiB are refused, members
+//! are inside the archive, and no other file is opened for an archive. A descriptor that is a file
+//! of its own opens only files of its directory.
+#![forbid(unsafe_code)]
+
+mod appliance;
+mod archive;
+mod checksum;
+mod descriptor;
+mod manifest;
+mod new;
+
+use std::io;
+
+pub use appliance::{Appliance, Disk, Stored};
+pub use checksum::{Algorithm, Checksum};
+pub use new::{NewAppliance, NewDisk};
+
+/// Why an appliance cannot be read or made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", file.display())]
+    Io {
+        /// The path of the file.
+        file: std::path::PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is no appliance, a damaged one, or it needs what is not supported.
+    #[error("{0}")]
+    Refused(String),
+    /// The caller's callback ended the work.
+    #[error("Interrupted")]
+    Stopped,
+}
+
+/// The result of an operation on an appliance.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(Error::Refused(why.into()))
+}

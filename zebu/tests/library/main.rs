@@ -1,0 +1,22 @@
+//! Tests of the library, a subject a module.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod convert;
+mod dropped_tasks;
+mod engines;
+mod event_loop;
+mod examples;
+mod file_from_fd;
+mod format_header;
+mod jobs_cancelled;
+mod layers;
+#[cfg(feature = "tls")]
+mod nbd_client;
+mod queue;
+mod ready;
+mod remote;
+mod same_cluster;
+mod shared_device;
+mod write_errors;
