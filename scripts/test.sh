@@ -21,6 +21,8 @@ crates=$(cargo tree -p zebu --no-default-features -e normal --prefix none | sed 
 [ "$crates" -le 25 ] || { echo "zebu needs $crates crates without its features, not 25" >&2; exit 1; }
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 sh scripts/public-api.sh
+# Half of the tests wait for other programs.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(nproc)))}"
 # The long crash replay, which has a shorter form beside it, is for `make reliability`.
 cargo test --workspace --no-fail-fast -- --include-ignored --skip a_hundred_thousand_times
 # The interleavings of what threads meet at, under a scheduler of its own. The features would only be

@@ -264,8 +264,11 @@ impl Wanted<'_> {
         options.above_backing = backing.is_some();
         if let NewImage::Planned(plan) = &image {
             let new = files.begin(self.queue, &**plan).map_err(failure)?;
-            if new.zlib_block().is_none() {
+            if options.compress.is_some() && new.zlib_block().is_none() {
                 // As with QEMU: the format could, the image does not.
+                if !new.has_order() {
+                    return Err(Failure::new("invalid cluster size"));
+                }
                 options.compress = None;
             }
             return Ok(Target::New(new));
