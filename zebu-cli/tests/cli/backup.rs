@@ -656,7 +656,7 @@ fn a_damaged_set_loses_nothing_more() {
         all.filter(|point| restore(*point) == Some(true))
             .collect::<Vec<_>>()
     };
-    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(60);
+    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(25);
     for seed in 0..cases {
         copy_state(&start.path(""), &lab.path(""));
         let (what, is_seen) = damage(&lab, &mut Rng::new(seed));
