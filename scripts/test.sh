@@ -3,6 +3,9 @@
 # formatting, lints, and every test, the slow ones among them.
 set -eu
 cd "$(dirname "$0")/.."
+# What incremental builds keep is a third of the target directory, and a clean checkout builds once.
+export CARGO_INCREMENTAL=0
+df -h . | tail -n 1
 sh scripts/install-deps.sh cc mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
     nbdinfo nbdcopy nbdkit qemu-nbd fio certtool psktool python3 \
     qemu-system-x86_64 busybox cpio flock xz python3-libnbd
