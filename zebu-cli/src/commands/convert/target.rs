@@ -166,7 +166,7 @@ impl Wanted<'_> {
         let spec = file_of(self.name).map_err(Failure::new)?;
         let opened = open::in_first(&self.caches(self.aligned), |cache| {
             let how = OpenFile::default().write(true).cache(cache);
-            spec.open(how, &objects::credentials())
+            spec.open(how, &objects::all())
         });
         let file = opened.map_err(|e| open::failure(self.name, &e))?;
         file.lock(LockRequest::RAW_WRITE)
