@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
 use crate::common::web::{Behaviour, Web};
-use crate::common::{Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, peer, program};
+use crate::common::{
+    Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, peer, program,
+};
 
 /// `x.raw` with data and holes in `size`, the same as `x.qcow2`.
 pub fn images(size: u64) -> Lab {
@@ -365,7 +367,8 @@ fn what_servers_do_is_understood() {
     );
     std::thread::scope(|scope| {
         let args = ["convert", "--image-opts", "-O", "raw", &options, "out.raw"];
-        let waits = scope.spawn(|| lab.zebu(&args));
+        let lab = &lab;
+        let waits = scope.spawn(move || lab.zebu(&args));
         wait_until("a second attempt", || web.requests() >= 2);
         web.change(|behaviour| behaviour.stalls_after = 0);
         waits.join().unwrap().ok("silent");
@@ -814,4 +817,46 @@ fn names_and_messages_are_those_of_qemu() {
     same(&["create", "-f", "qcow2", &new, "1M"]);
     same(&["convert", "-n", "-O", "qcow2", "odd.raw", &url]);
     same(&["convert", "-n", "-O", "raw", "odd.raw", &url]);
+}
+
+/// Prints how long both programs take to convert an image of `ZEBU_HTTP_BENCH` MiB when each
+/// request takes 20 ms.
+#[test]
+fn late_answers_cost_less_than_with_qemu() {
+    let Some(modules) = qemu_modules().filter(|_| !beyond_qemu("a comparison")) else {
+        println!("skipped: QEMU's driver for HTTP is not installed");
+        return;
+    };
+    let given = env_number("ZEBU_HTTP_BENCH");
+    let lab = images(given.unwrap_or(16) << 20);
+    let delay = Duration::from_millis(20);
+    for format in ["raw", "qcow2"] {
+        let behaviour = Behaviour {
+            delay,
+            ..Behaviour::default()
+        };
+        let web = served(&lab, &format!("x.{format}"), behaviour);
+        let url = web.url();
+        let args = ["convert", "-f", format, "-O", "raw", &url, "out.raw"];
+        let median = |run: &dyn Fn() -> Answer| {
+            let mut times: Vec<_> = (0..3)
+                .map(|_| {
+                    let begun = Instant::now();
+                    run().ok(format);
+                    begun.elapsed()
+                })
+                .collect();
+            times.sort();
+            times[1]
+        };
+        let ours = median(&|| lab.zebu(&args));
+        let requests = web.requests() / 3;
+        let theirs = median(&|| qemu_img(&lab, &modules, &args));
+        let ratio = theirs.as_secs_f64() / ours.as_secs_f64();
+        println!(
+            "{format}: {ours:?} with {requests} requests, QEMU {theirs:?} with {}: {ratio:.1} times",
+            web.requests() / 3 - requests
+        );
+        assert!(given.is_none() || ratio >= 3.0, "{ratio:.1} times");
+    }
 }
