@@ -30,7 +30,7 @@ const DIALECTS: [(&str, &str, &str); 3] = [
     (
         "gs://bucket/some dir/x.qcow2",
         "GOOGLE_SKIP_SIGNATURE=true GOOGLE_BASE_URL=http://127.0.0.1:PORT",
-        "GET /bucket/some%20dir/x.qcow2 ",
+        "GET /bucket/some%20dir%2Fx%2Eqcow2 ",
     ),
     (
         "az://bucket/some dir/x.qcow2",

@@ -283,6 +283,9 @@ impl Shared {
                     head += &format!("{name}: {value}\r\n");
                 }
             }
+            if behaviour.ranges {
+                head += "Accept-Ranges: bytes\r\n";
+            }
             if let Some(header) = &behaviour.header {
                 head += &format!("{header}\r\n");
             }
