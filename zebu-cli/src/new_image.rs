@@ -429,7 +429,11 @@ impl NewFile {
 fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
     if spec.is_object() {
         let driver = spec.driver.name();
-        return format!("Protocol driver '{driver}' does not support image creation");
+        let why = format!("Protocol driver '{driver}' does not support image creation");
+        return match driver {
+            "http" | "https" => why,
+            _ => format!("{why}: pass the image through a pipe to the store's own tool"),
+        };
     }
     match (spec.nbd(), error) {
         (Some(_), e) => format!(
