@@ -116,7 +116,7 @@ fn opening_takes_few_requests() {
     let (requests, bytes) = (web.requests(), web.bytes());
     reads_right(&lab, &web.url(), "qcow2", "requests");
     let (requests, bytes) = (web.requests() - requests, web.bytes() - bytes);
-    assert!(requests < 2 * (size >> 20), "{requests} requests");
+    assert!(requests < size >> 20, "{requests} requests");
     assert!(bytes < size + (1 << 20), "{bytes} of {size} bytes");
     assert!(web.connections() < 60, "{} connections", web.connections());
     let head = web.heads().pop().unwrap();
@@ -264,9 +264,11 @@ fn another_image_is_never_mixed_in() {
         let (lab, web) = (&lab, &web);
         let answer = std::thread::scope(|scope| {
             let convert = scope.spawn(|| {
-                let args = [
-                    "convert", "-f", "raw", "-O", "raw", "-r", "40M", &url, "out.raw",
-                ];
+                // Few at once, so that some come after the change.
+                let options = format!(
+                    "driver=raw,file.driver=http,file.connections=2,file.readahead=1M,file.url={url}"
+                );
+                let args = ["convert", "-O", "raw", "-r", "40M", "--image-opts", &options, "out.raw"];
                 lab.zebu(&args)
             });
             while web.bytes() < 4 << 20 && !convert.is_finished() {
@@ -309,9 +311,11 @@ fn servers_without_ranges_are_read_in_order() {
         reads_right(&lab, &web.url(), format, "cut off");
     }
     // Back and forth is refused after some time.
-    let web = served(&lab, "x.raw", behaviour.clone());
+    let big = fs::File::create(lab.path("big.raw")).unwrap();
+    big.set_len(200 << 20).unwrap();
+    let web = served(&lab, "big.raw", behaviour.clone());
     let script: String = (0..8)
-        .map(|_| "read 90M 4k\nread 0 4k\nread 40M 4k\n")
+        .map(|nth| format!("read {}M 4k\nread {nth}M 4k\n", 190 - nth))
         .collect();
     let answer = lab.zebu_io_script(&["-r", "-f", "raw", &web.url()], &script);
     assert!(answer.out.contains("read failed"), "{answer:#?}");
@@ -830,44 +834,50 @@ fn names_and_messages_are_those_of_qemu() {
     same(&["convert", "-n", "-O", "raw", "odd.raw", &url]);
 }
 
-/// Prints how long both programs take to convert an image of `ZEBU_HTTP_BENCH` MiB when each
-/// request takes 20 ms.
+/// Converts compressed images, as they are published, when each request takes 20 ms. Prints how long
+/// both programs take; `ZEBU_HTTP_BENCH` is the size in MiB.
 #[test]
 fn late_answers_cost_less_than_with_qemu() {
     let Some(modules) = qemu_modules().filter(|_| !beyond_qemu("a comparison")) else {
         println!("skipped: QEMU's driver for HTTP is not installed");
         return;
     };
-    let given = env_number("ZEBU_HTTP_BENCH");
-    let lab = images(given.unwrap_or(16) << 20);
-    let delay = Duration::from_millis(20);
-    for format in ["raw", "qcow2"] {
-        let behaviour = Behaviour {
-            delay,
-            ..Behaviour::default()
-        };
-        let web = served(&lab, &format!("x.{format}"), behaviour);
-        let url = web.url();
-        let args = ["convert", "-f", format, "-O", "raw", &url, "out.raw"];
-        let median = |run: &dyn Fn() -> Answer| {
-            let mut times: Vec<_> = (0..3)
-                .map(|_| {
-                    let begun = Instant::now();
-                    run().ok(format);
-                    begun.elapsed()
-                })
-                .collect();
-            times.sort();
-            times[1]
-        };
-        let ours = median(&|| lab.zebu(&args));
-        let requests = web.requests() / 3;
-        let theirs = median(&|| qemu_img(&lab, &modules, &args));
-        let ratio = theirs.as_secs_f64() / ours.as_secs_f64();
-        println!(
-            "{format}: {ours:?} with {requests} requests, QEMU {theirs:?} with {}: {ratio:.1} times",
-            web.requests() / 3 - requests
-        );
-        assert!(given.is_none() || ratio >= 3.0, "{ratio:.1} times");
-    }
+    let lab = Lab::new();
+    let mut rng = Rng::new(1);
+    // Half of it is said twice.
+    let words = (0..env_number("ZEBU_HTTP_BENCH").unwrap_or(24) << 16)
+        .map(|_| rng.next().to_le_bytes().repeat(2));
+    fs::write(lab.path("x.raw"), words.flatten().collect::<Vec<u8>>()).unwrap();
+    lab.make("img convert -c -f raw -O qcow2 x.raw x.qcow2");
+    let behaviour = Behaviour {
+        delay: Duration::from_millis(20),
+        ..Behaviour::default()
+    };
+    let web = served(&lab, "x.qcow2", behaviour);
+    let url = web.url();
+    let args = [
+        "convert", "-t", "unsafe", "-f", "qcow2", "-O", "raw", &url, "out.raw",
+    ];
+    let median = |run: &dyn Fn()| {
+        let mut times: Vec<_> = (0..3)
+            .map(|_| {
+                let begun = Instant::now();
+                run();
+                begun.elapsed()
+            })
+            .collect();
+        times.sort();
+        times[1].as_secs_f64()
+    };
+    let ours = median(&|| drop(lab.zebu(&args).ok("late answers")));
+    let requests = web.requests() / 3;
+    lab.assert_same_bytes("out.raw", "x.raw", "late answers");
+    // Its driver may hang: then it is ended by the time limit.
+    let theirs = median(&|| drop(qemu_img(&lab, &modules, &args)));
+    let ratio = theirs / ours;
+    println!(
+        "{ours:.3} s with {requests} requests, QEMU {theirs:.3} s with {}: {ratio:.1} times",
+        web.requests() / 3 - requests
+    );
+    assert!(ratio >= 3.0, "{ratio:.1} times");
 }

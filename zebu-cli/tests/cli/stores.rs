@@ -119,8 +119,19 @@ fn an_object_that_changes_is_noticed() {
     let (lab, web) = (&lab, &web);
     let answer = std::thread::scope(|scope| {
         let convert = scope.spawn(|| {
+            // Few at once, so that some come after the change.
+            let options = format!(
+                "driver=raw,file.driver=s3,file.connections=2,file.readahead=1M,file.url={name}"
+            );
             let args = [
-                "convert", "-f", "raw", "-O", "raw", "-r", "40M", name, "out.raw",
+                "convert",
+                "-O",
+                "raw",
+                "-r",
+                "40M",
+                "--image-opts",
+                &options,
+                "out.raw",
             ];
             run(lab, &variables, &args)
         });

@@ -26,11 +26,6 @@ impl HttpSpec {
                 shown.push(((*key).into(), value));
             }
         }
-        let url = url(options, driver, name)?;
-        if options.get("url").is_none() && name.is_some() {
-            shown.push(("url".into(), super::json_string(url.as_bytes())));
-        }
-        options.take("url");
         let reading = RemoteOptions::take(options)?;
         let cookie = options.take_text("cookie");
         let cookie = match (cookie, options.take_text("cookie-secret")) {
@@ -41,11 +36,17 @@ impl HttpSpec {
             (None, Some(id)) => Some(HttpCookie::Secret(id)),
             (None, None) => None,
         };
+        let verify = options.take_bool("sslverify")?.unwrap_or(true);
+        let url = url(options, driver, name)?;
+        if options.get("url").is_none() && name.is_some() {
+            shown.push(("url".into(), super::json_string(url.as_bytes())));
+        }
+        options.take("url");
         let spec = HttpSpec {
             driver,
             url,
             reading,
-            verify: options.take_bool("sslverify")?.unwrap_or(true),
+            verify,
             authorities: options.take_value("cacert").map(Into::into),
             user: options.take_text("username"),
             password: options.take_text("password-secret"),

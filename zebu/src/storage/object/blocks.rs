@@ -13,15 +13,15 @@ use super::failure::ObjectError;
 /// Bytes of a block: the least that is fetched.
 pub(super) const BLOCK: u64 = 64 << 10;
 /// Blocks that are kept, with those that are being fetched.
-const KEPT: usize = (32 << 20) / BLOCK as usize;
+const KEPT: usize = (56 << 20) / BLOCK as usize;
 /// Blocks in all requests that are in flight.
-const IN_FLIGHT: usize = (16 << 20) / BLOCK as usize;
+const IN_FLIGHT: usize = (40 << 20) / BLOCK as usize;
 /// Blocks of one request at most.
-const REQUEST: u64 = (1 << 20) / BLOCK;
+const REQUEST: u64 = (2 << 20) / BLOCK;
 /// Blocks between two runs that are fetched as well, since that costs less than a second request.
 const GAP: u64 = 2;
 /// The longest readahead, in blocks.
-const AHEAD: u64 = (8 << 20) / BLOCK;
+const AHEAD: u64 = (32 << 20) / BLOCK;
 /// A reader is woken for so many blocks, or the last.
 const BATCH: usize = 16;
 
@@ -104,7 +104,7 @@ impl Blocks {
     /// Those of an object of `length` bytes. `readahead` is the longest one in bytes, if it is
     /// given.
     pub fn new(length: u64, connections: usize, readahead: Option<u64>) -> Blocks {
-        let limit = readahead.map_or(AHEAD, |bytes| bytes.div_ceil(BLOCK).min(KEPT as u64 / 2));
+        let limit = readahead.map_or(AHEAD, |bytes| bytes.div_ceil(BLOCK).min(AHEAD));
         Blocks {
             count: length.div_ceil(BLOCK),
             connections,

@@ -43,18 +43,18 @@ pub(crate) use store::StoreOptions;
 pub(crate) struct ObjectOptions {
     /// The name that is shown.
     pub name: PathBuf,
-    /// Bytes that are read ahead at most; None: 8 MiB.
+    /// Bytes that are read ahead at most; None: 32 MiB.
     pub readahead: Option<u64>,
     /// How long connecting may take, and how long a server may be silent; None: 30 s.
     pub timeout: Option<Duration>,
-    /// Requests in flight at most; None: 16.
+    /// Requests in flight at most; None: 20.
     pub connections: Option<usize>,
 }
 
 /// The time without a byte after which a request has failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests in flight.
-const CONNECTIONS: usize = 16;
+const CONNECTIONS: usize = 20;
 
 impl ObjectOptions {
     fn timeout(&self) -> Duration {
