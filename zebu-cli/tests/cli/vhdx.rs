@@ -530,7 +530,7 @@ fn the_largest_disk() {
     );
     let answer = lab.zebu_io_script(&["-r", "x.vhdx"], &reads).ok("read");
     assert!(!answer.out.contains("failed"), "{answer:?}");
-    let mut server = Server::start(&lab, &["-r", "x.vhdx"]);
+    let mut server = Server::start(&lab, &["-t", "-r", "x.vhdx"]);
     let map = lab.zebu(&["map", "--output=json", "x.vhdx"]).ok("map");
     assert_eq!(map.out.lines().count(), 6, "{map:?}");
     let over_nbd = lab.zebu(&["map", "--output=json", &server.uri("")]);
