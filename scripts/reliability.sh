@@ -37,6 +37,8 @@ mkdir -p "$logs"
 table=$logs/table
 : > "$table"
 any=0
+# The programs' tests run a part of their cases otherwise.
+[ "$amount" = quick ] || export ZEBU_ALL=1
 
 # One of three, by the amount.
 of() {
@@ -154,6 +156,18 @@ if begin new-images; then
     program --test cli -- --nocapture new_formats::
     unset ZEBU_NEW_IMAGES
     end "conversions, and states of new images"
+fi
+if begin formats; then
+    images=$(of 6 20 200)
+    export ZEBU_SMALL_IMAGES="${ZEBU_SMALL_IMAGES:-$images}" ZEBU_VMDK_IMAGES="${ZEBU_VMDK_IMAGES:-$images}" \
+        ZEBU_VHDX_IMAGES="${ZEBU_VHDX_IMAGES:-$images}" ZEBU_VDI_IMAGES="${ZEBU_VDI_IMAGES:-$images}"
+    export ZEBU_VMDK_DAMAGED="${ZEBU_VMDK_DAMAGED:-$((3 * images))}" \
+        ZEBU_VHDX_DAMAGE="${ZEBU_VHDX_DAMAGE:-$(of 2 5 50)}"
+    program --test small_formats -- --nocapture
+    program --test cli -- --nocapture vmdk vhdx:: vdi::
+    unset ZEBU_SMALL_IMAGES ZEBU_VMDK_IMAGES ZEBU_VHDX_IMAGES ZEBU_VDI_IMAGES \
+        ZEBU_VMDK_DAMAGED ZEBU_VHDX_DAMAGE
+    end "images of other formats"
 fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)

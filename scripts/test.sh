@@ -26,8 +26,9 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 sh scripts/public-api.sh
 # Half of the tests wait for other programs.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(nproc)))}"
-# The long crash replay, which has a shorter form beside it, is for `make reliability`.
-cargo test --workspace --no-fail-fast -- --include-ignored --skip a_hundred_thousand_times
+# The long tests of the library, which have shorter forms beside them, are for `make reliability`.
+cargo test --workspace --no-fail-fast -- --include-ignored --skip a_hundred_thousand_times \
+    --skip each_operation_fails_in_turn --skip many_queues_for_long
 # The interleavings of what threads meet at, under a scheduler of its own. The features would only be
 # built anew.
 RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \

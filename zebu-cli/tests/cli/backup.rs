@@ -656,7 +656,7 @@ fn a_damaged_set_loses_nothing_more() {
         all.filter(|point| restore(*point) == Some(true))
             .collect::<Vec<_>>()
     };
-    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(25);
+    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(8);
     for seed in 0..cases {
         copy_state(&start.path(""), &lab.path(""));
         let (what, is_seen) = damage(&lab, &mut Rng::new(seed));
@@ -942,7 +942,7 @@ fn a_backup_may_be_killed_at_any_call() {
     let calls: u64 = count.parse().expect("a number");
     assert!(calls > 50, "{calls}");
     let kills = crate::common::env_number("ZEBU_KILLS")
-        .unwrap_or(60)
+        .unwrap_or(20)
         .min(calls);
     for nth in 0..kills {
         let at = 1 + nth * calls / kills;

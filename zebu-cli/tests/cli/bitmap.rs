@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
+use crate::common::part;
 use crate::common::rng::Rng;
 use crate::common::server::{have, wait_until};
 use crate::common::{Answer, Lab, Limits, comparable, env_number, peer};
@@ -218,7 +219,7 @@ fn every_action_is_as_in_qemu() {
         "bitmap --merge b0 broken.q b2",
         "bitmap --merge b0 -b broken.q a.q b0",
     ];
-    for list in lists {
+    for list in part(3, lists) {
         let args: Vec<&str> = list
             .split(' ')
             .map(|word| match word {
@@ -316,7 +317,7 @@ fn sessions_in_turn_with_qemu() {
         return;
     }
     let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(12);
+    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(5);
     for seed in first..first + cases {
         let mut random = Rng::new(seed);
         let kind = KINDS[random.below(KINDS.len() as u64) as usize];
@@ -919,7 +920,7 @@ fn damage_of_bitmaps_leaves_the_disk_alone() {
         return;
     }
     let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(12);
+    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(4);
     for kind in DAMAGED {
         damage_leaves_the_disk_alone(kind, first..first + cases);
     }
