@@ -82,6 +82,12 @@ impl Cell {
         }
     }
 
+    /// It may have what another one has.
+    pub fn add_all(&mut self, other: &Cell, at: Time) {
+        other.now().for_each(|tag| self.add(tag, at));
+        self.wild |= other.wild;
+    }
+
     /// It was read while no change was in flight: it has this content and no other.
     fn pin(&mut self, tag: Tag) {
         let is_changing = self.versions.iter().any(|v| v.ended == Time::MAX);

@@ -978,7 +978,8 @@ fn broken_bitmaps_stand_in_no_way() {
         };
         let refused = |file: &str, args: &[&str]| {
             let answer = lab.zebu(&[args, &[file, "b0"]].concat());
-            answer.failed_with_one_line(1, what);
+            answer.orderly(what);
+            assert_eq!(answer.status, 1, "{what}: {answer:?}");
         };
         let checked = lab.zebu(&["check", "a.q"]);
         assert_eq!(checked.status, status, "{what}: {checked:?}");
@@ -1012,17 +1013,21 @@ fn broken_bitmaps_stand_in_no_way() {
                 socket.to_str().unwrap(),
                 "b.q",
             ];
-            lab.zebu(&served).failed_with_one_line(1, what);
+            let served = lab.zebu(&served);
+            served.orderly(what);
+            assert_eq!(served.status, 1, "{what}: {served:?}");
             assert_eq!(dirty_to_zebu(&lab, "b.q", "b1"), dirty_too, "{what}");
             for is_repaired in [false, true] {
                 fs::copy(lab.path("b.q"), lab.path("c.q")).expect("copy");
                 if is_repaired {
                     lab.zebu(&["check", "-r", "all", "c.q"]).ok(what);
-                    let left: &[&str] = if is_removed { &["b1"] } else { &["b0", "b1"] };
-                    assert_eq!(names(&lab, "c.q").0, left, "{what}");
                     lab.qemu_img(&["check", "c.q"]).ok(what);
                 }
-                if !is_repaired || !is_removed {
+                let (left, in_use) = names(&lab, "c.q");
+                if left == ["b0", "b1"] {
+                    // Of one that is marked, the length of the table need not be right.
+                    assert_eq!(in_use, ["b0"], "{what}");
+                    assert!(!is_repaired || is_written || !is_removed, "{what}");
                     lab.zebu(&["bitmap", "--remove", "c.q", "b0"]).ok(what);
                 }
                 assert_eq!(names(&lab, "c.q").0, ["b1"], "{what}");

@@ -218,7 +218,7 @@ fn after_a_kill(disk: &mut Disk, what: &str) {
         &["bitmap", "--merge", "fine", "a.q", "coarse"],
     ] {
         let refused = disk.lab.zebu(args);
-        refused.failed_with_one_line(1, what);
+        assert_eq!(refused.status, 1, "{what}: {refused:?}");
         assert!(refused.err.contains("inconsistent"), "{what}: {refused:?}");
     }
     // The disk is written and checked as before.

@@ -126,6 +126,15 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// The power was cut: marks of bitmaps that were found may not have been durable.
+    pub(super) fn undo_marks(&mut self) {
+        let bases = self.bases.iter_mut().map(|base| &mut base.model);
+        let models = std::iter::once(&mut self.model).chain(&mut self.others);
+        for bitmap in models.chain(bases).flat_map(|model| &mut model.bitmaps) {
+            self.interrupted |= std::mem::take(&mut bitmap.lost);
+        }
+    }
+
     /// The bitmaps of an image. Those of a damaged one may be unreadable.
     pub(super) fn find_bitmaps(&self, queue: &Queue, device: &Device) -> Verdict<Vec<Found>> {
         let list = match queue.block_on(device.bitmaps(queue)) {

@@ -88,7 +88,7 @@ impl Run<'_> {
             let old = std::mem::take(cell);
             *cell = view.clone();
             if result.is_err() {
-                old.now().for_each(|tag| cell.add(tag, now));
+                cell.add_all(&old, now);
             }
         }
         base.resize_bitmaps();
@@ -115,7 +115,7 @@ impl Run<'_> {
             let model = &mut self.bases[above].model;
             let before = model.cells.clone();
             for (cell, under) in model.cells.iter_mut().zip(under) {
-                under.now().for_each(|tag| cell.add(tag, now));
+                cell.add_all(&under, now);
             }
             model.replaced(&before);
         }
@@ -130,7 +130,7 @@ impl Run<'_> {
             for (sector, cell) in snapshot.cells.iter_mut().enumerate() {
                 if !cell.explicit {
                     match base.get(sector) {
-                        Some(base) => base.now().for_each(|tag| cell.add(tag, now)),
+                        Some(base) => cell.add_all(base, now),
                         None => cell.add(ZERO, now),
                     }
                 }
@@ -167,7 +167,7 @@ impl Run<'_> {
                 for (sector, cell) in model.cells.iter_mut().enumerate() {
                     if !cell.explicit {
                         match below.get(sector) {
-                            Some(below) => below.now().for_each(|tag| cell.add(tag, now)),
+                            Some(below) => cell.add_all(below, now),
                             None => cell.add(ZERO, now),
                         }
                     }
@@ -256,7 +256,7 @@ impl Run<'_> {
         let queue = sched::queue(4);
         let source = self.open(&queue, &Run::plain(), OpenOptions::default());
         let source = source.map_err(context("open the source"))?;
-        let bitmaps = match with_bitmaps && !self.lost_snapshots {
+        let bitmaps = match with_bitmaps && !self.damaged {
             true => self.find_bitmaps(&queue, &source)?,
             false => Vec::new(),
         };

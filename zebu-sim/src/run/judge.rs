@@ -50,6 +50,7 @@ impl Run<'_> {
             self.models().for_each(Model::crashed);
             self.restarted = true;
             self.interrupted = true;
+            self.undo_marks();
         }
         // Clusters whose refcounts could not be read are not freed, which fails no request.
         self.untidy |= self.disk.hits().reads > 0;

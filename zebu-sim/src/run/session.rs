@@ -440,6 +440,7 @@ impl Run<'_> {
         self.restarted = true;
         self.untidy = true;
         self.models().for_each(Model::crashed);
+        self.undo_marks();
         self.judge()
     }
 }
