@@ -1,0 +1,95 @@
+//! Blocks of a stream, and their memory, which is used again.
+
+use std::io::{self, Read};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
+use crate::storage::Buffer;
+
+/// Bytes of a block, unless a reader needs larger ones.
+pub const BLOCK: usize = 1 << 20;
+
+/// Buffers of one length that are not in use.
+#[derive(Debug)]
+pub struct Pool {
+    length: usize,
+    free: Mutex<Vec<Buffer>>,
+}
+
+/// A part of a stream. Its memory returns to the pool when it is dropped.
+#[derive(Debug)]
+pub struct Block {
+    /// None once it is dropped.
+    buffer: Option<Buffer>,
+    /// Bytes that are filled.
+    filled: usize,
+    pool: Arc<Pool>,
+}
+
+impl Block {
+    /// The whole buffer, of which the first bytes are filled.
+    pub fn buffer_mut(&mut self) -> &mut Buffer {
+        self.buffer.as_mut().expect("present until dropped")
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let buffer = self.buffer.as_ref().expect("present until dropped");
+        &buffer[..self.filled]
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            lock(&self.pool.free).push(buffer);
+        }
+    }
+}
+
+impl Pool {
+    /// Of blocks of so many bytes.
+    pub fn new(length: usize) -> Arc<Pool> {
+        Arc::new(Pool {
+            length,
+            free: Mutex::default(),
+        })
+    }
+
+    /// Bytes of a block.
+    pub fn block_len(&self) -> usize {
+        self.length
+    }
+
+    /// A block that `fill` fills. It returns how many bytes it has filled.
+    pub fn block(
+        self: &Arc<Self>,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Block> {
+        let free = lock(&self.free).pop();
+        let mut block = Block {
+            buffer: Some(free.unwrap_or_else(|| Buffer::new(self.length))),
+            filled: 0,
+            pool: self.clone(),
+        };
+        block.filled = fill(block.buffer_mut())?;
+        Ok(block)
+    }
+}
+
+/// Reads until `bytes` are full or the stream ends. Returns how many were read.
+pub fn read_full(reader: &mut dyn Read, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match reader.read(&mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
