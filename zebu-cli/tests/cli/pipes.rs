@@ -114,7 +114,7 @@ const IMAGES: [&str; 15] = [
 
 #[test]
 fn images_from_standard_input() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     for recipe in IMAGES {
@@ -125,8 +125,10 @@ fn images_from_standard_input() {
         lab.assert_same_bytes("raw", "want", recipe);
         shell(&lab, "cat i | \"$0\" convert -f qcow2 -O qcow2 - copy").ok(recipe);
         lab.assert_good("qcow2", "copy", "want", recipe);
-        shell(&lab, "cat i | \"$0\" convert -W -O vdi - vdi").ok(recipe);
-        lab.assert_good("vdi", "vdi", "want", recipe);
+        if !lab.read("want").is_empty() {
+            shell(&lab, "cat i | \"$0\" convert -W -O vdi - vdi").ok(recipe);
+            lab.assert_good("vdi", "vdi", "want", recipe);
+        }
         // Into a target whose content must go.
         let size = lab.read("want").len();
         fs::write(lab.path("old"), vec![0xaa; size]).expect("write");
@@ -141,7 +143,7 @@ fn images_from_standard_input() {
 
 #[test]
 fn raw_disks_from_standard_input() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     for size in [1u64, 511, 512, 1 << 20, (1 << 20) + 1, 5_000_000] {
@@ -184,7 +186,7 @@ const COMPRESSORS: [&str; 6] = [
 
 #[test]
 fn compressed_streams() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -221,7 +223,7 @@ fn compressed_streams() {
 
 #[test]
 fn generated_images() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
@@ -236,7 +238,7 @@ fn generated_image(seed: u64) {
     let lab = Lab::new();
     let cluster = random.pick(&["512", "1k", "4k", "16k", "64k", "256k", "2M"]);
     let mut options = format!("cluster_size={cluster}");
-    if cluster.len() > 2 && random.one_in(3) {
+    if ["16k", "64k", "256k", "2M"].contains(&cluster) && random.one_in(3) {
         options += ",extended_l2=on";
     }
     options += random.pick(&["", "", ",compression_type=zstd", ",preallocation=metadata"]);
@@ -283,7 +285,7 @@ fn generated_image(seed: u64) {
 
 #[test]
 fn streams_that_are_cut_off_or_damaged() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     for (recipe, format) in [
@@ -325,8 +327,12 @@ fn streams_that_are_cut_off_or_damaged() {
                 0 => {
                     fs::write(lab.path("bad"), &bad).expect("write");
                     let file = lab.zebu(&["convert", "-f", format, "bad", "file"]);
-                    file.ok(&what);
-                    lab.assert_same_bytes("out", "file", &what);
+                    // A file is refused for tables that a stream does not need.
+                    let right = match file.status {
+                        0 => lab.read("file"),
+                        _ => want.clone(),
+                    };
+                    assert!(lab.read("out") == right, "{what}");
                 }
                 1 => assert_eq!(answer.err.lines().count(), 1, "{what}: {answer:#?}"),
                 _ => panic!("{what}: {answer:#?}"),
@@ -337,7 +343,7 @@ fn streams_that_are_cut_off_or_damaged() {
 
 #[test]
 fn vmdks_from_standard_input() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     for size in ["1M", "40M", "33619968", "1G"] {
@@ -363,7 +369,7 @@ fn vmdks_from_standard_input() {
 
 #[test]
 fn streams_are_written_for_qemu() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -409,7 +415,7 @@ fn streams_are_written_for_qemu() {
 
 #[test]
 fn tables_that_come_late_are_waited_for() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -435,7 +441,7 @@ fn tables_that_come_late_are_waited_for() {
 
 #[test]
 fn other_formats_are_kept() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -481,7 +487,7 @@ fn other_formats_are_kept() {
 
 #[test]
 fn backing_files_and_names() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -520,7 +526,7 @@ fn backing_files_and_names() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -534,7 +540,7 @@ fn what_makes_no_sense_is_refused() {
         "cat i | \"$0\" convert -B b -F qcow2 -O qcow2 - x",
         "cat i | \"$0\" convert --spill no/such/folder --bitmaps -O qcow2 - x",
         "cat i | \"$0\" convert --spill-size 1M - x",
-        "cat i | \"$0\" convert -O qcow2 - - | cat > x",
+        "cat i | \"$0\" convert -O qcow2 - - | cat",
         "cat i | \"$0\" convert -c - x",
         "\"$0\" convert -n i - | cat",
         "\"$0\" convert -B b -F qcow2 -O qcow2 i - | cat",
@@ -553,7 +559,7 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn readers_and_writers_that_go_away() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -594,7 +600,7 @@ fn readers_and_writers_that_go_away() {
 
 #[test]
 fn memory_is_bounded() {
-    if !beyond_qemu() {
+    if !beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();

@@ -262,11 +262,17 @@ fn ended(
         .last()
         .map_or(OsStr::new(""), OsString::as_os_str);
     let state = incomplete(queue, name, file);
+    let is_cancelled = match &error {
+        ConvertError::Engine(_) => true,
+        // A write that waited for the reader of a stream.
+        ConvertError::Write { source, .. } => source.errno() == libc::ECANCELED,
+        _ => false,
+    };
+    if is_cancelled && let Some(failure) = interrupted(&state) {
+        return Err(failure);
+    }
     let why = match &error {
-        ConvertError::Engine(e) => match interrupted(&state) {
-            Some(failure) => return Err(failure),
-            None => zebu::strerror(e).to_string(),
-        },
+        ConvertError::Engine(e) => zebu::strerror(e).to_string(),
         other => other.to_string(),
     };
     Err(Failure::new(format!("{why}; {state}")))

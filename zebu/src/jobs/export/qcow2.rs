@@ -122,7 +122,7 @@ impl Layout {
     ///
     /// # Errors
     /// If the image has options that a stream cannot have.
-    pub fn new(image: &CreateQcow2, packing: Option<Packing>) -> Result<Self> {
+    pub(in crate::jobs) fn new(image: &CreateQcow2, packing: Option<Packing>) -> Result<Self> {
         let refused = |what: &str| {
             Err(Error::Refused(format!(
                 "A qcow2 image that is written to a stream cannot have {what}"
@@ -157,7 +157,7 @@ impl Layout {
     }
 
     /// How clusters are compressed.
-    pub fn packing(&self) -> Option<Packing> {
+    pub(in crate::jobs) fn packing(&self) -> Option<Packing> {
         self.packing
     }
 

@@ -119,7 +119,7 @@ impl OutStream {
     }
 
     /// How it compresses.
-    pub fn packing(&self) -> Option<Packing> {
+    pub(in crate::jobs) fn packing(&self) -> Option<Packing> {
         self.0.packing
     }
 

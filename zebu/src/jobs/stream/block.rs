@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crate::lock;
 use crate::storage::Buffer;
@@ -10,11 +10,22 @@ use crate::storage::Buffer;
 /// Bytes of a block, unless a reader needs larger ones.
 pub const BLOCK: usize = 1 << 20;
 
-/// Buffers of one length that are not in use.
+/// Bytes of all blocks at most.
+const MOST: usize = 32 << 20;
+
+/// Buffers of one length, of which there are a limited number.
 #[derive(Debug)]
 pub struct Pool {
     length: usize,
-    free: Mutex<Vec<Buffer>>,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Not in use.
+    free: Vec<Buffer>,
+    made: usize,
 }
 
 /// A part of a stream. Its memory returns to the pool when it is dropped.
@@ -32,6 +43,13 @@ impl Block {
     pub fn buffer_mut(&mut self) -> &mut Buffer {
         self.buffer.as_mut().expect("present until dropped")
     }
+
+    /// Adds zeroes up to a multiple of `unit`, a part of the buffer's length.
+    pub fn pad(&mut self, unit: usize) {
+        let (from, to) = (self.filled, self.filled.next_multiple_of(unit));
+        self.buffer_mut()[from..to].fill(0);
+        self.filled = to;
+    }
 }
 
 impl Deref for Block {
@@ -45,7 +63,8 @@ impl Deref for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            lock(&self.pool.free).push(buffer);
+            lock(&self.pool.state).free.push(buffer);
+            self.pool.returned.notify_one();
         }
     }
 }
@@ -55,7 +74,8 @@ impl Pool {
     pub fn new(length: usize) -> Arc<Pool> {
         Arc::new(Pool {
             length,
-            free: Mutex::default(),
+            state: Mutex::default(),
+            returned: Condvar::new(),
         })
     }
 
@@ -64,19 +84,33 @@ impl Pool {
         self.length
     }
 
-    /// A block that `fill` fills. It returns how many bytes it has filled.
+    /// A block that `fill` fills. It returns how many bytes it has filled. Waits while all are in
+    /// use: by workers, and one by the thread that reads.
     pub fn block(
         self: &Arc<Self>,
         fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Block> {
-        let free = lock(&self.free).pop();
         let mut block = Block {
-            buffer: Some(free.unwrap_or_else(|| Buffer::new(self.length))),
+            buffer: Some(self.take()),
             filled: 0,
             pool: self.clone(),
         };
         block.filled = fill(block.buffer_mut())?;
         Ok(block)
+    }
+
+    fn take(&self) -> Buffer {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(buffer) = state.free.pop() {
+                return buffer;
+            }
+            if state.made < (MOST / self.length).max(4) {
+                state.made += 1;
+                return Buffer::new(self.length);
+            }
+            state = self.returned.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
     }
 }
 

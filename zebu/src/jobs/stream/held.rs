@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn what_is_held_is_read_and_released_by_ranges() {
         for mut held in helds() {
-            let mut read = |held: &Held, range: Range<u64>| {
+            let read = |held: &Held, range: Range<u64>| {
                 let mut out = vec![0xee; (range.end - range.start) as usize];
                 let count = held.read(range.start, &mut out).unwrap();
                 out.truncate(count);

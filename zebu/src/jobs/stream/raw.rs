@@ -20,7 +20,9 @@ impl RawReader {
 }
 
 impl Reader for RawReader {
-    fn block(&mut self, at: u64, block: Block, sink: &mut Sink<'_>) -> Result<(), Fault> {
+    fn block(&mut self, at: u64, mut block: Block, sink: &mut Sink<'_>) -> Result<(), Fault> {
+        // As of a file, the disk has whole sectors.
+        block.pad(512);
         self.size = at + block.len() as u64;
         if self.size > self.most {
             let most = self.most;
@@ -32,7 +34,6 @@ impl Reader for RawReader {
     }
 
     fn end(&mut self, _length: u64, _sink: &mut Sink<'_>) -> Result<u64, Fault> {
-        // As of a file, the disk has whole sectors.
-        Ok(self.size.next_multiple_of(512))
+        Ok(self.size)
     }
 }
