@@ -114,7 +114,7 @@ const IMAGES: [&str; 15] = [
 
 #[test]
 fn images_from_standard_input() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     for recipe in IMAGES {
@@ -143,7 +143,7 @@ fn images_from_standard_input() {
 
 #[test]
 fn raw_disks_from_standard_input() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     for size in [1u64, 511, 512, 1 << 20, (1 << 20) + 1, 5_000_000] {
@@ -186,7 +186,7 @@ const COMPRESSORS: [&str; 6] = [
 
 #[test]
 fn compressed_streams() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -223,7 +223,7 @@ fn compressed_streams() {
 
 #[test]
 fn generated_images() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let first = env_number("ZEBU_PIPES_SEED").unwrap_or(1);
@@ -285,7 +285,7 @@ fn generated_image(seed: u64) {
 
 #[test]
 fn streams_that_are_cut_off_or_damaged() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     for (recipe, format) in [
@@ -343,7 +343,7 @@ fn streams_that_are_cut_off_or_damaged() {
 
 #[test]
 fn vmdks_from_standard_input() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     for size in ["1M", "40M", "33619968", "1G"] {
@@ -369,7 +369,7 @@ fn vmdks_from_standard_input() {
 
 #[test]
 fn streams_are_written_for_qemu() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -415,7 +415,7 @@ fn streams_are_written_for_qemu() {
 
 #[test]
 fn tables_that_come_late_are_waited_for() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -441,7 +441,7 @@ fn tables_that_come_late_are_waited_for() {
 
 #[test]
 fn other_formats_are_kept() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -487,7 +487,7 @@ fn other_formats_are_kept() {
 
 #[test]
 fn backing_files_and_names() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -526,7 +526,7 @@ fn backing_files_and_names() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -559,7 +559,7 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn readers_and_writers_that_go_away() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();
@@ -600,7 +600,7 @@ fn readers_and_writers_that_go_away() {
 
 #[test]
 fn memory_is_bounded() {
-    if !beyond_qemu("QEMU reads no streams") {
+    if beyond_qemu("QEMU reads no streams") {
         return;
     }
     let lab = Lab::new();

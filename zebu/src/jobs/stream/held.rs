@@ -289,11 +289,13 @@ mod tests {
         let error = held.hold(IN_MEMORY, &[1]).unwrap_err().to_string();
         assert!(error.contains("--spill DIR"), "{error}");
         let mut held = Held::new(spill(IN_MEMORY + 10));
-        held.hold(0, &vec![1; IN_MEMORY as usize]).unwrap();
+        let much = vec![1; IN_MEMORY as usize];
+        held.hold(0, &much).unwrap();
+        // All goes into the file.
         held.hold(IN_MEMORY, &[1; 10]).unwrap();
-        let error = held.hold(IN_MEMORY + 10, &[1]).unwrap_err().to_string();
+        held.hold(IN_MEMORY + 10, &much).unwrap();
+        let next = 2 * IN_MEMORY + 10;
+        let error = held.hold(next, &[1]).unwrap_err().to_string();
         assert!(error.contains("--spill-size"), "{error}");
-        held.release(5..20).unwrap();
-        held.hold(IN_MEMORY + 10, &[1]).unwrap();
     }
 }
