@@ -400,7 +400,7 @@ fn streams_are_written_for_qemu() {
         assert_eq!(answer.err, "", "{options}");
         lab.assert_good(format, "out", "want", options);
         let length = lab.read("out").len();
-        assert!(length % 512 == 0, "{options}: {length}");
+        assert!(length.is_multiple_of(512), "{options}: {length}");
         // The same each time.
         shell(&lab, &format!("\"$0\" convert {options} i - | cat > again")).ok(options);
         lab.assert_same_bytes("out", "again", options);

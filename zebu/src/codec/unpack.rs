@@ -205,15 +205,9 @@ impl Member {
         compression: StreamCompression,
     ) -> io::Result<usize> {
         loop {
-            let input = loop {
-                match reader.fill_buf() {
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    filled => break filled?.len(),
-                }
-            };
-            let input = match input {
-                0 => &[],
-                _ => reader.fill_buf()?,
+            let input = match reader.fill_buf() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                filled => filled?,
             };
             let at_end = input.is_empty();
             if at_end && self.is_whole() {
@@ -404,7 +398,9 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    fn encoders() -> Vec<(StreamCompression, fn(&[u8]) -> Vec<u8>)> {
+    type Encode = fn(&[u8]) -> Vec<u8>;
+
+    fn encoders() -> Vec<(StreamCompression, Encode)> {
         vec![
             (StreamCompression::Gzip, gzip),
             (StreamCompression::Zstd, zstd),
