@@ -5,6 +5,7 @@ mod common;
 
 mod amend;
 mod backup;
+mod backup_power_cut;
 mod bad_input;
 mod bench;
 mod bitmap;
@@ -43,6 +44,7 @@ mod repair;
 mod resize;
 mod snapshot;
 mod stopped;
+mod storage_daemon;
 mod untrusted;
 mod vdi;
 mod vhdx;
