@@ -37,6 +37,7 @@ mod nbd_psk;
 mod nested_drivers;
 mod new_formats;
 mod ova;
+mod pipes;
 mod rebase;
 mod reflink;
 mod repair;
