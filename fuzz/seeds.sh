@@ -68,7 +68,7 @@ if [ -n "${ZEBU_CORPUS:-}" ]; then
     find "$ZEBU_CORPUS" -type f -size -128k -exec cp -n {} "$corpus/" \;
 fi
 # The same images for all that takes images.
-for target in write repair snapshots copy; do
+for target in write repair snapshots copy stream; do
     mkdir -p "corpus/$target"
     cp -n "$corpus"/* "corpus/$target/"
 done

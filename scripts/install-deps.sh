@@ -15,6 +15,8 @@ packages=""
 for program in $missing; do
     case $program in
         qemu-img | qemu-io | qemu-nbd) packages="$packages qemu-utils" ;;
+        # Which of the two has it depends on the release.
+        qemu-storage-daemon) packages="$packages qemu-utils qemu-system-common" ;;
         mke2fs | mkfs.ext4 | fsck.ext4) packages="$packages e2fsprogs" ;;
         mkfs.xfs) packages="$packages xfsprogs" ;;
         mkfs.btrfs) packages="$packages btrfs-progs" ;;

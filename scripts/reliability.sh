@@ -37,6 +37,8 @@ mkdir -p "$logs"
 table=$logs/table
 : > "$table"
 any=0
+# The programs' tests run a part of their cases otherwise.
+[ "$amount" = quick ] || export ZEBU_ALL=1
 
 # One of three, by the amount.
 of() {
@@ -155,10 +157,22 @@ if begin new-images; then
     unset ZEBU_NEW_IMAGES
     end "conversions, and states of new images"
 fi
+if begin formats; then
+    images=$(of 6 20 200)
+    export ZEBU_SMALL_IMAGES="${ZEBU_SMALL_IMAGES:-$images}" ZEBU_VMDK_IMAGES="${ZEBU_VMDK_IMAGES:-$images}" \
+        ZEBU_VHDX_IMAGES="${ZEBU_VHDX_IMAGES:-$images}" ZEBU_VDI_IMAGES="${ZEBU_VDI_IMAGES:-$images}"
+    export ZEBU_VMDK_DAMAGED="${ZEBU_VMDK_DAMAGED:-$((3 * images))}" \
+        ZEBU_VHDX_DAMAGE="${ZEBU_VHDX_DAMAGE:-$(of 2 5 50)}"
+    program --test small_formats -- --nocapture
+    program --test cli -- --nocapture vmdk vhdx:: vdi::
+    unset ZEBU_SMALL_IMAGES ZEBU_VMDK_IMAGES ZEBU_VHDX_IMAGES ZEBU_VDI_IMAGES \
+        ZEBU_VMDK_DAMAGED ZEBU_VHDX_DAMAGE
+    end "images of other formats"
+fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
     run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
-        cargo test -p zebu --test crash breaks -- --nocapture
+        cargo test -p zebu -p zebu-sim --test crash --test simulate breaks -- --nocapture
     end "rules broken and detected, of $rules"
 fi
 if begin full-disk; then
@@ -168,6 +182,23 @@ fi
 if begin killed; then
     program --test cli -- --nocapture killed::
     end "kills (SIGKILL) in the middle of I/O"
+fi
+if begin bitmaps; then
+    ZEBU_BITMAP_CASES=${ZEBU_BITMAP_CASES:-$(of 4 12 300)}
+    ZEBU_BITMAP_DAMAGED=${ZEBU_BITMAP_DAMAGED:-$(of 4 12 300)}
+    ZEBU_DAEMON_CASES=${ZEBU_DAEMON_CASES:-$(of 3 6 300)}
+    export ZEBU_BITMAP_CASES ZEBU_BITMAP_DAMAGED ZEBU_DAEMON_CASES
+    program --test cli -- --nocapture bitmap:: storage_daemon:: nbd_bitmaps::
+    unset ZEBU_BITMAP_CASES ZEBU_BITMAP_DAMAGED ZEBU_DAEMON_CASES
+    end "images whose bitmaps are changed or damaged"
+fi
+if begin backups; then
+    ZEBU_KILLS=${ZEBU_KILLS:-$(of 20 60 10000)}
+    ZEBU_DAMAGED_SETS=${ZEBU_DAMAGED_SETS:-$(of 10 25 1000)}
+    export ZEBU_KILLS ZEBU_DAMAGED_SETS
+    program --test cli -- --nocapture backup:: backup_power_cut::
+    unset ZEBU_KILLS ZEBU_DAMAGED_SETS
+    end "kills, power cuts and damaged sets"
 fi
 if begin hostile-named; then
     library --test hostile --test hostile_history -- --nocapture --skip generated

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export CARGO_INCREMENTAL=0
 df -h . | tail -n 1
 sh scripts/install-deps.sh cc mke2fs mkfs.xfs mkfs.btrfs losetup qemu-img qemu-io \
-    nbdinfo nbdcopy nbdkit qemu-nbd fio certtool psktool python3 \
+    nbdinfo nbdcopy nbdkit qemu-nbd qemu-storage-daemon fio certtool psktool python3 \
     nginx qemu-system-x86_64 busybox cpio flock xz python3-libnbd
 # The judge is the newest QEMU, where it can be had; the older one of the
 # distribution says a little less, and the tests allow for that.
@@ -26,12 +26,13 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 sh scripts/public-api.sh
 # Half of the tests wait for other programs.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(nproc)))}"
-# The long crash replay, which has a shorter form beside it, is for `make reliability`.
-cargo test --workspace --no-fail-fast -- --include-ignored --skip a_hundred_thousand_times
+# The long tests of the library, which have shorter forms beside them, are for `make reliability`.
+cargo test --workspace --no-fail-fast -- --include-ignored --skip a_hundred_thousand_times \
+    --skip each_operation_fails_in_turn --skip many_queues_for_long
 # The interleavings of what threads meet at, under a scheduler of its own. The features would only be
 # built anew.
 RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
     cargo test -p zebu --no-default-features --lib --quiet interleavings
 # Each rule of the order on the disk is broken in turn, and noticed.
 RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
-    cargo test -p zebu --no-default-features --test crash --quiet breaks -- --nocapture
+    cargo test -p zebu -p zebu-sim --no-default-features --test crash --test simulate --quiet breaks -- --nocapture

@@ -21,6 +21,7 @@ mod progress;
 mod same_file;
 mod signals;
 mod size;
+mod streams;
 mod untrusted;
 
 pub use commands::io::run_on as run_io_language;

@@ -19,7 +19,7 @@ pub struct Progress {
     display: Display,
 }
 
-/// How progress is shown on standard output.
+/// How progress is shown.
 enum Display {
     /// The option was not given.
     None,
@@ -42,10 +42,24 @@ impl Progress {
         let display = match (asked, io::stdout().is_terminal()) {
             (false, _) => Display::None,
             (true, false) => Display::Plain(None),
-            (true, true) => Display::Bar(bar(total)),
+            (true, true) => Display::Bar(bar(total, ProgressDrawTarget::stdout())),
         };
         Progress {
             total,
+            done: 0,
+            display,
+        }
+    }
+
+    /// The progress of a command that writes data to standard output: it is shown if standard error
+    /// is a terminal.
+    pub fn beside_data(asked: bool) -> Self {
+        let display = match asked && io::stderr().is_terminal() {
+            true => Display::Bar(bar(0, ProgressDrawTarget::stderr())),
+            false => Display::None,
+        };
+        Progress {
+            total: 0,
             done: 0,
             display,
         }
@@ -134,8 +148,8 @@ pub fn incomplete(queue: &Queue, name: &OsStr, file: Option<&dyn Storage>) -> St
     format!("'{}' is incomplete", name.display())
 }
 
-fn bar(total: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout());
+fn bar(total: u64, target: ProgressDrawTarget) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), target);
     let style = ProgressStyle::with_template(
         "{percent:>3}% [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
     );

@@ -7,12 +7,14 @@
 //! - `disk`: the files;
 //! - `sched`: engine and requests;
 //! - `model`, `content`: the contents that may be read;
+//! - `bitmaps`: what must be dirty;
 //! - `walk`: the places of an image's structures, for damage;
 //! - `run/`: executes steps and compares with the model;
 //! - `shrink`: the fewest steps that fail.
 
 #[path = "../../zebu/tests/common/allowed_flags.rs"]
 mod allowed_flags;
+pub mod bitmaps;
 pub mod content;
 pub mod disk;
 pub mod model;

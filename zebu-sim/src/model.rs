@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::bitmaps::Bitmap;
 use crate::content::{self, Tag, UNKNOWN, ZERO};
 
 /// A reading of the model's clock. Each begin and each end has its own.
@@ -58,6 +59,11 @@ impl Cell {
         self.versions.iter().filter(|v| !v.gone).map(|v| v.tag)
     }
 
+    /// What it may have, also after a crash.
+    pub fn all(&self) -> impl Iterator<Item = Tag> + '_ {
+        self.versions.iter().map(|v| v.tag)
+    }
+
     /// Whether a read may return this.
     pub fn may_be(&self, tag: Tag) -> bool {
         self.wild || self.now().any(|now| now == tag)
@@ -74,6 +80,12 @@ impl Cell {
                 gone: false,
             });
         }
+    }
+
+    /// It may have what another one has.
+    pub fn add_all(&mut self, other: &Cell, at: Time) {
+        other.now().for_each(|tag| self.add(tag, at));
+        self.wild |= other.wild;
     }
 
     /// It was read while no change was in flight: it has this content and no other.
@@ -161,6 +173,8 @@ pub struct Model {
     pub cells: Vec<Cell>,
     /// Its snapshots, the oldest first.
     pub snapshots: Vec<Snapshot>,
+    /// Its dirty bitmaps, in the order of the image.
+    pub bitmaps: Vec<Bitmap>,
 }
 
 impl Model {
@@ -206,6 +220,19 @@ impl Model {
     /// Everything is durable, and no change is in flight.
     pub fn all_durable(&mut self) {
         self.flushed(Time::MAX);
+    }
+
+    /// The bitmaps follow the size of the disk.
+    pub fn resize_bitmaps(&mut self) {
+        let sectors = self.sectors();
+        let bitmaps = self.bitmaps.iter_mut();
+        bitmaps.for_each(|bitmap| bitmap.resize(sectors));
+    }
+
+    /// The content was `before`, and has changed without a write.
+    pub fn replaced(&mut self, before: &[Cell]) {
+        let bitmaps = self.bitmaps.iter_mut();
+        bitmaps.for_each(|bitmap| bitmap.replaced(before, &self.cells));
     }
 
     /// The machine stopped, or the device was dropped without being closed.

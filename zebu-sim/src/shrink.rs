@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use crate::run::{Report, run};
-use crate::steps::{Fate, Scenario, Stop, What};
+use crate::steps::{BitmapChange, Fate, ImageChange, Scenario, Stop, What};
 
 thread_local! {
     /// The last panic of this thread: place and message.
@@ -108,6 +108,14 @@ const ORIGINS: &[fn(&mut Scenario)] = &[
     |s| s.origin.backing = usize::MAX,
     |s| s.origin.bases.clear(),
     |s| s.origin.bases.truncate(1),
+    |s| s.origin.bitmaps.clear(),
+    |s| s.origin.bitmaps.truncate(1),
+    |s| {
+        s.origin
+            .bases
+            .iter_mut()
+            .for_each(|base| base.bitmaps.clear())
+    },
     |s| s.origin.create.lazy_refcounts = false,
     |s| s.origin.create.refcount_order = 4,
     |s| s.origin.create.data_file = None,
@@ -144,6 +152,16 @@ const STEPS: &[fn(&mut What)] = &[
     |what| {
         if let What::Request(request) = what {
             request.queue = 0;
+        }
+    },
+    |what| {
+        if let What::Open(opening) = what {
+            opening.store_bitmaps = false;
+        }
+    },
+    |what| {
+        if let What::Change(ImageChange::Bitmap(BitmapChange::Add(new)), _) = what {
+            new.granularity = 512;
         }
     },
 ];

@@ -29,6 +29,17 @@ pub struct Origin {
     pub bases: Vec<Base>,
     /// The index of its backing file; none if there is no such base.
     pub backing: usize,
+    /// Its dirty bitmaps. A base may have some of the same names.
+    pub bitmaps: Vec<NewBitmap>,
+}
+
+/// A dirty bitmap that is added.
+#[derive(Clone, Copy, Debug)]
+pub struct NewBitmap {
+    /// Bytes of the disk to a bit.
+    pub granularity: u64,
+    /// Whether it records changes.
+    pub enabled: bool,
 }
 
 /// A backing file.
@@ -44,6 +55,8 @@ pub struct Base {
     pub sparse: u64,
     /// The seed of its content.
     pub seed: u64,
+    /// The dirty bitmaps of a qcow2 image.
+    pub bitmaps: Vec<NewBitmap>,
 }
 
 /// A step. It has its own seed, and its data contain its number, so neither changes when other steps
@@ -114,6 +127,10 @@ pub struct Opening {
     pub align: usize,
     /// The most parts of a request in flight.
     pub parts: usize,
+    /// Whether each flush stores dirty bitmaps.
+    pub store_bitmaps: bool,
+    /// Whether inconsistent bitmaps are removed first.
+    pub forget: bool,
 }
 
 /// A request for a range of the disk.
@@ -150,6 +167,13 @@ pub enum Kind {
     Flush,
 }
 
+impl Kind {
+    /// Whether it changes the disk.
+    pub fn is_change(self) -> bool {
+        !matches!(self, Kind::Read | Kind::Flush)
+    }
+}
+
 /// What happens to a request's future.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -174,6 +198,35 @@ pub enum ImageChange {
     Apply(usize),
     /// A snapshot is deleted, likewise.
     Delete(usize),
+    /// The dirty bitmaps are changed.
+    Bitmap(BitmapChange),
+}
+
+impl ImageChange {
+    /// Whether it changes snapshots.
+    pub fn is_of_snapshots(&self) -> bool {
+        match self {
+            ImageChange::Take | ImageChange::Apply(_) | ImageChange::Delete(_) => true,
+            ImageChange::Resize(..) | ImageChange::Bitmap(_) => false,
+        }
+    }
+}
+
+/// A change of one dirty bitmap: its index, modulo their number.
+#[derive(Clone, Copy, Debug)]
+pub enum BitmapChange {
+    /// It is added.
+    Add(NewBitmap),
+    /// It is removed.
+    Remove(usize),
+    /// It is cleared.
+    Clear(usize),
+    /// It records changes from now on, or does not.
+    Enable(usize, bool),
+    /// Another bitmap is merged into it.
+    Merge(usize, usize),
+    /// Random bits are merged into it, drawn from this seed.
+    MergeRandom(usize, u64),
 }
 
 /// A job on the closed image.
@@ -189,8 +242,8 @@ pub enum Job {
     Amend(Option<u32>, Option<u32>, Option<bool>),
     /// A repair.
     Repair(RepairMode),
-    /// Convert to a new image: cluster bits, whether compressed.
-    Convert(u32, bool),
+    /// Convert to a new image: cluster bits, whether compressed, whether with its bitmaps.
+    Convert(u32, bool, bool),
 }
 
 /// Damage to the file of a closed image.
@@ -210,7 +263,7 @@ pub enum Damage {
 
 /// Kinds of steps that a simulation can leave out.
 pub const KINDS: &[&str] = &[
-    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes",
+    "drops", "stalls", "faults", "damage", "cuts", "jobs", "wholes", "bitmaps",
 ];
 
 impl Scenario {
@@ -218,7 +271,8 @@ impl Scenario {
     pub fn random(seed: u64, steps: usize, without: &[String]) -> Scenario {
         let with = |kind: &str| !without.iter().any(|w| w == kind);
         let mut rng = Rng::new(seed);
-        let origin = Origin::random(&mut rng);
+        let has_bitmaps = rng.one_in(2) && with("bitmaps");
+        let origin = Origin::random(&mut rng, has_bitmaps);
         let mut draw = Draw {
             cluster: 1 << (origin.create.cluster_bits - 9),
             sectors: (origin.create.size / 512) as usize,
@@ -231,6 +285,7 @@ impl Scenario {
             cuts: rng.one_in(2) && with("cuts"),
             jobs: rng.one_in(2) && with("jobs"),
             changes: rng.one_in(2) && with("wholes"),
+            bitmaps: has_bitmaps,
             bases: origin.bases.len() as u64,
             rng,
         };
@@ -240,16 +295,16 @@ impl Scenario {
 }
 
 impl Origin {
-    fn random(rng: &mut Rng) -> Origin {
+    fn random(rng: &mut Rng, has_bitmaps: bool) -> Origin {
         loop {
-            let origin = Origin::draw(rng);
+            let origin = Origin::draw(rng, has_bitmaps);
             if origin.create.check().is_ok() {
                 return origin;
             }
         }
     }
 
-    fn draw(rng: &mut Rng) -> Origin {
+    fn draw(rng: &mut Rng, has_bitmaps: bool) -> Origin {
         let version = if rng.one_in(5) { 2 } else { 3 };
         let extended_l2 = version == 3 && rng.one_in(3);
         let cluster_bits = match rng.below(8) {
@@ -263,7 +318,9 @@ impl Origin {
         if rng.one_in(2) {
             size = size.next_multiple_of(1 << cluster_bits);
         }
-        let bases: Vec<_> = (0..rng.below(4)).map(|_| Base::draw(rng, size)).collect();
+        let bases: Vec<_> = (0..rng.below(4))
+            .map(|_| Base::draw(rng, size, has_bitmaps))
+            .collect();
         let backing = if rng.one_in(3) { bases.len() } else { 0 };
         let has_backing = backing < bases.len();
         let data_file = (version == 3 && rng.one_in(8))
@@ -290,6 +347,21 @@ impl Origin {
                 .data_file(data_file),
             bases,
             backing,
+            bitmaps: draw_bitmaps(rng, has_bitmaps && version == 3),
+        }
+    }
+}
+
+fn draw_bitmaps(rng: &mut Rng, has_bitmaps: bool) -> Vec<NewBitmap> {
+    let count = if has_bitmaps { rng.below(4) } else { 0 };
+    (0..count).map(|_| NewBitmap::draw(rng)).collect()
+}
+
+impl NewBitmap {
+    fn draw(rng: &mut Rng) -> NewBitmap {
+        NewBitmap {
+            granularity: rng.pick(&[512, 512, 1024, 4096, 64 << 10, 1 << 20]),
+            enabled: !rng.one_in(4),
         }
     }
 }
@@ -304,7 +376,7 @@ fn draw_preallocation(rng: &mut Rng) -> Preallocation {
 }
 
 impl Base {
-    fn draw(rng: &mut Rng, size: u64) -> Base {
+    fn draw(rng: &mut Rng, size: u64, has_bitmaps: bool) -> Base {
         let sectors = size / 512;
         let bytes = 512
             * match rng.below(3) {
@@ -324,6 +396,7 @@ impl Base {
             above: qcow2.is_some() && rng.one_in(2),
             sparse: 1 + rng.below(4),
             seed: rng.next(),
+            bitmaps: draw_bitmaps(rng, has_bitmaps && qcow2.is_some()),
         }
     }
 }
@@ -344,6 +417,7 @@ struct Draw {
     cuts: bool,
     jobs: bool,
     changes: bool,
+    bitmaps: bool,
     bases: u64,
 }
 
@@ -351,6 +425,10 @@ impl Draw {
     fn step(&mut self, id: u32) -> Step {
         let seed = self.rng.next();
         let what = match self.rng.below(100) {
+            76..80 if self.bitmaps => {
+                let change = ImageChange::Bitmap(self.change_bitmap());
+                What::Change(change, self.stop())
+            }
             0..80 => What::Request(self.request()),
             80..83 => What::Wait,
             83..88 if self.changes => What::Change(self.change_image(), self.stop()),
@@ -405,6 +483,8 @@ impl Draw {
                 _ => 1,
             },
             parts: 1 + rng.below(8) as usize,
+            store_bitmaps: rng.one_in(2),
+            forget: !rng.one_in(4),
         }
     }
 
@@ -468,6 +548,19 @@ impl Draw {
         }
     }
 
+    fn change_bitmap(&mut self) -> BitmapChange {
+        let rng = &mut self.rng;
+        let nth = rng.below(8) as usize;
+        match rng.below(10) {
+            0..3 => BitmapChange::Add(NewBitmap::draw(rng)),
+            3 => BitmapChange::Remove(nth),
+            4 | 5 => BitmapChange::Clear(nth),
+            6 | 7 => BitmapChange::Enable(nth, !rng.one_in(3)),
+            8 => BitmapChange::Merge(nth, rng.below(8) as usize),
+            _ => BitmapChange::MergeRandom(nth, rng.next() >> 40),
+        }
+    }
+
     fn fault(&mut self) -> Fault {
         let rng = &mut self.rng;
         let skip = 1 << rng.below(7);
@@ -503,7 +596,7 @@ impl Draw {
             ),
             4 => Job::Repair(RepairMode::Leaks),
             5 => Job::Repair(RepairMode::All),
-            _ => Job::Convert(9 + rng.below(8) as u32, rng.one_in(3)),
+            _ => Job::Convert(9 + rng.below(8) as u32, rng.one_in(3), !rng.one_in(4)),
         }
     }
 
@@ -526,8 +619,9 @@ impl fmt::Display for Scenario {
             create,
             bases,
             backing,
+            bitmaps,
         } = &self.origin;
-        writeln!(f, "  image: {create:?}")?;
+        writeln!(f, "  image: {create:?}, {bitmaps:?}")?;
         for (n, base) in bases.iter().enumerate() {
             let below = if n == *backing { " (behind it)" } else { "" };
             writeln!(f, "  base {n}{below}: {base:?}")?;

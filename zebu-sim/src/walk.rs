@@ -4,6 +4,9 @@
 /// Cluster offsets in table entries.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
+/// The header extension of bitmaps.
+const BITMAPS: u64 = 0x2385_2875;
+
 /// A table entry: where it is in the file, and its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -82,6 +85,9 @@ pub fn walk(bytes: &[u8]) -> Walk {
             walk.tables.push((entry.value & OFFSET, cluster));
         }
     }
+    if version >= 3 {
+        walk.tables.extend(bitmap_places(bytes, cluster));
+    }
     let (l1_entries, l1) = (half(bytes, 36), word(bytes, 40));
     walk.tables.push((l1, l1_entries * 8));
     for n in 0..l1_entries {
@@ -118,6 +124,32 @@ pub fn walk(bytes: &[u8]) -> Walk {
         }
     }
     walk
+}
+
+/// Offset and length of everything that the bitmaps of an image consist of.
+fn bitmap_places(bytes: &[u8], cluster: u64) -> Vec<(u64, u64)> {
+    let mut at = half(bytes, 100);
+    let (directory, length) = loop {
+        let length = half(bytes, at + 4);
+        match half(bytes, at) {
+            0 => return Vec::new(),
+            BITMAPS => break (word(bytes, at + 24), word(bytes, at + 16)),
+            _ => at += 8 + length.next_multiple_of(8),
+        }
+    };
+    let mut places = vec![(directory, length)];
+    let mut at = directory;
+    while at < directory + length {
+        let (table, entries) = (word(bytes, at), half(bytes, at + 8));
+        places.push((table, entries * 8));
+        for n in 0..entries {
+            let host = word(bytes, table + 8 * n) & OFFSET;
+            places.extend((host != 0).then_some((host, cluster)));
+        }
+        let (name, extra) = (half(bytes, at + 16) & 0xffff, half(bytes, at + 20));
+        at += (24 + name + extra).next_multiple_of(8);
+    }
+    places
 }
 
 impl Walk {

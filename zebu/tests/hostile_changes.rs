@@ -138,3 +138,21 @@ fn names() {
         hostile_changes::name(&pieces.collect::<String>());
     });
 }
+
+#[test]
+fn streams() {
+    generated(100, MEMORY, |queue, rng| {
+        hostile_changes::streams(queue, &image(rng));
+    });
+}
+
+#[test]
+fn streams_of_sound_images() {
+    let read = std::sync::atomic::AtomicU32::new(0);
+    generated(50, MEMORY, |queue, rng| {
+        let bytes = hostile_images::build_sound(rng, 256 << 10);
+        let was_read = hostile_changes::streams(queue, &bytes);
+        read.fetch_add(was_read.into(), std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(read.into_inner() > 0, "no stream was read");
+}

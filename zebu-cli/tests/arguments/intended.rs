@@ -31,6 +31,10 @@ pub fn why(args: &[&str], found: &Found) -> Option<&'static str> {
             "the file name is checked before the access mode",
         ),
         (
+            command == "convert" && args.contains(&"-"),
+            "`-` is standard input, or standard output",
+        ),
+        (
             both("is ambiguous"),
             "the possible options are in another order",
         ),

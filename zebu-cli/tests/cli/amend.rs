@@ -5,6 +5,7 @@
 use crate::common::Lab;
 use crate::common::beyond_qemu;
 use crate::common::pair::{Pair, assert_content};
+use crate::common::part;
 
 #[track_caller]
 fn amend(pair: &Pair, options: &str) {
@@ -14,11 +15,12 @@ fn amend(pair: &Pair, options: &str) {
 
 #[test]
 fn versions_and_refcounts() {
-    for create in [
+    let images = [
+        "lazy_refcounts=on,cluster_size=4k",
         "cluster_size=64k",
         "cluster_size=512",
-        "lazy_refcounts=on,cluster_size=4k",
-    ] {
+    ];
+    for create in part(3, images) {
         let pair = Pair::new(&format!(
             "create -o {create} a.qcow2 5M; random a.qcow2 4 30 wzud"
         ));

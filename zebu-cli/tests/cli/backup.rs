@@ -11,14 +11,14 @@ use crate::common::server::Server;
 use crate::common::{Answer, Lab, Limits};
 
 /// The content of an image, as QEMU reads it.
-fn content(lab: &Lab, image: &str) -> Vec<u8> {
+pub(super) fn content(lab: &Lab, image: &str) -> Vec<u8> {
     lab.qemu_img(&["convert", "-O", "raw", image, "content"])
         .ok("qemu-img convert");
     fs::read(lab.path("content")).expect("content")
 }
 
 /// Restores a point and returns the content.
-fn restored(lab: &Lab, point: u64) -> Vec<u8> {
+pub(super) fn restored(lab: &Lab, point: u64) -> Vec<u8> {
     let point = point.to_string();
     lab.zebu(&["backup", "restore", "--point", &point, "set", "restored"])
         .ok("restore");
@@ -26,7 +26,7 @@ fn restored(lab: &Lab, point: u64) -> Vec<u8> {
 }
 
 /// The numbers of the points in the manifest.
-fn points(lab: &Lab) -> Vec<u64> {
+pub(super) fn points(lab: &Lab) -> Vec<u64> {
     let answer = lab
         .zebu(&["backup", "list", "--output=json", "set"])
         .ok("list");
@@ -53,13 +53,13 @@ fn refused(answer: &Answer, text: &str) {
     assert!(answer.err.contains(text), "{text}: {answer:?}");
 }
 
-fn backup(lab: &Lab, more: &[&str]) {
+pub(super) fn backup(lab: &Lab, more: &[&str]) {
     let mut args = vec!["backup", "disk.qcow2", "--to", "set"];
     args.extend(more);
     lab.zebu(&args).ok("backup");
 }
 
-fn zebu_io(lab: &Lab, commands: &[&str]) {
+pub(super) fn zebu_io(lab: &Lab, commands: &[&str]) {
     let mut args = vec!["io", "-d", "unmap"];
     for command in commands {
         args.extend(["-c", command]);
@@ -656,7 +656,7 @@ fn a_damaged_set_loses_nothing_more() {
         all.filter(|point| restore(*point) == Some(true))
             .collect::<Vec<_>>()
     };
-    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(25);
+    let cases = crate::common::env_number("ZEBU_DAMAGED_SETS").unwrap_or(8);
     for seed in 0..cases {
         copy_state(&start.path(""), &lab.path(""));
         let (what, is_seen) = damage(&lab, &mut Rng::new(seed));
@@ -893,7 +893,7 @@ fn build_killer(lab: &Lab) -> PathBuf {
 }
 
 /// Copies the disk and the set of one place to another.
-fn copy_state(from: &Path, to: &Path) {
+pub(super) fn copy_state(from: &Path, to: &Path) {
     fs::copy(from.join("disk.qcow2"), to.join("disk.qcow2")).unwrap();
     copy_set(&from.join("set"), &to.join("set"));
 }
@@ -942,7 +942,7 @@ fn a_backup_may_be_killed_at_any_call() {
     let calls: u64 = count.parse().expect("a number");
     assert!(calls > 50, "{calls}");
     let kills = crate::common::env_number("ZEBU_KILLS")
-        .unwrap_or(60)
+        .unwrap_or(20)
         .min(calls);
     for nth in 0..kills {
         let at = 1 + nth * calls / kills;

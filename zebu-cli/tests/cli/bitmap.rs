@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
+use crate::common::part;
 use crate::common::rng::Rng;
 use crate::common::server::{have, wait_until};
 use crate::common::{Answer, Lab, Limits, comparable, env_number, peer};
@@ -218,7 +219,7 @@ fn every_action_is_as_in_qemu() {
         "bitmap --merge b0 broken.q b2",
         "bitmap --merge b0 -b broken.q a.q b0",
     ];
-    for list in lists {
+    for list in part(3, lists) {
         let args: Vec<&str> = list
             .split(' ')
             .map(|word| match word {
@@ -316,7 +317,7 @@ fn sessions_in_turn_with_qemu() {
         return;
     }
     let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(12);
+    let cases = env_number("ZEBU_BITMAP_CASES").unwrap_or(5);
     for seed in first..first + cases {
         let mut random = Rng::new(seed);
         let kind = KINDS[random.below(KINDS.len() as u64) as usize];
@@ -855,6 +856,230 @@ fn damaged_bitmaps_are_reported_and_removed() {
     }
 }
 
+/// A bitmap as it is found in practice: what is done to `b0`, the status of a check, and whether a
+/// repair removes it.
+type Broken = (&'static str, fn(&Lab, &Places), i32, bool);
+
+const BROKEN: [Broken; 10] = [
+    (
+        "a table that was truncated",
+        |lab, p| lab.patch("a.q", p.entries[0].0 + 8, &3u32.to_be_bytes()),
+        2,
+        true,
+    ),
+    (
+        "a table that ends past the end of the file",
+        |lab, p| {
+            // Of a copy of the table, the file has two entries.
+            let end = fs::metadata(lab.path("a.q")).expect("a file").len();
+            let words = [0, 8].map(|n| lab.u64_at("a.q", p.entries[0].1 + n).to_be_bytes());
+            lab.patch("a.q", end, &words.concat());
+            lab.patch("a.q", p.entries[0].0, &end.to_be_bytes());
+        },
+        2,
+        true,
+    ),
+    (
+        "an entry past the end",
+        |lab, p| lab.patch("a.q", p.entries[0].1 + 16, &(1u64 << 40).to_be_bytes()),
+        2,
+        true,
+    ),
+    ("in use", |lab, p| in_use(lab, p), 0, false),
+    (
+        "in use, with an entry past the end",
+        |lab, p| {
+            in_use(lab, p);
+            lab.patch("a.q", p.entries[0].1, &(1u64 << 40).to_be_bytes());
+        },
+        2,
+        true,
+    ),
+    (
+        "in use, with a table that was truncated",
+        |lab, p| {
+            in_use(lab, p);
+            lab.patch("a.q", p.entries[0].0 + 8, &1u32.to_be_bytes());
+        },
+        3,
+        false,
+    ),
+    (
+        "a granularity of 256",
+        |lab, p| lab.patch("a.q", p.entries[0].0 + 17, &[8]),
+        2,
+        true,
+    ),
+    (
+        "a granularity of 4 GiB",
+        |lab, p| lab.patch("a.q", p.entries[0].0 + 17, &[32]),
+        2,
+        true,
+    ),
+    (
+        "a granularity of 2^255",
+        |lab, p| lab.patch("a.q", p.entries[0].0 + 17, &[255]),
+        2,
+        true,
+    ),
+    (
+        "another granularity than the table has",
+        |lab, p| lab.patch("a.q", p.entries[0].0 + 17, &[12]),
+        2,
+        true,
+    ),
+];
+
+fn in_use(lab: &Lab, places: &Places) {
+    lab.patch("a.q", places.entries[0].0 + 15, &[3]);
+}
+
+/// The dirty ranges of a bitmap, in bytes. (QEMU opens no image with a broken bitmap for its server.)
+#[track_caller]
+fn dirty_to_zebu(lab: &Lab, file: &str, name: &str) -> Vec<Range<u64>> {
+    let queue = zebu::Queue::new(Default::default()).expect("a queue");
+    let source = zebu::names::Source::Name(lab.path(file).into());
+    let device = zebu::Device::open(&queue, &source, &zebu::OpenOptions::default());
+    let device = device.expect("an image");
+    let bits = queue.block_on(device.bitmap(&queue, name));
+    bits.expect("a bitmap").ranges().collect()
+}
+
+/// The names of the bitmaps of an image, and those that are marked as in use.
+fn names(lab: &Lab, file: &str) -> (Vec<String>, Vec<String>) {
+    let list = listed(lab.zebu(&["info", "--output=json", file]));
+    let of = |bitmap: &Value| bitmap["name"].as_str().expect("a name").to_owned();
+    let list: Vec<Value> = list.as_array().into_iter().flatten().cloned().collect();
+    let is_in_use = |bitmap: &&Value| {
+        let flags = bitmap["flags"].as_array().expect("flags");
+        flags.iter().any(|flag| flag == "in-use")
+    };
+    let in_use = list.iter().filter(is_in_use).map(of).collect();
+    (list.iter().map(of).collect(), in_use)
+}
+
+/// A broken bitmap does not stand in the way: of `info`, of reading and writing, of the other bitmap,
+/// of a repair, and of its own removal. It is never taken for right.
+#[test]
+fn broken_bitmaps_stand_in_no_way() {
+    if !ready() {
+        return;
+    }
+    for (what, damage, status, is_removed) in BROKEN {
+        let lab = Lab::new();
+        // The table of `b0` has five entries.
+        lab.make(
+            "create -o cluster_size=512 a.q 10M; img bitmap --add -g 512 a.q b0; \
+             img bitmap --add a.q b1; io a.q: write -P 1 0 64k | write -P 2 8M 1M",
+        );
+        damage(&lab, &places(&lab, "a.q"));
+        let reads = |file: &str| {
+            let read = ["-c", "read -P 1 0 64k", "-c", "read -P 2 8M 1M", file];
+            lab.zebu_io(&read).ok(what);
+        };
+        let refused = |file: &str, args: &[&str]| {
+            let answer = lab.zebu(&[args, &[file, "b0"]].concat());
+            answer.orderly(what);
+            assert_eq!(answer.status, 1, "{what}: {answer:?}");
+        };
+        let checked = lab.zebu(&["check", "a.q"]);
+        assert_eq!(checked.status, status, "{what}: {checked:?}");
+        for is_written in [false, true] {
+            fs::copy(lab.path("a.q"), lab.path("b.q")).expect("copy");
+            let mut dirty_too = vec![0..64 << 10, 8 << 20..9 << 20];
+            if is_written {
+                lab.zebu_io(&["-c", "write -P 3 3M 64k", "b.q"]).ok(what);
+                dirty_too.insert(1, 3 << 20..(3 << 20) + (64 << 10));
+            }
+            let (all, in_use) = names(&lab, "b.q");
+            assert_eq!(all, ["b0", "b1"], "{what}");
+            // A list does not tell of all damage, for which all tables would be read.
+            if is_written || what.starts_with("in use") || !in_use.is_empty() {
+                assert_eq!(in_use, ["b0"], "{what}");
+            }
+            reads("b.q");
+            lab.zebu(&["convert", "-O", "raw", "b.q", "copy"]).ok(what);
+            lab.zebu(&["measure", "-O", "qcow2", "b.q"]).ok(what);
+            // A change that is refused marks it, too, as any change of the image does.
+            fs::copy(lab.path("b.q"), lab.path("d.q")).expect("copy");
+            for action in ["--clear", "--enable", "--disable"] {
+                refused("d.q", &["bitmap", action]);
+            }
+            refused("d.q", &["bitmap", "--merge", "b1"]);
+            let socket = lab.path("n.sock");
+            let served = [
+                "nbd",
+                "-r",
+                "-B",
+                "b0",
+                "-k",
+                socket.to_str().unwrap(),
+                "b.q",
+            ];
+            let served = lab.zebu(&served);
+            served.orderly(what);
+            assert_eq!(served.status, 1, "{what}: {served:?}");
+            assert_eq!(dirty_to_zebu(&lab, "b.q", "b1"), dirty_too, "{what}");
+            for is_repaired in [false, true] {
+                fs::copy(lab.path("b.q"), lab.path("c.q")).expect("copy");
+                if is_repaired {
+                    lab.zebu(&["check", "-r", "all", "c.q"]).ok(what);
+                    lab.qemu_img(&["check", "c.q"]).ok(what);
+                }
+                let (left, in_use) = names(&lab, "c.q");
+                if left == ["b0", "b1"] {
+                    // Of one that is marked, the length of the table need not be right.
+                    assert!(!is_repaired || in_use == ["b0"], "{what}");
+                    assert!(!is_repaired || is_written || !is_removed, "{what}");
+                    lab.zebu(&["bitmap", "--remove", "c.q", "b0"]).ok(what);
+                }
+                assert_eq!(names(&lab, "c.q").0, ["b1"], "{what}");
+                assert_eq!(dirty_to_zebu(&lab, "c.q", "b1"), dirty_too, "{what}");
+                // What the table led to may be leaked.
+                let checked = lab.qemu_img(&["check", "-q", "c.q"]);
+                assert!([0, 3].contains(&checked.status), "{what}: {checked:?}");
+                lab.zebu(&["bitmap", "--add", "c.q", "b0"]).ok(what);
+                lab.zebu_io(&["-c", "write -P 4 5M 64k", "c.q"]).ok(what);
+                let range = 5 << 20..(5 << 20) + (64 << 10);
+                assert_eq!(dirty_to_zebu(&lab, "c.q", "b0"), [range], "{what}");
+                reads("c.q");
+            }
+        }
+    }
+}
+
+/// Of two bitmaps of one name each is removed, the first one first; both by a repair.
+#[test]
+fn two_bitmaps_of_one_name_are_removed() {
+    if !ready() {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make(
+        "create a.q 10M; img bitmap --add -g 4k a.q b0; img bitmap --add a.q b1; \
+         img bitmap --add a.q b2; io a.q: write -P 1 0 64k",
+    );
+    lab.patch("a.q", places(&lab, "a.q").entries[0].0 + 25, b"1");
+    assert_eq!(names(&lab, "a.q").0, ["b1", "b1", "b2"]);
+    lab.zebu_io(&["-c", "read -P 1 0 64k", "a.q"]).ok("read");
+    lab.zebu_io(&["-c", "write -P 1 1M 64k", "a.q"]).ok("write");
+    let both = vec![0..64 << 10, 1 << 20..(1 << 20) + (64 << 10)];
+    assert_eq!(dirty_to_zebu(&lab, "a.q", "b2"), both);
+    let checked = lab.zebu(&["check", "a.q"]);
+    assert_eq!(checked.status, 2, "{checked:?}");
+    fs::copy(lab.path("a.q"), lab.path("b.q")).expect("copy");
+    lab.zebu(&["check", "-r", "all", "b.q"]).ok("repair");
+    assert_eq!(names(&lab, "b.q").0, ["b2"]);
+    for left in [&["b1", "b2"][..], &["b2"]] {
+        lab.zebu(&["bitmap", "--remove", "a.q", "b1"]).ok("remove");
+        assert_eq!(names(&lab, "a.q").0, left);
+    }
+    for file in ["a.q", "b.q"] {
+        lab.qemu_img(&["check", "-q", file]).ok("check");
+        assert_eq!(dirty_to_zebu(&lab, file, "b2"), both);
+    }
+}
+
 /// Kinds of images whose bitmaps are damaged. The bits of each fill less than a cluster, and the
 /// guest's data are nowhere zero: so these cannot be taken for bits.
 const DAMAGED: [&str; 5] = [
@@ -919,7 +1144,7 @@ fn damage_of_bitmaps_leaves_the_disk_alone() {
         return;
     }
     let first = env_number("ZEBU_BITMAP_SEED").unwrap_or(1);
-    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(12);
+    let cases = env_number("ZEBU_BITMAP_DAMAGED").unwrap_or(4);
     for kind in DAMAGED {
         damage_leaves_the_disk_alone(kind, first..first + cases);
     }

@@ -6,6 +6,7 @@ use crate::common::{
     Answer, Lab, Limits, QCOW2_OPTIONS, Rng, assert_same_answer, beyond_qemu, compare_answers,
     peer, testing_qemu,
 };
+use crate::common::{part, rotated};
 use serde_json::Value;
 use std::fs;
 use std::time::Duration;
@@ -124,8 +125,9 @@ fn same(lab: &Lab, options: &[&str], source: &str) {
 #[test]
 fn the_option_matrix() {
     let lab = lab();
-    for options in QCOW2_OPTIONS {
-        for source in ["top.qcow2", "odd.qcow2", "odd.raw", "packed.qcow2"] {
+    let sources = ["top.qcow2", "odd.qcow2", "odd.raw", "packed.qcow2"];
+    for (i, options) in QCOW2_OPTIONS.into_iter().enumerate() {
+        for source in part(2, rotated(sources, i)) {
             same(&lab, &["-o", options], source);
         }
     }
@@ -134,12 +136,13 @@ fn the_option_matrix() {
 #[test]
 fn the_option_matrix_compressed() {
     let lab = lab();
-    for options in QCOW2_OPTIONS {
+    let sources = ["top.qcow2", "odd.raw", "packed.qcow2"];
+    for (i, options) in QCOW2_OPTIONS.into_iter().enumerate() {
         // Data files have no compressed clusters.
         if options.contains("data_file") {
             continue;
         }
-        for source in ["top.qcow2", "odd.raw", "packed.qcow2"] {
+        for source in part(3, rotated(sources, i)) {
             same(&lab, &["-c", "-o", options], source);
         }
         same(&lab, &["-c", "-W", "-m", "16", "-o", options], "x.qcow2");
@@ -316,7 +319,7 @@ fn only_what_differs_is_written() {
 fn into_an_existing_image() {
     let lab = lab();
     let dirty = "io out: write -P 77 0 8M";
-    for target in [
+    let targets = [
         "create out 8M",
         "create -o cluster_size=4k out 8M",
         "create -o cluster_size=2M out 8M",
@@ -328,17 +331,19 @@ fn into_an_existing_image() {
         "create -b base.raw -F raw out 8M",
         "create -b base.raw -F raw -o compat=0.10 out 8M",
         "img create -q -f raw out 8M",
-    ] {
+    ];
+    for (i, target) in targets.into_iter().enumerate() {
         let format = match target.starts_with("img") {
             true => "raw",
             false => "qcow2",
         };
-        for options in [
-            &["-n"][..],
+        let options: [&[&str]; 4] = [
+            &["-n"],
             &["-n", "-W"],
             &["-n", "-S", "0"],
             &["-n", "-t", "none"],
-        ] {
+        ];
+        for options in part(2, rotated(options, i)) {
             for dirt in ["", dirty] {
                 let prepare = match (format, dirt) {
                     ("raw", "") => target.to_string(),

@@ -5,6 +5,7 @@
 //! A full file system needs a loop device and mount namespaces; tests without them are skipped.
 
 use crate::common::{Lab, Limits, testing_qemu};
+use crate::common::{part, rotated};
 
 /// Mounts a small file system, and runs the rest of the script in it.
 const MOUNT: &str = "mount -o loop fs small && echo mounted && ";
@@ -96,15 +97,16 @@ fn writes_to_a_full_file_system() {
 #[test]
 fn changes_on_a_full_file_system() {
     let mut cases = 0;
-    for (block, options) in [
+    let kinds = [
         ("1024", "cluster_size=512"),
         ("1024", "cluster_size=4k,preallocation=metadata"),
         ("1024", "cluster_size=8k"),
         ("1024", "cluster_size=64k,extended_l2=on"),
         ("4096", "cluster_size=1k,preallocation=metadata"),
         ("4096", "cluster_size=16k,refcount_bits=1"),
-    ] {
-        for (change, must_succeed) in [
+    ];
+    for (i, (block, options)) in kinds.into_iter().enumerate() {
+        let changes = [
             ("resize -q --shrink small/disk 16777728", true),
             ("resize -q --shrink small/disk 1049088", true),
             ("resize -q small/disk +16M", false),
@@ -114,7 +116,8 @@ fn changes_on_a_full_file_system() {
                 "io -t none -c 'truncate 9437696' -c 'write -P 7 0 4k' small/disk",
                 true,
             ),
-        ] {
+        ];
+        for (change, must_succeed) in part(2, rotated(changes, i)) {
             let what = format!("blocks of {block}, {options}: {change}");
             let lab = Lab::new();
             make_file_system(&lab, block);

@@ -192,7 +192,7 @@ fn blocks(lab: &Lab, name: &str) -> u64 {
 #[test]
 fn converted_images_are_those_of_qemu() {
     let mut cases = 0;
-    for seed in 0..env_number("ZEBU_NEW_IMAGES").unwrap_or(6) {
+    for seed in 0..env_number("ZEBU_NEW_IMAGES").unwrap_or(3) {
         let mut random = Rng::new(seed + 1);
         let lab = Lab::new();
         let size = generate(&lab, &mut random);

@@ -2,6 +2,7 @@
 //! consistent image, and shrink only with `--shrink`.
 
 use crate::common::pair::Pair;
+use crate::common::{part, rotated};
 
 const IMAGES: [&str; 6] = [
     "cluster_size=64k",
@@ -21,8 +22,9 @@ fn resize(pair: &Pair, args: &[&str]) {
 
 #[test]
 fn there_and_back() {
-    for image in IMAGES {
-        for backing in ["", "-b base.qcow2 -F qcow2"] {
+    for (i, image) in IMAGES.into_iter().enumerate() {
+        let backing = ["", "-b base.qcow2 -F qcow2"];
+        for backing in part(2, rotated(backing, i)) {
             let pair = Pair::new(&format!(
                 "create base.qcow2 12M; random base.qcow2 1 20 wz; \
                  create -o {image} {backing} a.qcow2 6M; random a.qcow2 2 20 wz"

@@ -4,7 +4,7 @@
 use crate::common::guest::{INSTALL, LIVE, WRITE, kernel, read};
 use crate::common::server::Server;
 use crate::common::vhost::{serve, socket, start};
-use crate::common::{Lab, beyond_qemu};
+use crate::common::{Lab, beyond_qemu, part};
 
 fn served(lab: &Lab, how: &str, image: &str) -> Server {
     serve(lab, &[how, "--num-queues=2", "--discard=unmap", image])
@@ -72,7 +72,7 @@ fn a_guest_boots_from_each_format() {
     let mut server = served(&lab, "--cache=none", "x.qcow2");
     start(&lab, "install", None, INSTALL).finish();
     server.stop();
-    for (maker, format, options) in FORMATS {
+    for (maker, format, options) in part(4, FORMATS) {
         let make = match maker {
             "zebu" => Lab::zebu,
             _ => Lab::qemu_img,

@@ -44,5 +44,20 @@ pub fn env_number(name: &str) -> Option<u64> {
     Some(text.parse().expect(name))
 }
 
+/// One in `of` of a test's cases, or all with `ZEBU_ALL`: each has the options that the next one
+/// has, in another combination. `ZEBU_PART` is the index of the first one.
+pub fn part<T>(of: usize, cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let all = std::env::var_os("ZEBU_ALL").is_some();
+    let first = env_number("ZEBU_PART").unwrap_or(0) as usize;
+    let (first, step) = if all { (0, 1) } else { (first % of, of) };
+    cases.into_iter().skip(first).step_by(step)
+}
+
+/// These cases, from the one of this index on.
+pub fn rotated<T, const N: usize>(mut cases: [T; N], first: usize) -> [T; N] {
+    cases.rotate_left(first % N);
+    cases
+}
+
 /// No command of the tests may run longer than this.
 pub const TIME_LIMIT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Other NBD servers: qemu-nbd, nbdkit, and one whose replies a test makes.
+//! Other NBD servers: qemu-nbd, qemu-storage-daemon, nbdkit, and one whose replies a test makes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -43,6 +43,29 @@ impl Other {
         Other::start(lab, &peer().nbd(), &socket, &all)
     }
 
+    /// qemu-storage-daemon at `NAME.sock` in the lab, which opens a qcow2 image for writing and
+    /// exports it with these of its bitmaps.
+    pub fn storage_daemon(lab: &Lab, name: &str, image: &str, bitmaps: &[&str]) -> Other {
+        let socket = lab.path(&format!("{name}.sock"));
+        let file = format!("driver=file,node-name=file,filename={image},discard=unmap");
+        let server = format!("addr.type=unix,addr.path={}", socket.display());
+        let mut export = "type=nbd,id=export,node-name=disk,name=,writable=on".to_string();
+        for (nth, bitmap) in bitmaps.iter().enumerate() {
+            export += &format!(",bitmaps.{nth}={bitmap}");
+        }
+        let args = [
+            "--blockdev",
+            &file,
+            "--blockdev",
+            "driver=qcow2,node-name=disk,file=file,discard=unmap",
+            "--nbd-server",
+            &server,
+            "--export",
+            &export,
+        ];
+        Other::start(lab, &peer().storage_daemon(), &socket, &args)
+    }
+
     /// nbdkit at `NAME.sock` in the lab.
     pub fn nbdkit(lab: &Lab, name: &str, args: &[&str]) -> Other {
         let socket = lab.path(&format!("{name}.sock"));
@@ -80,6 +103,16 @@ impl Other {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        let _ = fs::remove_file(&self.socket);
+    }
+
+    /// Ends it, so that it closes its images.
+    pub fn stop(&mut self) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(status.expect("kill").success());
+        let ended = self.child.wait().unwrap();
+        assert!(ended.success(), "{ended:?}: {}", log(&self.socket));
         let _ = fs::remove_file(&self.socket);
     }
 

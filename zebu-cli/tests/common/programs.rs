@@ -68,6 +68,11 @@ impl Peer {
     pub fn nbd(&self) -> PathBuf {
         self.img.with_file_name("qemu-nbd")
     }
+
+    /// The qemu-storage-daemon in the directory of qemu-img.
+    pub fn storage_daemon(&self) -> PathBuf {
+        self.img.with_file_name("qemu-storage-daemon")
+    }
 }
 
 /// A name without a slash is looked up on `PATH`. A path is made absolute, because

@@ -8,7 +8,7 @@ use zebu::qcow2::SnapshotName;
 use super::{Run, Verdict, is_refusal};
 use crate::content::ZERO;
 use crate::disk::SECTOR;
-use crate::model::{Cell, Snapshot};
+use crate::model::{Cell, Snapshot, Time};
 use crate::sched;
 use crate::steps::{ImageChange, Stop};
 
@@ -28,6 +28,8 @@ impl Run<'_> {
         let old = after.sectors();
         let mut new = old;
         let mut preallocation = Preallocation::Off;
+        let mut action = None;
+        let mut may_refuse = true;
         match change {
             ImageChange::Resize(more, how) => {
                 new = (old as i64 + more).clamp(1, 4096) as usize;
@@ -35,6 +37,7 @@ impl Run<'_> {
                     preallocation = how;
                 }
                 after.cells.resize_with(new, || Cell::new(ZERO));
+                after.resize_bitmaps();
             }
             ImageChange::Take => {
                 let mut cells = after.cells.clone();
@@ -49,13 +52,22 @@ impl Run<'_> {
                 if self.lost_snapshots {
                     after.cells.iter_mut().for_each(|cell| cell.wild = true);
                 }
+                after.resize_bitmaps();
             }
             ImageChange::Delete(n) if count > 0 => {
                 after.snapshots.remove(n % count);
             }
+            ImageChange::Bitmap(change) => {
+                let Some(planned) = self.plan_bitmap(id, change, &mut after)? else {
+                    return Ok(());
+                };
+                may_refuse = planned.1;
+                action = Some(planned.0);
+            }
             _ => return Ok(()),
         }
         after.all_durable();
+        let began = self.now();
         let names: Vec<_> = self
             .model
             .snapshots
@@ -65,6 +77,10 @@ impl Run<'_> {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
+        session.note_change(match stop {
+            Stop::Drop(_) => Time::MAX,
+            Stop::No | Stop::Cut(..) => began,
+        });
         let queue = session.queues[0].clone();
         let device = Rc::get_mut(&mut session.device).ok_or("hang: a request is not over")?;
         if let Stop::Cut(operations, cut) = stop {
@@ -89,11 +105,15 @@ impl Run<'_> {
                 }
                 ImageChange::Apply(n) => device.snapshot_apply(&queue, &name(n)).await,
                 ImageChange::Delete(n) => device.snapshot_delete(&queue, &name(n)).await,
+                ImageChange::Bitmap(_) => match &action {
+                    Some(action) => action.perform(device, &queue).await,
+                    None => Ok(()),
+                },
             }
         });
         let size = device.size() / SECTOR;
         if self.disk.is_off() {
-            self.flags |= !matches!(change, ImageChange::Resize(..));
+            self.flags |= change.is_of_snapshots();
             self.model = before;
             self.others.push(after);
             return self.after_cut();
@@ -107,7 +127,7 @@ impl Run<'_> {
             }
             Some(Err(e)) if !self.may_fail() => {
                 // Refused: the image is unchanged.
-                match is_refusal(&e) && size == old as u64 {
+                match may_refuse && is_refusal(&e) && size == old as u64 {
                     true => Ok(()),
                     false => Err(format!("error: {change:?}: {e}")),
                 }
@@ -116,7 +136,7 @@ impl Run<'_> {
             result => {
                 self.change_dropped |= result.is_none();
                 self.untidy = true;
-                self.flags |= !matches!(change, ImageChange::Resize(..));
+                self.flags |= change.is_of_snapshots();
                 if matches!(change, ImageChange::Resize(..))
                     && ![old, new].contains(&(size as usize))
                 {

@@ -105,6 +105,7 @@ impl Run<'_> {
         self.damaged = true;
         self.untidy = true;
         self.lost_snapshots = true;
+        self.model.bitmaps.clear();
         let now = self.now();
         let lost = |at: u64, size: u64| at + size > length;
         let sectors = self.model.cells.len();

@@ -8,6 +8,7 @@ use zebu::jobs::{
 use zebu::storage::{CacheMode, EngineKind, Queue};
 
 use super::{Run, Verdict, context, is_refusal};
+use crate::bitmaps::Bitmap;
 use crate::content::ZERO;
 use crate::model::Cell;
 use crate::sched;
@@ -24,7 +25,7 @@ impl Run<'_> {
             Job::RebaseUnsafe(base) => self.rebase(None, base),
             Job::Amend(version, order, lazy) => self.amend(version, order, lazy),
             Job::Repair(mode) => self.repair(mode),
-            Job::Convert(bits, compress) => self.convert(id, bits, compress),
+            Job::Convert(bits, compress, bitmaps) => self.convert(id, bits, compress, bitmaps),
         };
         let off = self.disk.is_off();
         let refused = match &result {
@@ -34,6 +35,7 @@ impl Run<'_> {
         if off || result.is_err() && !refused {
             self.untidy = true;
         }
+        self.interrupted |= off || result.is_err();
         if let Err(e) = result
             && !refused
             && !self.may_fail()
@@ -77,7 +79,8 @@ impl Run<'_> {
         let result = jobs::commit(&queue, top, base, &options, |_| {});
         // The base gets the data of the image, and the image reads as before.
         let now = self.now();
-        let below = &mut self.bases[number].cells;
+        let base = &mut self.bases[number].model;
+        let below = &mut base.cells;
         if below.len() < self.model.cells.len() {
             below.resize_with(self.model.cells.len(), || Cell::new(ZERO));
         }
@@ -85,9 +88,10 @@ impl Run<'_> {
             let old = std::mem::take(cell);
             *cell = view.clone();
             if result.is_err() {
-                old.now().for_each(|tag| cell.add(tag, now));
+                cell.add_all(&old, now);
             }
         }
+        base.resize_bitmaps();
         for model in self.models() {
             if empty {
                 model
@@ -107,10 +111,13 @@ impl Run<'_> {
                 continue;
             };
             changed.push(above);
-            let under = self.bases[below].cells.clone();
-            for (cell, under) in self.bases[above].cells.iter_mut().zip(under) {
-                under.now().for_each(|tag| cell.add(tag, now));
+            let under = self.bases[below].model.cells.clone();
+            let model = &mut self.bases[above].model;
+            let before = model.cells.clone();
+            for (cell, under) in model.cells.iter_mut().zip(under) {
+                cell.add_all(&under, now);
             }
+            model.replaced(&before);
         }
         result.map_err(|e| e.to_string())
     }
@@ -118,12 +125,12 @@ impl Run<'_> {
     /// Snapshots show the content of the base where they are unallocated.
     pub(super) fn shift_snapshots(&mut self, number: usize) {
         let now = self.now();
-        let base = self.bases[number].cells.clone();
+        let base = self.bases[number].model.cells.clone();
         for snapshot in &mut self.model.snapshots {
             for (sector, cell) in snapshot.cells.iter_mut().enumerate() {
                 if !cell.explicit {
                     match base.get(sector) {
-                        Some(base) => base.now().for_each(|tag| cell.add(tag, now)),
+                        Some(base) => cell.add_all(base, now),
                         None => cell.add(ZERO, now),
                     }
                 }
@@ -153,17 +160,19 @@ impl Run<'_> {
         if safe.is_none() {
             let now = self.now();
             let below = number
-                .map(|number| self.bases[number].cells.clone())
+                .map(|number| self.bases[number].model.cells.clone())
                 .unwrap_or_default();
             for model in self.models() {
+                let before = model.cells.clone();
                 for (sector, cell) in model.cells.iter_mut().enumerate() {
                     if !cell.explicit {
                         match below.get(sector) {
-                            Some(below) => below.now().for_each(|tag| cell.add(tag, now)),
+                            Some(below) => cell.add_all(below, now),
                             None => cell.add(ZERO, now),
                         }
                     }
                 }
+                model.replaced(&before);
             }
         }
         match number {
@@ -237,10 +246,24 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn convert(&mut self, id: u32, cluster_bits: u32, compress: bool) -> Verdict {
+    pub(super) fn convert(
+        &mut self,
+        id: u32,
+        cluster_bits: u32,
+        compress: bool,
+        with_bitmaps: bool,
+    ) -> Verdict {
         let queue = sched::queue(4);
         let source = self.open(&queue, &Run::plain(), OpenOptions::default());
         let source = source.map_err(context("open the source"))?;
+        let bitmaps = match with_bitmaps && !self.damaged {
+            true => self.find_bitmaps(&queue, &source)?,
+            false => Vec::new(),
+        };
+        let bitmaps: Vec<_> = (bitmaps.into_iter())
+            .filter_map(|found| Some((found.info, found.bits?)))
+            .collect();
+        let names: Vec<_> = bitmaps.iter().map(|(info, _)| info.name.clone()).collect();
         let create = CreateQcow2::default()
             .size(source.size())
             .cluster_bits(cluster_bits)
@@ -258,6 +281,7 @@ impl Run<'_> {
         let options = ConvertOptions::default()
             .zero_from(Some(0))
             .compress(compress.then(CompressOptions::default))
+            .bitmaps(bitmaps)
             .engine(EngineKind::Threads);
         let result = jobs::convert(vec![source], Target::Image(target), &options, |_| {});
         result.map_err(|e| e.to_string())?;
@@ -266,6 +290,8 @@ impl Run<'_> {
         self.data = None;
         self.cluster = 1 << (cluster_bits - 9);
         self.model.snapshots.clear();
+        let is_kept = |bitmap: &Bitmap| names.iter().any(|name| *name == bitmap.name.as_bytes());
+        self.model.bitmaps.retain(is_kept);
         self.others.clear();
         self.untidy = false;
         self.flags = false;

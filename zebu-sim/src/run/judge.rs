@@ -7,6 +7,7 @@ use zebu::storage::Queue;
 
 use super::{Contents, Run, Verdict, context};
 use crate::allowed_flags::allowed_flags;
+use crate::bitmaps::{Found, check_bitmaps, note_lost};
 use crate::content::{self, Tag, ZERO};
 use crate::disk::{Cut, SECTOR};
 use crate::model::{Model, UNREADABLE, check_cells};
@@ -48,6 +49,8 @@ impl Run<'_> {
             self.disk.power_on();
             self.models().for_each(Model::crashed);
             self.restarted = true;
+            self.interrupted = true;
+            self.undo_marks();
         }
         // Clusters whose refcounts could not be read are not freed, which fails no request.
         self.untidy |= self.disk.hits().reads > 0;
@@ -66,15 +69,13 @@ impl Run<'_> {
         };
         let found = self.read_all(&queue, &device)?;
         let snapshots = self.read_snapshots(&queue, &device)?;
-        let verdict = self
-            .model
-            .check(&found)
-            .and_then(|()| self.compare_snapshots(&self.model, &snapshots));
-        if let Err(e) = verdict {
-            let fits = |other: &Model| {
-                let content = other.check(&found);
-                content.and_then(|()| self.compare_snapshots(other, &snapshots))
-            };
+        let bitmaps = self.find_bitmaps(&queue, &device)?;
+        let fits = |model: &Model| {
+            model.check(&found)?;
+            self.compare_snapshots(model, &snapshots)?;
+            self.compare_bitmaps(model, &bitmaps, &found)
+        };
+        if let Err(e) = fits(&self.model) {
             match self.others.iter().position(|other| fits(other).is_ok()) {
                 Some(which) => self.model = self.others.swap_remove(which),
                 None => {
@@ -90,13 +91,28 @@ impl Run<'_> {
             }
         }
         self.others.clear();
+        match self.damaged {
+            false => note_lost(&mut self.model.bitmaps, &bitmaps),
+            true if bitmaps.len() != self.model.bitmaps.len() => self.model.bitmaps.clear(),
+            true => {}
+        }
         self.model.pin(&found, std::mem::take(&mut self.restarted));
         self.check_status(&queue, &device, &found)?;
         self.check_tables(&queue, &device)?;
         for number in 0..self.bases.len() {
             self.judge_base(&queue, number)?;
         }
+        self.interrupted = false;
         Ok(())
+    }
+
+    fn compare_bitmaps(&self, model: &Model, bitmaps: &[Found], found: &[Tag]) -> Verdict {
+        // A damaged image may have lost its bitmaps.
+        if self.lost_snapshots || self.damaged && bitmaps.len() != model.bitmaps.len() {
+            return Ok(());
+        }
+        let interrupted = self.interrupted || self.damaged;
+        check_bitmaps(&model.bitmaps, bitmaps, &model.cells, found, interrupted)
     }
 
     /// Finds the base that the image names, which may be an old one or a new one.
@@ -251,8 +267,20 @@ impl Run<'_> {
         let read = device.read_blocking(queue, 0, &mut bytes[..length]);
         read.map_err(context("read a base"))?;
         let found: Vec<_> = identify_all(&bytes, 0).collect();
-        check_cells(&self.bases[number].cells, &found)
-            .map_err(|e| format!("content: base {number}: {e}"))
+        let bitmaps = self.find_bitmaps(queue, &device)?;
+        let interrupted = self.interrupted;
+        let model = &mut self.bases[number].model;
+        let verdict = check_cells(&model.cells, &found);
+        verdict.map_err(|e| format!("content: base {number}: {e}"))?;
+        // A commit that failed may have enlarged it or not.
+        model
+            .bitmaps
+            .iter_mut()
+            .for_each(|bitmap| bitmap.resize(found.len()));
+        let verdict = check_bitmaps(&model.bitmaps, &bitmaps, &model.cells, &found, interrupted);
+        verdict.map_err(|e| format!("bitmaps: base {number}: {e}"))?;
+        note_lost(&mut model.bitmaps, &bitmaps);
+        Ok(())
     }
 }
 

@@ -7,12 +7,13 @@ use zebu::jobs::{CreateQcow2, NewBacking, create_qcow2};
 use zebu::storage::{CacheMode, Queue};
 
 use super::{Base, Run, Verdict, context};
+use crate::bitmaps::Bitmap;
 use crate::content::{self, LEAST_PART, ZERO};
 use crate::disk::{Disk, SECTOR};
 use crate::model::{Cell, Model, zeroes};
 use crate::rng::Rng;
 use crate::sched;
-use crate::steps::{Opening, Scenario};
+use crate::steps::{NewBitmap, Opening, Scenario};
 
 impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario, disk: Arc<Disk>) -> Verdict<Self> {
@@ -33,6 +34,7 @@ impl<'a> Run<'a> {
             session: None,
             damaged: false,
             lost_snapshots: false,
+            interrupted: false,
             refused: false,
             untidy: false,
             flags: false,
@@ -46,7 +48,7 @@ impl<'a> Run<'a> {
                 file,
                 format: Format::RAW,
                 below: None,
-                cells: Vec::new(),
+                model: Model::default(),
             });
         }
         for number in (0..origin.bases.len()).rev() {
@@ -69,11 +71,17 @@ impl<'a> Run<'a> {
             .map_err(context("create"))?;
         let mut cells = zeroes((create.size / SECTOR) as usize);
         if let Some(base) = run.backing {
-            for (cell, below) in cells.iter_mut().zip(&run.bases[base].cells) {
+            for (cell, below) in cells.iter_mut().zip(&run.bases[base].model.cells) {
                 *cell = below.clone();
             }
         }
         run.model.cells = cells;
+        if !origin.bitmaps.is_empty() {
+            let options = OpenOptions::default().write(true);
+            let device = run.open(&queue, &Run::plain(), options);
+            let device = device.map_err(context("open"))?;
+            add_bitmaps(&queue, device, &origin.bitmaps, &mut run.model)?;
+        }
         run.judge()?;
         run.disk.set_slow(true);
         Ok(run)
@@ -104,7 +112,7 @@ impl<'a> Run<'a> {
                 tags.push(tag);
             }
             self.disk.set_bytes(self.bases[number].file, bytes);
-            self.bases[number].cells = tags.into_iter().map(Cell::new).collect();
+            self.bases[number].model.cells = tags.into_iter().map(Cell::new).collect();
             return Ok(());
         };
         let below = (origin.above && number + 1 < self.bases.len()).then_some(number + 1);
@@ -131,19 +139,18 @@ impl<'a> Run<'a> {
             }
             at += piece.len();
         }
-        queue
-            .block_on(device.close(queue))
-            .map_err(context("close a base"))?;
         let under = |sector: usize| {
-            let cell = below.and_then(|below| self.bases[below].cells.get(sector));
+            let cell = below.and_then(|below| self.bases[below].model.cells.get(sector));
             cell.cloned().unwrap_or_else(|| Cell::new(ZERO))
         };
         let cells = tags.iter().enumerate().map(|(sector, tag)| match *tag {
             ZERO => under(sector),
             tag => Cell::new(tag),
         });
-        self.bases[number].cells = cells.collect();
-        Ok(())
+        let cells: Vec<_> = cells.collect();
+        let model = &mut self.bases[number].model;
+        model.cells = cells;
+        add_bitmaps(queue, device, &origin.bitmaps, model)
     }
 
     pub(super) fn open_base(
@@ -190,6 +197,25 @@ impl<'a> Run<'a> {
             mode: CacheMode::WriteBack,
             align: 1,
             parts: 4,
+            store_bitmaps: false,
+            forget: true,
         }
     }
+}
+
+/// Adds bitmaps to an image, and closes it.
+fn add_bitmaps(
+    queue: &Queue,
+    mut device: Device,
+    bitmaps: &[NewBitmap],
+    model: &mut Model,
+) -> Verdict {
+    for (nth, new) in bitmaps.iter().enumerate() {
+        let name = format!("bitmap{nth}");
+        let add = device.bitmap_add(queue, &name, Some(new.granularity), new.enabled);
+        queue.block_on(add).map_err(context("add a bitmap"))?;
+        model.bitmaps.push(Bitmap::new(name, *new, &model.cells));
+    }
+    let closed = queue.block_on(device.close(queue));
+    closed.map_err(context("close a new image"))
 }

@@ -9,11 +9,12 @@ use zebu::storage::Queue;
 
 use crate::content::Tag;
 use crate::disk::Disk;
-use crate::model::{Cell, Model, Readings, Time};
+use crate::model::{Model, Readings, Time};
 use crate::rng::Rng;
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{Kind, Scenario, Step, Stop, What};
 
+mod bitmaps;
 mod change;
 mod damage;
 mod job;
@@ -75,8 +76,8 @@ struct Base {
     format: Format,
     /// The index of its own backing file.
     below: Option<usize>,
-    /// The content of its disk.
-    cells: Vec<Cell>,
+    /// The content of its disk, and its dirty bitmaps.
+    model: Model,
 }
 
 /// A device that is open for writing.
@@ -88,6 +89,10 @@ struct Session {
     polls: Polls,
     /// Whether a write is durable when it ends.
     write_through: bool,
+    /// Whether each flush stores dirty bitmaps.
+    store_bitmaps: bool,
+    /// When the last change began or ended; None: there was none, or a flush has stored the bitmaps.
+    changed: Option<Time>,
 }
 
 /// A request in flight.
@@ -118,8 +123,10 @@ struct Run<'a> {
     session: Option<Session>,
     /// The file was damaged: requests may fail, but must not return wrong data.
     damaged: bool,
-    /// The model does not cover snapshots after damage.
+    /// The model does not cover snapshots and bitmaps after damage.
     lost_snapshots: bool,
+    /// A session or a job did not end properly: bitmaps may be inconsistent.
+    interrupted: bool,
     /// The damaged image cannot be opened: the run ends.
     refused: bool,
     /// A device was dropped without being closed, or an operation failed: clusters may be leaked.

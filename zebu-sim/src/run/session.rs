@@ -9,9 +9,24 @@ use zebu::storage::{Iov, Queue};
 use super::{Flying, IDLE_ROUNDS, MOST_IN_FLIGHT, Run, Session, TURNS, Verdict};
 use crate::content::{self, Tag, ZERO};
 use crate::disk::SECTOR;
-use crate::model::{Model, Readings};
+use crate::model::{Model, Readings, Time};
 use crate::sched::{self, Driven, Polls};
 use crate::steps::{Fate, Kind, Opening, Request, Stop};
+
+impl Session {
+    /// A change began or ended at this time.
+    pub(super) fn note_change(&mut self, at: Time) {
+        self.changed = self.changed.max(Some(at));
+    }
+
+    /// A flush that began at this time has ended.
+    fn flushed(&mut self, began: Time) {
+        let is_changing = self.flying.iter().any(|f| f.kind.is_change());
+        if self.store_bitmaps && !is_changing {
+            self.changed = self.changed.filter(|at| *at > began);
+        }
+    }
+}
 
 impl Run<'_> {
     /// Opens the image for writing, after a repair if it asks for one.
@@ -23,6 +38,7 @@ impl Run<'_> {
         let options = OpenOptions::default()
             .write(true)
             .discard(Some(opening.discard))
+            .store_bitmaps(opening.store_bitmaps)
             .detect_zeroes(Some(opening.detect_zeroes))
             .l2_cache_size(opening.cache.map(|c| c.0))
             .l2_cache_entry_size(opening.cache.map(|c| c.1));
@@ -71,8 +87,13 @@ impl Run<'_> {
             readings: Readings::default(),
             polls: Polls::default(),
             write_through: opening.mode.is_write_through(),
+            store_bitmaps: opening.store_bitmaps,
+            changed: None,
         });
-        Ok(())
+        match opening.forget {
+            true => self.forget_bitmaps(),
+            false => Ok(()),
+        }
     }
 
     /// The session. Opens the image if there is none.
@@ -120,6 +141,11 @@ impl Run<'_> {
         };
         if let Some(tag) = tag {
             session.readings.see(range.clone(), tag);
+            session.note_change(match request.fate {
+                // It may go on after its end.
+                Fate::Drop(_) | Fate::StallDrop(_) => Time::MAX,
+                Fate::Run | Fate::Stall(_) => began,
+            });
         }
         let reading = match request.kind {
             Kind::Read => session.readings.begin(&self.model, range.clone()),
@@ -299,6 +325,9 @@ impl Run<'_> {
             }
             Kind::Flush => {
                 if done {
+                    if let Some(session) = &mut self.session {
+                        session.flushed(began);
+                    }
                     self.models().for_each(|model| model.flushed(began));
                 }
             }
@@ -308,6 +337,9 @@ impl Run<'_> {
                     _ => ZERO,
                 };
                 let version = self.version;
+                if let Some(session) = &mut self.session {
+                    session.note_change(now);
+                }
                 for model in self.models() {
                     let clipped = range.start.min(model.sectors())..range.end.min(model.sectors());
                     // A discard may do nothing.
@@ -341,6 +373,7 @@ impl Run<'_> {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
+        self.interrupted |= session.changed.is_some();
         let queue = session.queues[0].clone();
         let device = Rc::into_inner(session.device).ok_or("hang: a request is not over")?;
         if let Stop::Cut(operations, cut) = stop {
@@ -357,7 +390,10 @@ impl Run<'_> {
             return self.after_cut();
         }
         match result {
-            Some(Ok(())) => self.models().for_each(Model::all_durable),
+            Some(Ok(())) => {
+                self.interrupted = false;
+                self.models().for_each(Model::all_durable);
+            }
             Some(Err(e)) => {
                 let hits = self.disk.hits();
                 if !self.damaged && !self.change_dropped && hits.writes + hits.flushes == 0 {
@@ -379,6 +415,7 @@ impl Run<'_> {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
+        self.interrupted |= session.changed.is_some();
         for flying in &session.flying {
             flying.driven.abandon();
         }
@@ -393,6 +430,7 @@ impl Run<'_> {
     /// Verifies the image after everything has stopped.
     pub(super) fn after_cut(&mut self) -> Verdict {
         if let Some(session) = self.session.take() {
+            self.interrupted |= session.changed.is_some();
             for flying in &session.flying {
                 flying.driven.abandon();
             }
@@ -402,6 +440,7 @@ impl Run<'_> {
         self.restarted = true;
         self.untidy = true;
         self.models().for_each(Model::crashed);
+        self.undo_marks();
         self.judge()
     }
 }

@@ -11,6 +11,7 @@ mod bzip2;
 mod compress;
 mod decompress;
 mod inflater;
+mod unpack;
 pub(crate) mod workers;
 
 use std::cell::RefCell;
@@ -18,6 +19,7 @@ use std::cell::RefCell;
 pub use compress::{Compressor, zlib_bound};
 pub use decompress::Decompressor;
 pub use inflater::{Inflater, Stream};
+pub use unpack::{StreamCompression, TOLD_BYTES, Unpack};
 
 thread_local! {
     static KEPT: RefCell<Decompressor> = RefCell::new(Decompressor::new());

@@ -17,13 +17,23 @@ pub(crate) async fn probe(queue: &Queue, file: &dyn Storage) -> Result<Format> {
     let head = storage::read_vec(file, queue, 0, PROBED_BYTES).await;
     let head =
         head.map_err(|e| Error::Io(e).during("Could not read image for determining its format"))?;
-    if let Some(format) = format_of(&head) {
-        return Ok(format);
+    let format = probe_head(&head)?;
+    match format == Format::RAW && is_dmg(file) {
+        true => Ok(Format::DMG),
+        false => Ok(format),
     }
-    match foreign_format(&head) {
-        None if is_dmg(file) => Ok(Format::DMG),
-        None => Ok(Format::RAW),
-        Some(other) => Err(Error::Refused(format!(
+}
+
+/// The format of an image that begins with `head`, which has [`PROBED_BYTES`] unless the image is
+/// shorter.
+pub(crate) fn probe_head(head: &[u8]) -> Result<Format> {
+    let mut padded = [0; PROBED_BYTES];
+    let length = head.len().min(PROBED_BYTES);
+    padded[..length].copy_from_slice(&head[..length]);
+    match (format_of(&padded), foreign_format(&padded)) {
+        (Some(format), _) => Ok(format),
+        (None, None) => Ok(Format::RAW),
+        (None, Some(other)) => Err(Error::Refused(format!(
             "Driver '{other}' is not supported by zebu (format 'raw' takes the file as it is)"
         ))),
     }

@@ -34,7 +34,7 @@ mod sync;
 mod table;
 mod vdi;
 mod vhdx;
-mod vmdk;
+pub(crate) mod vmdk;
 mod vpc;
 mod wait;
 
@@ -54,7 +54,7 @@ pub(crate) use create::{
 pub use create::{CreateValue, CreateValues, ImagePlan, NewImage, PlanImage, PlanRequest};
 pub use extent::{CompressedData, Extent, Mapping, StorageId};
 pub use format::{CreateOption, Driver, Format, OptionKind};
-pub(crate) use guess::probe;
+pub(crate) use guess::{probe, probe_head};
 use inflate::inflate;
 pub use limits::Limits;
 pub(crate) use limits::{LOOKUP_WORK, check_limit};

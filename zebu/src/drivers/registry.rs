@@ -25,6 +25,8 @@ impl Format {
     pub const RAW: Format = Format::of(&raw::DRIVER);
     /// The disk images of macOS.
     pub(super) const DMG: Format = Format::of(&dmg::DRIVER);
+    /// The disk images of VMware.
+    pub(crate) const VMDK: Format = Format::of(&vmdk::DRIVER);
     /// qcow2, versions 2 and 3.
     pub const QCOW2: Format = Format::of(&qcow2::DRIVER);
 

@@ -186,7 +186,7 @@ fn metadata_bytes(size: u64, target: &Qcow2Target) -> Result<u64> {
 
 /// Clusters of refcount blocks and table for `clusters` other clusters, which
 /// have refcounts themselves.
-fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
+pub(super) fn refcount_clusters(clusters: u64, target: &Qcow2Target) -> u64 {
     let cluster_size = 1u64 << target.cluster_bits;
     let per_block = (cluster_size * 8) >> target.refcount_order;
     let mut own = 0;

@@ -7,7 +7,7 @@
 //! `()`, or a [`ControlFlow`](std::ops::ControlFlow): if it breaks before all is done, the job
 //! ends with the error `ECANCELED`.
 //!
-//! Jobs that use all cores block: [`convert`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
+//! Jobs that use all cores block: [`convert`], [`convert_stream`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
 //! does [`amend`]. The others are futures of a queue: [`check`], [`repair`], [`create_qcow2`],
 //! [`create_raw`], [`create_image`], [`measure`]. Dropping such a future cancels the job, too.
 //!
@@ -26,12 +26,14 @@
 //! | amend | consistent, with some of the changes |
 
 mod amend;
+mod channel;
 mod check;
 mod commit;
 mod compare;
 mod convert;
 mod copy;
 mod create;
+mod export;
 mod incomplete;
 mod join_set;
 mod measure;
@@ -40,6 +42,7 @@ mod progress;
 mod rate_limiter;
 mod rebase;
 mod sequencer;
+mod stream;
 mod target;
 mod transfer;
 mod workers;
@@ -55,11 +58,13 @@ pub use create::{
     CreateQcow2, NewBacking, NewDataFile, Preallocation, begin_image, create_image, create_qcow2,
     create_raw,
 };
+pub use export::{ExportFormat, convert_to_stream};
 pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use progress::{IntoControlFlow, Progress};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
+pub use stream::{ImageStream, Spill, StreamOptions, convert_stream};
 pub use target::Target;
 pub use transfer::TransferError;
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::export::OutStream;
 use crate::block::{BitmapInfo, Device, DirtyBits, Zeroing};
 use crate::codec::Compression;
 use crate::drivers::qcow2::Image;
@@ -24,6 +25,10 @@ pub enum Target {
     /// An image that is filled, and finished by the job ([`begin_image`](super::begin_image)). It
     /// reads as zeroes before.
     New(Box<dyn NewImage>),
+    /// An image that is written in order
+    /// ([`convert_to_stream`](super::convert_to_stream)).
+    #[doc(hidden)]
+    Stream(OutStream),
 }
 
 /// How an image stores compressed data.
@@ -51,7 +56,7 @@ impl Target {
     fn image(&self) -> Option<&AnyImage> {
         match self {
             Target::Image(device) => Some(&device.top().image),
-            Target::Raw(_) | Target::New(_) => None,
+            Target::Raw(_) | Target::New(_) | Target::Stream(_) => None,
         }
     }
 
@@ -62,13 +67,17 @@ impl Target {
             Target::Image(device) => device.top().image.cluster_size(),
             // What is stored as it is may be written in any parts.
             Target::New(image) => image.zlib_block(),
+            Target::Stream(stream) => Some(stream.cluster_size()),
         };
         size.unwrap_or(1)
     }
 
     /// The unit that must be zero as a whole to be left out, in bytes.
     pub(super) fn zero_unit(&self) -> u64 {
-        self.image().map_or(1, |image| image.zero_unit())
+        match self {
+            Target::Stream(stream) => stream.cluster_size(),
+            _ => self.image().map_or(1, |image| image.zero_unit()),
+        }
     }
 
     /// How it compresses, if it can.
@@ -80,6 +89,7 @@ impl Target {
                 .filter(|image| !image.header().has_data_file())
                 .map(|image| Packing::Shorter(image.compression())),
             Target::New(image) => image.zlib_block().map(|_| Packing::Zlib),
+            Target::Stream(stream) => stream.packing(),
         }
     }
 
@@ -90,6 +100,7 @@ impl Target {
             Target::Image(_) => self.qcow2().is_some(),
             // Compressed data may have any order, but that of the disk serves readers best.
             Target::New(image) => image.has_order() || image.zlib_block().is_some(),
+            Target::Stream(_) => true,
         }
     }
 
@@ -110,6 +121,7 @@ impl Target {
             Target::Raw(storage) => Ok(storage::write(&**storage, queue, offset, &iov).await?),
             Target::Image(device) => device.write(queue, offset, &iov).await,
             Target::New(image) => image.write(queue, offset, iov).await,
+            Target::Stream(stream) => stream.write(offset, &iov),
         }
     }
 
@@ -136,6 +148,8 @@ impl Target {
                 device.write_zeroes(queue, offset, length, zeroing).await
             }
             Target::New(image) => write_zeroes(&**image, queue, offset, length).await,
+            // What is not written is zero.
+            Target::Stream(_) => Ok(()),
         }
     }
 
@@ -150,7 +164,15 @@ impl Target {
         match self {
             Target::Image(device) => device.write_packed(queue, clusters, data).await,
             Target::New(image) => image.write_packed(queue, clusters, data).await,
+            Target::Stream(stream) => stream.write_packed(clusters, data),
             Target::Raw(_) => unreachable!("a raw target has no compressed clusters"),
+        }
+    }
+
+    /// Ends writes that wait for the reader of a stream.
+    pub(super) fn stop(&self) {
+        if let Target::Stream(stream) = self {
+            stream.stop();
         }
     }
 
@@ -182,6 +204,7 @@ impl Target {
             Target::Raw(storage) => Ok(storage::flush(&*storage, queue).await?),
             Target::Image(device) => device.close(queue).await,
             Target::New(image) => image.finish(queue).await,
+            Target::Stream(stream) => stream.finish(),
         }
     }
 }

@@ -13,13 +13,13 @@
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use zebu::block::{Device, FileSpec, OpenOptions, Zeroing};
+use zebu::block::{Device, FileSpec, OpenOptions, Policy, Zeroing};
 use zebu::internal::format::{Geometry, Header, L1Entry, RefcountTableEntry};
 use zebu::jobs::{
     self, CheckReport, CompareOptions, Comparison, CompressOptions, ConvertOptions, CreateQcow2,
-    RepairMode, Target,
+    ExportFormat, ImageStream, RepairMode, StreamOptions, Target,
 };
 use zebu::names::Source;
 use zebu::qcow2::{Snapshot, SnapshotName};
@@ -421,6 +421,75 @@ pub fn copies(queue: &Queue, bytes: &[u8]) {
         let options = CompareOptions::default().engine(EngineKind::Threads);
         let compared = jobs::compare(pair, &options, |_| {}).expect("both can be read");
         assert_eq!(compared, Comparison::Identical);
+    }
+}
+
+/// Converts an image from a stream and to streams. What a stream gives is what reading the image
+/// gives. A stream may be refused that a file is not: if a cluster has two uses, or is cut off.
+pub fn streams(queue: &Queue, bytes: &[u8]) -> bool {
+    let source = || open_to_read(queue, bytes);
+    let Some(device) = source().filter(|d| d.size() <= COPIED) else {
+        return false;
+    };
+    let mut whole = vec![0; device.size() as usize];
+    let is_readable = device.read_blocking(queue, 0, &mut whole).is_ok();
+    drop(device);
+    let options = ConvertOptions::default()
+        .workers(Some(1))
+        .engine(EngineKind::Threads)
+        .zero_from(Some(0));
+    let from_stream = |bytes: &[u8]| {
+        let reader = Box::new(io::Cursor::new(bytes.to_vec()));
+        let stream = ImageStream::open(queue, reader, None, &Policy::Nothing).ok()?;
+        let raw = Arc::new(Memory::new(vec![0; whole.len()]));
+        let target = Target::Raw(raw.clone());
+        let how = StreamOptions::default();
+        let converted = jobs::convert_stream(stream, target, how, &options, |_| {});
+        converted.is_ok().then(|| raw.to_vec())
+    };
+    let got = from_stream(bytes);
+    if let Some(got) = &got {
+        assert!(
+            is_readable && *got == whole,
+            "the disk of the stream differs"
+        );
+    }
+    let mut rng = rng_of(bytes);
+    let image = CreateQcow2::default().cluster_bits(9 + rng.below(8) as u32);
+    let format = ExportFormat::Qcow2 {
+        image: Box::new(image),
+        scan: rng.one_in(2),
+    };
+    let compress = rng.one_in(2).then(CompressOptions::default);
+    let written = Written::default();
+    let sources = vec![source().expect("it opened before")];
+    let how = options.clone().compress(compress);
+    let writer = Box::new(written.clone());
+    let exported = jobs::convert_to_stream(sources, writer, &format, &how, |_| {});
+    if !is_readable {
+        assert!(exported.is_err(), "what cannot be read is written");
+        return got.is_some();
+    }
+    let written = written.0.lock().expect("no panic").clone();
+    assert_eq!(exported.expect("it can be read"), written.len() as u64);
+    assert!(is_sound(queue, &written), "the written stream is not sound");
+    let again = from_stream(&written).expect("its own stream is read");
+    assert!(again == whole, "the written stream differs");
+    got.is_some()
+}
+
+/// What is written to a stream.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

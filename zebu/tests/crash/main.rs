@@ -191,7 +191,7 @@ fn at_any_moment() {
         more: 16,
         qemu: 200,
     };
-    verify_all(2000, effort);
+    verify_all(1200, effort);
 }
 
 #[test]

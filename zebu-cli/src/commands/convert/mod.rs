@@ -1,17 +1,21 @@
 //! `convert`: the content of images to a new image.
 
 mod bitmaps;
+mod export;
+mod stream;
 mod target;
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use clap::Parser;
 use zebu::block::Device;
 use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
 use zebu::qcow2::SnapshotName;
-use zebu::storage::Queue;
+use zebu::storage::{Queue, Storage};
 
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
@@ -105,13 +109,20 @@ struct Arguments {
     /// Replace what cannot be read by zeroes, and go on
     #[arg(long)]
     salvage: bool,
+    /// Folder for a temporary file with parts of a source that is a stream, which come before it is
+    /// known where they belong
+    #[arg(long, value_name = "DIR")]
+    spill: Option<PathBuf>,
+    /// Bytes of that file at most (default 64G)
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    spill_size: Option<String>,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
     /// Print errors only
     #[arg(short, long)]
     quiet: bool,
-    /// The sources, then the target
+    /// The sources, then the target; `-` is standard input, or output
     #[arg(value_name = "FILENAME")]
     names: Vec<OsString>,
 }
@@ -139,33 +150,57 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         let target = arguments.names.last().map(OsString::as_os_str);
         return output::report(&option_help(format, target));
     }
-    let mut options = job_options(&arguments)?;
-    let (sources, target) = match arguments.names.split_last() {
-        Some((target, sources)) if !sources.is_empty() => (sources, target),
-        _ => return Err(Failure::new("Must specify image file name")),
-    };
+    let options = job_options(&arguments)?;
+    if arguments.names.len() < 2 {
+        return Err(Failure::new("Must specify image file name"));
+    }
     check_combinations(&arguments)?;
-    let queue = open::queue()?;
-    let mut progress = Progress::begun(arguments.progress && !arguments.quiet);
-    let outcome = open_sources(&queue, &arguments, sources).and_then(|sources| {
-        let sizes = sources.iter().map(Device::size);
-        progress.job(sizes.fold(0, u64::saturating_add));
-        if arguments.bitmaps {
-            options.bitmaps = bitmaps::of_source(invocation, &queue, &arguments, &sources)?;
-        }
-        let target = target::open(&queue, &arguments, target, &sources, &mut options)?;
-        convert(
-            invocation,
-            &queue,
-            &arguments,
-            sources,
-            target,
-            &options,
-            &mut progress,
-        )
-    });
+    let output = export::open(&arguments)?;
+    let shows = arguments.progress && !arguments.quiet;
+    let mut progress = match output {
+        None => Progress::begun(shows),
+        Some(_) => Progress::beside_data(shows),
+    };
+    let outcome = run_job(invocation, &arguments, options, output, &mut progress);
     progress.finish(outcome.is_ok());
     outcome
+}
+
+/// Converts files, or a stream. `output` is the stream that is written, if the target is one.
+fn run_job(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    mut options: ConvertOptions,
+    output: Option<File>,
+    progress: &mut Progress,
+) -> Outcome {
+    let queue = open::queue()?;
+    let (target, names) = arguments.names.split_last().expect("looked at");
+    let mut names = names.to_vec();
+    let _kept = match stream::open(&queue, arguments, &mut names, output.is_some())? {
+        stream::Opened::Files(kept) => kept,
+        stream::Opened::Stream(source) => {
+            return stream::convert(
+                &queue, arguments, *source, target, output, options, progress,
+            );
+        }
+    };
+    let sources = open_sources(&queue, arguments, &names)?;
+    let sizes = sources.iter().map(Device::size);
+    progress.job(sizes.fold(0, u64::saturating_add));
+    if let Some(output) = output {
+        return export::convert(
+            invocation, &queue, arguments, sources, output, &options, progress,
+        );
+    }
+    if arguments.bitmaps {
+        options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources)?;
+    }
+    let content = target::Content::of(&sources);
+    let target = target::open(&queue, arguments, target, &content, &mut options)?;
+    convert(
+        invocation, &queue, arguments, sources, target, &options, progress,
+    )
 }
 
 fn convert(
@@ -182,7 +217,18 @@ fn convert(
         true => None,
         false => target.qcow2_file(),
     };
-    let result = jobs::convert(sources, target, options, |event| match event {
+    let events = events(invocation, arguments, progress);
+    let result = jobs::convert(sources, target, options, events);
+    ended(queue, arguments, file.as_deref(), result)
+}
+
+/// What is done with the events of a job.
+fn events(
+    invocation: &Invocation,
+    arguments: &Arguments,
+    progress: &mut Progress,
+) -> impl FnMut(ConvertEvent) -> ControlFlow<()> {
+    move |event| match event {
         ConvertEvent::Progress(now) => progress.set(now.done),
         ConvertEvent::Unreadable { offset, errno } if !arguments.quiet => {
             let error = std::io::Error::from_raw_os_error(errno);
@@ -193,7 +239,16 @@ fn convert(
             ControlFlow::Continue(())
         }
         ConvertEvent::Unreadable { .. } => ControlFlow::Continue(()),
-    });
+    }
+}
+
+/// The outcome of a job that writes to `file`, unless the target is another one or was there.
+fn ended(
+    queue: &Queue,
+    arguments: &Arguments,
+    file: Option<&dyn Storage>,
+    result: Result<(), ConvertError>,
+) -> Outcome {
     let error = match result {
         Ok(()) => return Ok(0),
         // Nothing was written yet.
@@ -206,12 +261,18 @@ fn convert(
         .names
         .last()
         .map_or(OsStr::new(""), OsString::as_os_str);
-    let state = incomplete(queue, name, file.as_deref());
+    let state = incomplete(queue, name, file);
+    let is_cancelled = match &error {
+        ConvertError::Engine(_) => true,
+        // A write that waited for the reader of a stream.
+        ConvertError::Write { source, .. } => source.errno() == libc::ECANCELED,
+        _ => false,
+    };
+    if is_cancelled && let Some(failure) = interrupted(&state) {
+        return Err(failure);
+    }
     let why = match &error {
-        ConvertError::Engine(e) => match interrupted(&state) {
-            Some(failure) => return Err(failure),
-            None => zebu::strerror(e).to_string(),
-        },
+        ConvertError::Engine(e) => zebu::strerror(e).to_string(),
         other => other.to_string(),
     };
     Err(Failure::new(format!("{why}; {state}")))
@@ -294,6 +355,10 @@ fn check_combinations(arguments: &Arguments) -> Result<(), Failure> {
         (
             arguments.target_is_zero && arguments.backing.is_some(),
             "Cannot use --target-is-zero when the destination image has a backing file",
+        ),
+        (
+            arguments.spill_size.is_some() && arguments.spill.is_none(),
+            "--spill-size requires --spill",
         ),
         (
             arguments.level.is_some() && !arguments.compress,

@@ -19,23 +19,58 @@ use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
 use crate::{objects, open, same_file, untrusted};
 
+/// What a target gets.
+pub struct Content<'a> {
+    /// What is read.
+    sources: &'a [Device],
+    /// Bytes of the disk. None if they are more than 2^64.
+    size: Option<u64>,
+    /// The size is only known at the end.
+    is_open: bool,
+}
+
+impl<'a> Content<'a> {
+    /// The content of these images, one after the other.
+    pub fn of(sources: &'a [Device]) -> Self {
+        let mut sizes = sources.iter().map(Device::size);
+        Content {
+            sources,
+            size: sizes.try_fold(0u64, |sum, size| sum.checked_add(size)),
+            is_open: false,
+        }
+    }
+
+    /// A disk of this size that is not an open image, over `backing`. None: the size is known at the
+    /// end.
+    pub fn stream(size: Option<u64>, backing: &'a [Device]) -> Self {
+        Content {
+            sources: backing,
+            size: Some(size.unwrap_or(0)),
+            is_open: size.is_none(),
+        }
+    }
+}
+
 /// Creates the target unless it must exist, and opens it. Sets what is known of its content in
 /// `options`.
 pub fn open(
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
-    sources: &[Device],
+    content: &Content<'_>,
     options: &mut ConvertOptions,
 ) -> Result<Target, Failure> {
+    let sources = content.sources;
     let wanted = Wanted {
         queue,
         arguments,
         name,
         sources,
-        total: total(arguments, name, sources)?,
-        // Writes are aligned if all sources are.
-        aligned: sources.iter().all(|s| s.size().is_multiple_of(4096)),
+        total: total(arguments, name, content)?,
+        // Writes are aligned if the disk is, and each source.
+        aligned: content.is_open
+            || content.size.is_some_and(|size| size % 4096 == 0)
+                && sources.iter().all(|s| s.size().is_multiple_of(4096)),
         concatenated: sources.len() > 1,
         cache: match &arguments.target_cache {
             None => None,
@@ -48,14 +83,34 @@ pub fn open(
     }
 }
 
-fn total(arguments: &Arguments, name: &OsStr, sources: &[Device]) -> Result<u64, Failure> {
-    let mut sizes = sources.iter().map(Device::size);
-    sizes
-        .try_fold(0u64, |sum, size| sum.checked_add(size))
-        .ok_or_else(|| {
-            let why = ConvertError::TooLarge.to_string();
-            creation_failure(name, arguments.target_format(), &why)
-        })
+fn total(arguments: &Arguments, name: &OsStr, content: &Content<'_>) -> Result<u64, Failure> {
+    if content.is_open && arguments.target_format() == Format::QCOW2.name() {
+        return Ok(open_qcow2_size(arguments));
+    }
+    content.size.ok_or_else(|| {
+        let why = ConvertError::TooLarge.to_string();
+        creation_failure(name, arguments.target_format(), &why)
+    })
+}
+
+/// The size of a new qcow2 image that gets its own size at the end: what an L1 table of one cluster,
+/// or of 64 KiB, maps.
+fn open_qcow2_size(arguments: &Arguments) -> u64 {
+    if arguments.no_create {
+        return 0;
+    }
+    let create = CreateOptions::parse(Format::QCOW2, &arguments.options).unwrap_or_default();
+    let cluster = create.size("cluster_size").unwrap_or(65536);
+    let entry = match create.is_on("extended_l2") {
+        true => 16,
+        false => 8,
+    };
+    let tables = cluster.max(65536) / 8;
+    let most = 1 << 60;
+    tables
+        .saturating_mul(cluster / entry)
+        .saturating_mul(cluster)
+        .min(most)
 }
 
 fn creation_failure(name: &OsStr, format: &str, why: &str) -> Failure {

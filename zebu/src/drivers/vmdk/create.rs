@@ -10,8 +10,8 @@ use super::header::{MAX_SIZE, SECTOR};
 use super::new_extent::{DESCRIPTOR, DESCRIPTOR_SECTORS, GRAIN_BYTES, Kind, NewExtent};
 use super::open::{MAX_DESCRIPTOR, MAX_EXTENTS};
 use crate::drivers::{
-    BoxFuture, CreateOption, ImagePlan, NewImage, OptionKind, PlanRequest, check_inside,
-    make_valid, random_uuid, too_large,
+    BoxFuture, CreateOption, CreateValue, CreateValues, ImagePlan, NewImage, OptionKind,
+    PlanRequest, check_inside, make_valid, random_uuid, too_large,
 };
 use crate::format::printable;
 use crate::storage::{self, Iov, Queue, Storage};
@@ -149,6 +149,29 @@ fn named<T: Copy>(
 }
 
 pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
+    planned(request).map(|plan| Box::new(plan) as Box<dyn ImagePlan>)
+}
+
+/// The size in bytes and the descriptor of a streamOptimized image.
+pub(super) fn one_file_descriptor(
+    path: &Path,
+    size: u64,
+    options: &CreateValues,
+) -> Result<(u64, String)> {
+    let stream = SUBFORMATS[4].name;
+    let options = &options
+        .clone()
+        .with("subformat", CreateValue::Text(stream.into()));
+    let plan = planned(&PlanRequest {
+        path,
+        size,
+        options,
+        backing_id: None,
+    })?;
+    Ok((plan.size, plan.descriptor))
+}
+
+fn planned(request: &PlanRequest<'_>) -> Result<Plan> {
     let options = request.options;
     if options
         .text("backing_fmt")
@@ -204,13 +227,13 @@ pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
     if descriptor.len() as u64 > most {
         return Err(too_large("The descriptor is too long"));
     }
-    Ok(Box::new(Plan {
+    Ok(Plan {
         size,
         subformat,
         zeroed_grain,
         extents,
         descriptor,
-    }))
+    })
 }
 
 /// The extents of a new image. Files besides that of the image are named as by QEMU.

@@ -4,6 +4,8 @@
 //! `KDMV` and `COWD` are those of VMware's "Virtual Disk Format", version 5.0. seSparse has no
 //! official description; it is read as QEMU reads it.
 
+use std::ops::Range;
+
 use crate::{Error, Result};
 
 /// Bytes of a sector.
@@ -152,6 +154,7 @@ pub struct HostedHeader {
     capacity: u64,
     grain: u64,
     descriptor: u64,
+    descriptor_len: u64,
     table_len: u32,
     directory: u64,
     overhead: u64,
@@ -167,6 +170,7 @@ impl HostedHeader {
             capacity: u64_at(bytes, 12),
             grain: u64_at(bytes, 20),
             descriptor: u64_at(bytes, 28),
+            descriptor_len: u64_at(bytes, 36),
             table_len: u32_at(bytes, 44),
             directory: u64_at(bytes, 56),
             overhead: u64_at(bytes, 64),
@@ -197,6 +201,33 @@ impl HostedHeader {
     pub fn descriptor_instead(&self) -> Option<u64> {
         let instead = self.capacity == 0 && self.descriptor != 0;
         instead.then(|| self.descriptor.saturating_mul(SECTOR))
+    }
+
+    /// Where the embedded descriptor is, in bytes; None: there is none.
+    pub fn embedded_descriptor(&self) -> Option<Range<u64>> {
+        let start = self.descriptor.saturating_mul(SECTOR);
+        let length = self.descriptor_len.saturating_mul(SECTOR);
+        (start != 0).then(|| start..start.saturating_add(length))
+    }
+
+    /// The sector at which grains begin, or markers.
+    pub fn overhead(&self) -> u64 {
+        self.overhead
+    }
+
+    /// The first sector of the grain directory.
+    pub fn directory(&self) -> u64 {
+        self.directory
+    }
+
+    /// Whether another header of the same extent is equal to this one but for where the grain
+    /// directory is.
+    pub fn is_same_extent(&self, other: &Self) -> bool {
+        let plain = |header: &Self| HostedHeader {
+            directory: 0,
+            ..*header
+        };
+        plain(self) == plain(other)
     }
 
     /// Whether the footer takes the place of this header.

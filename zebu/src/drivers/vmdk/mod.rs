@@ -7,11 +7,12 @@
 
 mod check;
 mod create;
-mod descriptor;
-mod header;
+pub(crate) mod descriptor;
+pub(crate) mod header;
 mod new_extent;
 mod open;
 mod sparse;
+pub(crate) mod stream;
 
 use std::sync::Arc;
 

@@ -14,13 +14,15 @@ const GRAIN: u64 = 128;
 /// Bytes of a grain.
 pub const GRAIN_BYTES: u64 = GRAIN * SECTOR;
 /// Entries of a grain table.
-const TABLE: u64 = 512;
+pub const TABLE: u64 = 512;
 /// Sectors of a grain table.
 const TABLE_SECTORS: u64 = TABLE * 4 / SECTOR;
 /// The first sector of the descriptor in a sparse file.
 pub const DESCRIPTOR: u64 = 1;
 /// Sectors that are kept for it.
 pub const DESCRIPTOR_SECTORS: u64 = 20;
+/// The version of a stream.
+const STREAM_VERSION: u32 = 3;
 /// Bytes of the longest sparse file: sectors are numbered in 32 bits.
 const MAX_FILE: u64 = SECTOR << 32;
 /// Entries of tables that are written at a time: 1 MiB.
@@ -136,7 +138,8 @@ impl NewExtent {
     }
 }
 
-fn too_long() -> Error {
+/// The error of a file that would be too long.
+pub fn too_long() -> Error {
     Error::Refused("The file would become too long for a VMDK".into())
 }
 
@@ -202,7 +205,7 @@ impl StreamGrains {
 /// Where the tables of a sparse extent are, in sectors. There are two directories with tables of
 /// their own, and all tables have their places from the start, as in QEMU's images.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+pub struct Layout {
     /// Sectors of the disk.
     sectors: u64,
     zeroed_grain: bool,
@@ -229,6 +232,27 @@ impl Layout {
             directory,
             grains: (directory + length).next_multiple_of(GRAIN),
         }
+    }
+
+    /// Of a stream whose tables follow the grains, which begin at a sector.
+    pub fn in_order(sectors: u64, grains: u64) -> Self {
+        Layout {
+            redundant: 0,
+            directory: 0,
+            grains,
+            ..Self::new(sectors, false, true)
+        }
+    }
+
+    /// Grain tables.
+    pub fn table_count(&self) -> u64 {
+        self.tables
+    }
+
+    /// The header of a stream, whose grain directory is at a sector.
+    pub fn stream_header(&self, directory: u64) -> [u8; SECTOR as usize] {
+        let at_directory = Layout { directory, ..*self };
+        at_directory.header(STREAM_VERSION)
     }
 
     /// Sectors of a directory.
@@ -288,7 +312,7 @@ impl Layout {
             at += piece.len() as u64;
         }
         let version = match (self.is_stream, self.zeroed_grain) {
-            (true, _) => 3,
+            (true, _) => STREAM_VERSION,
             (false, true) => 2,
             (false, false) => 1,
         };
@@ -302,7 +326,10 @@ impl Layout {
         const REDUNDANT: u32 = 1 << 1;
         // Grains are compressed, and have markers.
         const STREAM: u32 = 1 << 16 | MARKERS;
-        let mut flags = LINE_ENDS | REDUNDANT;
+        let mut flags = LINE_ENDS;
+        if self.redundant != 0 {
+            flags |= REDUNDANT;
+        }
         if self.zeroed_grain {
             flags |= ZERO_GRAINS;
         }

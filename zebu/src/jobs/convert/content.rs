@@ -10,7 +10,7 @@ use crate::storage::Queue;
 
 /// What is to be done with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(in crate::jobs) enum Content {
     /// It is copied.
     Data,
     /// The source reads as zeroes.
@@ -21,7 +21,7 @@ pub(super) enum Content {
 
 /// A range of the target of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(in crate::jobs) struct Part {
     pub range: Range<u64>,
     pub content: Content,
 }
@@ -97,14 +97,14 @@ impl Job {
                     _ => match device.status(queue, offset, limit).await {
                         Ok(status) => (status.length, self.content(at, &status)),
                         // The read finds out which sectors fail.
-                        Err(_) if self.options.salvage => (limit, Content::Data),
+                        Err(_) if self.output.options.salvage => (limit, Content::Data),
                         Err(e) => return Err(piece.read_error(e)),
                     },
                 };
-                if let Some(from) = self.options.zero_from.filter(|from| *from > at) {
+                if let Some(from) = self.output.options.zero_from.filter(|from| *from > at) {
                     length = length.min(from - at);
                 }
-                if self.is_left(at, content) {
+                if self.output.is_left(at, content) {
                     let end = (at + length) / self.chunk * self.chunk;
                     self.progress.cursor().skip(chunk.end, end);
                 }
@@ -113,11 +113,16 @@ impl Job {
                 at = end;
             }
         }
-        let unit = match self.options.compress {
-            Some(_) => self.target.cluster_size(),
-            None => self.target.zero_unit(),
+        let unit = match self.output.options.compress {
+            Some(_) => self.output.target.cluster_size(),
+            None => self.output.target.zero_unit(),
         };
-        Ok(fit(parts, chunk, unit, self.options.compress.is_some()))
+        Ok(fit(
+            parts,
+            chunk,
+            unit,
+            self.output.options.compress.is_some(),
+        ))
     }
 
     /// Whether the target leaves `at` to its backing file since it is not dirty, and the end of the
@@ -133,30 +138,18 @@ impl Job {
     }
 
     fn content(&self, at: u64, status: &Status) -> Content {
-        let above_backing = self.options.above_backing;
-        let past_backing = self.options.zero_from.is_some_and(|from| at >= from);
+        let above_backing = self.output.options.above_backing;
+        let past_backing = self.output.options.zero_from.is_some_and(|from| at >= from);
         match status.zero {
             _ if above_backing && status.depth > 0 => Content::Backing,
             true if above_backing && past_backing => Content::Backing,
             // The whole image is to be allocated, with data.
-            true if self.options.sparse == 0 && self.target.has_order() => Content::Data,
+            true if self.output.options.sparse == 0 && self.output.target.has_order() => {
+                Content::Data
+            }
             true => Content::Zero,
             false => Content::Data,
         }
-    }
-
-    /// Whether a range that starts at `at` needs no work.
-    pub(super) fn is_left(&self, at: u64, content: Content) -> bool {
-        match content {
-            Content::Data => false,
-            Content::Zero => self.is_zero_already(at),
-            Content::Backing => true,
-        }
-    }
-
-    /// Whether the target already reads as zeroes from `at` on, and may keep them unallocated.
-    pub(super) fn is_zero_already(&self, at: u64) -> bool {
-        self.options.sparse > 0 && self.options.zero_from.is_some_and(|from| at >= from)
     }
 }
 

@@ -7,17 +7,18 @@
 
 mod content;
 mod offload;
+mod output;
 mod pack;
 mod work;
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+pub(super) use content::{Content, Part};
+pub(super) use output::Output;
 use work::Job;
 
 use super::progress::{Chunks, IntoControlFlow, Progress};
 use super::rate_limiter::RateLimiter;
-use super::sequencer::Sequencer;
 use super::target::{Packing, Target};
 use super::workers;
 use crate::block::{BitmapInfo, Device, DirtyBits};
@@ -135,6 +136,14 @@ pub enum ConvertError {
         /// Why.
         source: Error,
     },
+    /// The stream could not be read, or is not what it should be.
+    #[error("error while reading at byte {offset} of the stream: {source}")]
+    Stream {
+        /// How much of the stream was read, in bytes after decompression.
+        offset: u64,
+        /// Why.
+        source: Error,
+    },
     /// The sources have more than 2^64 bytes together.
     #[error("the images are too large together")]
     TooLarge,
@@ -151,7 +160,10 @@ impl ConvertError {
     fn offset(&self) -> u64 {
         match self {
             ConvertError::Read { offset, .. } | ConvertError::Write { offset, .. } => *offset,
-            ConvertError::TooLarge | ConvertError::NotCompressible | ConvertError::Engine(_) => 0,
+            ConvertError::Stream { .. }
+            | ConvertError::TooLarge
+            | ConvertError::NotCompressible
+            | ConvertError::Engine(_) => 0,
         }
     }
 }
@@ -168,6 +180,16 @@ impl ConvertError {
 /// content is unspecified then. Or if the options do not fit the sources and the target.
 pub fn convert<G: IntoControlFlow>(
     sources: Vec<Device>,
+    target: Target,
+    options: &ConvertOptions,
+    on_progress: impl FnMut(ConvertEvent) -> G,
+) -> Result<(), ConvertError> {
+    convert_shared(&Arc::new(sources), target, options, on_progress)
+}
+
+/// [`convert`] of sources that are used once more.
+pub(super) fn convert_shared<G: IntoControlFlow>(
+    sources: &Arc<Vec<Device>>,
     target: Target,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
@@ -200,28 +222,30 @@ pub fn convert<G: IntoControlFlow>(
             whole.merge(only);
             whole
         }),
-        sources,
-        target,
+        sources: sources.clone(),
         progress: Chunks::new(total),
         rate_limiter: RateLimiter::new(options.rate),
-        sequencer: Sequencer::default(),
-        has_written: AtomicBool::new(false),
         unreadable: Mutex::new(Vec::new()),
         offload: options.copy_range.into(),
-        options,
+        output: Output::new(target, options),
     });
     let ran = workers::run(&job, engine, workers, || {
         for (offset, errno) in std::mem::take(&mut *lock(&job.unreadable)) {
             on_progress(ConvertEvent::Unreadable { offset, errno }).into_control_flow()?;
         }
-        on_progress(ConvertEvent::Progress(job.progress.cursor().progress())).into_control_flow()
+        let progress = job.progress.cursor().progress();
+        let flow = on_progress(ConvertEvent::Progress(progress)).into_control_flow();
+        if flow.is_break() {
+            job.output.target.stop();
+        }
+        flow
     });
     let ended = job.progress.result();
     let ended = ended.and(ran.map_err(ConvertError::Engine));
     let job = Arc::into_inner(job).expect("all workers have ended");
-    match job.target {
+    match job.output.target {
         // It was not filled, so it is never finished.
-        Target::New(_) if ended.is_err() => ended,
+        Target::New(_) | Target::Stream(_) if ended.is_err() => ended,
         target => {
             let bitmaps = match &ended {
                 Ok(()) => &bitmaps[..],

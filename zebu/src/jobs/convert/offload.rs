@@ -15,7 +15,7 @@ impl Job {
     /// Copies those of `parts` that the kernel can copy, and removes them. The others are
     /// read and written; after the first refusal by the kernel, all of them.
     pub(super) async fn offload(&self, queue: &Queue, parts: &mut Vec<Part>) {
-        let Target::Raw(target) = &self.target else {
+        let Target::Raw(target) = &self.output.target else {
             return;
         };
         let Some(target) = target.host_file().map(AsFd::as_fd) else {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::content::{Content, Part};
-use super::work::{Job, Operations};
+use super::output::{Operations, Output};
 use super::{CompressOptions, ConvertError, Packing};
 use crate::Error;
 use crate::codec::{CodecError, Compressor, zlib_bound};
@@ -51,7 +51,7 @@ impl Packing {
     }
 }
 
-impl Job {
+impl Output {
     /// Compresses the data of a chunk, which are in `buffer`.
     pub(super) fn pack(
         &self,

@@ -181,7 +181,7 @@ impl CreateQcow2 {
     }
 
     /// The header without its tables.
-    fn header(&self) -> Result<Header> {
+    pub(super) fn header(&self) -> Result<Header> {
         let size = match self.size.checked_next_multiple_of(512) {
             Some(size) if size <= i64::MAX as u64 => size,
             _ => return refuse("Could not resize image: Image size cannot be negative"),

@@ -120,7 +120,7 @@ pub(crate) fn is_simulated() -> bool {
 }
 
 /// The engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
     /// A pool of threads that make blocking system calls.
@@ -128,8 +128,14 @@ pub enum EngineKind {
     /// Linux native AIO (`io_submit(2)`); asynchronous only with `O_DIRECT`.
     Native,
     /// io_uring.
-    #[default]
     IoUring,
+}
+
+impl Default for EngineKind {
+    /// [`EngineKind::best`].
+    fn default() -> Self {
+        EngineKind::best()
+    }
 }
 
 impl EngineKind {

@@ -1,6 +1,6 @@
 //! The directory on the disk: reading it, and changing entries in place.
 
-use super::Directory;
+use super::{Bitmaps, Directory};
 use crate::Result;
 use crate::broken::{Rule, is_broken};
 use crate::drivers::qcow2::Image;
@@ -43,26 +43,33 @@ impl Image {
         })
     }
 
-    /// Sets the flag `in_use` of entries, on the disk durably and then in `directory`. On the disk
+    /// Sets the flag `in_use` of entries, on the disk durably and then in memory. On the disk
     /// nothing else of them changes: after a store that failed they may be as it has left them.
+    ///
+    /// After an error the disk may have some of the flags. Bitmaps in memory count as marked then: the
+    /// next change sets the flag again, and the next store clears it.
     pub(super) async fn set_in_use(
         &self,
         queue: &Queue,
-        directory: &mut Directory,
+        bitmaps: &Bitmaps,
         indexes: &[usize],
     ) -> Result<()> {
         let flags = |entry: &BitmapEntry| entry.flags | BITMAP_IN_USE;
         let durable = !is_broken(Rule::InUseBeforeChange);
-        self.write_entries(queue, directory, FLAGS, durable, |index, entry| {
+        let directory = bitmaps.directory().clone();
+        let written = self.write_entries(queue, &directory, FLAGS, durable, |index, entry| {
             let is_wanted = indexes.contains(&index);
             is_wanted.then(|| flags(entry).to_be_bytes())
-        })
-        .await?;
+        });
+        let written = written.await;
+        let mut directory = bitmaps.directory();
         for index in indexes {
-            let entry = &mut directory.entries[*index];
-            entry.flags = flags(entry);
+            if written.is_ok() || bitmaps.loaded(*index).is_some() {
+                let entry = &mut directory.entries[*index];
+                entry.flags = flags(entry);
+            }
         }
-        Ok(())
+        written
     }
 
     /// Writes table size and flags of entries, durably. (They share eight bytes at an offset that is

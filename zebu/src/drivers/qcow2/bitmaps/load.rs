@@ -109,15 +109,14 @@ impl Image {
             }
             bitmaps => bitmaps?,
         };
-        let mut directory = bitmaps.directory().clone();
         // Also those that should be marked already: a store that failed may have cleared the flag.
         let changing = |(index, entry): &(usize, &BitmapEntry)| {
             entry.auto() && (!entry.in_use() || bitmaps.loaded(*index).is_some())
         };
+        let directory = bitmaps.directory().clone();
         let entries = directory.entries.iter().enumerate().filter(changing);
         let indexes: Vec<usize> = entries.map(|(index, _)| index).collect();
-        self.set_in_use(queue, &mut directory, &indexes).await?;
-        *bitmaps.directory() = directory;
+        self.set_in_use(queue, bitmaps, &indexes).await?;
         Ok(true)
     }
 

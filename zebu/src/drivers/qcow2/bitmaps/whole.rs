@@ -165,10 +165,11 @@ impl Image {
     }
 
     async fn mark_in_use(&mut self, queue: &Queue, indexes: &[usize]) -> Result<()> {
-        let mut directory = self.bitmaps_mut()?.directory().clone();
-        self.set_in_use(queue, &mut directory, indexes).await?;
-        *self.bitmaps_mut()?.directory() = directory;
-        Ok(())
+        self.bitmaps_mut()?;
+        match self.writer()?.bitmaps.get() {
+            Some(bitmaps) => self.set_in_use(queue, bitmaps, indexes).await,
+            None => Ok(()),
+        }
     }
 
     /// Loads all consistent bitmaps and marks them as in use, before the size of the disk changes:

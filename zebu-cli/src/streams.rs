@@ -1,0 +1,123 @@
+//! Names that are streams: `-`, and pipes and sockets by name.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+
+use zebu::names::protocol;
+
+use crate::file_name::after_file;
+
+/// Standard input or output.
+pub const STANDARD: &str = "-";
+
+/// What a source is.
+pub enum Input {
+    /// It is read once, in order.
+    Stream(File),
+    /// A file of this name.
+    File(OsString),
+}
+
+/// What the name of a source means.
+///
+/// # Errors
+/// If it cannot be opened.
+pub fn input(name: &OsStr) -> io::Result<Input> {
+    let file = match descriptor(name, 0) {
+        Some(number) => duplicate(number)?,
+        None if is_stream(name) => File::open(path(name))?,
+        None => return Ok(Input::File(name.to_owned())),
+    };
+    let kind = file.metadata()?.file_type();
+    let is_at_start = kind.is_block_device() || kind.is_file() && (&file).stream_position()? == 0;
+    match is_at_start {
+        true => Ok(Input::File(real_name(name, 0))),
+        // Otherwise what precedes is not part of it.
+        false => Ok(Input::Stream(file)),
+    }
+}
+
+/// The stream that is written, if the name of a target is one.
+///
+/// # Errors
+/// If it cannot be opened.
+pub fn output(name: &OsStr) -> io::Result<Option<File>> {
+    match descriptor(name, 1) {
+        Some(number) => {
+            let file = duplicate(number)?;
+            let is_file = file.metadata()?.file_type().is_file();
+            // `/dev/stdout` that is a file is that file, but `-` is written in order.
+            Ok((name == STANDARD || !is_file).then_some(file))
+        }
+        None if is_stream(name) => OpenOptions::new().write(true).open(path(name)).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The open descriptor that a name means; `-` is `standard`.
+fn descriptor(name: &OsStr, standard: RawFd) -> Option<RawFd> {
+    if name == STANDARD {
+        return Some(standard);
+    }
+    match path(name).to_str()? {
+        "/dev/stdin" => Some(0),
+        "/dev/stdout" => Some(1),
+        "/dev/stderr" => Some(2),
+        path => {
+            let number = path
+                .strip_prefix("/dev/fd/")
+                .or_else(|| path.strip_prefix("/proc/self/fd/"))?;
+            number.parse().ok().filter(|number| *number >= 0)
+        }
+    }
+}
+
+fn path(name: &OsStr) -> &OsStr {
+    after_file(name).unwrap_or(name)
+}
+
+/// Whether a name is that of a pipe or a socket.
+fn is_stream(name: &OsStr) -> bool {
+    if after_file(name).is_none() && protocol(name).is_some() {
+        return false;
+    }
+    let kind = fs::metadata(path(name)).map(|metadata| metadata.file_type());
+    kind.is_ok_and(|kind| kind.is_fifo() || kind.is_socket())
+}
+
+/// The name of the open file behind a name, if it still has one.
+fn real_name(name: &OsStr, standard: RawFd) -> OsString {
+    let Some(number) = descriptor(name, standard) else {
+        return name.to_owned();
+    };
+    let link = format!("/proc/self/fd/{number}");
+    let same = |path: &fs::Metadata, file: &fs::Metadata| {
+        use std::os::unix::fs::MetadataExt;
+        (path.dev(), path.ino()) == (file.dev(), file.ino())
+    };
+    match (fs::read_link(&link), fs::metadata(&link)) {
+        (Ok(path), Ok(file)) if fs::metadata(&path).is_ok_and(|p| same(&p, &file)) => path.into(),
+        _ => link.into(),
+    }
+}
+
+/// Another descriptor of an open file.
+#[allow(unsafe_code)]
+fn duplicate(number: RawFd) -> io::Result<File> {
+    // SAFETY: fcntl(2) checks the descriptor, which nothing here closes.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, as just checked.
+    let open = unsafe { BorrowedFd::borrow_raw(number) };
+    open.try_clone_to_owned().map(File::from)
+}
+
+/// Lets a pipe have as much as the kernel allows anybody. Nothing depends on it.
+pub fn widen(pipe: &File) {
+    const BYTES: usize = 1 << 20;
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, BYTES);
+}

@@ -1,0 +1,146 @@
+//! Conversion to a stream: an image that is written in order, without a look back.
+//!
+//! A raw image is the disk from its start to its end. A qcow2 image has its tables before its data,
+//! so its layout must be known before: by the mapping of the sources, or, if clusters are to be
+//! compressed or zeroes to be found, by a first pass over the data. A streamOptimized VMDK has its
+//! tables after its data.
+
+mod pipe;
+mod qcow2;
+mod stream;
+mod vmdk;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use pipe::Pipe;
+pub use qcow2::Layout;
+use stream::Order;
+pub use stream::OutStream;
+
+use super::convert::{self, ConvertError, ConvertEvent, ConvertOptions};
+use super::create::CreateQcow2;
+use super::progress::{IntoControlFlow, Progress};
+use super::target::{Packing, Target};
+use super::workers;
+use crate::block::Device;
+use crate::codec;
+use crate::drivers::CreateValues;
+use crate::drivers::vmdk::stream::StreamStart;
+use crate::format::Compression;
+use crate::{Error, Result};
+
+/// The format of a stream that is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExportFormat {
+    /// The bytes of the disk.
+    Raw,
+    /// qcow2, with these options: without preallocation, data file and backing file. The size is
+    /// that of the sources. With `scan`, zeroes are looked for in the data, which are read twice
+    /// then.
+    Qcow2 {
+        /// The image.
+        image: Box<CreateQcow2>,
+        /// Whether to look for zeroes in data.
+        scan: bool,
+    },
+    /// streamOptimized VMDK, with these options of the format.
+    Vmdk(CreateValues),
+}
+
+/// Writes the bytes of `sources`, one after the other, as an image to a stream. Returns its length
+/// in bytes. The sources must not change meanwhile.
+///
+/// Of the options, `above_backing`, `only`, `copy_range`, `any_order` and `bitmaps` have no meaning
+/// here; with `sparse` 0 all clusters of the image are allocated. The rest is as for
+/// [`convert`](super::convert()).
+///
+/// # Errors
+/// As for [`convert`](super::convert()). Then the stream is not complete, and what was written of
+/// it is no valid image, unless it is a raw one.
+pub fn convert_to_stream<G: IntoControlFlow>(
+    sources: Vec<Device>,
+    writer: Box<dyn Write + Send>,
+    format: &ExportFormat,
+    options: &ConvertOptions,
+    mut on_progress: impl FnMut(ConvertEvent) -> G,
+) -> Result<u64, ConvertError> {
+    let mut options = options.clone();
+    options.zero_from = (options.sparse > 0).then_some(0);
+    options.any_order = false;
+    options.copy_range = false;
+    let sizes = sources.iter().map(Device::size);
+    let size = sizes.into_iter().try_fold(0u64, u64::checked_add);
+    let size = size.ok_or(ConvertError::TooLarge)?;
+    let failure = |source: Error| ConvertError::Write { offset: 0, source };
+    let sources = Arc::new(sources);
+    let scan = options.compress.is_some() || options.sparse == 0;
+    let scan = matches!(format, ExportFormat::Qcow2 { scan: asked, .. } if scan || *asked);
+    // The first pass over the data is one half of the work, if there is one.
+    let mut report = |second: bool, event: ConvertEvent| match event {
+        ConvertEvent::Progress(Progress { done, total }) if scan => {
+            let before = if second { total / 2 } else { 0 };
+            let done = match done == total && second {
+                true => total,
+                false => before + done / 2,
+            };
+            on_progress(ConvertEvent::Progress(Progress { done, total }))
+        }
+        // It was reported by the first pass.
+        ConvertEvent::Unreadable { .. } if second && scan => {
+            on_progress(ConvertEvent::Progress(Progress {
+                done: size / 2,
+                total: size,
+            }))
+        }
+        event => on_progress(event),
+    };
+    let order = match format {
+        ExportFormat::Raw if options.compress.is_some() => {
+            return Err(ConvertError::NotCompressible);
+        }
+        ExportFormat::Raw => Order::raw(size),
+        ExportFormat::Qcow2 { image, .. } => {
+            let mut image = (**image).clone();
+            image.size = size;
+            let packing = options.compress.map(|_| {
+                Packing::Shorter(match image.compression {
+                    Compression::Zlib => codec::Compression::Zlib,
+                    Compression::Zstd => codec::Compression::Zstd,
+                })
+            });
+            let mut layout = Layout::new(&image, packing).map_err(failure)?;
+            if scan {
+                let survey = OutStream::survey(layout);
+                let target = Target::Stream(survey.clone());
+                let report = |event| report(false, event);
+                convert::convert_shared(&sources, target, &options, report)?;
+                layout = survey.into_layout();
+            } else {
+                let queue = workers::queue(options.engine).map_err(ConvertError::Engine)?;
+                queue.block_on(layout.survey_map(&queue, &sources))?;
+            }
+            Order::qcow2(layout)
+        }
+        ExportFormat::Vmdk(values) => Order::vmdk(StreamStart::new(size, values).map_err(failure)?),
+    };
+    let pipe = Pipe::new(writer).map_err(ConvertError::Engine)?;
+    let stream = OutStream::new(order, pipe).map_err(failure)?;
+    let target = Target::Stream(stream.clone());
+    let report = |event| report(true, event);
+    convert::convert_shared(&sources, target, &options, report)?;
+    Ok(stream.length())
+}
+
+impl Target {
+    /// A raw image that is written to a stream in order, by
+    /// [`convert_stream`](super::convert_stream).
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn raw_stream(writer: Box<dyn Write + Send>) -> Result<Target> {
+        let stream = OutStream::new(Order::raw(0), Pipe::new(writer)?)?;
+        Ok(Target::Stream(stream))
+    }
+}

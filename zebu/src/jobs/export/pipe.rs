@@ -1,0 +1,141 @@
+//! Bytes on their way into a stream, which a thread writes.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crate::jobs::channel::Channel;
+use crate::lock;
+
+/// Bytes that wait to be written at most.
+const WAITING: usize = 8 << 20;
+/// Zeroes that are written at a time.
+const ZEROES: usize = 1 << 20;
+
+/// What is to be written.
+#[derive(Debug)]
+enum Part {
+    Bytes(Vec<u8>),
+    Zeroes(u64),
+}
+
+/// A stream that is written in order.
+#[derive(Debug)]
+pub struct Pipe {
+    channel: Arc<Channel<Part>>,
+    /// Why it could not be written.
+    failure: Arc<Mutex<Option<io::Error>>>,
+    thread: Option<JoinHandle<()>>,
+    /// Bytes that were sent.
+    length: u64,
+}
+
+impl Pipe {
+    /// To a writer, which gets large pieces.
+    pub fn new(mut writer: Box<dyn Write + Send>) -> io::Result<Pipe> {
+        let channel = Arc::new(Channel::new(WAITING));
+        let failure: Arc<Mutex<Option<io::Error>>> = Arc::default();
+        let thread = {
+            let (channel, failure) = (channel.clone(), failure.clone());
+            std::thread::Builder::new()
+                .name("zebu-stream".into())
+                .spawn(move || {
+                    if let Err(error) = write_all(&mut *writer, &channel) {
+                        *lock(&failure) = Some(error);
+                        channel.stop();
+                    }
+                })?
+        };
+        Ok(Pipe {
+            channel,
+            failure,
+            thread: Some(thread),
+            length: 0,
+        })
+    }
+
+    /// Ends it, whatever is left to be written.
+    pub fn stopper(&self) -> impl Fn() + Send + Sync + use<> {
+        let channel = self.channel.clone();
+        move || channel.stop()
+    }
+
+    /// Bytes that were sent.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Sends bytes. Blocks while too many wait.
+    pub fn send(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.length += bytes.len() as u64;
+        match bytes.len() {
+            0 => Ok(()),
+            count => self.send_part(count, Part::Bytes(bytes)),
+        }
+    }
+
+    /// Sends so many zeroes.
+    pub fn send_zeroes(&mut self, count: u64) -> io::Result<()> {
+        self.length += count;
+        match count {
+            0 => Ok(()),
+            count => self.send_part(0, Part::Zeroes(count)),
+        }
+    }
+
+    /// Sends zeroes up to a multiple of `unit`.
+    pub fn pad(&mut self, unit: u64) -> io::Result<()> {
+        self.send_zeroes(self.length.next_multiple_of(unit) - self.length)
+    }
+
+    fn send_part(&mut self, bytes: usize, part: Part) -> io::Result<()> {
+        let sent = self.channel.send(bytes, part);
+        sent.map_err(|_| self.take_failure())
+    }
+
+    fn take_failure(&self) -> io::Error {
+        let mut failure = lock(&self.failure);
+        match &mut *failure {
+            // Each request that fails has it.
+            Some(error) => match error.raw_os_error() {
+                Some(errno) => io::Error::from_raw_os_error(errno),
+                None => io::Error::new(error.kind(), error.to_string()),
+            },
+            None => io::Error::from_raw_os_error(libc::ECANCELED),
+        }
+    }
+
+    /// Waits until all is written.
+    pub fn finish(mut self) -> io::Result<u64> {
+        self.channel.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let failure = lock(&self.failure).take();
+        failure.map_or(Ok(self.length), Err)
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.channel.stop();
+    }
+}
+
+fn write_all(writer: &mut dyn Write, channel: &Channel<Part>) -> io::Result<()> {
+    let mut zeroes = Vec::new();
+    while let Some(part) = channel.receive() {
+        match part {
+            Part::Bytes(bytes) => writer.write_all(&bytes)?,
+            Part::Zeroes(mut count) => {
+                zeroes.resize(ZEROES, 0);
+                while count > 0 {
+                    let now = count.min(ZEROES as u64);
+                    writer.write_all(&zeroes[..now as usize])?;
+                    count -= now;
+                }
+            }
+        }
+    }
+    writer.flush()
+}

@@ -1,0 +1,76 @@
+//! A streamOptimized VMDK that is written in order: header, descriptor, grains with their tables,
+//! directory, footer.
+
+use super::pipe::Pipe;
+use super::stream::changed;
+use crate::Result;
+use crate::drivers::vmdk::stream::{GRAIN_BYTES, Marker, StreamStart, TABLE};
+
+/// Grains that are written in the order of the disk.
+pub struct Grains {
+    start: StreamStart,
+    /// The sectors of the grain tables that were written; 0: there is none.
+    directory: Vec<u32>,
+    /// The first sectors of the grains of the next table.
+    table: Vec<u32>,
+}
+
+impl Grains {
+    /// None yet.
+    pub fn new(start: StreamStart) -> Self {
+        Grains {
+            start,
+            directory: Vec::new(),
+            table: Vec::new(),
+        }
+    }
+
+    /// Writes what precedes the grains.
+    pub fn begin(&self, pipe: &mut Pipe) -> Result<()> {
+        Ok(pipe.send(self.start.bytes())?)
+    }
+
+    /// Writes the grain at `offset` of the disk.
+    pub fn write(&mut self, pipe: &mut Pipe, offset: u64, data: &[u8]) -> Result<()> {
+        let grain = offset / GRAIN_BYTES;
+        let (table, entry) = (grain / TABLE, (grain % TABLE) as usize);
+        while (self.directory.len() as u64) < table {
+            self.end_table(pipe)?;
+        }
+        if (self.directory.len() as u64) > table || self.table.len() > entry {
+            return Err(changed());
+        }
+        self.table.resize(entry, 0);
+        self.table.push(self.start.sector(pipe.length())?);
+        pipe.send(Marker::grain(offset, data))?;
+        Ok(())
+    }
+
+    /// Writes the present table, unless it has no grains.
+    fn end_table(&mut self, pipe: &mut Pipe) -> Result<()> {
+        let sector = match self.table.is_empty() {
+            true => 0,
+            false => {
+                self.table.resize(TABLE as usize, 0);
+                let bytes = Marker::table(&self.table);
+                let sector = self.start.sector(pipe.length())? + 1;
+                pipe.send(bytes)?;
+                sector
+            }
+        };
+        self.directory.push(sector);
+        self.table.clear();
+        Ok(())
+    }
+
+    /// Writes what follows the grains.
+    pub fn finish(mut self, pipe: &mut Pipe) -> Result<()> {
+        while (self.directory.len() as u64) < self.start.tables() {
+            self.end_table(pipe)?;
+        }
+        let sector = self.start.sector(pipe.length())? + 1;
+        pipe.send(Marker::directory(&self.directory))?;
+        pipe.send(self.start.end(sector))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,221 @@
+//! What a stream is, by its first bytes.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Cursor, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::block::{BLOCK, Pool, read_full};
+use super::qcow2::{Qcow2Head, Qcow2Reader};
+use super::raw::RawReader;
+use super::vmdk::{VmdkHead, VmdkReader};
+use super::{Reader, StreamOptions};
+use crate::block::{Device, OpenOptions, Policy};
+use crate::codec::{StreamCompression, TOLD_BYTES, Unpack};
+use crate::drivers::{BackingName, Format, probe_head};
+use crate::format::PROBED_BYTES;
+use crate::names::Source;
+use crate::storage::{Queue, is_zero};
+use crate::{Error, Result};
+
+/// An image that is read once, from its start to its end.
+pub struct ImageStream {
+    /// From the start, decompressed.
+    reader: Box<dyn Read + Send>,
+    format: Format,
+    head: Head,
+    /// Bytes that the disk may have at most.
+    most: u64,
+}
+
+/// What the first bytes say.
+enum Head {
+    Raw,
+    Qcow2(Box<Qcow2Head>),
+    Vmdk(VmdkHead),
+    /// It must be kept as a file.
+    Other(&'static str),
+}
+
+impl ImageStream {
+    /// The image in a stream, which gzip, zstd, xz or bzip2 may have compressed: that is known by
+    /// its first bytes. None as the format: that is known by the content, too. Reads the start of
+    /// the stream; blocks.
+    ///
+    /// # Errors
+    /// Those of the reader. If the image is refused by `policy`, damaged, or encrypted, or has its
+    /// data in another file.
+    pub fn open(
+        queue: &Queue,
+        mut reader: Box<dyn Read + Send>,
+        format: Option<Format>,
+        policy: &Policy,
+    ) -> Result<ImageStream> {
+        let mut head = Vec::new();
+        fill(&mut *reader, &mut head, TOLD_BYTES)?;
+        if head.is_empty() {
+            return Err(Error::Refused("The stream is empty".into()));
+        }
+        let compression = StreamCompression::of(&head);
+        let mut reader: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(reader));
+        if let Some(compression) = compression {
+            reader = Box::new(Unpack::new(reader, compression)?);
+        }
+        let mut head = Vec::new();
+        fill(&mut *reader, &mut head, PROBED_BYTES)?;
+        let format = match format {
+            Some(format) => format,
+            None => probe_head(&head)?,
+        };
+        let found = if format == Format::RAW {
+            Head::Raw
+        } else if format == Format::QCOW2 {
+            let needed = Qcow2Head::needed(&head)?;
+            fill(&mut *reader, &mut head, needed)?;
+            Head::Qcow2(Box::new(Qcow2Head::read(queue, &head, policy)?))
+        } else if format == Format::VMDK
+            && let Some(needed) = VmdkHead::needed(&head)
+        {
+            fill(&mut *reader, &mut head, needed)?;
+            Head::Vmdk(VmdkHead::read(&head, policy)?)
+        } else {
+            Head::Other(format.name())
+        };
+        Ok(ImageStream {
+            reader: Box::new(Cursor::new(head).chain(reader)),
+            format,
+            head: found,
+            most: policy.limits().map_or(i64::MAX as u64, |l| l.virtual_size),
+        })
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Bytes of the disk; None: they are known at the end of the stream.
+    pub fn size(&self) -> Option<u64> {
+        match &self.head {
+            Head::Raw | Head::Other(_) => None,
+            Head::Qcow2(head) => Some(head.size()),
+            Head::Vmdk(head) => Some(head.size()),
+        }
+    }
+
+    /// The backing file that the image names.
+    pub fn backing(&self) -> Option<BackingName<'_>> {
+        match &self.head {
+            Head::Qcow2(head) => head.backing(),
+            _ => None,
+        }
+    }
+
+    /// Why it must be kept as a file before it is converted; None: it need not.
+    pub fn needs_file(&self) -> Option<String> {
+        match self.head {
+            Head::Other(name) => Some(format!(
+                "An image of format '{name}' cannot be converted from a stream as it comes"
+            )),
+            _ => None,
+        }
+    }
+
+    /// The unit of ranges of the disk that the stream has in any order, in bytes; 1: it has the
+    /// disk in order.
+    pub fn unit(&self) -> u64 {
+        match &self.head {
+            Head::Raw | Head::Other(_) => 1,
+            Head::Qcow2(head) => head.unit(),
+            Head::Vmdk(head) => head.unit(),
+        }
+    }
+
+    /// Writes the stream to a file, which is empty. Blocks of zeroes become holes. Returns its
+    /// length. Blocks.
+    ///
+    /// # Errors
+    /// Those of the stream and of the file. Or if the stream is longer than `most` bytes.
+    pub fn keep(mut self, file: &File, most: u64) -> io::Result<u64> {
+        let mut buffer = vec![0; BLOCK];
+        let mut length = 0;
+        loop {
+            let count = read_full(&mut *self.reader, &mut buffer)?;
+            if length + count as u64 > most {
+                let why = format!("The stream is longer than the {most} bytes that may be kept");
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+            }
+            for (nth, part) in buffer[..count].chunks(64 << 10).enumerate() {
+                if !is_zero(part) {
+                    file.write_all_at(part, length + (nth as u64 * (64 << 10)))?;
+                }
+            }
+            length += count as u64;
+            if count < buffer.len() {
+                file.set_len(length)?;
+                return Ok(length);
+            }
+        }
+    }
+
+    /// Opens the backing file that the image names, unless the policy of `options` forbids that.
+    /// A relative name is relative to the current directory. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`Device::open`], or the policy forbids it.
+    pub fn open_backing(&self, queue: &Queue, options: &OpenOptions) -> Result<Option<Device>> {
+        let Some(BackingName { name, format }) = self.backing() else {
+            return Ok(None);
+        };
+        let name = OsStr::from_bytes(name);
+        if options.policy != Policy::Follow {
+            return Err(Error::Refused(format!(
+                "The image names a backing file ('{}'), which it may not open",
+                name.display()
+            )));
+        }
+        let behind = |e: Error| e.during("Could not open backing file");
+        let format = format.map(|format| String::from_utf8_lossy(format).parse());
+        let format = format.transpose().map_err(behind)?;
+        let source = Source::Name(name.to_owned());
+        let backing = Device::open(queue, &source, &options.clone().format(format));
+        backing.map(Some).map_err(behind)
+    }
+
+    /// Bytes of its blocks: whole clusters.
+    pub(super) fn block_len(&self) -> u64 {
+        match &self.head {
+            Head::Qcow2(head) => head.cluster_size().max(BLOCK as u64),
+            _ => BLOCK as u64,
+        }
+    }
+
+    /// The bytes, and what reads them.
+    pub(super) fn into_reader(
+        self,
+        options: StreamOptions,
+        has_backing: bool,
+        pool: Arc<Pool>,
+    ) -> (Box<dyn Read + Send>, Box<dyn Reader>) {
+        let reader: Box<dyn Reader> = match self.head {
+            Head::Raw | Head::Other(_) => Box::new(RawReader::new(options.most.min(self.most))),
+            Head::Qcow2(head) => {
+                Box::new(Qcow2Reader::new(*head, has_backing, options.spill, pool))
+            }
+            Head::Vmdk(head) => Box::new(VmdkReader::new(head)),
+        };
+        (self.reader, reader)
+    }
+}
+
+/// Reads more of the stream, up to `length` bytes in all, as far as it has them.
+fn fill(reader: &mut dyn Read, bytes: &mut Vec<u8>, length: usize) -> Result<()> {
+    let there = bytes.len();
+    bytes.resize(length.max(there), 0);
+    let count = read_full(reader, &mut bytes[there..]);
+    let count = count.map_err(|e| Error::Io(e).during("Could not read the start of the stream"))?;
+    bytes.truncate(there + count);
+    Ok(())
+}
