@@ -314,9 +314,8 @@ fn servers_without_ranges_are_read_in_order() {
     let big = fs::File::create(lab.path("big.raw")).unwrap();
     big.set_len(200 << 20).unwrap();
     let web = served(&lab, "big.raw", behaviour.clone());
-    let script: String = (0..8)
-        .map(|nth| format!("read {}M 4k\nread {nth}M 4k\n", 190 - nth))
-        .collect();
+    let places = [190, 0, 100, 0, 190, 0, 100, 0, 190, 0];
+    let script: String = places.map(|at| format!("read {at}M 4k\n")).concat();
     let answer = lab.zebu_io_script(&["-r", "-f", "raw", &web.url()], &script);
     assert!(answer.out.contains("read failed"), "{answer:#?}");
     assert!(web.requests() <= 4, "{} requests", web.requests());

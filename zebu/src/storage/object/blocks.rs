@@ -1,4 +1,4 @@
-//! The blocks of an object: which ones are here, which are being fetched, who waits for them.
+//! The blocks of an object: which ones are here, which are being fetched, which readers wait for them.
 //! Plain state without I/O.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -434,7 +434,7 @@ impl Blocks {
         self.in_order = Some(task);
     }
 
-    /// The next thing to do for somebody who has all blocks before `at` behind him.
+    /// The next thing to do after all blocks before `at` have been received.
     pub fn next_in_order(&mut self, at: u64) -> Next {
         let blocks = &self.blocks;
         let is_wanted = |nth: &u64| {
