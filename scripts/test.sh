@@ -35,4 +35,4 @@ RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
     cargo test -p zebu --no-default-features --lib --quiet interleavings
 # Each rule of the order on the disk is broken in turn, and noticed.
 RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
-    cargo test -p zebu -p zebu-sim --no-default-features --test crash --test simulate --quiet breaks -- --nocapture
+    cargo test -p zebu --no-default-features --test crash --quiet breaks -- --nocapture

@@ -581,9 +581,9 @@ fn readers_and_writers_that_go_away() {
     stdin.write_all(&[7; 3 << 20]).expect("write");
     std::thread::sleep(Duration::from_millis(500));
     let began = Instant::now();
-    shell(&lab, &format!("kill -INT {}", child.id())).ok("kill");
+    shell(&lab, &format!("kill -TERM {}", child.id())).ok("kill");
     let answer = ended(child);
-    assert_eq!(answer.status, 130, "{answer:#?}");
+    assert_eq!(answer.status, 143, "{answer:#?}");
     assert!(began.elapsed() < Duration::from_secs(20));
     assert!(answer.err.contains("incomplete"), "{answer:#?}");
     assert!(lab.qemu_img(&["info", "-f", "qcow2", "out"]).status != 0);
