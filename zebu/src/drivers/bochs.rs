@@ -10,7 +10,7 @@ use super::pieces::{PIECE, Pieces};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
-    OpenRequest, StorageId, disk_size, spend,
+    OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
@@ -93,10 +93,6 @@ enum Found {
     Extent(Extent),
     /// The bits decide.
     Bits(BitsAt),
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {

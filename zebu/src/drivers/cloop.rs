@@ -9,12 +9,12 @@ use super::inflate::Inflated;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -55,10 +55,6 @@ struct Cloop {
     offsets: Vec<u64>,
     inflated: Inflated,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
@@ -191,15 +187,6 @@ impl FormatImage for Cloop {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     fn inflated<'a>(

@@ -14,7 +14,7 @@ use super::inflate::Inflated;
 use super::table::array;
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
@@ -67,10 +67,6 @@ struct Trailer {
     resources: (u64, u64),
     list: (u64, u64),
     sectors: u64,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Trailer {
@@ -214,15 +210,6 @@ impl FormatImage for Dmg {
             Ok(()) => self.extent(guest, limit),
             Err(error) => Err(error),
         })
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(self.extent(guest, limit)))
     }
 
     fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {

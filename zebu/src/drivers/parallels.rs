@@ -10,11 +10,11 @@ use std::sync::Arc;
 use super::table::{array, check_clusters, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, disk_size, spend,
+    Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -81,10 +81,6 @@ struct Parallels {
     /// By cluster of the disk: where it is in the file; 0: nowhere.
     table: Vec<u32>,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Magic {
@@ -314,15 +310,6 @@ impl FormatImage for Parallels {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     /// Refuses clusters past the end of the file, which QEMU reads as zeroes.

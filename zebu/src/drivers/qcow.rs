@@ -10,7 +10,7 @@ use super::pieces::{Pieces, Table};
 use super::table::{array, check_clusters, check_inside};
 use super::{
     AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, spend,
+    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
@@ -69,10 +69,6 @@ struct Qcow {
     tables: Pieces,
     inflated: Inflated,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {

@@ -8,7 +8,7 @@ use super::pieces::{Entries, Pieces, Table};
 use super::table::{array, check_inside, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
@@ -83,10 +83,6 @@ struct Qed {
     tables: Pieces,
     limits: Option<Limits>,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {

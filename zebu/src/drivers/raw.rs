@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
+    AnyImage, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
     OpenRequest, StorageId,
 };
 use crate::format::HostOffset;
@@ -72,15 +72,6 @@ impl FormatImage for Raw {
                 host: HostOffset(self.offset + guest),
             },
         }))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        _guest: u64,
-        _limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        unreachable!("every extent is known")
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {

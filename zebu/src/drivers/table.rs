@@ -1,7 +1,8 @@
 //! Tables of numbers that a driver keeps in memory, and numbers in headers.
 
+use super::{past_end, refused};
+use crate::Result;
 use crate::storage::{self, Queue, Storage};
-use crate::{Error, Result};
 
 /// Bytes of a table that are read at a time: it is kept in another form.
 const PIECE: u64 = 1 << 20;
@@ -40,7 +41,7 @@ pub(super) async fn read_table<const N: usize, T>(
 pub(super) fn check_inside(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
     match at.checked_add(bytes) {
         Some(end) if end <= file_len => Ok(end),
-        _ => Err(Error::Refused(format!(
+        _ => Err(refused(format!(
             "{what} at {at:#x} ({bytes} bytes) reaches past the end of the file"
         ))),
     }
@@ -64,16 +65,13 @@ pub(super) fn check_clusters(
         return Ok(());
     }
     let missing = (there * cluster_size).saturating_sub(within);
-    let offset = host.saturating_add(missing);
-    Err(Error::Corrupt {
-        guest: guest + missing,
-        what: format!("Data offset {offset:#x} is past the end of the file"),
-    })
+    Err(past_end(guest + missing, host.saturating_add(missing)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn only_whole_clusters_are_missing() {

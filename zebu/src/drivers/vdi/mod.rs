@@ -11,11 +11,11 @@ use std::sync::Arc;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, spend,
+    Mapping, OpenRequest, StorageId, refused, spend,
 };
 use crate::format::{FormatError, HostOffset};
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -79,10 +79,6 @@ struct Vdi {
 
 fn probe(head: &[u8]) -> bool {
     head.get(0x40..0x44) == Some(&SIGNATURE.to_le_bytes())
-}
-
-fn refused(why: String) -> Error {
-    Error::Refused(why)
 }
 
 /// Refuses a disk that is too large.
@@ -282,15 +278,6 @@ impl FormatImage for Vdi {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.

@@ -29,10 +29,10 @@ use std::sync::Arc;
 
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, OpenRequest, StorageId, check_limit,
+    LOOKUP_WORK, OpenRequest, StorageId, check_limit, refused, spend,
 };
 use crate::storage::{LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
 
 use fields::Guid;
 use header::Header;
@@ -60,10 +60,6 @@ pub static DRIVER: Driver = Driver {
 
 /// The unit of all places in the file, in bytes.
 const MIB: u64 = 1 << 20;
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
-}
 
 /// An open VHDX image.
 #[derive(Debug)]
@@ -163,10 +159,7 @@ impl FormatImage for Vhdx {
     }
 
     fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
+        spend(self.work.as_deref(), work)
     }
 
     /// A block is allocated as a whole. Most of it may be a hole.

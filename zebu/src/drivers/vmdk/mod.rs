@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::cache::Cache;
 use super::{
     BackingName, BoxFuture, CheckReport, CompressedData, Driver, Extent, Format, FormatImage,
-    Holes, LOOKUP_WORK, Mapping, StorageId, inflate,
+    Holes, LOOKUP_WORK, Mapping, StorageId, inflate, past_end, spend,
 };
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
@@ -270,10 +270,7 @@ impl Shared {
     }
 
     fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
+        spend(self.work.as_deref(), work)
     }
 }
 
@@ -416,14 +413,10 @@ impl FormatImage for Vmdk {
                 end.saturating_sub(host).min(length)
             }
         };
-        if there == length {
-            return Ok(());
+        match there == length {
+            true => Ok(()),
+            false => Err(past_end(guest + there, host + there)),
         }
-        let offset = host + there;
-        Err(Error::Corrupt {
-            guest: guest + there,
-            what: format!("Data offset {offset:#x} is past the end of the file"),
-        })
     }
 
     /// Holes are zeroes in flat extents.

@@ -16,7 +16,7 @@ use super::pieces::{PIECE, Pieces};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, VhdSize, spend,
+    Mapping, OpenRequest, StorageId, VhdSize, refused, spend,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
@@ -134,10 +134,6 @@ enum Found {
     Extent(Extent),
     /// The bits decide.
     Bits(BitsAt),
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Footer {
