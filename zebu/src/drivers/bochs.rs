@@ -138,7 +138,7 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
     let header = Header::decode(&bytes)?;
@@ -147,7 +147,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     header.check()?;
     let size = disk_size(header.sectors)?;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The catalog's length", u64::from(header.catalog) * 4)?;
     }
@@ -165,7 +165,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         bitmap_size: bitmap_sectors * SECTOR,
         data_offset: at + count * 4,
         catalog,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 

@@ -58,7 +58,7 @@ struct Cloop {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let numbers = storage::read_vec(&*file, queue, NUMBERS, 8).await?;
     let block_size = u32::from_be_bytes(array(&numbers, 0));
@@ -67,7 +67,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let sectors = u64::from(blocks) * u64::from(block_size / SECTOR);
     let size = disk_size(sectors)?;
     let count = u64::from(blocks) + 1;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The length of the list of offsets", count * 8)?;
     }
@@ -75,11 +75,10 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let offsets = read_table(queue, &*file, what, OFFSETS, count, decode).await?;
     let longest = check_offsets(&offsets)?;
     let largest = u64::from(block_size) + longest.min(most(block_size));
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Cloop {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file,

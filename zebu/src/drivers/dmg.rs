@@ -101,12 +101,12 @@ impl Trailer {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let trailer = Trailer::find(queue, &*file).await?;
     let size = disk_size(trailer.sectors)?;
     let (resources, list) = (trailer.resources, trailer.list);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The resource fork's length", resources.1)?;
         limits.check_kept_table("The property list's length", list.1)?;
@@ -123,11 +123,10 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         return Err(refused("Chunks of the dmg file overlap"));
     }
     let largest = chunks.iter().map(Chunk::memory).max().unwrap_or(0);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Dmg {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file_len: file.len()?,

@@ -78,13 +78,13 @@ pub trait OtherFiles {
 impl OpenRequest<'_> {
     /// The limits of an untrusted image, and the counter of its work. Reads of `file` count from
     /// now on.
-    pub(crate) fn count_work(&mut self) -> Result<Option<(Limits, Arc<Work>)>> {
+    pub(crate) fn count_work(&mut self) -> Result<(Option<Limits>, Option<Arc<Work>>)> {
         let Some(limits) = self.limits else {
-            return Ok(None);
+            return Ok((None, None));
         };
         let bytes = self.file.allocated().or_else(|_| self.file.len())?;
         let work = Arc::new(Work::new(limits.work_for(bytes)));
         self.file = Arc::new(Counted::new(self.file.clone(), work.clone()));
-        Ok(Some((*limits, work)))
+        Ok((Some(*limits), Some(work)))
     }
 }

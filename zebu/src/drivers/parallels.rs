@@ -164,14 +164,14 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER as usize).await?;
     let header = Header::decode(&bytes)?;
     let size = disk_size(header.sectors)?;
     let entries = u64::from(header.entries);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The block allocation table's length", entries * 4)?;
     }
@@ -183,7 +183,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         header,
         size,
         table,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 

@@ -133,7 +133,7 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
@@ -144,13 +144,12 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     // An incomplete sector at the end is not part of the disk.
     let size = disk_size(header.size / SECTOR)?;
     let l1_bytes = header.l1_entries() * ENTRY;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_table("The L1 table's length", l1_bytes)?;
     }
     check_inside("The L1 table", header.l1_offset, l1_bytes, file_len)?;
     let backing = backing(queue, &*file, &header, file_len).await?;
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Qcow {
         tables: Pieces::new(file.clone()),
         inflated: Inflated::new(file.clone(), header.cluster_size(), work.clone()),

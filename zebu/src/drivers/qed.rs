@@ -166,19 +166,18 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     // In whole sectors, as in QEMU.
     let file_len = file.len()?.next_multiple_of(SECTOR);
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
     let header = Header::decode(&bytes, file_len)?;
     let size = disk_size(header.size / SECTOR)?;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_table("The L1 table's length", header.entries() * ENTRY)?;
     }
     let backing = backing(queue, &*file, &header, file_len).await?;
-    let (limits, work) = limits.unzip();
     Ok(AnyImage::new(Box::new(Qed {
         tables: Pieces::new(file.clone()),
         file,

@@ -164,13 +164,13 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER_BYTES).await?;
     let header = Header::decode(&bytes)?;
     let map_bytes = u64::from(header.blocks) * 4;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(header.size)?;
         limits.check_kept_table("The block map's length", map_bytes)?;
     }
@@ -189,7 +189,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         file_len,
         header,
         map,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 

@@ -79,11 +79,10 @@ struct Vhdx {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let counted = request.count_work()?;
-    let limits = counted.as_ref().map(|(limits, _)| limits);
+    let (limits, work) = request.count_work()?;
     let (queue, mut file) = (request.queue, request.file);
     let header = Header::read(queue, &*file).await?;
-    if let Some(replayed) = log::replay(queue, &file, &header, limits).await? {
+    if let Some(replayed) = log::replay(queue, &file, &header, limits.as_ref()).await? {
         file = Arc::new(replayed);
     }
     let file_len = file.len()?;
@@ -117,7 +116,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         parent,
         regions,
         bat,
-        work: counted.map(|(_, work)| work),
+        work,
     })))
 }
 

@@ -29,11 +29,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T> {
 
 /// Opens an image.
 pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let counted = request.count_work()?;
-    let (limits, work) = match counted {
-        Some((limits, work)) => (Some(limits), Some(work)),
-        None => (None, None),
-    };
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file.clone());
     if file.len()? == 0 {
         return refused("File is too small, not a valid image");

@@ -203,7 +203,7 @@ impl DynamicHeader {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let mut bytes = storage::read_vec(&*file, queue, 0, SECTOR as usize).await?;
@@ -224,7 +224,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         return Err(Error::os(libc::EFBIG).during(context));
     }
     let size = sectors * SECTOR;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
     }
     let mut blocks = None;
@@ -235,7 +235,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         }
         let bytes = storage::read_vec(&*file, queue, at, DYNAMIC_HEADER).await?;
         let header = DynamicHeader::decode(&bytes, sectors)?;
-        if let Some((limits, _)) = &limits {
+        if let Some(limits) = limits {
             let bytes = u64::from(header.blocks) * 4;
             limits.check_kept_table("The block allocation table's length", bytes)?;
         }
@@ -262,7 +262,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         size,
         id: footer.id,
         blocks: blocks.filter(|_| footer.disk_type != FIXED),
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 
