@@ -158,11 +158,7 @@ impl Cloop {
                 size: self.block_size,
             },
         };
-        Extent {
-            length: limit.min(size - skip),
-            storage: StorageId::FILE,
-            mapping: Mapping::Compressed { data, skip },
-        }
+        Extent::in_file(limit.min(size - skip), Mapping::Compressed { data, skip })
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use chunks::{Chunk, Kind};
 
 use super::inflate::Inflated;
+use super::sectors::MAX_RUN;
 use super::table::array;
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
@@ -45,9 +46,6 @@ const TRAILER: usize = 512;
 const SEARCHED: (u64, u64) = (1023, 515);
 /// Bytes of a property list at most, as in QEMU.
 const MAX_LIST: u64 = 16 << 20;
-/// Chunks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: usize = 1024;
 
 /// An open DMG image.
 #[derive(Debug)]
@@ -150,7 +148,7 @@ impl Dmg {
         let mut end = chunk.end();
         let mapping = match chunk.kind {
             Kind::Zero => {
-                let following = self.chunks[after..].iter().take(MAX_RUN);
+                let following = self.chunks[after..].iter().take(MAX_RUN as usize);
                 for next in following.take_while(|next| next.kind == Kind::Zero) {
                     if next.first != end {
                         break;
@@ -179,11 +177,8 @@ impl Dmg {
                 )));
             }
         };
-        Ok(Extent {
-            length: limit.min(end.saturating_mul(SECTOR) - guest),
-            storage: StorageId::FILE,
-            mapping,
-        })
+        let length = limit.min(end.saturating_mul(SECTOR) - guest);
+        Ok(Extent::in_file(length, mapping))
     }
 }
 

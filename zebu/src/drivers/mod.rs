@@ -30,6 +30,7 @@ pub mod qcow2;
 mod qed;
 mod raw;
 mod registry;
+mod sectors;
 mod sync;
 mod table;
 mod vdi;

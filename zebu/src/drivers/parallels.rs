@@ -7,12 +7,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::sectors::by_blocks;
 use super::table::{array, check_clusters, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
-use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::Result;
 
@@ -43,9 +43,6 @@ const MAX_CLUSTER: u32 = i32::MAX as u32 / 513;
 const MAX_ENTRIES: u32 = i32::MAX as u32 / 4;
 /// The mark of an image that is open for writing, or was not closed.
 const IN_USE: u32 = 0x746f_6e59;
-/// Clusters that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
 
 /// The two kinds of images, by what they begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,25 +192,14 @@ impl Parallels {
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
-        let size = self.header.cluster_size();
-        let (first, within) = (guest / size, guest % size);
-        let start = self.cluster(first);
-        let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-        let follows = |index: &u64| {
-            let expected = start.map(|start| start + (index - first) * size);
-            self.cluster(*index) == expected
-        };
-        let clusters = 1 + (first + 1..last).take_while(follows).count() as u64;
-        Extent {
-            length: limit.min(clusters * size - within),
-            storage: StorageId::FILE,
-            mapping: match start {
-                None => Mapping::Unallocated { host: None },
-                Some(start) => Mapping::Data {
-                    host: HostOffset(start + within),
-                },
-            },
-        }
+        let missing = Mapping::Unallocated { host: None };
+        by_blocks(
+            guest,
+            limit,
+            self.header.cluster_size(),
+            missing,
+            |index| self.cluster(index),
+        )
     }
 
     /// The check of QEMU, in its words. Each table entry must lead to a cluster of its own that is

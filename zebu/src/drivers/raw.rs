@@ -65,13 +65,8 @@ impl FormatImage for Raw {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(Ok(Extent {
-            length: limit,
-            storage: StorageId::FILE,
-            mapping: Mapping::Data {
-                host: HostOffset(self.offset + guest),
-            },
-        }))
+        let host = HostOffset(self.offset + guest);
+        Some(Ok(Extent::in_file(limit, Mapping::Data { host })))
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {

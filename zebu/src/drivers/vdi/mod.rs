@@ -8,12 +8,13 @@ mod create;
 
 use std::sync::Arc;
 
+use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, refused, spend,
 };
-use crate::format::{FormatError, HostOffset};
+use crate::format::FormatError;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::Result;
 
@@ -51,9 +52,6 @@ const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
 /// never written.
 const NO_BLOCK: u32 = 0xffff_fffe;
-/// Blocks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
 
 /// The fields of the header that are used.
 #[derive(Clone, Copy, Debug)]
@@ -201,25 +199,10 @@ impl Vdi {
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
-        let size = u64::from(BLOCK);
-        let (first, within) = (guest / size, guest % size);
-        let start = self.block(first);
-        let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-        let follows = |index: &u64| match start {
-            None => self.block(*index).is_none(),
-            Some(start) => self.block(*index) == Some(start + (index - first) * size),
-        };
-        let blocks = 1 + (first + 1..last).take_while(follows).count() as u64;
-        Extent {
-            length: limit.min(blocks * size - within),
-            storage: StorageId::FILE,
-            mapping: match start {
-                None => Mapping::Zero { host: None },
-                Some(start) => Mapping::Data {
-                    host: HostOffset(start + within),
-                },
-            },
-        }
+        let missing = Mapping::Zero { host: None };
+        by_blocks(guest, limit, BLOCK.into(), missing, |index| {
+            self.block(index)
+        })
     }
 
     /// Checks that every mapped block is inside the image and used once, and that their number is

@@ -12,7 +12,8 @@ mod parent;
 
 use std::sync::Arc;
 
-use super::pieces::{PIECE, Pieces};
+use super::pieces::Pieces;
+use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
@@ -53,9 +54,8 @@ const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
 const MAX_BLOCKS: u32 = i32::MAX as u32 / 4;
 /// The entry of a block that is not stored.
 const NO_BLOCK: u32 = u32::MAX;
-/// Blocks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
+/// What sectors of a differencing image are that are not stored.
+const IN_PARENT: Mapping = Mapping::Unallocated { host: None };
 
 /// Disk types.
 const FIXED: u32 = 2;
@@ -113,27 +113,7 @@ struct Parent {
     name: Vec<u8>,
     /// What identifies it.
     id: [u8; 16],
-    bitmaps: Pieces,
-}
-
-/// The bits of the sectors from some guest offset on.
-struct BitsAt {
-    /// Offset of the piece of the bitmap, and the bytes of it that are needed.
-    piece: u64,
-    need: u64,
-    /// The bit of the first sector in the piece, from its start.
-    first: u64,
-    /// Sectors that it has the bits of, from that one on.
-    sectors: u64,
-    /// Where the data are, if they are in this file.
-    host: u64,
-}
-
-/// The result of a look-up in the table of blocks.
-enum Found {
-    Extent(Extent),
-    /// The bits decide.
-    Bits(BitsAt),
+    bitmaps: SectorBitmaps,
 }
 
 impl Footer {
@@ -244,7 +224,11 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             DIFFERENCING => Some(Parent {
                 name: parent::name(queue, &*file, &bytes).await?,
                 id: array(&bytes, 40),
-                bitmaps: Pieces::new(file.clone()),
+                bitmaps: SectorBitmaps::new(
+                    Pieces::new(file.clone()),
+                    |byte, bit| byte & 0x80 >> bit != 0,
+                    IN_PARENT,
+                ),
             }),
             _ => None,
         };
@@ -312,81 +296,41 @@ impl Blocks {
         (entry != NO_BLOCK).then(|| u64::from(entry) * SECTOR)
     }
 
-    fn find(&self, guest: u64, limit: u64) -> Found {
-        let size = self.block_size;
-        let (first, within) = (guest / size, guest % size);
-        let extent = |length, mapping| {
-            Found::Extent(Extent {
-                length,
-                storage: StorageId::FILE,
-                mapping,
-            })
+    /// The extent at `guest`, unless the bitmap of its block decides.
+    fn extent(&self, guest: u64, limit: u64) -> Extent {
+        let missing = match self.parent {
+            None => Mapping::Zero { host: None },
+            Some(_) => IN_PARENT,
         };
-        let Some(bitmap) = self.bitmap(first) else {
-            let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-            let missing = |index: &u64| self.bitmap(*index).is_none();
-            let blocks = 1 + (first + 1..last).take_while(missing).count() as u64;
-            let mapping = match self.parent {
-                None => Mapping::Zero { host: None },
-                Some(_) => Mapping::Unallocated { host: None },
-            };
-            return extent(limit.min(blocks * size - within), mapping);
-        };
-        let host = bitmap + self.bitmap_size + within;
-        if self.parent.is_none() {
-            let host = HostOffset(host);
-            return extent(limit.min(size - within), Mapping::Data { host });
-        }
-        let sector = within / SECTOR;
-        let piece = sector / 8 / PIECE * PIECE;
-        let need = (size / SECTOR).div_ceil(8).min(piece + PIECE) - piece;
-        let first = sector - piece * 8;
-        Found::Bits(BitsAt {
-            piece: bitmap + piece,
-            need,
-            first,
-            sectors: (need * 8).min(size / SECTOR - piece * 8) - first,
-            host,
+        by_blocks(guest, limit, self.block_size, missing, |index| {
+            self.bitmap(index).map(|bitmap| bitmap + self.bitmap_size)
         })
     }
-}
 
-impl BitsAt {
-    /// The extent at `guest` by the bits of `piece`.
-    fn extent(&self, piece: &[u8], guest: u64, limit: u64) -> Extent {
-        let is_here = |bit: u64| {
-            let byte = piece.get((bit / 8) as usize);
-            byte.is_some_and(|byte| byte & 0x80 >> (bit % 8) != 0)
-        };
-        let here = is_here(self.first);
-        let within = guest % SECTOR;
-        let sectors = (within + limit).div_ceil(SECTOR).min(self.sectors);
-        let alike = (1..sectors).take_while(|n| is_here(self.first + n) == here);
-        let sectors = 1 + alike.count() as u64;
-        Extent {
-            length: limit.min(sectors * SECTOR - within),
-            storage: StorageId::FILE,
-            mapping: match here {
-                true => Mapping::Data {
-                    host: HostOffset(self.host),
-                },
-                false => Mapping::Unallocated { host: None },
-            },
-        }
+    /// The parent, and the block with `guest`, if it is stored: its bitmap says of which sectors
+    /// the data are the parent's.
+    fn with_bitmap(&self, guest: u64) -> Option<(&Parent, BlockWithBitmap)> {
+        let parent = self.parent.as_ref()?;
+        let bitmap = self.bitmap(guest / self.block_size)?;
+        let data = bitmap + self.bitmap_size;
+        let size = self.block_size;
+        Some((parent, BlockWithBitmap { bitmap, data, size }))
     }
 }
 
 impl Vpc {
-    fn find(&self, guest: u64, limit: u64) -> Found {
+    fn with_bitmap(&self, guest: u64) -> Option<(&Parent, BlockWithBitmap)> {
+        self.blocks.as_ref()?.with_bitmap(guest)
+    }
+
+    /// The extent at `guest`, unless a bitmap decides.
+    fn extent(&self, guest: u64, limit: u64) -> Extent {
         match &self.blocks {
-            Some(blocks) => blocks.find(guest, limit),
-            None => Found::Extent(Extent {
-                length: limit,
-                storage: StorageId::FILE,
-                mapping: Mapping::Data {
-                    host: HostOffset(guest),
-                },
-            }),
+            Some(blocks) => blocks.extent(guest, limit),
+            None => {
+                let host = HostOffset(guest);
+                Extent::in_file(limit, Mapping::Data { host })
+            }
         }
     }
 
@@ -416,12 +360,9 @@ impl FormatImage for Vpc {
         if let Err(error) = self.spend(LOOKUP_WORK) {
             return Some(Err(error));
         }
-        match self.find(guest, limit) {
-            Found::Extent(extent) => Some(Ok(extent)),
-            Found::Bits(bits) => {
-                let piece = self.parent()?.bitmaps.get(bits.piece, bits.need)?;
-                Some(Ok(bits.extent(&piece, guest, limit)))
-            }
+        match self.with_bitmap(guest) {
+            Some((parent, block)) => parent.bitmaps.cached(block, guest, limit).map(Ok),
+            None => Some(Ok(self.extent(guest, limit))),
         }
     }
 
@@ -432,15 +373,9 @@ impl FormatImage for Vpc {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>> {
         Box::pin(async move {
-            match (self.find(guest, limit), self.parent()) {
-                (Found::Extent(extent), _) => Ok(extent),
-                (Found::Bits(bits), Some(parent)) => {
-                    let what = "A block's bitmap";
-                    let pieces = &parent.bitmaps;
-                    let piece = pieces.load(queue, what, bits.piece, bits.need).await?;
-                    Ok(bits.extent(&piece, guest, limit))
-                }
-                (Found::Bits(_), None) => unreachable!("only looked at for a parent"),
+            match self.with_bitmap(guest) {
+                Some((parent, block)) => parent.bitmaps.load(queue, block, guest, limit).await,
+                None => Ok(self.extent(guest, limit)),
             }
         })
     }
