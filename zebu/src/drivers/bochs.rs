@@ -6,15 +6,14 @@
 
 use std::sync::Arc;
 
-use super::pieces::Pieces;
 use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
     OpenRequest, StorageId, disk_size, refused, spend,
 };
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::Result;
+use crate::storage::{self, LockRequest, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -137,11 +136,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     // A bitmap has at least one sector. QEMU's arithmetic has 32 bits.
     let bitmap_sectors = 1 + u64::from(header.bitmap.wrapping_sub(1)) / SECTOR;
     Ok(AnyImage::new(Box::new(Bochs {
-        bitmaps: SectorBitmaps::new(
-            Pieces::new(file.clone()),
-            |byte, bit| byte >> bit & 1 != 0,
-            MISSING,
-        ),
+        bitmaps: SectorBitmaps::new(file.clone(), |byte, bit| byte >> bit & 1 != 0, MISSING),
         file_len: file.len()?,
         file,
         size,

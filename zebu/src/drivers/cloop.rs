@@ -11,10 +11,10 @@ use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
+use crate::Result;
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::Result;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {

@@ -20,6 +20,7 @@ mod extent;
 mod format;
 mod guess;
 mod inflate;
+mod levels;
 mod limits;
 mod open;
 mod options;

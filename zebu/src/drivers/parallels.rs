@@ -13,8 +13,8 @@ use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
 use crate::Result;
+use crate::storage::{self, LockRequest, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
@@ -193,13 +193,9 @@ impl Parallels {
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
         let missing = Mapping::Unallocated { host: None };
-        by_blocks(
-            guest,
-            limit,
-            self.header.cluster_size(),
-            missing,
-            |index| self.cluster(index),
-        )
+        by_blocks(guest, limit, self.header.cluster_size(), missing, |index| {
+            self.cluster(index)
+        })
     }
 
     /// The check of QEMU, in its words. Each table entry must lead to a cluster of its own that is

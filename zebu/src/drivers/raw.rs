@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
-    OpenRequest, StorageId,
+    AnyImage, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping, OpenRequest,
+    StorageId,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Event, LockRequest, Queue, Storage};

@@ -1,10 +1,12 @@
 //! The map step of formats that find blocks by a table in memory, some with a bitmap of its sectors
 //! before each block.
 
+use std::sync::Arc;
+
 use super::pieces::{PIECE, Pieces};
 use super::{Extent, Mapping};
 use crate::format::HostOffset;
-use crate::storage::Queue;
+use crate::storage::{Queue, Storage};
 use crate::{Error, Result};
 
 /// Bytes of a sector.
@@ -43,7 +45,7 @@ pub(super) fn by_blocks(
 #[derive(Debug)]
 pub(super) struct SectorBitmaps {
     pieces: Pieces,
-    /// Whether the bit of a sector is set in the byte that has it.
+    /// Whether a bit of a byte is set, counted in the order of the sectors.
     is_set: fn(u8, u64) -> bool,
     /// What sectors are that are not stored.
     missing: Mapping,
@@ -88,9 +90,14 @@ impl BlockWithBitmap {
 }
 
 impl SectorBitmaps {
-    pub(super) fn new(pieces: Pieces, is_set: fn(u8, u64) -> bool, missing: Mapping) -> Self {
+    /// The bitmaps in `file`.
+    pub(super) fn new(
+        file: Arc<dyn Storage>,
+        is_set: fn(u8, u64) -> bool,
+        missing: Mapping,
+    ) -> Self {
         SectorBitmaps {
-            pieces,
+            pieces: Pieces::new(file),
             is_set,
             missing,
         }

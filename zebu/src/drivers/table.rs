@@ -47,6 +47,21 @@ pub(super) fn check_inside(what: &str, at: u64, bytes: u64, file_len: u64) -> Re
     }
 }
 
+/// The name of a backing file, of `length` bytes at `at`: what precedes the first zero byte. None:
+/// it is empty.
+pub(super) async fn read_backing_name(
+    queue: &Queue,
+    file: &dyn Storage,
+    at: u64,
+    length: u32,
+    file_len: u64,
+) -> Result<Option<Vec<u8>>> {
+    check_inside("The backing file's name", at, length.into(), file_len)?;
+    let bytes = storage::read_vec(file, queue, at, length as usize).await?;
+    let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
+}
+
 /// Refuses data of which a whole cluster is past the end of the file. The cluster in which the file
 /// ends may be incomplete: a writer need not fill up the last one. `host` is where `guest` is
 /// stored, and the `length` bytes from there on follow each other.

@@ -14,9 +14,9 @@ use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
     Mapping, OpenRequest, StorageId, refused, spend,
 };
+use crate::Result;
 use crate::format::FormatError;
 use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::Result;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {

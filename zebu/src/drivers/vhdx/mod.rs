@@ -31,8 +31,8 @@ use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
     LOOKUP_WORK, OpenRequest, StorageId, check_limit, refused, spend,
 };
-use crate::storage::{LockRequest, Queue, Storage, Work};
 use crate::Result;
+use crate::storage::{LockRequest, Queue, Storage, Work};
 
 use fields::Guid;
 use header::Header;

@@ -12,7 +12,6 @@ mod parent;
 
 use std::sync::Arc;
 
-use super::pieces::Pieces;
 use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
@@ -225,7 +224,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
                 name: parent::name(queue, &*file, &bytes).await?,
                 id: array(&bytes, 40),
                 bitmaps: SectorBitmaps::new(
-                    Pieces::new(file.clone()),
+                    file.clone(),
                     |byte, bit| byte & 0x80 >> bit != 0,
                     IN_PARENT,
                 ),
