@@ -13,22 +13,16 @@ use super::{
     OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::Result;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "bochs",
-    probe: Some(|head| head.starts_with(SIGNATURE)),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "bochs",
+        |head| head.starts_with(SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SIGNATURE: &[u8] = b"Bochs Virtual HD Image\0";

@@ -14,22 +14,15 @@ use super::{
 use crate::Result;
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "cloop",
-    probe: Some(|head| head.starts_with(SCRIPT)),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
-    checks_data: false,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "cloop",
+        |head| head.starts_with(SCRIPT),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// What an image begins with.

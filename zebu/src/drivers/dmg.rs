@@ -18,24 +18,18 @@ use super::{
     Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "dmg",
-    // The content is not recognized, but the name of the file is: see `guess.rs`.
-    probe: Some(|_| false),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "dmg",
+        // The content is not recognized, but the name of the file is: see `guess.rs`.
+        |_| false,
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SECTOR: u64 = 512;

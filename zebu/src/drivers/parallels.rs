@@ -14,23 +14,19 @@ use super::{
     Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::Result;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "parallels",
-    probe: Some(|head| Magic::of(head).is_some() && version(head) == VERSION),
-    is_writable: false,
     // The format has no name of one, but options may name one.
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
     open_options: &["prealloc-mode", "prealloc-size"],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "parallels",
+        |head| Magic::of(head).is_some() && version(head) == VERSION,
+        |request| Box::pin(open(request)),
+    )
 };
 
 const VERSION: u32 = 2;

@@ -15,23 +15,18 @@ use super::{
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "qcow",
-    probe: Some(|head| head.starts_with(b"QFI\xfb\0\0\0\x01")),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "qcow",
+        |head| head.starts_with(b"QFI\xfb\0\0\0\x01"),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// Bytes of the header.

@@ -12,23 +12,17 @@ use super::{
     LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "qed",
-    probe: Some(|head| head.starts_with(SIGNATURE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
-    checks_data: false,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "qed",
+        |head| head.starts_with(SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SIGNATURE: &[u8; 4] = b"QED\0";

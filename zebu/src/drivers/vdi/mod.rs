@@ -16,23 +16,14 @@ use super::{
 };
 use crate::Result;
 use crate::format::FormatError;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vdi",
-    probe: Some(probe),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only("vdi", probe, |request| Box::pin(open(request)))
 };
 
 const SIGNATURE: u32 = 0xbeda_107f;

@@ -32,7 +32,7 @@ use super::{
     LOOKUP_WORK, OpenRequest, StorageId, check_limit, refused, spend,
 };
 use crate::Result;
-use crate::storage::{LockRequest, Queue, Storage, Work};
+use crate::storage::{Queue, Storage, Work};
 
 use fields::Guid;
 use header::Header;
@@ -43,19 +43,15 @@ use tables::Tables;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vhdx",
-    probe: Some(|head| head.starts_with(header::SIGNATURE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "vhdx",
+        |head| head.starts_with(header::SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// The unit of all places in the file, in bytes.

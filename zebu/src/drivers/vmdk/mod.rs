@@ -23,7 +23,7 @@ use super::{
 };
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{LockRequest, Queue, Storage, Work};
+use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 use descriptor::Identity;
 use header::SECTOR;
@@ -31,19 +31,12 @@ use sparse::{Group, Span, Sparse, Stored};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vmdk",
-    probe: Some(probe),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
     can_compress: true,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open::open(request)),
+    ..Driver::read_only("vmdk", probe, |request| Box::pin(open::open(request)))
 };
 
 /// Bytes of inflated grains that are kept for small reads.

@@ -19,24 +19,22 @@ use super::{
     Mapping, OpenRequest, StorageId, VhdSize, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vpc",
-    // A fixed image has the cookie only at its end, and is not recognized.
-    probe: Some(|head| head.starts_with(COOKIE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
     checks_data: true,
-    can_compress: false,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
     open_options: &["force_size_calc"],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "vpc",
+        // A fixed image has the cookie only at its end, and is not recognized.
+        |head| head.starts_with(COOKIE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 const COOKIE: &[u8; 8] = b"conectix";
