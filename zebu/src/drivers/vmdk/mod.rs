@@ -267,8 +267,12 @@ impl Shared {
     }
 }
 
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(super::refused(why))
+}
+
 fn closed() -> Error {
-    Error::Refused("The image's extents are not open".into())
+    super::refused("The image's extents are not open")
 }
 
 impl Region {
