@@ -75,6 +75,15 @@ pub trait OtherFiles {
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
 }
 
+/// The path of a file, with the prefix `./` if it would be taken for a name with a protocol.
+pub(super) fn as_path(name: &str) -> String {
+    let first = name.split('/').next().unwrap_or_default();
+    match first.contains(':') {
+        true => format!("./{name}"),
+        false => name.to_owned(),
+    }
+}
+
 impl OpenRequest<'_> {
     /// The limits of an untrusted image, and the counter of its work. Reads of `file` count from
     /// now on.

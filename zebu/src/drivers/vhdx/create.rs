@@ -1,6 +1,5 @@
 //! New VHDX images: dynamic and fixed ones with sectors of 512 bytes.
 
-use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -70,16 +69,7 @@ struct Plan {
 
 pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
     let options = request.options;
-    let subformat = options.text("subformat").map(OsStr::to_string_lossy);
-    let is_fixed = match subformat.as_deref() {
-        None | Some("dynamic") => false,
-        Some("fixed") => true,
-        Some(other) => {
-            return Err(refused(format!(
-                "Parameter 'subformat' does not accept value '{other}'"
-            )));
-        }
-    };
+    let is_fixed = options.is_fixed()?;
     let size = request.size.checked_next_multiple_of(SECTOR.into());
     let size = size.filter(|size| *size <= metadata::MAX_SIZE);
     let size = size.ok_or_else(|| refused("Image size too large; max of 64TB"))?;

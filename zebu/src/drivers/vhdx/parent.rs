@@ -4,6 +4,7 @@
 use super::fields::{Fields, Guid};
 use super::refused;
 use crate::Result;
+use crate::drivers::open::as_path;
 
 /// The only type of locators that the specification defines.
 const VHDX: Guid = Guid::new(0xb04a_efb7_d19e_4a81_b789_25b8_e944_5913);
@@ -54,7 +55,7 @@ impl Parent {
             (None, None) => return Err(refused("The path of the VHDX parent is missing")),
         };
         Ok(Parent {
-            name: as_path(name),
+            name: as_path(&name),
             ids,
         })
     }
@@ -71,15 +72,6 @@ fn text(bytes: &[u8], offset: u32, length: u16) -> Option<String> {
     let units: Vec<u16> = units.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
     let text = String::from_utf16(&units).ok()?;
     (!text.contains('\0')).then_some(text)
-}
-
-/// A name that is a path, also if it looks as if it began with a protocol.
-fn as_path(name: String) -> String {
-    let before_slash = name.split('/').next().unwrap_or_default();
-    match before_slash.contains(':') {
-        true => format!("./{name}"),
-        false => name,
-    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ use crate::format::HostOffset;
 use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
+use geometry::{MAX_CHS, MAX_SECTORS, SECTOR};
+
 /// The driver.
 pub static DRIVER: Driver = Driver {
     has_backing: true,
@@ -37,16 +39,14 @@ pub static DRIVER: Driver = Driver {
     )
 };
 
+/// What a footer begins with.
 const COOKIE: &[u8; 8] = b"conectix";
+/// Where a footer has its checksum.
+const CHECKSUM: usize = 64;
 /// What the second header begins with.
 const DYNAMIC_COOKIE: &[u8; 8] = b"cxsparse";
 /// Bytes of the second header.
 const DYNAMIC_HEADER: usize = 1024;
-const SECTOR: u64 = 512;
-/// The largest disk in sectors: 2040 GiB.
-const MAX_SECTORS: u64 = 0xff00_0000;
-/// The sectors of the largest geometry. The disk may have more then.
-const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
 /// Entries of the table of blocks at most, as in QEMU.
 const MAX_BLOCKS: u32 = i32::MAX as u32 / 4;
 /// The entry of a block that is not stored.
@@ -115,10 +115,7 @@ struct Parent {
 
 impl Footer {
     fn decode(bytes: &[u8]) -> Result<Self> {
-        // Of all bytes but its own.
-        let sum = |range: std::ops::Range<usize>| bytes[range].iter().map(|b| u32::from(*b)).sum();
-        let (before, after): (u32, u32) = (sum(0..64), sum(68..bytes.len()));
-        if u32::from_be_bytes(array(bytes, 64)) != !(before + after) {
+        if u32::from_be_bytes(array(bytes, CHECKSUM)) != checksum(bytes, CHECKSUM) {
             return Err(refused("Incorrect header checksum"));
         }
         let cylinders = u64::from(u16::from_be_bytes(array(bytes, 56)));
@@ -136,12 +133,19 @@ impl Footer {
     /// others go by the size. Who made the image decides, as in QEMU.
     fn sectors(&self, by: VhdSize) -> u64 {
         let by_geometry = by == VhdSize::Chs || [*b"vpc ", *b"qemu"].contains(&self.creator);
-        let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_GEOMETRY;
+        let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_CHS;
         match by_geometry && !by_size {
             true => self.geometry,
             false => self.current_size / SECTOR,
         }
     }
+}
+
+/// The checksum of a footer or header that has it at `at`: the complement of the sum of all other
+/// bytes.
+fn checksum(bytes: &[u8], at: usize) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
+    !(sum(&bytes[..at]) + sum(&bytes[at + 4..]))
 }
 
 fn disk_type(footer: &[u8]) -> u32 {
