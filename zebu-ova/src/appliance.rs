@@ -1,5 +1,6 @@
 //! Appliances that are read.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::ControlFlow;
@@ -108,7 +109,7 @@ impl Stored {
 /// What the files of an appliance are in.
 enum Container<'a> {
     /// An archive, and its members.
-    Archive(&'a Path, File, Vec<Member>),
+    Archive(&'a Path, File, HashMap<String, Member>),
     /// The directory of a descriptor, and whether other files of it are opened.
     Folder(&'a Path, bool),
 }
@@ -140,9 +141,9 @@ impl Container<'_> {
         match self {
             Container::Archive(_, _, members) => {
                 let is_descriptor = |name: &str| name.to_ascii_lowercase().ends_with(".ovf");
-                let found = members.iter().find(|member| is_descriptor(&member.name));
-                match found {
-                    Some(member) => Ok(member.name.clone()),
+                let descriptors = members.iter().filter(|(name, _)| is_descriptor(name));
+                match descriptors.min_by_key(|(_, member)| member.offset) {
+                    Some((name, _)) => Ok(name.clone()),
                     None => refused("The archive has no OVF descriptor"),
                 }
             }
@@ -185,7 +186,7 @@ impl Container<'_> {
     fn find(&self, name: &str) -> Result<Option<(PathBuf, u64, u64)>> {
         match self {
             Container::Archive(path, _, members) => {
-                let found = members.iter().find(|member| member.name == name);
+                let found = members.get(name);
                 Ok(found.map(|member| (path.to_path_buf(), member.offset, member.length)))
             }
             Container::Folder(path, opens_files) => {

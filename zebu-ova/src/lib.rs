@@ -45,6 +45,20 @@ pub enum Error {
 /// The result of an operation on an appliance.
 pub type Result<T> = std::result::Result<T, Error>;
 
-fn refused<T>(why: impl Into<String>) -> Result<T> {
-    Err(Error::Refused(why.into()))
+fn refused<T>(why: impl AsRef<str>) -> Result<T> {
+    Err(Error::Refused(printable(why.as_ref())))
+}
+
+/// A message, which may have names of the appliance in it, on one line: control characters, which
+/// could drive a terminal, become escapes. A very long one is cut off.
+fn printable(text: &str) -> String {
+    const MAX: usize = 4096;
+    let mut out = String::new();
+    for c in text.chars().take(MAX) {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
 }
