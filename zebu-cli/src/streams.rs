@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use zebu::names::protocol;
 
@@ -95,7 +95,6 @@ fn real_name(name: &OsStr, standard: RawFd) -> OsString {
     };
     let link = format!("/proc/self/fd/{number}");
     let same = |path: &fs::Metadata, file: &fs::Metadata| {
-        use std::os::unix::fs::MetadataExt;
         (path.dev(), path.ino()) == (file.dev(), file.ino())
     };
     match (fs::read_link(&link), fs::metadata(&link)) {

@@ -412,6 +412,12 @@ fn what_cannot_be_read_or_made_is_said() {
         assert!(!lab.path("y").exists(), "{args}");
     }
     assert_eq!(fs::read(lab.path("src.raw")).unwrap(), disk);
+    // What is refused before the appliance begins leaves the file as it was.
+    fs::write(lab.path("old.ova"), "old").unwrap();
+    let answer = lab.zebu(&["ova", "--output", "old.ova", "--name", "a/b", "src.raw"]);
+    answer.failed_with_one_line(1, "a wrong name");
+    assert!(!answer.err.contains("incomplete"), "{answer:?}");
+    assert_eq!(fs::read(lab.path("old.ova")).unwrap(), b"old");
 }
 
 #[test]

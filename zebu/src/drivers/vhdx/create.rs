@@ -219,9 +219,10 @@ impl NewImage for NewVhdx {
                 Data::Dynamic(_, blocks) => blocks.write(queue, offset, &iov).await,
                 Data::Fixed(disk, is_written) => {
                     disk.write(queue, offset, &iov).await?;
-                    let bits = self.plan.geometry.block_bits;
-                    let (start, end) = (offset >> bits, (offset + iov.len() as u64 - 1) >> bits);
-                    for block in &is_written[start as usize..=end as usize] {
+                    let block_size = self.plan.geometry.block_size();
+                    let start = offset / block_size;
+                    let end = (offset + iov.len() as u64).div_ceil(block_size);
+                    for block in &is_written[start as usize..end as usize] {
                         block.store(true, Ordering::Relaxed);
                     }
                     Ok(())
