@@ -115,7 +115,8 @@ fn duplicate(number: RawFd) -> io::Result<File> {
     open.try_clone_to_owned().map(File::from)
 }
 
-/// Lets a pipe have as much as the kernel allows anybody. Nothing depends on it.
+/// Enlarges the buffer of a pipe to the size that the kernel grants unprivileged processes by
+/// default. Errors are ignored: only the speed depends on it.
 pub fn widen(pipe: &File) {
     const BYTES: usize = 1 << 20;
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, BYTES);

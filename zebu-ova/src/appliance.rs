@@ -215,7 +215,7 @@ impl Container<'_> {
     /// The bytes of a file, if there is one of this name.
     fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let found = match self {
-            // Whoever opens nothing does without the manifest.
+            // Where no other file is opened, the manifest is not read, and nothing is verified.
             Container::Folder(_, false) if name.ends_with(".mf") => None,
             _ => self.find(name)?,
         };

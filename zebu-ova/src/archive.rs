@@ -33,7 +33,7 @@ fn invalid<T>(why: impl AsRef<str>) -> io::Result<T> {
 
 /// Whether this is a header: its checksum is right.
 pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
-    // Signed characters were used by some programs; these are not found here.
+    // Sums of signed characters, which some old programs wrote, are not accepted.
     let field = 148..156;
     let bytes = block.iter().enumerate();
     let sum = bytes.map(|(at, byte)| match field.contains(&at) {
@@ -47,7 +47,7 @@ pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
             .is_ok_and(|found| found == sum)
 }
 
-/// What extensions say of the next member.
+/// The name and the size that extended headers give the next member.
 #[derive(Default)]
 struct Extended {
     name: Option<Vec<u8>>,

@@ -13,7 +13,7 @@ const MAX_ENTRIES: usize = 10_000;
 /// Bytes of a file's name at most, as of a path. Each disk of a file has a copy of it.
 const MAX_NAME: usize = 4096;
 
-/// What a descriptor says.
+/// The parts of a descriptor that are used.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     /// The name of the virtual system.
@@ -67,7 +67,6 @@ impl Descriptor {
             let local = tag.local_name();
             let local = local.into_inner();
             if !is_envelope {
-                // The first element is the whole.
                 is_envelope = local == "Envelope";
                 match is_envelope {
                     true => continue,

@@ -31,7 +31,7 @@ pub enum Error {
     Io {
         /// The path of the file.
         file: std::path::PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// It is no appliance, a damaged one, or it needs what is not supported.

@@ -264,7 +264,7 @@ const FORMAT: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#
 /// The virtual hardware of ESX 5.5 and later.
 const HARDWARE: &str = "vmx-10";
 
-/// An item of virtual hardware. The schema wants its parts in the order of the alphabet.
+/// An item of virtual hardware. The schema requires its elements in alphabetical order.
 fn item(parts: &[(&str, &str)]) -> String {
     let parts = parts
         .iter()

@@ -128,7 +128,7 @@ fn check_offsets(offsets: &[u64]) -> Result<u64> {
     Ok(longest)
 }
 
-/// Bytes of a compressed block that are looked at. Some may be longer than what they inflate to.
+/// Bytes of a compressed block that are read at most. It may be longer than what it inflates to.
 fn most(block_size: u32) -> u64 {
     2 * u64::from(block_size) + (64 << 10)
 }

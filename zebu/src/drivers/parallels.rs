@@ -2,7 +2,7 @@
 //! little-endian.
 //!
 //! The format is that of `docs/interop/parallels.rst` in QEMU. The format extension (dirty bitmaps)
-//! is not looked at.
+//! is not read.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -137,7 +137,7 @@ impl Header {
         }
     }
 
-    /// The sector at which data begin, and whether the header says so too.
+    /// The sector at which data begin, and whether the field of the header is valid.
     fn data_start(&self, file_sectors: u64) -> (u64, bool) {
         let table_end = HEADER + u64::from(self.entries) * 4;
         let least = match self.magic {

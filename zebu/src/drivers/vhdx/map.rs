@@ -18,7 +18,7 @@ const STATE: u64 = 7;
 /// The offset in an entry. The bits between are reserved.
 const OFFSET: u64 = !(MIB - 1);
 
-/// What the table says of a block.
+/// The state of a block, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
     /// Not in this image.
@@ -27,7 +27,7 @@ pub(super) enum Block {
     Zero,
     /// All of it at this offset.
     Present(u64),
-    /// At this offset, as far as the sector bitmap says so.
+    /// At this offset; the sector bitmap tells which sectors are.
     PartiallyPresent(u64),
 }
 

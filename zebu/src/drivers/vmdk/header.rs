@@ -151,7 +151,7 @@ pub struct HostedHeader {
 }
 
 impl HostedHeader {
-    /// The header in a sector, whose magic number was looked at.
+    /// Decodes a sector that begins with [`HOSTED_MAGIC`].
     pub fn decode(bytes: &[u8]) -> Self {
         HostedHeader {
             version: u32_at(bytes, 4),
@@ -264,7 +264,7 @@ impl HostedHeader {
     }
 }
 
-/// The layout of a sparse extent of ESX, whose magic number was looked at.
+/// The layout of a sparse extent of ESX, by a sector that begins with [`ESX_MAGIC`].
 pub fn esx(bytes: &[u8]) -> Result<Layout> {
     Layout {
         sectors: u32_at(bytes, 12).into(),

@@ -164,7 +164,7 @@ fn is_descriptor(head: &[u8]) -> bool {
         [b' ', ..] => line.iter().all(|b| *b == b' '),
         _ => false,
     };
-    // The last piece has no end in what is looked at.
+    // The last line is not complete.
     let mut lines: Vec<&[u8]> = head.split(|b| *b == b'\n').collect();
     lines.pop();
     let mut lines = lines

@@ -23,7 +23,7 @@ pub const GROUPS: usize = 128;
 /// Bytes of tables that are read at a time, and of the gap between two tables read together.
 const READ_TABLES: u64 = 256 << 10;
 const READ_GAP: u64 = 4 << 10;
-/// Entries of the directory without a table that are passed over at a time.
+/// Entries of the directory without a table that one span covers at most.
 const MAX_EMPTY: usize = 4096;
 /// A directory entry that leads nowhere. No valid one is so large where there are invalid ones.
 const INVALID: u32 = u32::MAX;
@@ -362,7 +362,7 @@ impl Sparse {
                 let most = (end - host).min(self.longest().into());
                 Stored::Compressed {
                     host,
-                    // A stream past the end of the file is an error of whoever reads it.
+                    // A stream past the end of the file is refused when it is read.
                     length: most.min(self.file_len.saturating_sub(host).max(1)) as u32,
                 }
             }

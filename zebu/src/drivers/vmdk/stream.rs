@@ -1,5 +1,5 @@
 //! streamOptimized VMDKs that are written from the start to the end: the tables follow the grains,
-//! and a footer says where.
+//! and the footer has the sector of the grain directory.
 
 use std::path::Path;
 

@@ -19,7 +19,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The largest one. A disk with this geometry has the size that its footer says.
+    /// The largest one. A disk with this geometry has the size in the footer.
     pub(super) const MAX: Geometry = Geometry {
         cylinders: 65535,
         heads: 16,

@@ -3,7 +3,7 @@
 //! table of blocks, and the blocks, each behind a bitmap of its sectors. Numbers are big-endian.
 //!
 //! The format is that of the "Virtual Hard Disk Image Format Specification" 1.0: fixed, dynamic and
-//! differencing images. In dynamic images bitmaps are not looked at, as in QEMU. In differencing
+//! differencing images. In dynamic images bitmaps are not read, as in QEMU. In differencing
 //! images they say which sectors are the parent's. (QEMU reads these as if they were dynamic.)
 
 mod create;
@@ -129,8 +129,8 @@ impl Footer {
         })
     }
 
-    /// Sectors of the disk. Virtual PC goes by the geometry, which may be less than the size;
-    /// others go by the size. Who made the image decides, as in QEMU.
+    /// Sectors of the disk. Virtual PC uses the geometry, which may be smaller than the size field;
+    /// other programs use that field. The creator of the image decides, as in QEMU.
     fn sectors(&self, by: VhdSize) -> u64 {
         let by_geometry = by == VhdSize::Chs || [*b"vpc ", *b"qemu"].contains(&self.creator);
         let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_CHS;
