@@ -66,19 +66,19 @@ impl Appliance {
     /// If the file is no appliance or a damaged one. If it is a descriptor whose disks are files
     /// and `opens_files` is false.
     pub fn open(path: &Path, opens_files: bool) -> Result<Self> {
-        let failure = |source| Error::Io {
-            file: path.to_owned(),
-            source,
-        };
-        let file = File::open(path).map_err(failure)?;
+        let found = fs::metadata(path).map_err(Error::io(path))?;
+        if !found.is_file() {
+            // To open a FIFO would wait for its writer.
+            return refused(format!("'{}' is no regular file", path.display()));
+        }
+        let file = File::open(path).map_err(Error::io(path))?;
         let mut block = [0; BLOCK as usize];
-        let is_long = file.metadata().map_err(failure)?.len() >= BLOCK;
-        if is_long {
-            file.read_exact_at(&mut block, 0).map_err(failure)?;
+        if found.len() >= BLOCK {
+            file.read_exact_at(&mut block, 0).map_err(Error::io(path))?;
         }
         let container = match archive::is_header(&block) {
             true => {
-                let members = archive::members(&file).map_err(failure)?;
+                let members = archive::members(&file).map_err(Error::io(path))?;
                 Container::Archive(path, file, members)
             }
             false => Container::Folder(path, opens_files),
@@ -96,13 +96,15 @@ impl Stored {
         let Some(expected) = &self.checksum else {
             return Ok(());
         };
-        let file = File::open(&self.path).map_err(|source| Error::Io {
-            file: self.path.clone(),
-            source,
-        })?;
+        let file = File::open(&self.path).map_err(Error::io(&self.path))?;
         let range = self.offset..self.offset + self.length;
         let found = Checksum::of_file(expected.algorithm, &file, &self.path, range, progress)?;
         expected.expect(&found, &self.name)
+    }
+
+    /// The algorithm of the checksum in the manifest.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.checksum.as_ref().map(|checksum| checksum.algorithm)
     }
 }
 
@@ -206,7 +208,7 @@ impl Container<'_> {
                     Ok(found) if found.is_file() => Ok(Some((path, 0, found.len()))),
                     Ok(_) => refused(format!("'{}' is no regular file", path.display())),
                     Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                    Err(source) => Err(Error::Io { file: path, source }),
+                    Err(e) => Err(Error::io(&path)(e)),
                 }
             }
         }
@@ -232,20 +234,11 @@ impl Container<'_> {
                 File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, offset))
             }
         };
-        match read {
-            Ok(()) => Ok(Some(bytes)),
-            Err(source) => Err(Error::Io { file: path, source }),
-        }
+        read.map_err(Error::io(&path))?;
+        Ok(Some(bytes))
     }
 }
 
 fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
     String::from_utf8(bytes).or_else(|_| refused(format!("The {what} is not UTF-8")))
-}
-
-impl Stored {
-    /// The algorithm of the checksum in the manifest.
-    pub fn algorithm(&self) -> Option<Algorithm> {
-        self.checksum.as_ref().map(|checksum| checksum.algorithm)
-    }
 }

@@ -17,6 +17,7 @@ mod manifest;
 mod new;
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 pub use appliance::{Appliance, Disk, Stored};
 pub use checksum::{Algorithm, Checksum};
@@ -30,7 +31,7 @@ pub enum Error {
     #[error("{}: {source}", file.display())]
     Io {
         /// The path of the file.
-        file: std::path::PathBuf,
+        file: PathBuf,
         /// The error of the operating system.
         source: io::Error,
     },
@@ -40,6 +41,16 @@ pub enum Error {
     /// The caller's callback ended the work.
     #[error("Interrupted")]
     Stopped,
+}
+
+impl Error {
+    /// Adds the path of a file to an error of it.
+    fn io(file: &Path) -> impl Fn(io::Error) -> Error + '_ {
+        |source| Error::Io {
+            file: file.to_owned(),
+            source,
+        }
+    }
 }
 
 /// The result of an operation on an appliance.

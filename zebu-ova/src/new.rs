@@ -160,10 +160,7 @@ impl<'a> NewAppliance<'a> {
     }
 
     fn io<T>(&self, action: impl FnOnce(&File) -> io::Result<T>) -> Result<T> {
-        action(&self.file).map_err(|source| Error::Io {
-            file: self.path.clone(),
-            source,
-        })
+        action(&self.file).map_err(Error::io(&self.path))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {

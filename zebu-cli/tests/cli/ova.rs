@@ -345,6 +345,7 @@ fn what_cannot_be_read_or_made_is_said() {
     lab.zebu(&raw).ok("a format that is given");
     lab.assert_same_bytes("new.raw", "src.raw", "a format that is given");
     fs::write(lab.path("text.ova"), "no appliance").unwrap();
+    run(&lab, ".", "mkfifo", &["fifo.ova"]);
     fs::write(lab.path("long.ovf"), vec![b' '; (16 << 20) + 1]).unwrap();
     for (args, says) in [
         (
@@ -384,6 +385,7 @@ fn what_cannot_be_read_or_made_is_said() {
             "read from this file",
         ),
         ("info text.ova", "The descriptor is"),
+        ("info fifo.ova", "is no regular file"),
         ("info long.ovf", "longer than 16 MiB"),
         ("ova src.raw", "Expecting the new appliance"),
         ("ova --output y.ova", "Expecting at least one disk"),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::inflate::Inflated;
 use super::levels::{DecodeEntry, TwoLevels};
 use super::pieces::{Pieces, Table};
-use super::table::{array, check_clusters, check_inside, read_backing_name};
+use super::table::{array, check_clusters, check_in_file, read_backing_name};
 use super::{
     AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
     LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, refused, spend,
@@ -143,7 +143,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         limits.check_size(size)?;
         limits.check_table("The L1 table's length", l1_bytes)?;
     }
-    check_inside("The L1 table", header.l1_offset, l1_bytes, file_len)?;
+    check_in_file("The L1 table", header.l1_offset, l1_bytes, file_len)?;
     let backing = backing(queue, &*file, &header, file_len).await?;
     Ok(AnyImage::new(Box::new(Qcow {
         tables: TwoLevels {
@@ -209,7 +209,7 @@ impl DecodeEntry for Qcow {
             count: 1 << self.header.l2_bits,
         };
         let bytes = table.count * ENTRY;
-        match check_inside(table.what, table.start, bytes, self.file_len) {
+        match check_in_file(table.what, table.start, bytes, self.file_len) {
             Ok(_) => Ok(table),
             Err(error) => Err(Error::Corrupt {
                 guest,

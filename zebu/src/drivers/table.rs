@@ -23,7 +23,7 @@ pub(super) async fn read_table<const N: usize, T>(
     count: u64,
     decode: impl Fn([u8; N]) -> T,
 ) -> Result<Vec<T>> {
-    let end = check_inside(what, at, count.saturating_mul(N as u64), file.len()?)?;
+    let end = check_in_file(what, at, count.saturating_mul(N as u64), file.len()?)?;
     let mut table = Vec::with_capacity(count as usize);
     let mut at = at;
     while at < end {
@@ -38,7 +38,7 @@ pub(super) async fn read_table<const N: usize, T>(
 
 /// The end of a table of `bytes` bytes at `at`. Refuses one that is not in the file: QEMU would
 /// read zeroes, which may be valid entries.
-pub(super) fn check_inside(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
+pub(super) fn check_in_file(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
     match at.checked_add(bytes) {
         Some(end) if end <= file_len => Ok(end),
         _ => Err(refused(format!(
@@ -56,7 +56,7 @@ pub(super) async fn read_backing_name(
     length: u32,
     file_len: u64,
 ) -> Result<Option<Vec<u8>>> {
-    check_inside("The backing file's name", at, length.into(), file_len)?;
+    check_in_file("The backing file's name", at, length.into(), file_len)?;
     let bytes = storage::read_vec(file, queue, at, length as usize).await?;
     let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
     Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
