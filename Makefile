@@ -19,7 +19,11 @@ ZEBU_BENCH = QEMU_IMG=$${QEMU_IMG:-$$(sh scripts/get-qemu.sh target/peers/qemu)/
 
 RELIABILITY ?=
 
-.PHONY: bench bench-quick bench-build reliability
+# Object stores with a real server (versitygw, built by Go):
+#
+#   make stores
+
+.PHONY: bench bench-quick bench-build reliability stores
 
 bench: bench-build
 	$(ZEBU_BENCH) run --dir $(BENCH_DIR) $(BENCH_FLAGS) $(EXPERIMENTS)
@@ -34,3 +38,6 @@ bench-build:
 
 reliability:
 	sh scripts/reliability.sh $(RELIABILITY)
+
+stores:
+	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores::

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Unpacks the newest qemu-utils of Debian's backports into a directory, without
 # installing it, and prints the path of its programs. The libraries that it
-# needs come with Debian's own qemu-utils.
+# needs come with Debian's own qemu-utils. Its modules (QEMU_MODULE_DIR), one of
+# them for HTTP, are unpacked beside them.
 #
 # usage: get-qemu.sh DIRECTORY
 set -eu
@@ -9,7 +10,7 @@ mkdir -p "$1"
 # Absolute: tests run the programs from other folders.
 dir=$(cd "$1" && pwd)
 bin=$dir/root/usr/bin
-if [ ! -x "$bin/qemu-img" ]; then
+if [ ! -x "$bin/qemu-img" ] || ! ls "$dir"/root/usr/lib/*/qemu/block-curl.so >/dev/null 2>&1; then
     mkdir -p "$dir/lists/partial" "$dir/archives/partial" "$dir/root"
     suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")-backports
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$dir/sources.list"
@@ -19,7 +20,8 @@ if [ ! -x "$bin/qemu-img" ]; then
             -o APT::Sandbox::User=root "$@" >&2
     }
     apt update
-    (cd "$dir" && apt download qemu-utils)
+    (cd "$dir" && apt download qemu-utils qemu-block-extra)
+    dpkg-deb -x "$dir"/qemu-block-extra_*.deb "$dir/root"
     dpkg-deb -x "$dir"/qemu-utils_*.deb "$dir/root"
 fi
 "$bin/qemu-img" --version >/dev/null

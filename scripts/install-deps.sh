@@ -26,6 +26,7 @@ for program in $missing; do
         qemu-system-x86_64) packages="$packages qemu-system-x86" ;;
         busybox) packages="$packages busybox-static" ;;
         flock) packages="$packages util-linux" ;;
+        nginx) packages="$packages nginx-light" ;;
         xz) packages="$packages xz-utils" ;;
         cc) packages="$packages gcc libc6-dev" ;;
         *) packages="$packages $program" ;;

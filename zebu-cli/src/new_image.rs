@@ -394,7 +394,7 @@ impl NewFile {
         let existed = spec.nbd().is_some() || spec.path.exists();
         let opened = open::in_first(caches, |cache| {
             let how = OpenFile::default().write(true).create(true).cache(cache);
-            spec.open(how, &objects::credentials())
+            spec.open(how, &objects::all())
         });
         let file = opened.map_err(|e| could_not_create(spec, e))?;
         let new = NewFile {
@@ -427,6 +427,14 @@ impl NewFile {
 
 /// Why, in QEMU's words.
 fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
+    if spec.is_object() {
+        let driver = spec.driver.name();
+        let why = format!("Protocol driver '{driver}' does not support image creation");
+        return match driver {
+            "http" | "https" => why,
+            _ => format!("{why}: pass the image through a pipe to the store's own tool"),
+        };
+    }
     match (spec.nbd(), error) {
         (Some(_), e) => format!(
             "Protocol driver 'nbd' does not support creating new images, so an existing image \

@@ -1,46 +1,94 @@
-//! `--object`: credentials that images are named with (`tls-creds=ID`).
+//! `--object`: credentials and secrets that images are named with (`tls-creds=ID`,
+//! `password-secret=ID`).
 //!
 //! They hold for every image that the process opens, like strict mode
 //! (`untrusted.rs`), and are kept in the same way.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use zebu::block::TlsObjects;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use zebu::block::{Objects, Secret};
 use zebu::names::{parse_switch, split_list};
 use zebu::tls::{KeyFile, TlsCredentials, TlsFiles, Verify};
 
 use crate::failure::Failure;
 
-static CREDENTIALS: Mutex<TlsObjects> = Mutex::new(TlsObjects::new());
+static KEPT: Mutex<Option<Objects>> = Mutex::new(None);
 
-/// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on` or
-/// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu`, or the same as
-/// JSON.
+/// Takes `tls-creds-x509,id=ID,dir=DIR,endpoint=client,verify-peer=on`,
+/// `tls-creds-psk,id=ID,dir=DIR,endpoint=client,username=qemu` or `secret,id=ID,file=FILE`, or the
+/// same as JSON.
 pub fn add(text: &OsStr) -> Result<(), Failure> {
-    let (id, credentials) =
-        parse(text).map_err(|why| Failure::new(format!("--object {}: {why}", text.display())))?;
-    let mut kept = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
-    match kept.insert(id.clone(), credentials.clone()) {
-        // The options of one command may be processed more than once.
-        Some(other) if other != credentials => Err(Failure::new(format!(
-            "--object {}: attempt to add duplicate property '{id}' to object",
-            text.display()
+    let wrong = |why: String| Failure::new(format!("--object {}: {why}", text.display()));
+    let members = members(text).map_err(wrong)?;
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = kept.get_or_insert_default();
+    // The options of one command may be processed more than once.
+    let (id, is_same) = if members.kind == "secret" {
+        let (id, secret) = secret(members).map_err(wrong)?;
+        let is_new = !kept.tls.contains_key(&id);
+        let other = kept.secrets.insert(id.clone(), secret.clone());
+        (id, is_new && other.is_none_or(|other| other == secret))
+    } else {
+        let (id, credentials) = credentials(members).map_err(wrong)?;
+        let is_new = !kept.secrets.contains_key(&id);
+        let other = kept.tls.insert(id.clone(), credentials.clone());
+        (id, is_new && other.is_none_or(|other| other == credentials))
+    };
+    match is_same {
+        true => Ok(()),
+        false => Err(wrong(format!(
+            "attempt to add duplicate property '{id}' to object"
         ))),
-        _ => Ok(()),
     }
 }
 
 /// All of them.
-pub fn credentials() -> TlsObjects {
-    let kept = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.clone()
+pub fn all() -> Objects {
+    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.clone().unwrap_or_default()
 }
 
-fn parse(text: &OsStr) -> Result<(String, TlsCredentials), String> {
-    let object = Object::parse(text)?;
+/// A secret, which is in a file: the arguments of a command are seen by all users.
+fn secret(members: Members) -> Result<(String, Secret), String> {
+    let (mut id, mut file, mut is_base64) = (None, None, false);
+    for (key, value) in members.rest {
+        match (&*key, value.to_str()) {
+            ("file", _) => file = Some(value),
+            ("id", Some(value)) => id = Some(value.to_owned()),
+            ("format", Some("raw")) => is_base64 = false,
+            ("format", Some("base64")) => is_base64 = true,
+            ("data", _) => return Err("zebu takes secrets from files only (file=FILE)".into()),
+            _ => return Err(format!("no option '{key}' is part of this version")),
+        }
+    }
+    let id = id.ok_or("Parameter 'id' is missing")?;
+    let file = file.ok_or("Parameter 'file' is missing")?;
+    let text = read_secret(Path::new(&file), is_base64)?;
+    Ok((id, Secret::new(text)))
+}
+
+/// The text of a file, without a line feed at its end.
+fn read_secret(file: &Path, is_base64: bool) -> Result<String, String> {
+    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+    let bytes = std::fs::read(file).map_err(|e| wrong(&zebu::strerror(&e)))?;
+    let bytes = match is_base64 {
+        true => BASE64_STANDARD
+            .decode(bytes.trim_ascii())
+            .map_err(|_| wrong(&"it is not base64"))?,
+        false => bytes,
+    };
+    let text = String::from_utf8(bytes).map_err(|_| wrong(&"it is not UTF-8"))?;
+    Ok(text.strip_suffix('\n').map_or(text.clone(), Into::into))
+}
+
+/// Credentials for TLS of a client.
+fn credentials(members: Members) -> Result<(String, TlsCredentials), String> {
+    let object = Object::of(members)?;
     if object.is_server == Some(true) {
         return Err("Expecting TLS credentials with a client endpoint".into());
     }
@@ -81,26 +129,46 @@ pub enum Kind {
     Keys { user: Option<String> },
 }
 
+/// An object's type and its other members.
+struct Members {
+    kind: String,
+    rest: Vec<(String, OsString)>,
+}
+
+/// Reads `TYPE,id=ID,...` or JSON.
+fn members(text: &OsStr) -> Result<Members, String> {
+    let mut rest = match text.as_bytes().starts_with(b"{") {
+        true => json(text)?,
+        false => words(text),
+    };
+    let place = rest.iter().position(|(key, _)| key == "qom-type");
+    let kind = place.map(|place| rest.remove(place).1);
+    let kind = kind.and_then(|kind| kind.into_string().ok());
+    Ok(Members {
+        kind: kind.unwrap_or_default(),
+        rest,
+    })
+}
+
 impl Object {
     /// Reads `TYPE,id=ID,...` or JSON.
     pub fn parse(text: &OsStr) -> Result<Object, String> {
-        let mut members = match text.as_bytes().starts_with(b"{") {
-            true => json(text)?,
-            false => words(text),
-        };
-        let place = members.iter().position(|(key, _)| key == "qom-type");
-        let of_type = place.map(|place| members.remove(place).1);
-        let mut kind = match of_type.as_deref().and_then(OsStr::to_str) {
-            Some("tls-creds-x509") => Kind::Certificates,
-            Some("tls-creds-psk") => Kind::Keys { user: None },
+        Object::of(members(text)?)
+    }
+
+    fn of(members: Members) -> Result<Object, String> {
+        let mut kind = match &*members.kind {
+            "tls-creds-x509" => Kind::Certificates,
+            "tls-creds-psk" => Kind::Keys { user: None },
+            "secret" => return Err("a secret is no TLS credentials".into()),
             _ => {
-                let why = "objects other than tls-creds-x509 and tls-creds-psk are not part of \
-                           this version";
+                let why = "objects other than tls-creds-x509, tls-creds-psk and secret are not \
+                           part of this version";
                 return Err(why.into());
             }
         };
         let (mut id, mut directory, mut is_server, mut verify) = (None, None, None, true);
-        for (key, value) in members {
+        for (key, value) in members.rest {
             if key == "dir" {
                 directory = Some(value);
                 continue;
@@ -169,6 +237,10 @@ mod tests {
     //! Guards against credentials of another directory, and a server that is not verified.
     use super::*;
 
+    fn parse(text: &OsStr) -> Result<(String, TlsCredentials), String> {
+        credentials(members(text)?)
+    }
+
     fn files(directory: &str, verify: Verify) -> TlsCredentials {
         TlsCredentials::Certificates(
             TlsFiles::default()
@@ -223,6 +295,33 @@ mod tests {
             "{",
         ] {
             assert!(parse(OsStr::new(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_in_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("s");
+        let of = |text: String| secret(members(OsStr::new(&text))?);
+        for (content, format, expected) in [
+            ("pass word", "", Some("pass word")),
+            ("line\n", "", Some("line")),
+            ("line\n", ",format=raw", Some("line")),
+            ("cGFzcw==\n", ",format=base64", Some("pass")),
+            ("?", ",format=base64", None),
+            ("x", ",format=aes", None),
+        ] {
+            std::fs::write(&file, content).unwrap();
+            let secret = of(format!("secret,id=s,file={}{format}", file.display()));
+            let text = secret.ok().map(|(_, secret)| secret.reveal().to_owned());
+            assert_eq!(text.as_deref(), expected, "{content:?}{format}");
+        }
+        for text in [
+            "secret,id=s",
+            "secret,id=s,data=abc",
+            "secret,id=s,file=/nowhere",
+        ] {
+            assert!(of(text.into()).is_err(), "{text}");
         }
     }
 }

@@ -67,5 +67,5 @@ pub fn is_on() -> bool {
 pub fn defaults() -> OpenOptions {
     OpenOptions::default()
         .policy(policy())
-        .tls(objects::credentials())
+        .objects(objects::all())
 }

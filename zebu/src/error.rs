@@ -306,6 +306,21 @@ pub(crate) fn c_hex(number: u64) -> String {
     }
 }
 
+/// A server's text as one line of limited length.
+#[cfg(any(feature = "nbd", feature = "http"))]
+pub(crate) fn one_line(text: &str) -> String {
+    const MOST: usize = 500;
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    let mut line: String = text.chars().take(MOST).map(shown).collect();
+    if text.chars().nth(MOST).is_some() {
+        line.push('…');
+    }
+    line
+}
+
 /// The text of an operating-system error without Rust's "(os error N)".
 pub fn strerror(error: &io::Error) -> impl fmt::Display {
     let text = error.to_string();

@@ -48,7 +48,8 @@
 //! # Features
 //!
 //! `nbd`: images on NBD servers. `tls`: TLS for these. `bzip2`: DMG images that are compressed by it.
-//! All are on by default. Without default features there is no TLS, and no C code but the codecs.
+//! These are on by default. `http`: images on web servers. `object-store`: images in object stores.
+//! Without default features there is no TLS, and no C code but the codecs.
 //!
 //! # File size limits
 //!

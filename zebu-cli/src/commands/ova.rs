@@ -123,7 +123,7 @@ impl OutputFile {
             return Err(failure(same_file::READ_FROM.into()));
         }
         let how = OpenFile::default().write(true).create(true);
-        let opened = spec.open(how, &objects::credentials());
+        let opened = spec.open(how, &objects::all());
         let opened = opened.map_err(|e| failure(e.to_string()))?;
         opened
             .lock(LockRequest::CREATE)

@@ -28,6 +28,7 @@ pub mod server;
 pub mod tls;
 pub mod vhost;
 pub mod vmdk;
+pub mod web;
 
 use std::time::Duration;
 

@@ -6,6 +6,7 @@ mod device;
 mod extents;
 mod header;
 mod known_data;
+mod objects;
 mod open;
 mod opened;
 mod quick_zeroes;
@@ -30,8 +31,9 @@ pub use crate::drivers::{
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;
+pub use objects::{Objects, Secret, TlsObjects};
 pub use open::{Length, OpenOptions, Policy, Storages};
-pub use opened::{OpenedFile, TlsObjects};
+pub use opened::OpenedFile;
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub(crate) use resolver::NameResolver;
@@ -41,8 +43,12 @@ pub use spec::{
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
     OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
+#[cfg(feature = "http")]
+pub use spec::{HttpCookie, HttpSpec, RemoteOptions};
 #[cfg(feature = "nbd")]
 pub use spec::{NbdSpec, NbdTls};
 pub(crate) use spec::{OptionSet, OptionValue};
+#[cfg(feature = "object-store")]
+pub use spec::{StoreKind, StoreSpec};
 pub use status::Status;
 pub use write::Zeroing;

@@ -7,7 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::device::{Device, Layer, WriteMode};
-use super::opened::{Identity, OpenedFile, OpenedImage, TlsObjects};
+use super::objects::Objects;
+use super::opened::{Identity, OpenedFile, OpenedImage};
 use super::resolver::{NameResolver, Paths};
 use super::spec::{
     BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver, FileSpec, ImageSpec,
@@ -102,8 +103,8 @@ options! {
         pub store_bitmaps: bool,
         /// Open this internal snapshot, read-only, instead of the active disk.
         pub snapshot: Option<SnapshotName>,
-        /// Credentials by the ids that `tls-creds` may name.
-        pub tls: TlsObjects,
+        /// Credentials and secrets by the ids that names may have.
+        pub objects: Objects,
     }
 }
 
@@ -597,7 +598,7 @@ impl Opening<'_> {
                         create: false,
                         cache,
                     };
-                    spec.open_async(how, &self.options.tls).await
+                    spec.open_async(how, &self.options.objects).await
                 }
             }
         })

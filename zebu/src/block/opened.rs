@@ -1,19 +1,23 @@
 //! A file or an export that was opened.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::objects::Objects;
+#[cfg(feature = "object-store")]
+use super::spec::StoreSpec;
 use super::spec::{FileDriver, FileSpec};
+#[cfg(feature = "http")]
+use super::spec::{HttpCookie, HttpSpec};
 #[cfg(feature = "nbd")]
 use super::spec::{NbdSpec, NbdTls};
 #[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
+#[cfg(feature = "object-store")]
+use crate::storage::object::StoreOptions;
+#[cfg(feature = "http")]
+use crate::storage::object::{Access, HttpOptions, Login, Object, ObjectOptions, Place};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
-use crate::tls::TlsCredentials;
 use crate::{Error, Result};
-
-/// Credentials for TLS by their ids (`tls-creds`).
-pub type TlsObjects = BTreeMap<String, TlsCredentials>;
 
 /// A file that was opened.
 #[derive(Debug)]
@@ -26,6 +30,10 @@ pub enum OpenedFile {
     /// An export of an NBD server.
     #[cfg(feature = "nbd")]
     Nbd(Arc<Nbd>),
+    #[doc(hidden)]
+    /// An object on another machine, which is only read.
+    #[cfg(feature = "http")]
+    Object(Arc<dyn Storage>),
     #[doc(hidden)]
     /// A file that stores nothing.
     Null(Arc<Null>),
@@ -52,6 +60,9 @@ pub enum Identity {
     /// Server and export.
     #[cfg(feature = "nbd")]
     Nbd(NbdServer, String),
+    /// The URL of an object.
+    #[cfg(feature = "http")]
+    Object(String),
     /// A part of a file: offset and size.
     Part(Box<Identity>, Option<u64>, Option<u64>),
     /// The disk of the image in a file.
@@ -64,14 +75,18 @@ impl FileSpec {
     /// # Errors
     ///
     /// If it cannot be opened. [`Error::Refused`] for drivers over another file.
-    #[cfg_attr(not(feature = "nbd"), allow(unused_variables))]
-    pub fn open(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
+    #[cfg_attr(not(any(feature = "nbd", feature = "http")), allow(unused_variables))]
+    pub fn open(&self, how: OpenFile, objects: &Objects) -> Result<OpenedFile> {
         match &self.driver {
             #[cfg(feature = "nbd")]
             FileDriver::Nbd(nbd) => {
-                let options = nbd.options(how.write, how.cache, tls)?;
+                let options = nbd.options(how.write, how.cache, objects)?;
                 Nbd::open(options).map(Arc::new).map(OpenedFile::Nbd)
             }
+            #[cfg(feature = "http")]
+            FileDriver::Http(_) => self.open_object(how, objects),
+            #[cfg(feature = "object-store")]
+            FileDriver::Store(_) => self.open_object(how, objects),
             FileDriver::Null(null) => {
                 let null = Null::new(&self.path, null.size, null.latency, null.read_zeroes);
                 Ok(OpenedFile::Null(Arc::new(null)))
@@ -99,14 +114,57 @@ impl FileSpec {
 
 impl FileSpec {
     /// As [`FileSpec::open`], without blocking the thread while a server is connected to.
-    pub(super) async fn open_async(&self, how: OpenFile, tls: &TlsObjects) -> Result<OpenedFile> {
+    pub(super) async fn open_async(&self, how: OpenFile, objects: &Objects) -> Result<OpenedFile> {
         #[cfg(feature = "nbd")]
         if let FileDriver::Nbd(nbd) = &self.driver {
-            let options = nbd.options(how.write, how.cache, tls)?;
+            let options = nbd.options(how.write, how.cache, objects)?;
             let nbd = Nbd::open_async(options).await?;
             return Ok(OpenedFile::Nbd(Arc::new(nbd)));
         }
-        self.open(how, tls)
+        #[cfg(feature = "http")]
+        if let Some((place, options)) = self.object(how, objects)? {
+            let object = Object::open(place, options).await?;
+            return Ok(OpenedFile::Object(Arc::new(object)));
+        }
+        self.open(how, objects)
+    }
+}
+
+/// Objects on other machines.
+#[cfg(feature = "http")]
+impl FileSpec {
+    /// Where the object is and how it is read, if it is one.
+    fn object(&self, how: OpenFile, objects: &Objects) -> Result<Option<(Place, ObjectOptions)>> {
+        let (place, reading) = match &self.driver {
+            FileDriver::Http(http) => (http.place(objects)?, &http.reading),
+            #[cfg(feature = "object-store")]
+            FileDriver::Store(store) => (store.place(), &store.reading),
+            _ => return Ok(None),
+        };
+        if how.write {
+            let driver = match self.driver {
+                // As QEMU calls it.
+                FileDriver::Http(_) => "curl",
+                _ => self.driver.name(),
+            };
+            let why = format!("{driver} driver does not support writes");
+            return Err(Error::Refused(why));
+        }
+        let options = ObjectOptions {
+            name: self.path.clone(),
+            readahead: reading.readahead,
+            timeout: reading.timeout,
+            connections: reading.connections,
+        };
+        Ok(Some((place, options)))
+    }
+
+    fn open_object(&self, how: OpenFile, objects: &Objects) -> Result<OpenedFile> {
+        let Some((place, options)) = self.object(how, objects)? else {
+            return Err(Error::Refused("it is no object".into()));
+        };
+        let object = Object::open_blocking(place, options)?;
+        Ok(OpenedFile::Object(Arc::new(object)))
     }
 }
 
@@ -117,6 +175,8 @@ impl OpenedFile {
             OpenedFile::Local(file) => file.clone(),
             #[cfg(feature = "nbd")]
             OpenedFile::Nbd(nbd) => nbd.clone(),
+            #[cfg(feature = "http")]
+            OpenedFile::Object(object) => object.clone(),
             OpenedFile::Null(null) => null.clone(),
             OpenedFile::Over(storage, _) => storage.clone(),
             OpenedFile::Image(image) => image.storage.clone(),
@@ -137,6 +197,8 @@ impl OpenedFile {
             OpenedFile::Over(_, below) => below.lock(request),
             #[cfg(feature = "nbd")]
             OpenedFile::Nbd(_) => Ok(()),
+            #[cfg(feature = "http")]
+            OpenedFile::Object(_) => Ok(()),
             OpenedFile::Null(_) | OpenedFile::Image(_) => Ok(()),
         }
     }
@@ -155,6 +217,8 @@ impl OpenedFile {
             (OpenedFile::Nbd(_), FileDriver::Nbd(nbd)) => {
                 Some(Identity::Nbd(nbd.server.clone(), nbd.export.clone()))
             }
+            #[cfg(feature = "http")]
+            (OpenedFile::Object(_), _) => Some(Identity::Object(spec.path.display().to_string())),
             (OpenedFile::Over(_, below), FileDriver::Blkdebug(debug)) => {
                 below.identity(&debug.image)?
             }
@@ -179,6 +243,50 @@ impl OpenedFile {
     }
 }
 
+#[cfg(feature = "object-store")]
+impl StoreSpec {
+    fn place(&self) -> Place {
+        Place::Store(StoreOptions {
+            kind: self.kind,
+            bucket: self.bucket.clone(),
+            key: self.key.clone(),
+        })
+    }
+}
+
+#[cfg(feature = "http")]
+impl HttpSpec {
+    /// Where it is, with the secrets that are needed.
+    fn place(&self, objects: &Objects) -> Result<Place> {
+        let wrong = |e: &dyn std::fmt::Display| Error::Refused(format!("'{}': {e}", self.url));
+        let secret = |id: &Option<String>| id.as_ref().map(|id| objects.secret(id)).transpose();
+        let mut url = reqwest::Url::parse(&self.url).map_err(|e| wrong(&e))?;
+        let in_url = Some(url.username()).filter(|user| !user.is_empty());
+        let user = self.user.clone().or(in_url.map(Into::into));
+        url.set_fragment(None);
+        url.set_username("").map_err(|()| wrong(&"no host"))?;
+        let login = |user: &Option<String>, password: &Option<String>| -> Result<_> {
+            let password = secret(password)?;
+            Ok(user.clone().map(|user| Login { user, password }))
+        };
+        Ok(Place::Http(HttpOptions {
+            url,
+            access: Access {
+                login: login(&user, &self.password)?,
+                token: secret(&self.token)?,
+                cookie: match &self.cookie {
+                    None => None,
+                    Some(HttpCookie::Text(text)) => Some(text.clone()),
+                    Some(HttpCookie::Secret(id)) => Some(objects.secret(id)?),
+                },
+            },
+            proxy: login(&self.proxy_user, &self.proxy_password)?,
+            verify: self.verify,
+            authorities: self.authorities.clone(),
+        }))
+    }
+}
+
 #[cfg(feature = "nbd")]
 impl NbdSpec {
     /// The options of the connection.
@@ -186,13 +294,15 @@ impl NbdSpec {
         &self,
         write: bool,
         cache: crate::storage::CacheMode,
-        tls: &TlsObjects,
+        objects: &Objects,
     ) -> Result<NbdOptions> {
         let credentials = match &self.tls {
             NbdTls::Off => None,
             NbdTls::Named(credentials) => Some(credentials),
             NbdTls::Object(id) => Some(
-                tls.get(id)
+                objects
+                    .tls
+                    .get(id)
                     .ok_or_else(|| Error::Refused(format!("No TLS credentials with id '{id}'")))?,
             ),
         };

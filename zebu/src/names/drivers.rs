@@ -2,7 +2,7 @@
 
 /// Whether QEMU has a driver of this name that is no image format.
 pub(super) fn is_protocol(name: &str) -> bool {
-    const NAMES: [&str; 7] = [
+    const NAMES: &[&str] = &[
         "file",
         "host_device",
         "host_cdrom",
@@ -10,6 +10,16 @@ pub(super) fn is_protocol(name: &str) -> bool {
         "null-co",
         "null-aio",
         "blkdebug",
+        #[cfg(feature = "http")]
+        "http",
+        #[cfg(feature = "http")]
+        "https",
+        #[cfg(feature = "object-store")]
+        "s3",
+        #[cfg(feature = "object-store")]
+        "gs",
+        #[cfg(feature = "object-store")]
+        "az",
     ];
     NAMES.contains(&name)
 }
@@ -25,7 +35,9 @@ const LACKING: &[&str] = &[
     "ftp",
     "ftps",
     "gluster",
+    #[cfg(not(feature = "http"))]
     "http",
+    #[cfg(not(feature = "http"))]
     "https",
     "io_uring",
     "iscsi",

@@ -8,6 +8,8 @@
 
 mod blkdebug;
 mod drivers;
+#[cfg(feature = "http")]
+mod http;
 mod image_options;
 mod json;
 #[cfg(feature = "nbd")]
@@ -20,6 +22,8 @@ mod path;
 mod quote;
 mod shown;
 mod source;
+#[cfg(feature = "object-store")]
+mod store;
 mod text;
 
 pub use path::protocol;

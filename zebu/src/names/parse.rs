@@ -11,12 +11,16 @@ use super::image_options::check_preallocation;
 use super::nbd;
 use super::path::{beside, check_path, protocol, without_prefix};
 use super::{blkdebug, json, null};
+#[cfg(feature = "http")]
+use crate::block::HttpSpec;
 #[cfg(feature = "nbd")]
 use crate::block::NbdSpec;
 use crate::block::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, FileDriver, FileOptions, FileSpec,
     Format, ImageSpec, Locking, OptionSet, OptionValue, Qcow2Options, RawOptions, VpcOptions,
 };
+#[cfg(feature = "object-store")]
+use crate::block::{StoreKind, StoreSpec};
 use crate::storage::EngineKind;
 
 /// How deep images and files nest in options.
@@ -205,12 +209,12 @@ pub(super) fn file(
 ) -> Result<FileSpec, String> {
     check_depth(depth)?;
     let naming = naming.merge(&mut options)?;
-    let prefix = naming.name.and_then(protocol);
     let name = match naming.name {
-        Some(name) if prefix.is_none() => Some(beside(name, naming.relative_to)?),
+        Some(name) if protocol(name).is_none() => Some(beside(name, naming.relative_to)?),
         name => name.map(Cow::Borrowed),
     };
     let name = name.as_deref();
+    let prefix = name.and_then(protocol);
     let driver = options.take_string("driver");
     match driver.as_deref().or(prefix.as_deref()) {
         None => local(FileDriver::Any, options, name),
@@ -224,6 +228,16 @@ pub(super) fn file(
         Some("nbd") => export(options, name),
         #[cfg(feature = "nbd")]
         Some(scheme) if driver.is_none() && nbd::is_scheme(scheme) => export(options, name),
+        #[cfg(feature = "http")]
+        Some("http") => web_object("http", options, name),
+        #[cfg(feature = "http")]
+        Some("https") => web_object("https", options, name),
+        #[cfg(feature = "object-store")]
+        Some("s3") => stored_object(StoreKind::S3, options, name),
+        #[cfg(feature = "object-store")]
+        Some("gs") => stored_object(StoreKind::Google, options, name),
+        #[cfg(feature = "object-store")]
+        Some("az") => stored_object(StoreKind::Azure, options, name),
         Some(protocol) if driver.is_none() => Err(format!("Unknown protocol '{protocol}'")),
         Some(driver) => match driver.parse() {
             Ok(format) => image_file(format, options, name, depth),
@@ -305,6 +319,26 @@ fn other(
 fn export(mut options: OptionSet, name: Option<&OsStr>) -> Result<FileSpec, String> {
     let nbd = Box::new(NbdSpec::take(&mut options, name)?);
     other(nbd.name().to_owned(), FileDriver::Nbd(nbd), options)
+}
+
+#[cfg(feature = "http")]
+fn web_object(
+    driver: &'static str,
+    mut options: OptionSet,
+    name: Option<&OsStr>,
+) -> Result<FileSpec, String> {
+    let spec = Box::new(HttpSpec::take(&mut options, driver, name)?);
+    other(spec.name().to_owned(), FileDriver::Http(spec), options)
+}
+
+#[cfg(feature = "object-store")]
+fn stored_object(
+    kind: StoreKind,
+    mut options: OptionSet,
+    name: Option<&OsStr>,
+) -> Result<FileSpec, String> {
+    let spec = Box::new(StoreSpec::take(&mut options, kind, name)?);
+    other(spec.name().to_owned(), FileDriver::Store(spec), options)
 }
 
 fn null_file(

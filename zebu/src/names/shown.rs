@@ -7,6 +7,8 @@ use std::path::Path;
 
 use super::null;
 use super::quote::json_string;
+#[cfg(feature = "http")]
+use crate::block::HttpSpec;
 use crate::block::{
     BackingSpec, BlkdebugSpec, FileDriver, FileSpec, Format, ImageSpec, NullSpec, VhdSize,
 };
@@ -18,6 +20,8 @@ impl FileSpec {
             FileDriver::Null(null) => null.plain_name(),
             FileDriver::Blkdebug(debug) => debug.plain_name(),
             FileDriver::Image(image) => image.plain_name(),
+            #[cfg(feature = "http")]
+            FileDriver::Http(http) => http.plain_name(),
             _ => Some(self.name().to_owned()),
         }
     }
@@ -32,6 +36,17 @@ impl FileSpec {
         let driver = match &self.driver {
             #[cfg(feature = "nbd")]
             FileDriver::Nbd(nbd) => return format!("{{{}}}", nbd.json),
+            #[cfg(feature = "object-store")]
+            FileDriver::Store(store) => {
+                let members = [
+                    ("driver", store.kind.name()),
+                    ("url", &store.url.to_string_lossy()),
+                ];
+                let members = members.map(|(k, v)| (k.into(), json_string(v.as_bytes())));
+                return object(members.into());
+            }
+            #[cfg(feature = "http")]
+            FileDriver::Http(http) => return object(http.shown.clone()),
             FileDriver::Null(null) => return object(null.shown.clone()),
             FileDriver::Blkdebug(debug) => return object(debug.members()),
             FileDriver::Image(image) => return image.json(None),
@@ -42,6 +57,25 @@ impl FileSpec {
             "{{\"driver\": \"{driver}\", \"filename\": {}}}",
             json_string(self.name().as_bytes())
         )
+    }
+}
+
+#[cfg(feature = "http")]
+impl HttpSpec {
+    /// The name that QEMU shows, if a plain name describes it.
+    fn plain_name(&self) -> Option<OsString> {
+        let others = [
+            &self.user,
+            &self.password,
+            &self.token,
+            &self.proxy_user,
+            &self.proxy_password,
+        ];
+        let is_plain = self.verify
+            && self.cookie.is_none()
+            && self.authorities.is_none()
+            && others.iter().all(|other| other.is_none());
+        is_plain.then(|| self.name().into())
     }
 }
 
@@ -79,7 +113,7 @@ impl BlkdebugSpec {
 /// A JSON object of these members, in the order in which QEMU has them as far as
 /// that is known.
 fn object(mut members: Vec<(String, String)>) -> String {
-    const ORDER: [&str; 16] = [
+    const ORDER: &[&str] = &[
         "force_size_calc",
         "data-file",
         "backing",
@@ -89,7 +123,15 @@ fn object(mut members: Vec<(String, String)>) -> String {
         "max-write-zero",
         "image",
         "max-transfer",
+        "password-secret",
+        "url",
+        "cookie-secret",
+        "proxy-username",
         "driver",
+        "proxy-password-secret",
+        "username",
+        "cookie",
+        "sslverify",
         "config",
         "size",
         "file",

@@ -20,6 +20,8 @@ mod memory;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 mod null;
+#[cfg(feature = "http")]
+pub(crate) mod object;
 mod patched;
 pub(crate) mod polling;
 mod queue;

@@ -42,6 +42,8 @@ pub struct FileReport {
     /// QEMU's name for what kind of file it is.
     pub protocol: &'static str,
     pub length: u64,
+    /// Whether it is on another machine.
+    is_remote: bool,
     pub disk_size: Option<u64>,
     /// What it is to the image above it: `file`, `image` or `extents.N`.
     pub role: String,
@@ -76,7 +78,7 @@ impl Report {
             true => FileReport::below(&layer.spec.file, file)?,
             false => Some(FileReport::of("file", &layer.spec.file, file)?),
         });
-        let is_remote = layer.spec.file.nbd().is_some();
+        let is_remote = layer.spec.file.nbd().is_some() || layer.spec.file.is_object();
         // Of a server's bytes it is not known.
         let is_known = (!is_remote || layer.as_raw().is_none())
             && layer.as_vmdk().is_none_or(Vmdk::is_uniform);
@@ -169,6 +171,7 @@ impl FileReport {
             },
             length: file.len()?.next_multiple_of(512),
             disk_size: file.allocated().ok(),
+            is_remote: spec.nbd().is_some() || spec.is_object(),
             role: role.into(),
             below: FileReport::below(spec, file)?.map(Box::new),
         })
@@ -205,7 +208,7 @@ impl FileReport {
             let specific = Map::new().with("type", "file").with("data", Map::new());
             info.add("format-specific", specific);
         }
-        if self.protocol != "nbd" {
+        if !self.is_remote {
             info.add("dirty-flag", false);
         }
         Map::new()

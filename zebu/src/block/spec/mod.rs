@@ -2,15 +2,23 @@
 //!
 //! [`crate::names`] makes such a tree of a name or of options.
 
+#[cfg(feature = "http")]
+mod http;
 mod nbd;
 mod null;
 mod option_set;
 mod options;
+#[cfg(feature = "http")]
+mod remote;
+#[cfg(feature = "object-store")]
+mod store;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+#[cfg(feature = "http")]
+pub use http::{HttpCookie, HttpSpec};
 #[cfg(feature = "nbd")]
 pub use nbd::{NbdSpec, NbdTls};
 pub use null::NullSpec;
@@ -19,6 +27,10 @@ pub use options::{
     CommonOptions, DetectZeroes, FileOptions, ImageOptions, Locking, NATIVE_NEEDS_DIRECT,
     OverlapChecks, Qcow2Options, RawOptions, VhdSize, VpcOptions,
 };
+#[cfg(feature = "http")]
+pub use remote::RemoteOptions;
+#[cfg(feature = "object-store")]
+pub use store::{StoreKind, StoreSpec};
 
 use super::Format;
 use crate::storage::{BlkdebugLimits, Rule};
@@ -99,9 +111,15 @@ pub enum FileDriver {
     HostDevice,
     /// A device as well (`host_cdrom`).
     HostCdrom,
+    /// An object on a web server (`http`, `https`).
+    #[cfg(feature = "http")]
+    Http(Box<HttpSpec>),
     /// An export of an NBD server (`nbd`).
     #[cfg(feature = "nbd")]
     Nbd(Box<NbdSpec>),
+    /// An object in an object store (`s3`, `gs`, `az`).
+    #[cfg(feature = "object-store")]
+    Store(Box<StoreSpec>),
     /// A file that stores nothing (`null-co`, `null-aio`).
     Null(NullSpec),
     /// A file that injects errors (`blkdebug`).
@@ -169,6 +187,17 @@ impl FileSpec {
         }
     }
 
+    /// Whether it is an object on a web server or in an object store, which is only read.
+    pub fn is_object(&self) -> bool {
+        match self.driver {
+            #[cfg(feature = "http")]
+            FileDriver::Http(_) => true,
+            #[cfg(feature = "object-store")]
+            FileDriver::Store(_) => true,
+            _ => false,
+        }
+    }
+
     /// The local file or the export that holds these bytes in the end.
     pub fn bottom(&self) -> &FileSpec {
         match &self.driver {
@@ -181,10 +210,14 @@ impl FileSpec {
     /// The file `path`, relative to the folder of this one.
     pub(crate) fn beside(&self, path: &OsStr) -> Result<FileSpec> {
         let own = self.bottom();
-        let is_path = matches!(
-            own.driver,
-            FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom
-        );
+        let is_path = match own.driver {
+            FileDriver::Any | FileDriver::File | FileDriver::HostDevice | FileDriver::HostCdrom => {
+                true
+            }
+            #[cfg(feature = "http")]
+            FileDriver::Http(_) => true,
+            _ => false,
+        };
         let own_path = own.name().as_bytes();
         let folder = match own_path.iter().rposition(|b| *b == b'/') {
             _ if path.as_bytes().starts_with(b"/") => 0,
@@ -199,6 +232,12 @@ impl FileSpec {
             slash => slash.map_or(0, |slash| slash + 1),
         };
         let bytes = [&own_path[..folder], path.as_bytes()].concat();
+        #[cfg(feature = "http")]
+        if let FileDriver::Http(http) = &own.driver
+            && folder > 0
+        {
+            return http.beside(bytes);
+        }
         Ok(FileSpec::new(OsString::from_vec(bytes)))
     }
 
@@ -215,6 +254,10 @@ impl FileDriver {
             FileDriver::Any | FileDriver::File => "file",
             FileDriver::HostDevice => "host_device",
             FileDriver::HostCdrom => "host_cdrom",
+            #[cfg(feature = "http")]
+            FileDriver::Http(http) => http.driver,
+            #[cfg(feature = "object-store")]
+            FileDriver::Store(store) => store.kind.name(),
             #[cfg(feature = "nbd")]
             FileDriver::Nbd(_) => "nbd",
             FileDriver::Null(null) => null.driver,

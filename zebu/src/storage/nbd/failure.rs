@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::WithErrno;
+use crate::error::{WithErrno, one_line};
 use crate::nbd::ErrorCode;
 
 /// The error of an NBD server or of the connection: the source of an [`io::Error`].
@@ -40,7 +40,7 @@ impl NbdError {
         };
         NbdError {
             server: server.into(),
-            what: clean(&what),
+            what: one_line(&what),
             errno,
         }
     }
@@ -49,22 +49,8 @@ impl NbdError {
     pub(super) fn broken(server: &str, what: impl ToString) -> Self {
         NbdError {
             server: server.into(),
-            what: clean(&what.to_string()),
+            what: one_line(&what.to_string()),
             errno: libc::EIO,
         }
     }
-}
-
-/// A text of the server as one line of limited length.
-pub(super) fn clean(text: &str) -> String {
-    const MOST: usize = 500;
-    let shown = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    let mut clean: String = text.chars().take(MOST).map(shown).collect();
-    if text.chars().nth(MOST).is_some() {
-        clean.push('…');
-    }
-    clean
 }

@@ -5,8 +5,8 @@ use std::io;
 use std::time::Instant;
 
 use super::NbdOptions;
-use super::failure::clean;
 use super::wire::{Socket, Wire};
+use crate::error::one_line;
 use crate::nbd::{
     ContextQuery, ExportInfo, Go, Headers, Info, MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OptionKind,
     OptionReplyHeader, OptionReplyKind, ProtocolError, encode_option, handshake, transmission,
@@ -106,7 +106,7 @@ impl Answer {
         let text = String::from_utf8_lossy(&self.payload);
         match text.is_empty() {
             true => format!("{:?}", self.kind),
-            false => clean(&text),
+            false => one_line(&text),
         }
     }
 }

@@ -1,0 +1,882 @@
+//! Images on web servers: every command reads the same as from a file, with servers that are slow,
+//! cut connections, are busy, have no ranges, or change the image; names and messages are QEMU's.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::server::{have, wait_until};
+use crate::common::tls::certificates;
+use crate::common::web::{Behaviour, Web};
+use crate::common::{
+    Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, peer, program,
+};
+
+/// `x.raw` with data and holes in `size`, the same as `x.qcow2`.
+pub fn images(size: u64) -> Lab {
+    let lab = Lab::new();
+    let mut rng = Rng::new(size);
+    let mut bytes = vec![0; size as usize];
+    for chunk in bytes.chunks_mut(192 << 10) {
+        if rng.one_in(4) {
+            continue;
+        }
+        for word in chunk.chunks_exact_mut(8) {
+            word.copy_from_slice(&rng.next().to_le_bytes());
+        }
+    }
+    fs::write(lab.path("x.raw"), bytes).unwrap();
+    lab.make("img convert -f raw -O qcow2 x.raw x.qcow2");
+    lab
+}
+
+pub fn served(lab: &Lab, file: &str, behaviour: Behaviour) -> Web {
+    Web::new(&lab.path(file), behaviour)
+}
+
+/// Converts `source` to raw and compares the result with `x.raw`.
+#[track_caller]
+fn reads_right(lab: &Lab, source: &str, format: &str, what: &str) {
+    let args = ["convert", "-f", format, "-O", "raw", source, "out.raw"];
+    lab.zebu(&args).ok(what);
+    lab.assert_same_bytes("out.raw", "x.raw", what);
+    fs::remove_file(lab.path("out.raw")).unwrap();
+}
+
+/// What went wrong, on one line that has `text` in it.
+#[track_caller]
+pub fn fails_with(answer: &Answer, text: &str) {
+    answer.failed_with_one_line(1, text);
+    assert!(answer.err.contains(text), "{text}: {answer:#?}");
+}
+
+#[test]
+fn all_commands_read_images() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(24 << 20);
+    let web = served(&lab, "x.qcow2", Behaviour::default());
+    let url = web.url();
+    reads_right(&lab, &url, "qcow2", "qcow2");
+    lab.zebu(&["compare", "-F", "raw", &url, "x.raw"])
+        .ok("compare");
+    lab.zebu(&["check", &url]).ok("check");
+    for command in [&["map", "--output=json"][..], &["measure", "-O", "qcow2"]] {
+        let ours = lab.zebu(&[command, &[&url]].concat()).ok("of the server");
+        let file = lab
+            .zebu(&[command, &["x.qcow2"]].concat())
+            .ok("of the file");
+        assert_eq!(ours.out, file.out, "{command:?}");
+    }
+    let script = "read 1M 64k\nread -v 5M 16\nmap\n";
+    let ours = lab.zebu_io_script(&["-r", &url], script);
+    let file = lab.zebu_io_script(&["-r", "x.qcow2"], script);
+    assert_eq!(ours.status, 0, "{ours:#?}");
+    let dump = |answer: &Answer| answer.out.lines().filter(|l| l.contains("  ")).count();
+    assert_eq!(dump(&ours), dump(&file));
+
+    // As a backing file, by an absolute name and by one that is relative to the server's.
+    lab.zebu(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &url,
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ])
+    .ok("create");
+    lab.zebu_io(&["-c", "write -P 9 0 64k", "top.qcow2"])
+        .ok("write");
+    lab.zebu_io_script(&["-f", "raw", "x.raw"], "write -P 9 0 64k")
+        .ok("write");
+    lab.zebu(&["compare", "-F", "raw", "top.qcow2", "x.raw"])
+        .ok("above it");
+    reads_right(&lab, "top.qcow2", "qcow2", "above it");
+}
+
+#[test]
+fn opening_takes_few_requests() {
+    if beyond_qemu("requests are counted") {
+        return;
+    }
+    let lab = images(64 << 20);
+    let web = served(&lab, "x.qcow2", Behaviour::default());
+    lab.zebu(&["info", &web.url()]).ok("info");
+    assert!(web.requests() <= 2, "{:#?}", web.heads());
+    let before = web.requests();
+    lab.zebu(&["map", &web.url()]).ok("map");
+    assert!(web.requests() - before <= 4, "{}", web.requests() - before);
+    // One request for at most a megabyte, and little that is not needed.
+    let size = fs::metadata(lab.path("x.qcow2")).unwrap().len();
+    let (requests, bytes) = (web.requests(), web.bytes());
+    reads_right(&lab, &web.url(), "qcow2", "requests");
+    let (requests, bytes) = (web.requests() - requests, web.bytes() - bytes);
+    assert!(requests < size >> 20, "{requests} requests");
+    assert!(bytes < size + (1 << 20), "{bytes} of {size} bytes");
+    assert!(web.connections() < 60, "{} connections", web.connections());
+    let head = web.heads().pop().unwrap();
+    assert!(head.contains("if-range: \"first\"\r\n"), "{head}");
+    assert!(!head.to_lowercase().contains("authorization"), "{head}");
+}
+
+#[test]
+fn reads_run_side_by_side() {
+    if beyond_qemu("time is measured") {
+        return;
+    }
+    let lab = images(64 << 20);
+    let delay = Duration::from_millis(50);
+    let web = served(
+        &lab,
+        "x.qcow2",
+        Behaviour {
+            delay,
+            ..Behaviour::default()
+        },
+    );
+    let begun = Instant::now();
+    reads_right(&lab, &web.url(), "qcow2", "late answers");
+    // In a row, answers alone would take longer.
+    let in_a_row = delay * web.requests() as u32;
+    assert!(
+        begun.elapsed() < in_a_row,
+        "{:?} of {in_a_row:?}",
+        begun.elapsed()
+    );
+}
+
+/// Converts an image of `size` bytes while the server misbehaves at random.
+fn with_faults(size: u64, format: &str, behaviour: Behaviour) {
+    let lab = images(size);
+    let file = format!("x.{format}");
+    let length = fs::metadata(lab.path(&file)).unwrap().len();
+    let web = served(&lab, &file, behaviour);
+    reads_right(&lab, &web.url(), format, "faults");
+    // Each fault costs one more request.
+    let most = 2 * (length >> 20) + 64;
+    assert!(web.requests() <= 2 * most, "{} requests", web.requests());
+}
+
+#[test]
+fn faults_are_survived() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let faults = Behaviour {
+        cut: 5,
+        busy: 7,
+        ..Behaviour::default()
+    };
+    with_faults(48 << 20, "raw", faults.clone());
+    with_faults(48 << 20, "qcow2", faults);
+}
+
+/// The same with much data, and the memory it takes.
+#[test]
+#[ignore = "a minute, and 3 GiB of disk"]
+fn faults_are_survived_for_a_gigabyte() {
+    for format in ["raw", "qcow2"] {
+        let faults = Behaviour {
+            cut: 10,
+            busy: 20,
+            delay: Duration::from_millis(5),
+            ..Behaviour::default()
+        };
+        with_faults(1 << 30, format, faults);
+    }
+}
+
+#[test]
+fn memory_is_bounded() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(256 << 20);
+    for file in ["x.raw", "x.qcow2"] {
+        let web = served(&lab, file, Behaviour::default());
+        let format = &file[2..];
+        let args = ["convert", "-f", format, "-O", "raw", &web.url(), "out.raw"];
+        let peak = peak_of(&lab, &args);
+        assert!(peak < 128 << 10, "{file}: {peak} KiB");
+        lab.assert_same_bytes("out.raw", "x.raw", file);
+    }
+}
+
+/// The most memory that the program takes, in KiB. (What `wait4` counts begins with that of the
+/// tests.)
+fn peak_of(lab: &Lab, args: &[&str]) -> u64 {
+    let mut command = Command::new(program());
+    command.args(args).current_dir(lab.path(""));
+    let mut child = command.spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    let ended = loop {
+        if let Some(ended) = child.try_wait().unwrap() {
+            break ended;
+        }
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        // Before it is the program, it is a copy of the tests.
+        if text.starts_with("Name:\tzebu") {
+            peak = number.unwrap_or(peak);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    assert!(ended.success() && peak > 0, "{ended:?}, {peak} KiB");
+    peak
+}
+
+#[test]
+fn another_image_is_never_mixed_in() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(32 << 20);
+    let other = vec![7u8; 32 << 20];
+    fs::write(lab.path("other.raw"), other).unwrap();
+    // By the ETag, by the date, and by the length alone.
+    let by = |etag: Option<&str>, modified: Option<&str>| Behaviour {
+        etag: etag.map(Into::into),
+        modified: modified.map(Into::into),
+        delay: Duration::from_millis(10),
+        ..Behaviour::default()
+    };
+    let date = Some("Mon, 02 Jan 2023 03:04:05 GMT");
+    for (first, second) in [
+        (by(Some("\"a\""), date), by(Some("\"b\""), date)),
+        (
+            by(None, date),
+            by(None, Some("Tue, 03 Jan 2023 03:04:05 GMT")),
+        ),
+        (
+            by(Some("W/\"a\""), date),
+            by(Some("W/\"b\""), Some("Tue, 03 Jan 2023 03:04:05 GMT")),
+        ),
+    ] {
+        let web = served(&lab, "x.raw", first);
+        let url = web.url();
+        let (lab, web) = (&lab, &web);
+        let answer = std::thread::scope(|scope| {
+            let convert = scope.spawn(|| {
+                // Few at once, so that some come after the change.
+                let options = format!(
+                    "driver=raw,file.driver=http,file.connections=2,file.readahead=1M,file.url={url}"
+                );
+                let args = ["convert", "-O", "raw", "-r", "40M", "--image-opts", &options, "out.raw"];
+                lab.zebu(&args)
+            });
+            while web.bytes() < 4 << 20 && !convert.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            web.replace(&lab.path("other.raw"));
+            web.change(|behaviour| *behaviour = second);
+            convert.join().unwrap()
+        });
+        fails_with(&answer, "has changed since it was opened");
+    }
+    fs::write(lab.path("longer.raw"), vec![7u8; 33 << 20]).unwrap();
+    let web = served(&lab, "x.raw", by(None, None));
+    let mut held = lab.held_by_zebu(&["-r", "-f", "raw", &web.url()]);
+    web.replace(&lab.path("longer.raw"));
+    let answer = held.command("read 20M 64k");
+    assert!(answer.contains("Stale file handle"), "{answer}");
+    // Also if it is as before again.
+    web.replace(&lab.path("x.raw"));
+    let answer = held.command("read 20M 64k");
+    assert!(answer.contains("Stale file handle"), "{answer}");
+}
+
+#[test]
+fn servers_without_ranges_are_read_in_order() {
+    if beyond_qemu("QEMU refuses them") {
+        return;
+    }
+    let lab = images(96 << 20);
+    let behaviour = Behaviour {
+        ranges: false,
+        ..Behaviour::default()
+    };
+    for format in ["raw", "qcow2"] {
+        let web = served(&lab, &format!("x.{format}"), behaviour.clone());
+        reads_right(&lab, &web.url(), format, "without ranges");
+        assert!(web.requests() <= 4, "{} requests", web.requests());
+        // A body that is cut off is begun again.
+        web.change(|behaviour| behaviour.cut = 2);
+        reads_right(&lab, &web.url(), format, "cut off");
+    }
+    // Back and forth is refused after some time.
+    let big = fs::File::create(lab.path("big.raw")).unwrap();
+    big.set_len(200 << 20).unwrap();
+    let web = served(&lab, "big.raw", behaviour.clone());
+    let places = [190, 0, 100, 0, 190, 0, 100, 0, 190, 0];
+    let script: String = places.map(|at| format!("read {at}M 4k\n")).concat();
+    let answer = lab.zebu_io_script(&["-r", "-f", "raw", &web.url()], &script);
+    assert!(answer.out.contains("read failed"), "{answer:#?}");
+    assert!(web.requests() <= 4, "{} requests", web.requests());
+    let unknown = Behaviour {
+        length: false,
+        ..behaviour
+    };
+    let web = served(&lab, "x.raw", unknown);
+    fails_with(&lab.zebu(&["info", &web.url()]), "zebu convert -");
+}
+
+#[test]
+fn what_servers_do_is_understood() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let info = |web: &Web| lab.zebu(&["info", "-f", "raw", &web.url()]);
+    let with = |behaviour| served(&lab, "x.raw", behaviour);
+    let plain = Behaviour::default;
+    // Conditions that a server does not understand.
+    let web = with(Behaviour {
+        bad_conditions: true,
+        ..plain()
+    });
+    reads_right(&lab, &web.url(), "raw", "conditions");
+    for status in [400, 403, 404, 410] {
+        let web = with(Behaviour {
+            status: Some(status),
+            ..plain()
+        });
+        fails_with(&info(&web), &status.to_string());
+        assert_eq!(web.requests(), 1);
+    }
+    let web = with(Behaviour {
+        header: Some("Content-Encoding: gzip".into()),
+        ..plain()
+    });
+    fails_with(&info(&web), "encoded (gzip)");
+    // It is busy for some time.
+    let web = with(Behaviour {
+        status: Some(503),
+        ..plain()
+    });
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| info(&web));
+        wait_until("some attempts", || web.requests() >= 3);
+        web.change(|behaviour| behaviour.status = None);
+        waits.join().unwrap().ok("busy");
+    });
+    assert!(web.requests() < 8, "{} requests", web.requests());
+    // It falls silent, and is asked again.
+    let web = with(Behaviour {
+        stalls_after: 1000,
+        ..plain()
+    });
+    let options = format!(
+        "driver=raw,file.driver=http,file.timeout=1,file.url={}",
+        web.url()
+    );
+    std::thread::scope(|scope| {
+        let args = ["convert", "--image-opts", "-O", "raw", &options, "out.raw"];
+        let lab = &lab;
+        let waits = scope.spawn(move || lab.zebu(&args));
+        wait_until("a second attempt", || web.requests() >= 2);
+        web.change(|behaviour| behaviour.stalls_after = 0);
+        waits.join().unwrap().ok("silent");
+    });
+    // An empty object, and one of a byte.
+    for size in [0, 1, 511, 65536, 65537] {
+        fs::write(lab.path("small"), vec![1; size]).unwrap();
+        let web = served(&lab, "small", plain());
+        lab.zebu(&["convert", "-f", "raw", "-O", "raw", &web.url(), "out.raw"])
+            .ok("small");
+        let read = fs::read(lab.path("out.raw")).unwrap();
+        assert_eq!(read.len(), size.next_multiple_of(512));
+        assert!(read[..size].iter().all(|byte| *byte == 1));
+    }
+}
+
+#[test]
+fn redirects_are_followed_within_limits() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let to = |place: &str| Behaviour {
+        redirect: Some(place.into()),
+        ..Behaviour::default()
+    };
+    let web = served(&lab, "x.raw", Behaviour::default());
+    let mover = served(&lab, "x.raw", to(&web.url()));
+    reads_right(&lab, &mover.url(), "raw", "redirect");
+    // It is asked once.
+    assert_eq!(mover.requests(), 1);
+    // A place that holds for a time only is asked for again.
+    let mut held = lab.held_by_zebu(&["-r", "-f", "raw", &mover.url()]);
+    let next = served(&lab, "x.raw", Behaviour::default());
+    web.change(|behaviour| behaviour.status = Some(403));
+    mover.change(|behaviour| behaviour.redirect = Some(next.url()));
+    let answer = held.command("read 3M 64k");
+    assert!(answer.contains("read 65536/65536"), "{answer}");
+    drop(held);
+    // Who asks is told to the server that was named only.
+    fs::write(lab.path("secret"), "geheim").unwrap();
+    let wanted = Some("Basic dTpnZWhlaW0=".to_string());
+    mover.change(|behaviour| behaviour.authorization = wanted.clone());
+    let options = format!(
+        "driver=raw,file.driver=http,file.username=u,file.password-secret=s,file.cookie=c=1,file.url={}",
+        mover.url()
+    );
+    let object = "secret,id=s,file=secret";
+    let answer = lab.zebu(&["info", "--object", object, "--image-opts", &options]);
+    answer.ok("redirect with a password");
+    for (server, told) in [(&mover, true), (&next, false)] {
+        let head = server.heads().pop().unwrap().to_lowercase();
+        assert_eq!(head.contains("authorization:"), told, "{head}");
+        assert_eq!(head.contains("cookie:"), told, "{head}");
+    }
+    mover.change(|behaviour| *behaviour = to(&mover.url()));
+    let before = mover.requests();
+    fails_with(&lab.zebu(&["info", &mover.url()]), "more than 10 redirects");
+    assert_eq!(mover.requests() - before, 11);
+    for (place, why) in [
+        ("file:///etc/passwd", "to another protocol"),
+        ("nbd://localhost/", "to another protocol"),
+        ("http://", "to no URL"),
+    ] {
+        mover.change(|behaviour| *behaviour = to(place));
+        fails_with(&lab.zebu(&["info", &mover.url()]), why);
+    }
+}
+
+#[test]
+fn who_asks_is_told_from_files() {
+    if beyond_qemu("tokens; secrets are in files") {
+        return;
+    }
+    let lab = images(1 << 20);
+    fs::write(lab.path("secret"), "geheim\n").unwrap();
+    fs::write(lab.path("base64"), "Z2VoZWlt").unwrap();
+    let web = served(&lab, "x.raw", Behaviour::default());
+    let url = web.url();
+    let info = |object: &str, options: &str| {
+        let options = format!("driver=raw,file.driver=http,file.url={url}{options}");
+        lab.zebu(&["info", "--object", object, "--image-opts", &options])
+    };
+    let (raw, base64) = (
+        "secret,id=s,file=secret",
+        "secret,id=s,file=base64,format=base64",
+    );
+    for (wanted, object, options) in [
+        (
+            "Basic dTpnZWhlaW0=",
+            raw,
+            ",file.username=u,file.password-secret=s",
+        ),
+        (
+            "Basic dTpnZWhlaW0=",
+            base64,
+            ",file.username=u,file.password-secret=s",
+        ),
+        ("Basic dTo=", raw, ",file.username=u"),
+        ("Bearer geheim", raw, ",file.token-secret=s"),
+    ] {
+        web.change(|behaviour| behaviour.authorization = Some(wanted.into()));
+        let answer = info(object, options).ok(options);
+        assert!(!answer.out.contains("geheim"), "{answer:#?}");
+        fails_with(&info(object, ",file.username=other"), "401");
+    }
+    web.change(|behaviour| {
+        *behaviour = Behaviour {
+            cookie: Some("geheim".into()),
+            ..Behaviour::default()
+        }
+    });
+    info(raw, ",file.cookie-secret=s").ok("cookie");
+    info(raw, ",file.cookie=geheim").ok("cookie");
+    fails_with(&info(raw, ""), "401");
+    fails_with(&info("secret,id=s,data=geheim", ""), "from files only");
+    fails_with(&info("secret,id=s,file=nowhere", ""), "No such file");
+    fails_with(
+        &info(raw, ",file.password-secret=t,file.username=u"),
+        "No secret with id 't'",
+    );
+    let port = web.port();
+    let with_password = format!("http://u:geheim@127.0.0.1:{port}/object");
+    let answer = lab.zebu(&["info", &with_password]);
+    fails_with(&answer, "a URL has no password");
+    web.change(|behaviour| {
+        *behaviour = Behaviour {
+            authorization: Some("Basic dTo=".into()),
+            ..Behaviour::default()
+        }
+    });
+    lab.zebu(&[
+        "info",
+        "-f",
+        "raw",
+        &format!("http://u@127.0.0.1:{port}/object"),
+    ])
+    .ok("a user in the URL");
+}
+
+#[test]
+fn proxies_come_from_the_environment() {
+    if beyond_qemu("a server of the test") {
+        return;
+    }
+    let lab = images(1 << 20);
+    fs::write(lab.path("secret"), "geheim").unwrap();
+    // A proxy is asked for whole URLs, and this one has the object itself.
+    let proxy = served(&lab, "x.raw", Behaviour::default());
+    let run = |variables: &str, rest: &[&str]| {
+        let port = proxy.port();
+        let script = format!("{variables} exec \"$0\" \"$@\"")
+            .replace("PROXY", &format!("http://127.0.0.1:{port}"));
+        let mut args = vec!["-c", &script, program().to_str().unwrap()];
+        args.extend(rest);
+        lab.run("sh".as_ref(), &args, b"", &Limits::default())
+    };
+    let far = ["info", "-f", "raw", "http://far.invalid/object"];
+    run("http_proxy=PROXY", &far).ok("http_proxy");
+    run("all_proxy=PROXY", &far).ok("all_proxy");
+    assert!(
+        proxy.heads()[0].starts_with("GET http://far.invalid/object"),
+        "{:?}",
+        proxy.heads()
+    );
+    let answer = run("http_proxy=PROXY no_proxy=far.invalid", &far);
+    assert_eq!(answer.status, 1, "{answer:#?}");
+    let options = "driver=raw,file.driver=http,file.url=http://far.invalid/object,\
+                   file.proxy-username=u,file.proxy-password-secret=s";
+    let args = [
+        "info",
+        "--object",
+        "secret,id=s,file=secret",
+        "--image-opts",
+        options,
+    ];
+    run("http_proxy=PROXY", &args).ok("with a user");
+    let head = proxy.heads().pop().unwrap().to_lowercase();
+    assert!(
+        head.contains("proxy-authorization: basic dtpnzwhlaw0="),
+        "{head}"
+    );
+}
+
+#[test]
+fn untrusted_names_are_refused() {
+    if beyond_qemu("--untrusted") {
+        return;
+    }
+    let lab = images(1 << 20);
+    let web = served(&lab, "x.qcow2", Behaviour::default());
+    let url = web.url();
+    fails_with(&lab.zebu(&["info", "--untrusted", &url]), "must be a path");
+    let create = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &url,
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ];
+    lab.zebu(&create).ok("create");
+    let requests = web.requests();
+    let args = [
+        "convert",
+        "--untrusted",
+        "-O",
+        "raw",
+        "top.qcow2",
+        "out.raw",
+    ];
+    fails_with(&lab.zebu(&args), "may not open");
+    assert_eq!(web.requests(), requests);
+    // The user's own words.
+    let options = format!("driver=qcow2,file.driver=http,file.url={url}");
+    lab.zebu(&["info", "--untrusted", "--image-opts", &options])
+        .ok("named");
+}
+
+/// The folder of QEMU's modules, if the one for HTTP is there.
+fn qemu_modules() -> Option<String> {
+    let root = peer().img().parent()?.parent()?;
+    let found = ["lib/x86_64-linux-gnu/qemu", "lib/aarch64-linux-gnu/qemu"];
+    let mut found = found.iter().map(|folder| root.join(folder));
+    let folder = found.find(|folder| folder.join("block-curl.so").exists())?;
+    Some(folder.to_str()?.into())
+}
+
+/// Runs qemu-img with its driver for HTTP.
+fn qemu_img(lab: &Lab, modules: &str, args: &[&str]) -> Answer {
+    let script = format!("QEMU_MODULE_DIR='{modules}' exec \"$0\" \"$@\"");
+    let mut all = vec!["-c", &script, peer().img().to_str().unwrap()];
+    all.extend(args);
+    lab.run("sh".as_ref(), &all, b"", &Limits::default())
+}
+
+/// nginx on a port of its own, with the lab's folder, until it is dropped.
+struct Nginx {
+    child: Child,
+    port: u16,
+}
+
+impl Nginx {
+    /// With these lines in the server's configuration.
+    fn new(lab: &Lab, lines: &str) -> Nginx {
+        // Another process may take the port meanwhile, hardly.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let folder = lab.path("").display().to_string();
+        let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|kind| format!("{kind}_temp_path {folder}/tmp-{kind};"))
+            .concat();
+        let tls = if lines.contains("ssl_") { " ssl" } else { "" };
+        let config = format!(
+            "daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+             events {{}}
+             http {{ access_log off; {temporary}
+             server {{ listen 127.0.0.1:{port}{tls}; root {folder}; {lines} }} }}"
+        );
+        fs::write(lab.path("nginx.conf"), config).unwrap();
+        let mut command = Command::new("nginx");
+        command.arg("-e").arg(lab.path("nginx.log"));
+        command.arg("-c").arg(lab.path("nginx.conf"));
+        let mut nginx = Nginx {
+            child: command.stderr(Stdio::null()).spawn().unwrap(),
+            port,
+        };
+        wait_until("nginx listens", || {
+            let ended = nginx.child.try_wait().unwrap();
+            assert!(
+                ended.is_none(),
+                "{ended:?}: {:?}",
+                fs::read_to_string(lab.path("nginx.log"))
+            );
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        nginx
+    }
+
+    fn url(&self, scheme: &str, file: &str) -> String {
+        format!("{scheme}://localhost:{}/{file}", self.port)
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn nginx_serves_images() {
+    if beyond_qemu("nginx with and without ranges") || !have("nginx") {
+        return;
+    }
+    let lab = images(48 << 20);
+    for lines in ["", "max_ranges 0;"] {
+        let nginx = Nginx::new(&lab, lines);
+        for format in ["raw", "qcow2"] {
+            reads_right(
+                &lab,
+                &nginx.url("http", &format!("x.{format}")),
+                format,
+                lines,
+            );
+        }
+    }
+}
+
+#[test]
+fn certificates_are_verified() {
+    if beyond_qemu("cacert") || !have("nginx") || !have("certtool") {
+        return;
+    }
+    let lab = images(8 << 20);
+    certificates(&lab);
+    let folder = lab.path("good").display().to_string();
+    let nginx = Nginx::new(
+        &lab,
+        &format!(
+            "ssl_certificate {folder}/server-cert.pem; ssl_certificate_key {folder}/server-key.pem;"
+        ),
+    );
+    let url = nginx.url("https", "x.qcow2");
+    let options = |more: &str| format!("driver=qcow2,file.driver=https,file.url={url}{more}");
+    let convert = |more: &str| {
+        let options = options(more);
+        lab.zebu(&["convert", "--image-opts", "-O", "raw", &options, "out.raw"])
+    };
+    for more in [",file.cacert=good/ca-cert.pem", ",file.sslverify=off"] {
+        convert(more).ok(more);
+        lab.assert_same_bytes("out.raw", "x.raw", more);
+    }
+    fails_with(&convert(""), "certificate");
+    fails_with(&convert(",file.cacert=other/ca-cert.pem"), "certificate");
+    fails_with(&convert(",file.cacert=nowhere"), "No such file");
+    fails_with(&convert(",file.cacert=x.raw"), "x.raw");
+    // Another name than that of the certificate.
+    let by_address = options(",file.cacert=good/ca-cert.pem").replace("localhost", "127.0.0.2");
+    let answer = lab.zebu(&["info", "--image-opts", &by_address]);
+    assert_eq!(answer.status, 1, "{answer:#?}");
+    // From https to http.
+    let plain = served(&lab, "x.qcow2", Behaviour::default());
+    let moving = Nginx::new(
+        &lab,
+        &format!(
+            "ssl_certificate {folder}/server-cert.pem; ssl_certificate_key {folder}/server-key.pem; \
+             return 302 {};",
+            plain.url()
+        ),
+    );
+    let away = options(",file.cacert=good/ca-cert.pem").replace(&url, &moving.url("https", "x"));
+    fails_with(
+        &lab.zebu(&["info", "--image-opts", &away]),
+        "from https to http",
+    );
+    assert_eq!(plain.requests(), 0);
+}
+
+#[test]
+fn names_and_messages_are_those_of_qemu() {
+    let Some(modules) = qemu_modules().filter(|_| have("nginx") && !beyond_qemu("its modules"))
+    else {
+        println!("skipped: QEMU's driver for HTTP is not installed");
+        return;
+    };
+    let lab = images(1 << 20);
+    fs::write(lab.path("secret"), "geheim").unwrap();
+    fs::write(lab.path("odd.raw"), [1; 1000]).unwrap();
+    lab.make("img create -q -f qcow2 -b x.qcow2 -F qcow2 top.qcow2");
+    let nginx = Nginx::new(&lab, "");
+    let url = nginx.url("http", "x.qcow2");
+    lab.zebu(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &url,
+        "-F",
+        "qcow2",
+        "far.qcow2",
+    ])
+    .ok("create");
+    let same = |args: &[&str]| {
+        let ours = lab.zebu(args);
+        let theirs = qemu_img(&lab, &modules, args);
+        compare_answers(&ours, &theirs, args, "HTTP");
+    };
+    for name in ["x.qcow2", "top.qcow2", "odd.raw"] {
+        let url = nginx.url("http", name);
+        same(&["info", &url]);
+        same(&["info", "--output=json", &url]);
+        same(&["info", "--backing-chain", &url]);
+        if name != "odd.raw" {
+            // QEMU takes the rest of the last sector for data.
+            same(&["map", "--output=json", &url]);
+        }
+    }
+    same(&["info", "--backing-chain", "far.qcow2"]);
+    same(&["check", &url]);
+    let object = "secret,id=s,file=secret";
+    for more in [
+        "",
+        ",file.username=u",
+        ",file.username=u,file.password-secret=s",
+        ",file.sslverify=off",
+        ",file.sslverify=on",
+        ",file.cookie=abc",
+        ",file.cookie-secret=s",
+        ",file.cookie=abc,file.cookie-secret=s",
+        ",file.proxy-username=u",
+        ",file.proxy-username=u,file.proxy-password-secret=s",
+        ",file.readahead=64k,file.timeout=7",
+        ",file.readahead=100",
+        ",file.timeout=10001",
+        ",file.password-secret=t",
+        ",file.unknown=1",
+    ] {
+        for driver in ["http", "https"] {
+            let options = format!("driver=qcow2,file.driver={driver},file.url={url}{more}");
+            same(&["info", "--object", object, "--image-opts", &options]);
+        }
+        let options = format!("driver=http,url={url}{}", more.replace("file.", ""));
+        same(&["info", "--object", object, "--image-opts", &options]);
+    }
+    for options in [
+        "driver=http".to_string(),
+        format!("driver=qcow2,file.filename={url}"),
+        format!("driver=qcow2,file.driver=http,file.filename={url}"),
+    ] {
+        same(&["info", "--image-opts", &options]);
+    }
+    let json = format!(
+        r#"json:{{"driver":"qcow2","file":{{"driver":"http","url":"{url}","sslverify":false,"cookie":"a=1"}}}}"#
+    );
+    same(&["info", &json]);
+    same(&["info", "--output=json", &json]);
+    same(&["info", "http:foo"]);
+    let new = nginx.url("http", "new");
+    same(&["resize", &url, "20M"]);
+    same(&["snapshot", "-c", "a", &url]);
+    same(&["convert", "-O", "qcow2", "odd.raw", &new]);
+    same(&["create", "-f", "qcow2", &new, "1M"]);
+    same(&["convert", "-n", "-O", "qcow2", "odd.raw", &url]);
+    same(&["convert", "-n", "-O", "raw", "odd.raw", &url]);
+}
+
+/// Converts compressed images, as they are published, when each request takes 20 ms. Prints how long
+/// both programs take; `ZEBU_HTTP_BENCH` is the size in MiB.
+#[test]
+fn late_answers_cost_less_than_with_qemu() {
+    let Some(modules) = qemu_modules().filter(|_| !beyond_qemu("a comparison")) else {
+        println!("skipped: QEMU's driver for HTTP is not installed");
+        return;
+    };
+    let lab = Lab::new();
+    let mut rng = Rng::new(1);
+    // Half of it is said twice.
+    let words = (0..env_number("ZEBU_HTTP_BENCH").unwrap_or(24) << 16)
+        .map(|_| rng.next().to_le_bytes().repeat(2));
+    fs::write(lab.path("x.raw"), words.flatten().collect::<Vec<u8>>()).unwrap();
+    lab.make("img convert -c -f raw -O qcow2 x.raw x.qcow2");
+    let behaviour = Behaviour {
+        delay: Duration::from_millis(20),
+        ..Behaviour::default()
+    };
+    let web = served(&lab, "x.qcow2", behaviour);
+    let url = web.url();
+    let args = [
+        "convert", "-t", "unsafe", "-f", "qcow2", "-O", "raw", &url, "out.raw",
+    ];
+    let median = |run: &dyn Fn()| {
+        let mut times: Vec<_> = (0..3)
+            .map(|_| {
+                let begun = Instant::now();
+                run();
+                begun.elapsed()
+            })
+            .collect();
+        times.sort();
+        times[1].as_secs_f64()
+    };
+    let ours = median(&|| drop(lab.zebu(&args).ok("late answers")));
+    let requests = web.requests() / 3;
+    lab.assert_same_bytes("out.raw", "x.raw", "late answers");
+    // Its driver may hang: then it is ended by the time limit.
+    let theirs = median(&|| drop(qemu_img(&lab, &modules, &args)));
+    let ratio = theirs / ours;
+    println!(
+        "{ours:.3} s with {requests} requests, QEMU {theirs:.3} s with {}: {ratio:.1} times",
+        web.requests() / 3 - requests
+    );
+    assert!(ratio >= 3.0, "{ratio:.1} times");
+}

@@ -1,0 +1,202 @@
+//! Images in object stores: the requests of each dialect, with faults; and a real S3 server, if
+//! `ZEBU_VERSITYGW` names one (`make stores`).
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+
+use super::http::{fails_with, images, served};
+use crate::common::server::wait_until;
+use crate::common::web::Behaviour;
+use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
+
+/// Runs the program with these variables.
+fn run(lab: &Lab, variables: &str, args: &[&str]) -> Answer {
+    let script = format!("{variables} exec \"$0\" \"$@\"");
+    let mut all = vec!["-c", &script, program().to_str().unwrap()];
+    all.extend(args);
+    lab.run("sh".as_ref(), &all, b"", &Limits::default())
+}
+
+/// Names of each dialect with its environment, and how the first line of a request begins. PORT is
+/// that of the server.
+const DIALECTS: [(&str, &str, &str); 3] = [
+    (
+        "s3://bucket/some dir/x.qcow2",
+        "AWS_ACCESS_KEY_ID=id AWS_SECRET_ACCESS_KEY=key AWS_REGION=here \
+         AWS_ENDPOINT_URL=http://127.0.0.1:PORT",
+        "GET /bucket/some%20dir/x.qcow2 ",
+    ),
+    (
+        "gs://bucket/some dir/x.qcow2",
+        "GOOGLE_SKIP_SIGNATURE=true GOOGLE_BASE_URL=http://127.0.0.1:PORT",
+        "GET /bucket/some%20dir%2Fx%2Eqcow2 ",
+    ),
+    (
+        "az://bucket/some dir/x.qcow2",
+        "AZURE_STORAGE_ACCOUNT_NAME=me AZURE_STORAGE_ACCOUNT_KEY=a2V5 \
+         AZURE_STORAGE_ENDPOINT=http://127.0.0.1:PORT",
+        "GET /bucket/some%20dir/x.qcow2 ",
+    ),
+];
+
+#[test]
+fn each_dialect_is_spoken() {
+    if beyond_qemu("object stores") {
+        return;
+    }
+    let lab = images(24 << 20);
+    for (name, variables, first) in DIALECTS {
+        let web = served(&lab, "x.qcow2", Behaviour::default());
+        let variables = variables.replace("PORT", &web.port().to_string());
+        let run = |args: &[&str]| run(&lab, &variables, args);
+        let info = run(&["info", name]).ok(name);
+        assert!(
+            info.out.starts_with(&format!("image: {name}\n")),
+            "{info:#?}"
+        );
+        assert!(web.requests() <= 2, "{:#?}", web.heads());
+        let head = web.heads().pop().unwrap();
+        assert!(head.starts_with(first), "{head}");
+        web.change(|behaviour| (behaviour.cut, behaviour.busy) = (5, 7));
+        run(&["convert", "-O", "raw", name, "out.raw"]).ok(name);
+        lab.assert_same_bytes("out.raw", "x.raw", name);
+        web.change(|behaviour| {
+            *behaviour = Behaviour {
+                status: Some(404),
+                ..Behaviour::default()
+            }
+        });
+        fails_with(&run(&["info", name]), "not found");
+        web.change(|behaviour| behaviour.status = Some(403));
+        fails_with(&run(&["info", name]), "403");
+        // By options, and what QEMU would show of it.
+        web.change(|behaviour| behaviour.status = None);
+        let driver = name.split(':').next().unwrap();
+        let options =
+            format!("driver=qcow2,file.driver={driver},file.url={name},file.readahead=1M");
+        run(&["info", "--image-opts", &options]).ok("options");
+        let answer = run(&["convert", "-O", "raw", "x.raw", name]);
+        fails_with(&answer, "does not support image creation");
+        fails_with(&run(&["resize", name, "1G"]), "does not support writes");
+        fs::write(lab.path("empty"), "").unwrap();
+        web.replace(&lab.path("empty"));
+        run(&["info", "-f", "raw", name]).ok("an empty object");
+    }
+}
+
+#[test]
+fn names_that_are_none_are_refused() {
+    if beyond_qemu("object stores") {
+        return;
+    }
+    let lab = Lab::new();
+    for name in [
+        "s3:bucket/key",
+        "s3://",
+        "s3://bucket",
+        "s3://bucket/",
+        "s3:///key",
+    ] {
+        fails_with(
+            &lab.zebu(&["info", name]),
+            "not of the form s3://BUCKET/KEY",
+        );
+    }
+    let answer = lab.zebu(&["info", "--untrusted", "s3://bucket/key"]);
+    fails_with(&answer, "must be a path");
+}
+
+#[test]
+fn an_object_that_changes_is_noticed() {
+    if beyond_qemu("object stores") {
+        return;
+    }
+    let lab = images(32 << 20);
+    let (name, variables, _) = DIALECTS[0];
+    let web = served(&lab, "x.raw", Behaviour::default());
+    let variables = variables.replace("PORT", &web.port().to_string());
+    let (lab, web) = (&lab, &web);
+    let answer = std::thread::scope(|scope| {
+        let convert = scope.spawn(|| {
+            // Few at once, so that some come after the change.
+            let options = format!(
+                "driver=raw,file.driver=s3,file.connections=2,file.readahead=1M,file.url={name}"
+            );
+            let args = [
+                "convert",
+                "-O",
+                "raw",
+                "-r",
+                "40M",
+                "--image-opts",
+                &options,
+                "out.raw",
+            ];
+            run(lab, &variables, &args)
+        });
+        wait_until("some bytes", || web.bytes() > 4 << 20);
+        web.change(|behaviour| behaviour.etag = Some("\"second\"".into()));
+        convert.join().unwrap()
+    });
+    fails_with(&answer, "has changed since it was opened");
+}
+
+#[test]
+fn versitygw_is_read() {
+    let Some(server) = std::env::var_os("ZEBU_VERSITYGW") else {
+        println!("skipped: ZEBU_VERSITYGW names no server");
+        return;
+    };
+    let lab = images(256 << 20);
+    fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
+    for file in ["x.raw", "x.qcow2"] {
+        fs::copy(
+            lab.path(file),
+            lab.path(&format!("root/bucket/some dir/{file}")),
+        )
+        .unwrap();
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let mut child = Command::new(server)
+        .args([
+            "--access",
+            "id",
+            "--secret",
+            "key",
+            "--port",
+            &format!("127.0.0.1:{port}"),
+        ])
+        .arg("posix")
+        .arg(lab.path("root"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("versitygw listens", || {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let variables = DIALECTS[0]
+        .1
+        .replace("PORT", &port.to_string())
+        .replace("here", "us-east-1");
+    for format in ["raw", "qcow2"] {
+        let name = format!("s3://bucket/some dir/x.{format}");
+        let args = ["convert", "-f", format, "-O", "raw", &name, "out.raw"];
+        let answer = run(&lab, &variables, &args);
+        if answer.status != 0 {
+            let _ = child.kill();
+        }
+        answer.ok(&name);
+        lab.assert_same_bytes("out.raw", "x.raw", &name);
+    }
+    let wrong = variables.replace("SECRET_ACCESS_KEY=key", "SECRET_ACCESS_KEY=other");
+    let answer = run(&lab, &wrong, &["info", "s3://bucket/some dir/x.raw"]);
+    let missing = run(&lab, &variables, &["info", "s3://bucket/none"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    fails_with(&answer, "403");
+    fails_with(&missing, "not found");
+}

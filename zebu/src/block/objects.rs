@@ -1,0 +1,55 @@
+//! What images are named with by id: credentials and secrets.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::tls::TlsCredentials;
+use crate::{Error, Result};
+
+/// Credentials for TLS by their ids (`tls-creds`).
+pub type TlsObjects = BTreeMap<String, TlsCredentials>;
+
+options! {
+    /// What images are named with by id, QEMU's `--object`.
+    #[derive(Clone, Debug, Default)]
+    pub struct Objects {
+        /// Credentials for TLS (`tls-creds`).
+        pub tls: TlsObjects,
+        /// Secrets (`password-secret`, …).
+        pub secrets: BTreeMap<String, Secret>,
+    }
+}
+
+impl Objects {
+    /// The secret with this id.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] in QEMU's words if there is none.
+    pub fn secret(&self, id: &str) -> Result<Secret> {
+        let secret = self.secrets.get(id).cloned();
+        secret.ok_or_else(|| Error::Refused(format!("No secret with id '{id}'")))
+    }
+}
+
+/// A password, a token or a cookie, which is not printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// This text.
+    pub fn new(text: impl Into<String>) -> Secret {
+        Secret(text.into())
+    }
+
+    /// The text.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}

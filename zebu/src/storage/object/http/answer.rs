@@ -1,0 +1,194 @@
+//! What the head of an answer says.
+
+use std::time::Duration;
+
+use reqwest::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, LAST_MODIFIED,
+    RETRY_AFTER,
+};
+use reqwest::{Response, StatusCode};
+
+use super::super::failure::{Pause, Trouble};
+
+/// What shows that an object is still the same (RFC 9110, section 8.8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// A strong one.
+    etag: Option<String>,
+    modified: Option<String>,
+    /// In bytes, if the answer says it.
+    length: Option<u64>,
+}
+
+impl Identity {
+    /// The identity in an answer for an object of this length.
+    pub fn of(headers: &HeaderMap, length: Option<u64>) -> Identity {
+        let etag = text(headers, ETAG).filter(|etag| !etag.starts_with("W/"));
+        Identity {
+            etag: etag.map(Into::into),
+            modified: text(headers, LAST_MODIFIED).map(Into::into),
+            length,
+        }
+    }
+
+    /// The condition of requests for ranges (`If-Range`).
+    pub fn condition(&self) -> Option<&str> {
+        self.etag.as_deref().or(self.modified.as_deref())
+    }
+
+    /// Whether an answer is of the same object, as far as both tell.
+    pub fn check(&self, other: &Identity) -> Result<(), Trouble> {
+        let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
+        let what = if self.length.is_some() && other.length.is_some() && self.length != other.length
+        {
+            "its length is another one"
+        } else if differ(&self.etag, &other.etag) || self.etag.is_some() && other.etag.is_none() {
+            "its ETag is another one"
+        } else if differ(&self.modified, &other.modified) {
+            "it was modified"
+        } else {
+            return Ok(());
+        };
+        let what = format!("The object has changed since it was opened ({what})");
+        Err(Trouble::Changed(what))
+    }
+}
+
+/// A header as text.
+pub(super) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// The range of the bytes in an answer, and the length of the object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ContentRange {
+    /// First and last byte; None: there are none.
+    pub range: Option<(u64, u64)>,
+    pub length: Option<u64>,
+}
+
+impl ContentRange {
+    pub fn of(headers: &HeaderMap) -> Option<ContentRange> {
+        Self::parse(text(headers, CONTENT_RANGE)?)
+    }
+
+    /// `bytes 0-9/100`, `bytes 0-9/*`, `bytes */100`
+    fn parse(value: &str) -> Option<ContentRange> {
+        let value = value.strip_prefix("bytes")?.trim_start();
+        let (range, length) = value.split_once('/')?;
+        let number = |text: &str| text.trim().parse::<u64>();
+        let range = match range.trim() {
+            "*" => None,
+            range => {
+                let (first, last) = range.split_once('-')?;
+                Some((number(first).ok()?, number(last).ok()?))
+            }
+        };
+        let length = match length.trim() {
+            "*" => None,
+            length => Some(number(length).ok()?),
+        };
+        let is_inside =
+            |(first, last): (u64, u64)| first <= last && last < length.unwrap_or(u64::MAX);
+        range
+            .is_none_or(is_inside)
+            .then_some(ContentRange { range, length })
+    }
+}
+
+/// The length of the body.
+pub(super) fn body_length(headers: &HeaderMap) -> Option<u64> {
+    text(headers, CONTENT_LENGTH)?.parse().ok()
+}
+
+/// Refuses a body that is not the bytes of the object.
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Trouble> {
+    match text(headers, CONTENT_ENCODING) {
+        None | Some("identity" | "") => Ok(()),
+        Some(encoding) => Err(Trouble::lasting(format!(
+            "the server sends it encoded ({encoding}), which was not asked for"
+        ))),
+    }
+}
+
+/// The trouble that a status without the object's bytes means.
+pub(super) fn trouble(response: &Response) -> Trouble {
+    let status = response.status();
+    let what = format!("the server answers {status}");
+    let errno = match status {
+        StatusCode::NOT_FOUND | StatusCode::GONE => libc::ENOENT,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => libc::EACCES,
+        _ => libc::EIO,
+    };
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Trouble::Passing {
+            what,
+            pause: Some(Pause {
+                length: retry_after(response.headers()),
+            }),
+        },
+        StatusCode::REQUEST_TIMEOUT
+        | StatusCode::TOO_EARLY
+        | StatusCode::INTERNAL_SERVER_ERROR
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::GATEWAY_TIMEOUT => Trouble::passing(what),
+        _ => Trouble::Lasting { what, errno },
+    }
+}
+
+/// The pause that a server asks for. One until a date is not understood: clocks differ.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = text(headers, RETRY_AFTER)?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against bytes of another object, or of another place of it.
+    use super::*;
+
+    #[test]
+    fn ranges_are_parsed_or_refused() {
+        let of = |range, length| Some(ContentRange { range, length });
+        for (text, expected) in [
+            ("bytes 0-9/100", of(Some((0, 9)), Some(100))),
+            ("bytes 5-5/*", of(Some((5, 5)), None)),
+            ("bytes */0", of(None, Some(0))),
+            ("bytes 9-8/100", None),
+            ("bytes 0-100/100", None),
+            ("bytes 0-9", None),
+            ("bytes -9/100", None),
+            ("lines 0-9/100", None),
+            ("bytes 0-9/x", None),
+            ("bytes 0-18446744073709551616/*", None),
+        ] {
+            assert_eq!(ContentRange::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn another_object_is_noticed() {
+        let of = |etag: Option<&str>, modified: Option<&str>, length| Identity {
+            etag: etag.map(Into::into),
+            modified: modified.map(Into::into),
+            length,
+        };
+        let opened = of(Some("\"a\""), Some("then"), Some(5));
+        for (other, same) in [
+            (of(Some("\"a\""), Some("then"), Some(5)), true),
+            // Answers to requests with `If-Range` need no date.
+            (of(Some("\"a\""), None, None), true),
+            (of(None, Some("then"), Some(5)), false),
+            (of(Some("\"b\""), Some("then"), Some(5)), false),
+            (of(Some("\"a\""), Some("now"), Some(5)), false),
+            (of(Some("\"a\""), Some("then"), Some(6)), false),
+        ] {
+            assert_eq!(opened.check(&other).is_ok(), same, "{other:?}");
+        }
+        assert_eq!(opened.condition(), Some("\"a\""));
+        assert_eq!(of(None, Some("then"), None).condition(), Some("then"));
+        let mut headers = HeaderMap::new();
+        headers.insert(ETAG, "W/\"a\"".parse().unwrap());
+        assert_eq!(Identity::of(&headers, None), of(None, None, None));
+    }
+}

@@ -1,0 +1,45 @@
+//! How a web server is asked.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::block::Secret;
+
+/// An object on a web server, and how it is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpOptions {
+    /// Without a user and a fragment.
+    pub url: reqwest::Url,
+    /// What is sent to this server only, not to others that it redirects to.
+    pub access: Access,
+    /// The user of proxies.
+    pub proxy: Option<Login>,
+    /// Whether the server must have a certificate of its name by a trusted authority.
+    pub verify: bool,
+    /// The authorities that are trusted instead of those of the system, in PEM.
+    pub authorities: Option<PathBuf>,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Access {
+    /// For basic authentication.
+    pub login: Option<Login>,
+    /// For bearer authentication.
+    pub token: Option<Secret>,
+    /// The value of the header `Cookie`.
+    pub cookie: Option<Secret>,
+}
+
+/// A user, and perhaps a password.
+#[derive(Clone)]
+pub(crate) struct Login {
+    pub user: String,
+    pub password: Option<Secret>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,199 @@
+//! Images on web servers and in object stores, which are only read.
+//!
+//! An object is read by blocks ([`blocks`]). Requests for them run on a thread of their own
+//! (`runtime.rs`); the tasks of queues wait for blocks and copy from them.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `blocks.rs` | the blocks that are here, are fetched, are waited for |
+//! | `ahead.rs` | readahead |
+//! | `client.rs` | fetching blocks; the order of a server without ranges |
+//! | `retry.rs` `failure.rs` | attempts that fail |
+//! | `source.rs` | what objects are read from |
+//! | `http/` | web servers |
+//! | `store.rs` | object stores |
+
+mod ahead;
+mod blocks;
+mod client;
+mod failure;
+mod http;
+mod retry;
+mod runtime;
+mod source;
+#[cfg(feature = "object-store")]
+mod store;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Iov, OpKind, Properties, Queue, Started, Storage};
+use crate::{Error, Result};
+use client::{Client, Reading, in_time};
+pub(crate) use http::{Access, HttpOptions, Login};
+use retry::Attempts;
+use source::Opened;
+#[cfg(feature = "object-store")]
+pub(crate) use store::StoreOptions;
+
+/// What holds for objects of all kinds.
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectOptions {
+    /// The name that is shown.
+    pub name: PathBuf,
+    /// Bytes that are read ahead at most; None: 32 MiB.
+    pub readahead: Option<u64>,
+    /// How long connecting may take, and how long a server may be silent; None: 30 s.
+    pub timeout: Option<Duration>,
+    /// Requests in flight at most; None: 20.
+    pub connections: Option<usize>,
+}
+
+/// The time without a byte after which a request has failed.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Requests in flight.
+const CONNECTIONS: usize = 20;
+
+impl ObjectOptions {
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(TIMEOUT)
+    }
+}
+
+/// Where an object is.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Http(HttpOptions),
+    #[cfg(feature = "object-store")]
+    Store(StoreOptions),
+}
+
+/// An open object.
+#[derive(Debug)]
+pub(crate) struct Object {
+    client: Arc<Client>,
+    properties: Properties,
+}
+
+impl Object {
+    /// Opens an object, which takes at least one request.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there is none, or the server does not let it be read.
+    pub async fn open(place: Place, options: ObjectOptions) -> Result<Object> {
+        let runtime = runtime::handle()?;
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let own = runtime.clone();
+        let task = runtime.spawn(async move {
+            // If the future was dropped, nobody receives it.
+            let _ = sender.send(open(own, place, options).await);
+        });
+        let _cancel = Cancel(task.abort_handle());
+        let gone = |_| io::Error::other("the thread of requests has panicked");
+        receiver.await.map_err(gone)?
+    }
+
+    /// As [`Object::open`]. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`Object::open`].
+    pub fn open_blocking(place: Place, options: ObjectOptions) -> Result<Object> {
+        let runtime = runtime::handle()?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        runtime.spawn(async move { sender.send(Object::open(place, options).await) });
+        let gone = |_| io::Error::other("the thread of requests has panicked");
+        receiver.recv().map_err(gone)?
+    }
+}
+
+/// Ends a task when it is dropped.
+struct Cancel(tokio::task::AbortHandle);
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn open(
+    runtime: tokio::runtime::Handle,
+    place: Place,
+    options: ObjectOptions,
+) -> Result<Object> {
+    let timeout = options.timeout();
+    let mut attempts = Attempts::default();
+    let opened: Opened = loop {
+        let attempt = async {
+            match &place {
+                Place::Http(http) => http::open(http, timeout).await,
+                #[cfg(feature = "object-store")]
+                Place::Store(store) => store::open(store, timeout).await,
+            }
+        };
+        match in_time(timeout, attempt).await {
+            Ok(opened) => break opened,
+            Err(trouble) => match attempts.failed(trouble) {
+                Ok((wait, _)) => tokio::time::sleep(wait).await,
+                Err(trouble) => {
+                    let error = trouble.error("");
+                    return Err(Error::Refused(error.what().into()));
+                }
+            },
+        }
+    };
+    let reading = Reading {
+        name: options.name.display().to_string(),
+        connections: options.connections.unwrap_or(CONNECTIONS),
+        readahead: options.readahead,
+        timeout,
+    };
+    Ok(Object {
+        client: Arc::new(Client::new(runtime, opened, reading)),
+        properties: Properties {
+            path: options.name,
+            is_device: true,
+            is_remote: true,
+            ..Properties::PLAIN
+        },
+    })
+}
+
+// SAFETY: the memory of a read is used only while its future is polled.
+#[allow(unsafe_code)]
+unsafe impl Storage for Object {
+    unsafe fn start(
+        &self,
+        _queue: &Queue,
+        kind: OpKind,
+        offset: u64,
+        length: u64,
+        memory: Option<&Iov>,
+    ) -> Started {
+        match (kind, memory) {
+            (OpKind::Read, Some(iov)) => {
+                Started::later(self.client.clone().read(offset, iov.clone()))
+            }
+            (OpKind::Flush | OpKind::Extent, _) => Started::done(Ok(0)),
+            (OpKind::SetLength, _) => {
+                let error = "Image is read-only";
+                Started::fixed_length(self.client.length(), length, error)
+            }
+            _ => Started::done(Err(io::Error::from_raw_os_error(libc::EROFS))),
+        }
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.client.length())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        // Servers do not tell.
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

@@ -1,0 +1,249 @@
+//! Object stores: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob
+//! Storage.
+//!
+//! Credentials, regions and endpoints come from the environment, as the library finds them
+//! (docs/remote.md).
+
+use std::error::Error as _;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, RetryConfig,
+};
+
+use super::blocks::BLOCK;
+use super::failure::{Pause, Trouble};
+use super::source::{Body, Here, Opened, Source, Task};
+use crate::block::StoreKind;
+
+/// An object in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoreOptions {
+    pub kind: StoreKind,
+    /// The bucket or container.
+    pub bucket: String,
+    /// The name in it.
+    pub key: String,
+}
+
+/// Opens an object: asks for its first block.
+pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Opened, Trouble> {
+    let store = store(options, timeout)?;
+    let path = Path::parse(&options.key).map_err(|e| Trouble::lasting(e.to_string()))?;
+    let mut source = StoredObject {
+        store,
+        path,
+        meta: None,
+    };
+    let (meta, first): (_, Box<dyn Body>) = match source.ask(Some(0..BLOCK)).await {
+        Ok(found) => (found.meta.clone(), Box::new(Chunks::of(found))),
+        Err(trouble) => {
+            // An empty object has no first block.
+            let options = GetOptions {
+                head: true,
+                ..GetOptions::default()
+            };
+            let meta = match source.store.get_opts(&source.path, options).await {
+                Ok(found) if found.meta.size == 0 => found.meta,
+                _ => return Err(trouble),
+            };
+            (meta, Box::new(Here(None)))
+        }
+    };
+    let length = meta.size;
+    source.meta = Some(meta);
+    Ok(Opened {
+        source: Box::new(source),
+        length,
+        has_ranges: true,
+        first,
+    })
+}
+
+fn store(options: &StoreOptions, timeout: Duration) -> Result<Arc<dyn ObjectStore>, Trouble> {
+    let client = ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(timeout);
+    // Attempts are counted in one place.
+    let retry = RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    };
+    let wrong = |e: object_store::Error| Trouble::lasting(text(&e));
+    let bucket = &options.bucket;
+    Ok(match options.kind {
+        StoreKind::S3 => {
+            let mut builder = AmazonS3Builder::from_env();
+            let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+            let mut endpoint = endpoint
+                .iter()
+                .filter_map(|key| builder.get_config_value(key));
+            let is_plain = endpoint
+                .next()
+                .is_some_and(|url| url.starts_with("http://"));
+            builder = builder.with_client_options(client.with_allow_http(is_plain));
+            Arc::new(
+                builder
+                    .with_bucket_name(bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map_err(wrong)?,
+            )
+        }
+        StoreKind::Google => {
+            let builder = GoogleCloudStorageBuilder::from_env();
+            let base = "google_base_url".parse().ok();
+            let base = base.and_then(|key| builder.get_config_value(&key));
+            let is_plain = base.is_some_and(|url| url.starts_with("http://"));
+            Arc::new(
+                builder
+                    .with_client_options(client.with_allow_http(is_plain))
+                    .with_bucket_name(bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map_err(wrong)?,
+            )
+        }
+        StoreKind::Azure => {
+            let builder = MicrosoftAzureBuilder::from_env();
+            let endpoint = "azure_storage_endpoint".parse().ok();
+            let endpoint = endpoint.and_then(|key| builder.get_config_value(&key));
+            let is_plain = endpoint.is_some_and(|url| url.starts_with("http://"));
+            Arc::new(
+                builder
+                    .with_client_options(client.with_allow_http(is_plain))
+                    .with_container_name(bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map_err(wrong)?,
+            )
+        }
+    })
+}
+
+/// An object in a store.
+#[derive(Debug)]
+struct StoredObject {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    /// None while it is being opened.
+    meta: Option<ObjectMeta>,
+}
+
+impl StoredObject {
+    async fn ask(&self, range: Option<Range<u64>>) -> Result<GetResult, Trouble> {
+        let etag = self.meta.as_ref().and_then(|meta| meta.e_tag.clone());
+        let options = GetOptions {
+            range: range.map(GetRange::Bounded),
+            if_match: etag.clone().filter(|etag| !etag.starts_with("W/")),
+            ..GetOptions::default()
+        };
+        let found = self.store.get_opts(&self.path, options).await;
+        let found = found.map_err(trouble)?;
+        if let Some(meta) = &self.meta
+            && (found.meta.size, &found.meta.e_tag, found.meta.last_modified)
+                != (meta.size, &meta.e_tag, meta.last_modified)
+        {
+            return Err(changed());
+        }
+        Ok(found)
+    }
+}
+
+impl Source for StoredObject {
+    fn get(&self, range: Range<u64>) -> Task<'_, Box<dyn Body>> {
+        Box::pin(async move {
+            let found = self.ask(Some(range.clone())).await?;
+            match found.range.start == range.start && found.range.end <= range.end {
+                true => Ok(Box::new(Chunks::of(found)) as Box<dyn Body>),
+                false => Err(Trouble::lasting(
+                    "the store sends another range than asked for",
+                )),
+            }
+        })
+    }
+
+    fn get_all(&self) -> Task<'_, Box<dyn Body>> {
+        Box::pin(async move {
+            let found = self.ask(None).await?;
+            Ok(Box::new(Chunks::of(found)) as Box<dyn Body>)
+        })
+    }
+}
+
+/// Bytes that arrive from a store.
+struct Chunks(Pin<Box<dyn Stream<Item = object_store::Result<Bytes>> + Send>>);
+
+impl Chunks {
+    fn of(found: GetResult) -> Chunks {
+        Chunks(Box::pin(found.into_stream()))
+    }
+}
+
+impl Body for Chunks {
+    fn chunk(&mut self) -> Task<'_, Option<Bytes>> {
+        Box::pin(async move {
+            let next =
+                |context: &mut Context<'_>| -> Poll<_> { self.0.as_mut().poll_next(context) };
+            let next = std::future::poll_fn(next).await;
+            next.transpose().map_err(trouble)
+        })
+    }
+}
+
+fn changed() -> Trouble {
+    Trouble::Changed("The object has changed since it was opened".into())
+}
+
+fn trouble(error: object_store::Error) -> Trouble {
+    use object_store::Error;
+    let what = text(&error);
+    let lasting = |errno| Trouble::Lasting {
+        what: what.clone(),
+        errno,
+    };
+    match error {
+        Error::Precondition { .. } | Error::NotModified { .. } => changed(),
+        Error::NotFound { .. } => lasting(libc::ENOENT),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => lasting(libc::EACCES),
+        Error::Generic { .. } => match status(&what) {
+            Some(429 | 503) => Trouble::Passing {
+                what,
+                pause: Some(Pause { length: None }),
+            },
+            Some(408 | 500..) | None => Trouble::passing(what),
+            Some(_) => lasting(libc::EIO),
+        },
+        _ => lasting(libc::EIO),
+    }
+}
+
+/// The status of an answer, which the library has only in the text of its errors.
+fn status(text: &str) -> Option<u16> {
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+/// An error and its causes that say more.
+fn text(error: &object_store::Error) -> String {
+    let mut text = error.to_string();
+    let mut inner = error.source();
+    while let Some(cause) = inner {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        inner = cause.source();
+    }
+    text
+}
