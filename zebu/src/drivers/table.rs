@@ -86,7 +86,6 @@ pub(super) fn check_clusters(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
 
     #[test]
     fn only_whole_clusters_are_missing() {
