@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compares the public API of the library with docs/public-api.txt, so that a
-# change of it is seen; with --write, writes that file.
+# change of it is seen; with --write, writes that file. Warnings of rustdoc are
+# errors.
 #
 # rustdoc's JSON, which the API is read from, has a version. Where this
 # toolchain writes another one than the reader knows, nothing is compared.
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.."
 known=57
 target=${CARGO_TARGET_DIR:-target}
 RUSTC_BOOTSTRAP=1 cargo rustdoc -p zebu --lib --quiet -- \
-    -Z unstable-options --output-format json
+    -Z unstable-options --output-format json -D warnings
 json=$target/doc/zebu.json
 version=$(grep -o '"format_version":[0-9]*' "$json" | tail -n 1 | cut -d : -f 2)
 if [ "$version" != "$known" ]; then

@@ -171,8 +171,7 @@ if begin formats; then
 fi
 if begin broken-rules; then
     rules=$(grep -c '^            Rule::' zebu/src/broken.rs)
-    run env RUSTFLAGS="--cfg zebu_break" CARGO_TARGET_DIR=target/break \
-        cargo test -p zebu -p zebu-sim --test crash --test simulate breaks -- --nocapture
+    run cargo test -p zebu -p zebu-sim --test crash --test simulate breaks -- --ignored --nocapture
     end "rules broken and detected, of $rules"
 fi
 if begin full-disk; then
@@ -201,16 +200,13 @@ if begin backups; then
     end "kills, power cuts and damaged sets"
 fi
 if begin hostile-named; then
-    library --test hostile --test hostile_history -- --nocapture --skip generated
+    library --test hostile -- --nocapture images:: history:: --skip generated
     end "images made by hand, and what is done"
 fi
 if begin hostile-generated; then
     ZEBU_HOSTILE_RUNS=${ZEBU_HOSTILE_RUNS:-$(of 200 2000 100000)}
     export ZEBU_HOSTILE_RUNS
-    library --test hostile -- --nocapture generated_images
-    library --test hostile_changes -- --nocapture
-    library --test vhdx -- --nocapture damaged_images
-    library --test hostile_formats -- --nocapture damaged_images
+    library --test hostile -- --nocapture generated changes:: damaged_images
     program --test cli -- --nocapture io_language::
     program --test cli -- --nocapture vhost_bad_input::any_bytes
     unset ZEBU_HOSTILE_RUNS
@@ -270,8 +266,7 @@ if begin many-queues; then
     end "verified requests of 4 to 16 threads"
 fi
 if begin interleavings; then
-    run env RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
-        cargo test -p zebu --lib interleavings -- --nocapture
+    run cargo test -p zebu --features interleavings --lib interleavings -- --nocapture
     end "schedules (shuttle)"
 fi
 if begin miri; then

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::file_name::as_value;
 use crate::json::{self, Map, Value};
 use crate::options::{NameOptions, OutputFormat};
-use crate::{open, output, size, untrusted};
+use crate::{open, output, same_file, size, untrusted};
 
 /// Whether a name is the path of an appliance, if its format is not given.
 pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
@@ -26,6 +26,14 @@ pub fn is_named_so(name: &OsStr, options: &NameOptions) -> bool {
 fn read(name: &OsStr) -> Result<Appliance, Failure> {
     // In strict mode a descriptor opens no files.
     Appliance::open(Path::new(name), !untrusted::is_on()).map_err(|e| failure(name, &e))
+}
+
+/// Whether a file is the descriptor or the manifest of an appliance, or the archive that it is.
+pub fn has_file(name: &OsStr, path: &Path) -> bool {
+    let name = Path::new(name);
+    [name, &name.with_extension("mf")]
+        .iter()
+        .any(|own| same_file::is_same(own, path))
 }
 
 fn failure(name: &OsStr, error: &zebu_ova::Error) -> Failure {

@@ -4,6 +4,7 @@
 mod appliance;
 mod commands;
 mod create_options;
+mod descriptors;
 mod failure;
 mod file_limit;
 mod file_name;

@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use crate::commands;
 use crate::failure::{Failure, Outcome};
 use crate::invocation::{Invocation, unrecognized, version};
-use crate::{file_limit, output, signals, untrusted};
+use crate::{descriptors, file_limit, output, signals, untrusted};
 
 /// Runs the program; the first argument is its name.
 pub fn main(mut arguments: Vec<OsString>) -> ExitCode {
     file_limit::make_an_error();
+    descriptors::allow_all();
     signals::catch_progress_requests();
     let argv0 = (!arguments.is_empty()).then(|| arguments.remove(0));
     let invocation = Invocation::new(argv0);

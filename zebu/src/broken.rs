@@ -1,7 +1,6 @@
 //! Rules of the order on the disk, broken on purpose: so a test can show that
-//! it notices (`zebu/tests/crash/breaks.rs`). Only in builds with
-//! `--cfg zebu_break`; in all others nothing is ever broken, and the compiler
-//! leaves nothing of the question.
+//! it notices (`zebu/tests/crash/breaks.rs`). Only in builds with debug assertions; in all
+//! others nothing is ever broken, and the compiler leaves nothing of the question.
 
 /// A rule that can be broken. What each says is the rule, not the break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +62,7 @@ pub enum Rule {
     AnnouncedAnew,
 }
 
-#[cfg(zebu_break)]
+#[cfg(debug_assertions)]
 mod hook {
     use super::Rule;
     use std::sync::atomic::{AtomicU8, Ordering};
@@ -102,9 +101,14 @@ mod hook {
         ];
     }
 
-    /// Breaks this rule from now on, and no other.
+    /// Breaks this rule from now on in the whole process, and no other.
     pub fn break_rule(rule: Option<Rule>) {
         BROKEN.store(rule.map_or(0, |rule| rule as u8), Ordering::SeqCst);
+    }
+
+    /// Whether a rule is broken at present.
+    pub fn is_any_broken() -> bool {
+        BROKEN.load(Ordering::SeqCst) != 0
     }
 
     pub(crate) fn is_broken(rule: Rule) -> bool {
@@ -112,13 +116,19 @@ mod hook {
     }
 }
 
-#[cfg(zebu_break)]
-pub use hook::break_rule;
-#[cfg(zebu_break)]
-pub(crate) use hook::is_broken;
+#[cfg(not(debug_assertions))]
+mod hook {
+    pub const fn is_any_broken() -> bool {
+        false
+    }
 
-#[cfg(not(zebu_break))]
-#[inline(always)]
-pub(crate) const fn is_broken(_: Rule) -> bool {
-    false
+    #[inline(always)]
+    pub(crate) const fn is_broken(_: super::Rule) -> bool {
+        false
+    }
 }
+
+#[cfg(debug_assertions)]
+pub use hook::break_rule;
+pub use hook::is_any_broken;
+pub(crate) use hook::is_broken;

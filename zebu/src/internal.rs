@@ -14,6 +14,11 @@ pub mod blkdebug {
     pub use crate::storage::event::Event;
 }
 
+/// Rules of the order on the disk, which tests break.
+pub mod broken {
+    pub use crate::broken::*;
+}
+
 /// Compression of clusters.
 pub mod codec {
     pub use crate::codec::*;

@@ -63,11 +63,7 @@
 mod options;
 
 pub mod block;
-#[cfg(not(zebu_break))]
 mod broken;
-#[cfg(zebu_break)]
-#[doc(hidden)]
-pub mod broken;
 mod codec;
 mod drivers;
 mod error;

@@ -112,8 +112,9 @@ fn create(
     }
     let queue = open::queue().map_err(|_| "Could not start I/O".to_string())?;
     let data_file = options.value("data_file").map(file_of).transpose()?;
-    let files = [Some(&file), data_file.as_ref()];
-    let backing = look_at_backing(&queue, arguments, name, &files, &mut options)?;
+    let backing = look_at_backing(&queue, arguments, name, &mut options)?;
+    let files: Vec<_> = [file.clone()].into_iter().chain(data_file).collect();
+    check_not_read(&options, name, backing.as_ref(), &files)?;
     let Some(size) = options.size("size") else {
         return Err("Image creation needs a size parameter".into());
     };
@@ -128,9 +129,33 @@ fn create(
         ),
         _ => e.to_string(),
     })?;
+    let others = image.other_files()?;
+    check_not_read(&options, name, backing.as_ref(), &others)?;
     // No file was changed before, so signals end the program by default.
     invocation.end_on_stop(&format!("'{}' is incomplete", name.display()));
     NewFiles::open(&file, &image, &[CacheMode::WriteBack])?.make(&queue, &image)
+}
+
+/// Refuses files of the new image that its backing file reads. Of a backing file that is not opened
+/// only its own file is known.
+fn check_not_read(
+    options: &CreateOptions,
+    name: &OsStr,
+    backing: Option<&Device>,
+    files: &[FileSpec],
+) -> Result<(), String> {
+    let Some(backing_name) = options.value("backing_file") else {
+        return Ok(());
+    };
+    let path = beside(backing_name, name);
+    let is_read = |file: &FileSpec| match backing {
+        Some(device) => same_file::reads_any(device, &[Some(file)]),
+        None => same_file::is_same(path.as_ref(), &file.path),
+    };
+    match files.iter().any(is_read) {
+        true => Err(format!("'{}' reads this file", backing_name.display())),
+        false => Ok(()),
+    }
 }
 
 /// Opens the backing file, if there is one, unless disabled. Without a given size, its size is used.
@@ -138,7 +163,6 @@ fn look_at_backing(
     queue: &Queue,
     arguments: &Arguments,
     name: &OsStr,
-    files: &[Option<&FileSpec>],
     options: &mut CreateOptions,
 ) -> Result<Option<Device>, String> {
     let Some(backing) = options.value("backing_file").map(OsStr::to_owned) else {
@@ -154,17 +178,8 @@ fn look_at_backing(
     }
     const NO_FORMAT: &str = "Backing file specified without backing format";
     let format = options.get("backing_fmt").map(str::to_string);
-    let reads = format!("'{}' reads this file", backing.display());
     if arguments.backing_unsafe {
-        let path = beside(&backing, name);
-        let mut files = files.iter().flatten();
-        return match format {
-            None => Err(NO_FORMAT.into()),
-            Some(_) if files.any(|file| same_file::is_same(path.as_ref(), &file.path)) => {
-                Err(reads)
-            }
-            Some(_) => Ok(None),
-        };
+        return format.map(|_| None).ok_or_else(|| NO_FORMAT.into());
     }
     let opened = || {
         let format = format.as_deref().map(str::parse).transpose()?;
@@ -172,9 +187,6 @@ fn look_at_backing(
         Device::open(queue, &Source::Name(beside(&backing, name)), &options)
     };
     let device = opened().map_err(|e| format!("{e}\nCould not open backing image."))?;
-    if same_file::reads_any(&device, files) {
-        return Err(reads);
-    }
     if format.is_none() {
         let found = device.top().format().name();
         return Err(format!("{NO_FORMAT}\nDetected format of {found}."));

@@ -258,7 +258,7 @@ fn the_power_may_be_cut_at_any_call() {
     let calls = fs::read_to_string(lab.path("count")).expect("a count");
     let calls: u64 = calls.parse().expect("a number");
     assert!(calls > 30, "{calls}");
-    let cuts = env_number("ZEBU_KILLS").unwrap_or(15).min(calls);
+    let cuts = env_number("ZEBU_KILLS").unwrap_or(8).min(calls);
     let mut states = 0;
     // The last one is after the end.
     for nth in 0..=cuts {

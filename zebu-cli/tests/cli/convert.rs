@@ -490,3 +490,31 @@ fn to_and_from_a_block_device() {
         }
     }
 }
+
+/// Readers look for the footer of a fixed VHD at the end of the device.
+#[test]
+fn a_fixed_vhd_needs_a_device_of_its_length() {
+    let lab = Lab::new();
+    // Of a geometry, so that QEMU does not round it.
+    lab.make("raw src.raw 4177920");
+    let subformat = ["-o", "subformat=fixed"];
+    for (length, fits) in [(4177920 + 512, true), (4177920 + 1024, false)] {
+        File::create(lab.path("disk"))
+            .and_then(|file| file.set_len(length))
+            .expect("create");
+        let Some(device) = Loop::on(&lab.path("disk")) else {
+            println!("skipped: losetup does not work here");
+            return;
+        };
+        let convert = ["convert", "-f", "raw", "-O", "vpc"];
+        let args = [&convert[..], &subformat, &["src.raw", &device.0]].concat();
+        let answer = lab.zebu(&args);
+        if fits {
+            answer.ok("it fits");
+            lab.zebu(&["compare", "-F", "vpc", "src.raw", &device.0])
+                .ok("it fits");
+        } else {
+            answer.failed_with_one_line(1, "the device must have 4178432 bytes");
+        }
+    }
+}

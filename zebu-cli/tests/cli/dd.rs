@@ -2,7 +2,7 @@
 //! input as output.
 
 use crate::common::pair::Pair;
-use crate::common::{Lab, beyond_qemu};
+use crate::common::{Lab, beyond_qemu, part};
 
 fn inputs() -> Pair {
     Pair::new(
@@ -21,7 +21,7 @@ fn bs_count_and_skip() {
             if block == "bs=1" && input == "odd.raw" {
                 continue;
             }
-            for part in [
+            let parts = [
                 &[][..],
                 &["count=3"],
                 &["count=3", "skip=2"],
@@ -30,10 +30,11 @@ fn bs_count_and_skip() {
                 &["count=100000000"],
                 &["skip=100000000"],
                 &["count=0"],
-            ] {
+            ];
+            for chosen in part(2, parts) {
                 let of = format!("if={input}");
                 let mut args = vec!["dd", &of, "of=out.raw"];
-                args.extend(part);
+                args.extend(chosen);
                 args.extend(Some(block).filter(|b| !b.is_empty()));
                 pair.both(&args);
                 let theirs = pair.theirs.path("out.raw");

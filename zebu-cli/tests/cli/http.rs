@@ -10,7 +10,7 @@ use crate::common::server::{have, wait_until};
 use crate::common::tls::certificates;
 use crate::common::web::{Behaviour, Web};
 use crate::common::{
-    Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, peer, program,
+    Answer, Lab, Limits, Rng, beyond_qemu, compare_answers, env_number, part, peer, program,
 };
 
 /// `x.raw` with data and holes in `size`, the same as `x.qcow2`.
@@ -180,7 +180,7 @@ fn faults_are_survived() {
 #[test]
 #[ignore = "a minute, and 3 GiB of disk"]
 fn faults_are_survived_for_a_gigabyte() {
-    for format in ["raw", "qcow2"] {
+    for format in part(2, ["qcow2", "raw"]) {
         let faults = Behaviour {
             cut: 10,
             busy: 20,

@@ -14,7 +14,7 @@ const BLOCK: usize = 4096;
 
 /// The number of kills of each test.
 fn kills() -> u64 {
-    env_number("ZEBU_KILLS").unwrap_or(9)
+    env_number("ZEBU_KILLS").unwrap_or(6)
 }
 
 /// Kills a program after a time, and returns whether it was still running. Fails the test if one of

@@ -3,7 +3,7 @@
 
 use crate::common::guest::{Guest, INSTALL, LIVE, WRITE, kernel, read};
 use crate::common::server::{Server, wait_until};
-use crate::common::{Lab, beyond_qemu};
+use crate::common::{Lab, beyond_qemu, part};
 
 /// QEMU's options for a disk with several queues, served over NBD.
 fn disk(server: &Server, export: &str) -> Vec<String> {
@@ -35,7 +35,7 @@ fn a_guest_boots() {
     server.stop();
     lab.qemu_img(&["check", "x.qcow2"]).ok("check");
     // The guest boots with other engines.
-    for aio in ["--aio=threads", "--aio=io_uring"] {
+    for aio in part(2, ["--aio=threads", "--aio=io_uring"]) {
         let mut args = serve.to_vec();
         args.push(aio);
         let mut server = Server::start(&lab, &args);
@@ -60,7 +60,7 @@ fn data_synced_by_a_guest_survives_kill() {
     if beyond_qemu("an NBD server") || kernel().is_none() {
         return;
     }
-    for (aio, files) in [("--aio=threads", 10), ("--aio=io_uring", 40)] {
+    for (aio, files) in part(2, [("--aio=io_uring", 40), ("--aio=threads", 10)]) {
         let lab = Lab::new();
         lab.make("create x.qcow2 256M");
         let mut server = Server::start(&lab, &["-t", "-e", "4", aio, "x.qcow2"]);

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
 use crate::common::{
-    Answer, Lab, Limits, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number, peer,
+    Answer, Lab, Limits, Rng, assert_same_answer, beyond_qemu, compare_answers, env_number, part,
+    peer,
 };
 
 /// A format with options.
@@ -271,11 +272,12 @@ fn blocks_that_many_workers_fill() {
         file.write_all_at(&data, at).expect("write");
     }
     for form in &FORMS {
-        for more in [
+        let ways = [
             &["-W"][..],
             &["-W", "-m", "16", "-t", "none"],
             &["-m", "16"],
-        ] {
+        ];
+        for more in part(2, ways) {
             let convert = [&["convert", "-f", "raw"], more, &["src", "x"]].concat();
             let what = form.args(&convert).join(" ");
             lab.zebu(&form.args(&convert)).ok(&what);
@@ -336,7 +338,7 @@ fn created_images_are_those_of_qemu() {
         ]
         .map(String::from)
         .into();
-        for _ in 0..12 {
+        for _ in 0..6 {
             let bits = 10 + random.below(32);
             sizes.push(random.below(1 << bits).to_string());
         }

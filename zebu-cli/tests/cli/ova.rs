@@ -450,3 +450,31 @@ fn an_appliance_that_is_not_finished_does_not_open() {
     lab.zebu(&["info", "x.ova"])
         .failed_with_one_line(1, "it was killed");
 }
+
+#[test]
+fn files_of_the_source_are_no_targets() {
+    if beyond_qemu("it has no appliances") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.make("create src.qcow2 1M; io src.qcow2: write -P 1 0 64k");
+    lab.zebu(&["ova", "--output", "x.ova", "src.qcow2"])
+        .ok("make");
+    let mut tar = Command::new("tar");
+    let unpacked = tar.args(["xf", "x.ova"]).current_dir(lab.path("")).status();
+    assert!(unpacked.expect("tar").success());
+    for (source, targets) in [
+        ("x.ova", &["x.ova"][..]),
+        ("x.ovf", &["x.ovf", "x.mf", "x-disk1.vmdk"]),
+    ] {
+        for target in targets {
+            let before = fs::read(lab.path(target)).unwrap();
+            let answer = lab.zebu(&["convert", "--disk", "1", source, target]);
+            assert_eq!(answer.status, 1, "{target}: {answer:?}");
+            assert!(
+                fs::read(lab.path(target)).unwrap() == before,
+                "{target} has changed"
+            );
+        }
+    }
+}

@@ -351,7 +351,7 @@ const SEQUENCES: [(&str, u64, u64, &str); 14] = [
 
 #[test]
 fn sequences() {
-    for (seed, (options, cluster, size, kinds)) in part(3, (1..).zip(SEQUENCES)) {
+    for (seed, (options, cluster, size, kinds)) in part(5, (1..).zip(SEQUENCES)) {
         sequence(options, cluster, size, kinds, seed);
     }
 }

@@ -72,7 +72,7 @@ fn a_guest_boots_from_each_format() {
     let mut server = served(&lab, "--cache=none", "x.qcow2");
     start(&lab, "install", None, INSTALL).finish();
     server.stop();
-    for (maker, format, options) in part(4, FORMATS) {
+    for (maker, format, options) in part(8, FORMATS) {
         let make = match maker {
             "zebu" => Lab::zebu,
             _ => Lab::qemu_img,

@@ -381,3 +381,52 @@ fn split_images_on_a_full_file_system_do_not_open() {
         assert!(answer.err.contains("unfinished"), "{answer:?}");
     }
 }
+
+#[test]
+fn extents_that_a_parent_reads_are_kept() {
+    if beyond_qemu("it overwrites them") {
+        return;
+    }
+    let lab = Lab::new();
+    fs::write(lab.path("src.raw"), vec![7; 1 << 20]).unwrap();
+    let options = "subformat=twoGbMaxExtentSparse";
+    let convert = ["convert", "-O", "vmdk"];
+    lab.zebu(&[&convert[..], &["-o", options, "src.raw", "p.vmdk"]].concat())
+        .ok("a parent of two files");
+    fs::rename(lab.path("p.vmdk"), lab.path("two.vmdk")).unwrap();
+    lab.zebu(&[&convert[..], &["src.raw", "o-s001.vmdk"]].concat())
+        .ok("a parent of one file");
+    for (parent, new, more) in [
+        ("two.vmdk", "p.vmdk", &[][..]),
+        ("o-s001.vmdk", "o.vmdk", &[]),
+        ("o-s001.vmdk", "o.vmdk", &["-u"]),
+    ] {
+        let create = [
+            "create", "-f", "vmdk", "-F", "vmdk", "-b", parent, "-o", options,
+        ];
+        lab.zebu(&[&create[..], more, &[new, "1M"]].concat())
+            .failed_with_one_line(1, "reads this file");
+        lab.zebu(&["compare", "src.raw", parent]).ok(parent);
+    }
+}
+
+#[test]
+fn an_image_may_have_more_extents_than_the_soft_limit_of_open_files() {
+    let lab = Lab::new();
+    lab.make("create src.qcow2 200G; io src.qcow2: write -P 5 150G 64k");
+    let script = "ulimit -Sn 64 && exec \"$0\" convert \"$@\"";
+    for subformat in ["twoGbMaxExtentSparse", "twoGbMaxExtentFlat"] {
+        let options = format!("subformat={subformat}");
+        let program = crate::common::program();
+        let program = program.to_str().unwrap();
+        let to = ["-O", "vmdk", "-o", &options, "src.qcow2", "x.vmdk"];
+        let shell = |args: &[&str]| {
+            let all = [&["-c", script, program], args].concat();
+            lab.run("/bin/sh".as_ref(), &all, b"", &Limits::default())
+        };
+        shell(&to).ok(subformat);
+        shell(&["-O", "qcow2", "x.vmdk", "back.qcow2"]).ok(subformat);
+        lab.zebu(&["compare", "src.qcow2", "back.qcow2"])
+            .ok(subformat);
+    }
+}

@@ -31,13 +31,15 @@ pub use crate::drivers::{
 pub use bitmaps::{BitmapInfo, DirtyBits};
 pub use device::{Device, Layer};
 pub use extents::Extents;
-pub use objects::{Objects, Secret, TlsObjects};
+pub use objects::{Objects, TlsObjects};
 pub use open::{Length, OpenOptions, Policy, Storages};
 pub use opened::OpenedFile;
 pub use remote::{Remote, RemoteRequest};
 pub use resize::Preallocation;
 pub(crate) use resolver::NameResolver;
 pub use shared::{InUse, SharedDevice};
+#[cfg(feature = "object-store")]
+pub use spec::StoreSpec;
 pub use spec::{
     BackingOptions, BackingSpec, BlkdebugSpec, CommonOptions, DetectZeroes, FileDriver,
     FileOptions, FileSpec, ImageOptions, ImageSpec, Locking, NATIVE_NEEDS_DIRECT, NullSpec,
@@ -48,7 +50,9 @@ pub use spec::{HttpCookie, HttpSpec, RemoteOptions};
 #[cfg(feature = "nbd")]
 pub use spec::{NbdSpec, NbdTls};
 pub(crate) use spec::{OptionSet, OptionValue};
-#[cfg(feature = "object-store")]
-pub use spec::{StoreKind, StoreSpec};
 pub use status::Status;
 pub use write::Zeroing;
+
+#[cfg(feature = "object-store")]
+pub use crate::storage::object::StoreKind;
+pub use crate::storage::secret::Secret;

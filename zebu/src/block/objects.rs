@@ -1,8 +1,8 @@
 //! What images are named with by id: credentials and secrets.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
+use crate::storage::Secret;
 use crate::tls::TlsCredentials;
 use crate::{Error, Result};
 
@@ -29,27 +29,5 @@ impl Objects {
     pub fn secret(&self, id: &str) -> Result<Secret> {
         let secret = self.secrets.get(id).cloned();
         secret.ok_or_else(|| Error::Refused(format!("No secret with id '{id}'")))
-    }
-}
-
-/// A password, a token or a cookie, which is not printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// This text.
-    pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
-    }
-
-    /// The text.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
     }
 }

@@ -269,7 +269,7 @@ impl HttpSpec {
             let password = secret(password)?;
             Ok(user.clone().map(|user| Login { user, password }))
         };
-        Ok(Place::Http(HttpOptions {
+        Ok(Place::Http(Box::new(HttpOptions {
             url,
             access: Access {
                 login: login(&user, &self.password)?,
@@ -283,7 +283,7 @@ impl HttpSpec {
             proxy: login(&self.proxy_user, &self.proxy_password)?,
             verify: self.verify,
             authorities: self.authorities.clone(),
-        }))
+        })))
     }
 }
 

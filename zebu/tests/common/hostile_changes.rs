@@ -1,4 +1,4 @@
-//! Changes and copies of hostile images, for `hostile_changes.rs` and, by path, for the fuzz
+//! Changes and copies of hostile images, for `hostile/changes.rs` and, by path, for the fuzz
 //! targets.
 //!
 //! Each function takes any bytes as an image and panics unless:

@@ -1,4 +1,4 @@
-//! Hostile images, and all operations that only read an image, for the `hostile*.rs` tests and, by
+//! Hostile images, and all operations that only read an image, for the tests of `hostile` and, by
 //! path, for the fuzz targets.
 //!
 //! [`build`] makes a small image of any geometry. Its tables may share clusters and refer to

@@ -1,4 +1,4 @@
-//! Hostile VMDKs in one file, for `hostile.rs` and, by path, for the fuzz targets: [`build`] makes a
+//! Hostile VMDKs in one file, for the tests of `hostile` and, by path, for the fuzz targets: [`build`] makes a
 //! small one, whose entries may lead anywhere, and [`mutate_once`] damages header, descriptor, tables
 //! and streams.
 

@@ -28,7 +28,7 @@ mod common;
 mod dirty;
 
 mod bitmaps;
-#[cfg(zebu_break)]
+#[cfg(debug_assertions)]
 mod breaks;
 mod damaged;
 mod disk;

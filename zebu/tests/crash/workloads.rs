@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use zebu::block::{Device, OpenOptions};
+use zebu::internal::broken::is_any_broken;
 use zebu::jobs::{CreateQcow2, create_qcow2};
 use zebu::qcow2::Compression;
 use zebu::storage::{Memory, Queue, Storage};
@@ -172,7 +173,7 @@ fn writable(rng: &mut Rng) -> OpenOptions {
     OpenOptions::default()
         .write(true)
         .discard(Some(true))
-        .store_bitmaps(!cfg!(zebu_break) && rng.one_in(3))
+        .store_bitmaps(!is_any_broken() && rng.one_in(3))
         .l2_cache_entry_size(Some(512))
         .l2_cache_size(rng.one_in(2).then_some(1024))
 }

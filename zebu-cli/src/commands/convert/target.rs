@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::file_name::{after_file, as_value, beside, file_of};
 use crate::new_image::{NewFiles, NewImage, parse_format};
 use crate::options::target_cache;
-use crate::{objects, open, same_file, untrusted};
+use crate::{appliance, objects, open, same_file, untrusted};
 
 /// What a target gets.
 pub struct Content<'a> {
@@ -155,8 +155,13 @@ impl Wanted<'_> {
 
     /// Refuses files that a source reads.
     fn check_not_read(&self, files: &[Option<&FileSpec>]) -> Result<(), Failure> {
-        let mut files = files.iter().flatten();
-        match files.any(|file| same_file::reads(self.sources, file)) {
+        // Disks of an appliance are read in place, its descriptor before.
+        let appliance = self.arguments.disk.and(self.arguments.names.first());
+        let is_read = |file: &&FileSpec| {
+            same_file::reads(self.sources, file)
+                || appliance.is_some_and(|name| appliance::has_file(name, &file.bottom().path))
+        };
+        match files.iter().flatten().any(is_read) {
             true => {
                 let format = self.arguments.target_format();
                 Err(creation_failure(self.name, format, same_file::READ_FROM))

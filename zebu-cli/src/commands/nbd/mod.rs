@@ -1,7 +1,6 @@
 //! `nbd`: serves images over NBD, with qemu-nbd's options and under its name.
 
 mod arguments;
-mod descriptors;
 mod images;
 mod list;
 mod tls;
@@ -100,7 +99,6 @@ fn serve(
     let queue = Queue::new(queue_options.clone())
         .map_err(|e| Failure::new(zebu::strerror(&e).to_string()))?;
     let clients = arguments.clients()?;
-    descriptors::allow_all();
     let options = ServerOptions {
         clients: if clients == 0 { MOST_CLIENTS } else { clients },
         persistent: arguments.persistent,

@@ -42,7 +42,7 @@ pub struct HttpSpec {
 #[non_exhaustive]
 pub enum HttpCookie {
     /// Its text.
-    Text(crate::block::Secret),
+    Text(crate::storage::Secret),
     /// The id of a secret.
     Secret(String),
 }

@@ -30,7 +30,7 @@ pub use options::{
 #[cfg(feature = "http")]
 pub use remote::RemoteOptions;
 #[cfg(feature = "object-store")]
-pub use store::{StoreKind, StoreSpec};
+pub use store::StoreSpec;
 
 use super::Format;
 use crate::storage::{BlkdebugLimits, Rule};

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::RemoteOptions;
+use crate::storage::object::StoreKind;
 
 /// An object in an object store (`s3`, `gs`, `az`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,29 +20,6 @@ pub struct StoreSpec {
     pub reading: RemoteOptions,
     /// `s3://BUCKET/KEY`
     pub(crate) url: PathBuf,
-}
-
-/// Which protocol an object store speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreKind {
-    /// Amazon S3 (`s3`).
-    S3,
-    /// Google Cloud Storage (`gs`).
-    Google,
-    /// Azure Blob Storage (`az`).
-    Azure,
-}
-
-impl StoreKind {
-    /// The name of the driver, and the scheme of URLs.
-    pub fn name(self) -> &'static str {
-        match self {
-            StoreKind::S3 => "s3",
-            StoreKind::Google => "gs",
-            StoreKind::Azure => "az",
-        }
-    }
 }
 
 impl StoreSpec {

@@ -3,7 +3,7 @@
 //! half new, a commit without an entry that was set before it.
 //!
 //! A scheduler runs each test thousands of times and chooses the thread of each step at random:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. A failure prints the schedule that
+//! `cargo test -p zebu --features interleavings --lib interleavings`. A failure prints the schedule that
 //! repeats it.
 
 use std::sync::Arc;

@@ -12,7 +12,7 @@ mod epoch;
 mod frees;
 mod grow;
 mod inflate;
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
 mod limits;
 mod luks;

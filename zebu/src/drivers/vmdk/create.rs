@@ -321,7 +321,7 @@ impl Descriptor<'_> {
             ..
         } = self;
         Ok(format!(
-            "# Disk DescriptorFile\nversion=1\nCID={cid:08x}\nparentCID={parent_cid:08x}\n\
+            "# Disk DescriptorFile\nversion=1\nCID={cid:x}\nparentCID={parent_cid:x}\n\
              createType=\"{name}\"\n{hint}\n# Extent description\n{lines}\n\
              # The Disk Data Base\n#DDB\n\nddb.virtualHWVersion = \"{hardware}\"\n\
              ddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"{heads}\"\n\

@@ -127,6 +127,12 @@ impl Plan {
     /// The disk of a fixed image, whose footer is missing.
     async fn begin_fixed(&self, queue: &Queue, file: &Arc<dyn Storage>) -> Result<Linear> {
         let end = self.size() + FOOTER_BYTES as u64;
+        if file.is_device() && file.len()? > end {
+            // Readers look for the footer at the end of the device.
+            return Err(Error::Refused(format!(
+                "A fixed VHD ends with its footer, so the device must have {end} bytes"
+            )));
+        }
         let disk = Linear::begin(queue, file.clone(), 0..self.size(), end).await?;
         // A device may have held a footer there.
         storage::flush(&**file, queue).await?;

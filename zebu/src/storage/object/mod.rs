@@ -36,6 +36,8 @@ pub(crate) use http::{Access, HttpOptions, Login};
 use retry::Attempts;
 use source::Opened;
 #[cfg(feature = "object-store")]
+pub use store::StoreKind;
+#[cfg(feature = "object-store")]
 pub(crate) use store::StoreOptions;
 
 /// What holds for objects of all kinds.
@@ -65,7 +67,7 @@ impl ObjectOptions {
 /// Where an object is.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    Http(HttpOptions),
+    Http(Box<HttpOptions>),
     #[cfg(feature = "object-store")]
     Store(StoreOptions),
 }

@@ -24,7 +24,29 @@ use object_store::{
 use super::blocks::BLOCK;
 use super::failure::{Pause, Trouble};
 use super::source::{Body, Here, Opened, Source, Task};
-use crate::block::StoreKind;
+
+/// Which protocol an object store speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreKind {
+    /// Amazon S3 (`s3`).
+    S3,
+    /// Google Cloud Storage (`gs`).
+    Google,
+    /// Azure Blob Storage (`az`).
+    Azure,
+}
+
+impl StoreKind {
+    /// The name of the driver, and the scheme of URLs.
+    pub fn name(self) -> &'static str {
+        match self {
+            StoreKind::S3 => "s3",
+            StoreKind::Google => "gs",
+            StoreKind::Azure => "az",
+        }
+    }
+}
 
 /// An object in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use zebu::block::{Device, OpenOptions, Zeroing};
+use zebu::internal::broken::is_any_broken;
 use zebu::jobs::{CreateQcow2, NewBacking, NewDataFile};
 use zebu::qcow2::SnapshotName;
 use zebu::storage::{Buffer, Queue};
@@ -286,7 +287,7 @@ pub fn begin<'a>(
     active: Vec<u8>,
 ) -> Use<'a> {
     // The runs in which broken rules are detected have none.
-    let has_bitmaps = !cfg!(zebu_break) && options.version == 3 && rng.one_in(4);
+    let has_bitmaps = !is_any_broken() && options.version == 3 && rng.one_in(4);
     begin_with(queue, rng, options, layout, active, has_bitmaps)
 }
 

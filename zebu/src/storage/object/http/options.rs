@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::block::Secret;
+use crate::storage::Secret;
 
 /// An object on a web server, and how it is asked for.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct HttpOptions {
     pub authorities: Option<PathBuf>,
 }
 
-/// Who asks.
+/// Credentials.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
     /// For basic authentication.

@@ -4,20 +4,11 @@
 //! Images are built, and damaged in a few numbers. `ZEBU_HOSTILE_RUNS` is how many are,
 //! `ZEBU_HOSTILE_SEED` the first seed.
 
-mod common;
-#[path = "common/hostile_bounds.rs"]
-mod hostile_bounds;
-#[path = "common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-#[path = "common/small_images.rs"]
-mod small_images;
-
 use std::sync::Arc;
 
-use hostile_bounds::{alone, generated, queue};
-use hostile_images::{Rng, disk_of};
-use small_images::{Built, Vhd, set_checksum};
+use crate::bounds::{alone, generated, queue};
+use crate::hostile_images::{Rng, disk_of};
+use crate::small_images::{self, Built, Vhd, set_checksum};
 use zebu::block::{Device, Format, OpenOptions, Policy};
 use zebu::storage::{Memory, Queue};
 use zebu::{Limits, Result};

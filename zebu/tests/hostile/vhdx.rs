@@ -3,24 +3,13 @@
 //!
 //! `ZEBU_VHDX_IMAGES` is the number of generated chains; `ZEBU_HOSTILE_RUNS` that of damaged images.
 
-mod common;
-#[path = "common/hostile_bounds.rs"]
-mod hostile_bounds;
-#[path = "common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-#[path = "common/hostile_vhdx.rs"]
-mod hostile_vhdx;
-#[path = "common/vhdx_image.rs"]
-mod vhdx_image;
-
 use std::sync::Arc;
 
-use common::{PrintOnPanic, number};
-use hostile_bounds::{alone, case, generated, queue};
-use hostile_images::Rng;
-use hostile_vhdx::{damaged, damaged_by, exercise};
-use vhdx_image::{Builder, Built, MIB, PRESENT, build};
+use crate::bounds::{alone, case, generated, queue};
+use crate::common::{PrintOnPanic, number};
+use crate::hostile_images::Rng;
+use crate::hostile_vhdx::{damaged, damaged_by, exercise};
+use crate::vhdx_image::{Builder, Built, MIB, PRESENT, build};
 use zebu::Result;
 use zebu::block::{Device, OpenOptions, Storages};
 use zebu::storage::{Memory, OpenFile, Queue, open_file};

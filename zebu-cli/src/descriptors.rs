@@ -1,8 +1,8 @@
 //! How many files and sockets the process may have open.
 #![allow(unsafe_code)]
 
-/// Raises the limit to what is allowed: each connection has some three. Where
-/// that cannot be done, fewer clients can be connected at a time.
+/// Raises the limit to what is allowed: an image may have many files, and each connection of a
+/// server has some three. Where that cannot be done, fewer can be open at a time.
 pub fn allow_all() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -3,24 +3,14 @@
 //! because a header names it. The images are made by hand from the public descriptions, and are
 //! read, written, checked and repaired.
 
-mod common;
-#[path = "common/hostile_bounds.rs"]
-mod hostile_bounds;
-#[path = "common/hostile_changes.rs"]
-#[allow(dead_code)]
-mod hostile_changes;
-#[path = "common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-#[path = "common/hostile_sound.rs"]
-mod hostile_sound;
-
+use crate::hostile_changes;
+use crate::hostile_images;
 use std::sync::Arc;
 
-use common::repair_all;
-use hostile_bounds::{alone, case, case_within, queue};
-use hostile_images::check;
-use hostile_sound::{
+use crate::bounds::{alone, case, case_within, queue};
+use crate::common::repair_all;
+use crate::hostile_images::check;
+use crate::sound::{
     CLUSTER, DATA, END, L1, L2, REFCOUNT_BLOCK, REFCOUNT_TABLE, append_cluster, header, memory,
     put, put32, sound, with_header,
 };

@@ -5,17 +5,7 @@
 //! of processor time and 64 MiB. `ZEBU_HOSTILE_RUNS` is the number of generated images,
 //! `ZEBU_HOSTILE_SEED` the first seed.
 
-mod common;
-#[path = "common/hostile_bounds.rs"]
-mod hostile_bounds;
-#[path = "common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-#[path = "common/hostile_sound.rs"]
-mod hostile_sound;
-#[path = "common/hostile_vmdk.rs"]
-mod hostile_vmdk;
-
+use crate::hostile_vmdk;
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
@@ -23,10 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::repair_all;
-use hostile_bounds::{alone, case, generated, queue};
-use hostile_images::{Rng, build, check, exercise, mutate};
-use hostile_sound::{
+use crate::bounds::{alone, case, generated, queue};
+use crate::common::repair_all;
+use crate::hostile_images::{Rng, build, check, exercise, mutate};
+use crate::sound::{
     CLUSTER, DATA, END, L1, L2, REFCOUNT_BLOCK, REFCOUNT_TABLE, header, memory, put, put32, sound,
     with_header,
 };

@@ -4,19 +4,12 @@
 //!
 //! `ZEBU_HOSTILE_RUNS` is the number of generated images, `ZEBU_HOSTILE_SEED` the first seed.
 
-mod common;
-#[path = "common/hostile_bounds.rs"]
-mod hostile_bounds;
-#[path = "common/hostile_changes.rs"]
-mod hostile_changes;
-#[path = "common/hostile_images.rs"]
-#[allow(dead_code)]
-mod hostile_images;
-
+use crate::hostile_changes;
+use crate::hostile_images;
 use std::sync::Arc;
 
-use hostile_bounds::generated;
-use hostile_images::{Rng, build, mutate};
+use crate::bounds::generated;
+use crate::hostile_images::{Rng, build, mutate};
 use zebu::block::{Device, OpenOptions};
 use zebu::storage::Memory;
 

@@ -1,6 +1,5 @@
-//! Bounds on the time and memory that one hostile image may cost, and runs over generated images,
-//! for the `hostile*.rs` tests. The allocator of these test binaries counts memory.
-#![allow(dead_code, reason = "each test uses a part of it")]
+//! Bounds on the time and memory that one hostile image may cost, and runs over generated
+//! images, and an allocator that counts memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,5 @@
 //! A sound image made by hand, with each structure at a known place, for images that are damaged on
 //! purpose.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::sync::Arc;
 

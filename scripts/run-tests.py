@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Builds all tests of the workspace, and runs the test binaries, several at once.
+
+`cargo test` runs one binary after another, and most tests wait for other programs. The output of a
+binary is printed when it has ended. Arguments are passed on to each binary.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+# The longest first.
+FIRST = ["cli", "small_formats", "crash", "sessions"]
+
+
+def built():
+    """The test binaries, each with the directory of its package, in which cargo would run it."""
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
+    build = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    binaries = []
+    for line in build.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["profile"]["test"]:
+            folder = os.path.dirname(message["manifest_path"])
+            binaries.append((message["target"]["name"], message["executable"], folder))
+    place = {name: n for n, name in enumerate(FIRST)}
+    return sorted(binaries, key=lambda binary: place.get(binary[0], len(FIRST)))
+
+
+def run(binary):
+    name, executable, folder = binary
+    start = time.monotonic()
+    environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
+    ended = subprocess.run([executable, *sys.argv[1:]], cwd=folder, env=environment,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return name, ended, time.monotonic() - start
+
+
+def main():
+    binaries = built()
+    failed = []
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)) + 1) as workers:
+        for done in as_completed([workers.submit(run, binary) for binary in binaries]):
+            name, ended, seconds = done.result()
+            print(f"==== {name}, {seconds:.0f} s", flush=True)
+            sys.stdout.buffer.write(ended.stdout)
+            sys.stdout.flush()
+            if ended.returncode != 0:
+                failed.append(f"{name} (status {ended.returncode})")
+    if failed:
+        sys.exit("failed: " + ", ".join(failed))
+
+
+main()
