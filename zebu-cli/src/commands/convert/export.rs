@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::IsTerminal;
-
 use std::path::Path;
 
 use zebu::block::{Device, Format};
