@@ -123,10 +123,12 @@ impl Container<'_> {
             return refused(format!("There is no '{name}'"));
         };
         let stem = name.rsplit_once('.').map_or(&*name, |(stem, _)| stem);
-        let manifest = match self.text(&format!("{stem}.mf"))? {
-            Some(manifest) => Manifest::parse(&utf8(manifest, "manifest")?)?,
-            None => Manifest::default(),
-        };
+        let mut manifest = Manifest::default();
+        for ending in ["MF", "mf"] {
+            if let Some(text) = self.text(&format!("{stem}.{ending}"))? {
+                manifest = Manifest::parse(&utf8(text, "manifest")?)?;
+            }
+        }
         if let Some(expected) = manifest.of(&name) {
             expected.expect(&Checksum::of_bytes(expected.algorithm, &text), &name)?;
         }
@@ -161,6 +163,7 @@ impl Container<'_> {
 
     fn disk(&self, entry: DiskEntry, manifest: &Manifest) -> Result<Disk> {
         let stored = entry.file.map(|name| {
+            let name = in_folder(&name).to_owned();
             let Some((path, offset, length)) = self.find(&name)? else {
                 return refused(format!(
                     "There is no '{name}', the file of disk '{}'",
@@ -218,7 +221,7 @@ impl Container<'_> {
     fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let found = match self {
             // Where no other file is opened, the manifest is not read, and nothing is verified.
-            Container::Folder(_, false) if name.ends_with(".mf") => None,
+            Container::Folder(_, false) if name.to_ascii_lowercase().ends_with(".mf") => None,
             _ => self.find(name)?,
         };
         let Some((path, offset, length)) = found else {
@@ -237,6 +240,11 @@ impl Container<'_> {
         read.map_err(Error::io(&path))?;
         Ok(Some(bytes))
     }
+}
+
+/// A name without what says that it is in the directory of the descriptor.
+pub(crate) fn in_folder(name: &str) -> &str {
+    name.strip_prefix("./").unwrap_or(name)
 }
 
 fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {

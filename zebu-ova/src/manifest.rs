@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::appliance::in_folder;
 use crate::checksum::{Algorithm, Checksum};
 use crate::{Result, refused};
 
@@ -39,7 +40,10 @@ fn entry(line: &str) -> Option<(String, Checksum)> {
     let (name, digits) = rest.rsplit_once(')')?;
     let algorithm = Algorithm::by_name(&algorithm.trim().to_ascii_uppercase())?;
     let digits = digits.trim_start().strip_prefix('=')?.trim();
-    Some((name.to_owned(), Checksum::parse(algorithm, digits)?))
+    Some((
+        in_folder(name).to_owned(),
+        Checksum::parse(algorithm, digits)?,
+    ))
 }
 
 #[cfg(test)]
@@ -58,6 +62,8 @@ mod tests {
         assert_eq!(manifest.of("a (1).vmdk"), Some(&empty));
         assert_eq!(manifest.of("b"), Some(&empty));
         assert_eq!(manifest.of("c"), None);
+        let here = Manifest::parse(&format!("SHA1(./d)= {sha1}")).unwrap();
+        assert_eq!(here.of("d"), Some(&empty));
         assert_eq!(empty.to_string(), sha1);
         let checksum = Checksum::of_bytes(Algorithm::Sha256, b"abc");
         let digits = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::geometry::{Geometry, SECTOR};
 use super::{CHECKSUM, COOKIE, DYNAMIC_COOKIE, DYNAMIC_HEADER, NO_BLOCK, checksum};
-use crate::Result;
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
     PlanRequest, make_valid, random_uuid, seconds_since, write_table,
 };
 use crate::storage::{self, Iov, Queue, Storage};
+use crate::{Error, Result};
 
 /// In the order in which they are shown.
 pub(super) static CREATE_OPTIONS: [CreateOption; 6] = [
