@@ -78,6 +78,15 @@ impl Order {
     pub fn vmdk(start: StreamStart) -> Self {
         Order::Vmdk(Box::new(Grains::new(start)))
     }
+
+    /// Bytes of the stream; None: they are known when it is written.
+    pub fn length(&self) -> Option<u64> {
+        match self {
+            Order::Raw { size, .. } => Some(*size),
+            Order::Qcow2(place) => Some(place.layout.length()),
+            Order::Vmdk(_) => None,
+        }
+    }
 }
 
 impl OutStream {
