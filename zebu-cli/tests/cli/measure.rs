@@ -69,7 +69,7 @@ fn the_length_of_a_stream_is_known_before() {
         }
     }
     lab.zebu(&["snapshot", "-c", "a", "i"]).ok("snapshot");
-    lab.zebu(&["io", "-c", "write 29M 100k", "i"]).ok("write");
+    lab.zebu(&["io", "-c", "write 5M 100k", "i"]).ok("write");
     assert_measured(&lab, "-O qcow2 -l a", "-f qcow2 i");
 }
 

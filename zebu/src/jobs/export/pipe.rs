@@ -18,27 +18,27 @@ const ZEROES: usize = 1 << 20;
 #[derive(Debug)]
 enum Part {
     Bytes(Vec<u8>),
-    Shared(Shared),
+    Slice(Slice),
     Zeroes(u64),
 }
 
 /// A range of a buffer, which is used again once all its ranges are written.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct Slice {
     buffer: Arc<Buffer>,
     range: Range<usize>,
 }
 
-impl Shared {
+impl Slice {
     /// Bytes of the range.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
     /// A range of it.
-    pub fn slice(&self, range: Range<usize>) -> Shared {
+    pub fn slice(&self, range: Range<usize>) -> Slice {
         let start = self.range.start;
-        Shared {
+        Slice {
             buffer: self.buffer.clone(),
             range: start + range.start..start + range.end,
         }
@@ -56,6 +56,8 @@ pub struct Pipe {
     thread: Option<JoinHandle<()>>,
     /// Bytes that were sent.
     length: u64,
+    /// Bytes of the buffer that was taken last, if nothing of it was sent.
+    taken: usize,
 }
 
 impl Pipe {
@@ -82,6 +84,7 @@ impl Pipe {
             spare,
             thread: Some(thread),
             length: 0,
+            taken: 0,
         })
     }
 
@@ -105,21 +108,24 @@ impl Pipe {
         }
     }
 
-    /// Takes a buffer that is to be sent, in exchange for one of the same length.
-    pub fn exchange(&self, buffer: &mut Buffer) -> Shared {
+    /// Takes a buffer of which slices are to be sent, in exchange for one of the same length.
+    pub fn exchange(&mut self, buffer: &mut Buffer) -> Slice {
         let length = buffer.len();
         let spare = lock(&self.spare).pop().filter(|b| b.len() == length);
         let spare = spare.unwrap_or_else(|| Buffer::new(length));
-        Shared {
+        self.taken = length;
+        Slice {
             buffer: Arc::new(std::mem::replace(buffer, spare)),
             range: 0..length,
         }
     }
 
-    /// Sends a range of a buffer. Blocks while too many bytes wait.
-    pub fn send_shared(&mut self, shared: Shared) -> io::Result<()> {
-        self.length += shared.len() as u64;
-        self.send_part(shared.len(), Part::Shared(shared))
+    /// Sends a slice of the buffer that was taken last. Blocks while too many bytes wait.
+    pub fn send_slice(&mut self, slice: Slice) -> io::Result<()> {
+        self.length += slice.len() as u64;
+        // However little is sent of a buffer, all of it waits.
+        let waiting = std::mem::take(&mut self.taken);
+        self.send_part(waiting, Part::Slice(slice))
     }
 
     /// Sends so many zeroes.
@@ -179,7 +185,7 @@ fn write_all(
     while let Some(part) = channel.receive() {
         match part {
             Part::Bytes(bytes) => writer.write_all(&bytes)?,
-            Part::Shared(Shared { buffer, range }) => {
+            Part::Slice(Slice { buffer, range }) => {
                 writer.write_all(&buffer[range])?;
                 lock(spare).extend(Arc::into_inner(buffer));
             }

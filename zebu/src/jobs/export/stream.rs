@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::pipe::{Pipe, Shared as Bytes};
+use super::pipe::{Pipe, Slice};
 use super::qcow2::{Layout, Places, Stored};
 use super::vmdk::Grains;
 use crate::drivers::vmdk::stream::StreamStart;
@@ -79,14 +79,14 @@ impl Order {
         Order::Vmdk(Box::new(Grains::new(start)))
     }
 
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, bytes: &Bytes) -> Result<()> {
+    fn write(&mut self, pipe: &mut Pipe, offset: u64, slice: &Slice) -> Result<()> {
         match self {
             Order::Raw { at, .. } => {
                 pipe.send_zeroes(offset.checked_sub(*at).ok_or_else(changed)?)?;
-                *at = offset + bytes.len() as u64;
-                Ok(pipe.send_shared(bytes.clone())?)
+                *at = offset + slice.len() as u64;
+                Ok(pipe.send_slice(slice.clone())?)
             }
-            Order::Qcow2(place) => place.write(pipe, offset, bytes),
+            Order::Qcow2(place) => place.write(pipe, offset, slice),
             Order::Vmdk(_) => Err(changed()),
         }
     }
@@ -177,14 +177,14 @@ impl OutStream {
     /// Writes ranges of the disk. Their bytes are in `buffer`, which begins at `start` of the disk;
     /// its content is unspecified afterwards.
     pub fn write(&self, start: u64, ranges: Vec<Range<u64>>, buffer: &mut Buffer) -> Result<()> {
-        let mut taken: Option<Bytes> = None;
+        let mut taken: Option<Slice> = None;
         for range in ranges {
             match &mut *lock(&self.0.state) {
                 State::Survey(layout) => layout.push_range(range.start, range.end),
                 State::Writing(order, pipe) => {
-                    let bytes = taken.get_or_insert_with(|| pipe.exchange(buffer));
+                    let taken = taken.get_or_insert_with(|| pipe.exchange(buffer));
                     let at = (range.start - start) as usize..(range.end - start) as usize;
-                    order.write(pipe, range.start, &bytes.slice(at))?;
+                    order.write(pipe, range.start, &taken.slice(at))?;
                 }
                 State::Finished(_) => return Err(changed()),
             }
@@ -262,9 +262,9 @@ impl InLayout {
         Ok(Some(stored))
     }
 
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, bytes: &Bytes) -> Result<()> {
+    fn write(&mut self, pipe: &mut Pipe, offset: u64, slice: &Slice) -> Result<()> {
         let mut done = 0;
-        while done < bytes.len() {
+        while done < slice.len() {
             let at = offset + done as u64;
             if at >= self.rest.end {
                 match self.advance(pipe)? {
@@ -273,8 +273,8 @@ impl InLayout {
                 }
             }
             pipe.send_zeroes(at.checked_sub(self.rest.start).ok_or_else(changed)?)?;
-            let count = (bytes.len() - done).min((self.rest.end - at) as usize);
-            pipe.send_shared(bytes.slice(done..done + count))?;
+            let count = (slice.len() - done).min((self.rest.end - at) as usize);
+            pipe.send_slice(slice.slice(done..done + count))?;
             done += count;
             self.rest.start = at + count as u64;
         }
