@@ -281,6 +281,7 @@ impl Layout {
             0 => 0,
             _ => first_l1 * cluster,
         };
+        pipe.expect(total * cluster)?;
         pipe.send(header.encode()?)?;
         pipe.pad(cluster)?;
         for block in 0..blocks {
