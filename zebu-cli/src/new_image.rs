@@ -432,7 +432,7 @@ fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
         let why = format!("Protocol driver '{driver}' does not support image creation");
         return match driver {
             "http" | "https" => why,
-            _ => format!("{why}: pass the image through a pipe to the store's own tool"),
+            _ => format!("{why}: only 'zebu convert' writes to it"),
         };
     }
     match (spec.nbd(), error) {

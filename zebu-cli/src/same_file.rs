@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use zebu::block::{Device, FileSpec, Layer, NbdSpec};
+#[cfg(feature = "object-store")]
+use zebu::block::{FileDriver, StoreSpec};
 
 /// The message about such a target.
 pub const READ_FROM: &str = "The input is read from this file";
@@ -44,11 +46,27 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
+/// Whether `sources` or their backing files read this object.
+#[cfg(feature = "object-store")]
+pub fn reads_object(sources: &[Device], target: &StoreSpec) -> bool {
+    files(sources).any(|file| match &file.driver {
+        FileDriver::Store(store) => {
+            (store.kind, &store.bucket, &store.key) == (target.kind, &target.bucket, &target.key)
+        }
+        _ => false,
+    })
+}
+
 fn reads_export(sources: &[Device], target: &NbdSpec) -> bool {
-    let layers = sources.iter().flat_map(Device::all_layers);
-    let mut files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
     let same = |nbd: &NbdSpec| (&nbd.server, &nbd.export) == (&target.server, &target.export);
-    files.any(|file| file.and_then(|f| f.bottom().nbd()).is_some_and(same))
+    files(sources).any(|file| file.nbd().is_some_and(same))
+}
+
+/// The files and exports that images and their backing files are in.
+fn files(sources: &[Device]) -> impl Iterator<Item = &FileSpec> {
+    let layers = sources.iter().flat_map(Device::all_layers);
+    let files = layers.flat_map(|l| [Some(&l.spec.file), l.spec.data_file.as_ref()]);
+    files.flatten().map(FileSpec::bottom)
 }
 
 fn reads_file(sources: &[Device], target: &Path) -> bool {

@@ -1,5 +1,7 @@
 //! A file or an export that was opened.
 
+#[cfg(feature = "http")]
+use std::path::Path;
 use std::sync::Arc;
 
 use super::objects::Objects;
@@ -7,15 +9,15 @@ use super::objects::Objects;
 use super::spec::StoreSpec;
 use super::spec::{FileDriver, FileSpec};
 #[cfg(feature = "http")]
-use super::spec::{HttpCookie, HttpSpec};
+use super::spec::{HttpCookie, HttpSpec, RemoteOptions};
 #[cfg(feature = "nbd")]
 use super::spec::{NbdSpec, NbdTls};
 #[cfg(feature = "nbd")]
 use crate::storage::nbd::{Nbd, NbdOptions, NbdServer};
-#[cfg(feature = "object-store")]
-use crate::storage::object::StoreOptions;
 #[cfg(feature = "http")]
 use crate::storage::object::{Access, HttpOptions, Login, Object, ObjectOptions, Place};
+#[cfg(feature = "object-store")]
+use crate::storage::object::{StoreOptions, Upload};
 use crate::storage::{LockRequest, Null, OpenFile, Storage, open_file};
 use crate::{Error, Result};
 
@@ -132,6 +134,19 @@ impl FileSpec {
 
 /// Objects on other machines.
 #[cfg(feature = "http")]
+impl RemoteOptions {
+    /// What they are for the object of this name.
+    fn object(&self, name: &Path) -> ObjectOptions {
+        ObjectOptions {
+            name: name.into(),
+            readahead: self.readahead,
+            timeout: self.timeout,
+            connections: self.connections,
+        }
+    }
+}
+
+#[cfg(feature = "http")]
 impl FileSpec {
     /// Where the object is and how it is read, if it is one.
     fn object(&self, how: OpenFile, objects: &Objects) -> Result<Option<(Place, ObjectOptions)>> {
@@ -150,13 +165,7 @@ impl FileSpec {
             let why = format!("{driver} driver does not support writes");
             return Err(Error::Refused(why));
         }
-        let options = ObjectOptions {
-            name: self.path.clone(),
-            readahead: reading.readahead,
-            timeout: reading.timeout,
-            connections: reading.connections,
-        };
-        Ok(Some((place, options)))
+        Ok(Some((place, reading.object(&self.path))))
     }
 
     fn open_object(&self, how: OpenFile, objects: &Objects) -> Result<OpenedFile> {
@@ -246,11 +255,25 @@ impl OpenedFile {
 #[cfg(feature = "object-store")]
 impl StoreSpec {
     fn place(&self) -> Place {
-        Place::Store(StoreOptions {
+        Place::Store(self.store_options())
+    }
+
+    fn store_options(&self) -> StoreOptions {
+        StoreOptions {
             kind: self.kind,
             bucket: self.bucket.clone(),
             key: self.key.clone(),
-        })
+        }
+    }
+
+    /// Begins to write the object. Once `stop` returns true, what waits for the store ends with
+    /// `ECANCELED`. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the store does not allow it.
+    pub fn upload(&self, stop: impl Fn() -> bool + Send + Sync + 'static) -> Result<Upload> {
+        let options = self.reading.object(self.name());
+        Upload::begin(&self.store_options(), &options, Arc::new(stop))
     }
 }
 

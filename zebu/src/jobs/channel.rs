@@ -84,6 +84,11 @@ impl<T> Channel<T> {
         });
     }
 
+    /// Whether [`Channel::stop`] was called.
+    pub fn is_stopped(&self) -> bool {
+        lock(&self.state).stopped
+    }
+
     fn close(&self, change: impl FnOnce(&mut State<T>)) {
         let mut state = lock(&self.state);
         change(&mut state);

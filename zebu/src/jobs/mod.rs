@@ -59,7 +59,7 @@ pub use create::{
     CreateQcow2, NewBacking, NewDataFile, Preallocation, begin_image, create_image, create_qcow2,
     create_raw,
 };
-pub use export::{ExportFormat, convert_to_stream, measure_stream};
+pub use export::{ExportFormat, StreamSink, convert_to_stream, measure_stream};
 pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};

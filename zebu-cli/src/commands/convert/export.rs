@@ -1,12 +1,16 @@
-//! Targets that are streams: standard output, pipes, sockets.
+//! Targets that are written in order: standard output, pipes, sockets, objects in stores.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::path::Path;
 
 use zebu::block::{Device, Format};
-use zebu::jobs::{self, ConvertOptions, ExportFormat};
-use zebu::storage::Queue;
+#[cfg(feature = "object-store")]
+use zebu::block::{FileDriver, FileSpec, StoreSpec};
+use zebu::jobs::{self, ConvertError, ConvertOptions, ExportFormat, StreamSink};
+#[cfg(feature = "object-store")]
+use zebu::storage::Upload;
 
 use super::{Arguments, ended, events};
 use crate::create_options::CreateOptions;
@@ -14,21 +18,38 @@ use crate::failure::{Failure, Outcome};
 use crate::invocation::Invocation;
 use crate::new_image::{NewImage, parse_format};
 use crate::progress::Progress;
+#[cfg(feature = "object-store")]
+use crate::{file_name, same_file, signals};
 use crate::{open, streams};
 
-/// The stream that the target is, if it is one.
-pub fn open(arguments: &Arguments) -> Result<Option<File>, Failure> {
+/// A target that is written in order.
+pub enum Output {
+    /// Standard output, a pipe, a socket.
+    Pipe(File),
+    /// An object in a store.
+    #[cfg(feature = "object-store")]
+    Object(Box<StoreSpec>),
+}
+
+/// An output that is being written.
+pub enum Begun {
+    /// As [`Output::Pipe`].
+    Pipe,
+    /// As [`Output::Object`].
+    #[cfg(feature = "object-store")]
+    Object(Upload),
+}
+
+/// What is written in order, if the target is.
+pub fn open(arguments: &Arguments) -> Result<Option<Output>, Failure> {
     let name = match arguments.names.last() {
         Some(name) if !arguments.target_image_opts => name,
         _ => return Ok(None),
     };
-    let output = streams::output(name).map_err(|e| open::failure(name, &e.into()))?;
-    let Some(output) = output else {
+    let Some(output) = Output::open(name)? else {
         return Ok(None);
     };
-    if output.is_terminal() {
-        return Err(Failure::new("An image is not written to a terminal"));
-    }
+    let what = output.what();
     let refused = [
         (arguments.no_create, "-n"),
         (arguments.backing.is_some(), "-B"),
@@ -37,17 +58,96 @@ pub fn open(arguments: &Arguments) -> Result<Option<File>, Failure> {
         (arguments.copy_range, "-C"),
     ];
     if let Some((_, option)) = refused.iter().find(|(given, _)| *given) {
-        let why = format!("{option} makes no sense for a target that is a stream");
+        let why = format!("{option} makes no sense for a target that is {what}");
         return Err(Failure::new(why));
     }
     // Before anything is read.
-    format(arguments)?;
-    streams::widen(&output);
+    format(arguments, what)?;
     Ok(Some(output))
 }
 
+impl Output {
+    fn open(name: &OsStr) -> Result<Option<Output>, Failure> {
+        #[cfg(feature = "object-store")]
+        if let Ok(FileSpec {
+            driver: FileDriver::Store(store),
+            ..
+        }) = file_name::file_of(name)
+        {
+            return Ok(Some(Output::Object(store)));
+        }
+        let output = streams::output(name).map_err(|e| open::failure(name, &e.into()))?;
+        let Some(output) = output else {
+            return Ok(None);
+        };
+        if output.is_terminal() {
+            return Err(Failure::new("An image is not written to a terminal"));
+        }
+        streams::widen(&output);
+        Ok(Some(Output::Pipe(output)))
+    }
+
+    /// What it is, for messages.
+    fn what(&self) -> &'static str {
+        match self {
+            Output::Pipe(_) => "a stream",
+            #[cfg(feature = "object-store")]
+            Output::Object(_) => "an object in a store",
+        }
+    }
+
+    /// How progress is shown beside it.
+    pub fn progress(&self, shows: bool) -> Progress {
+        match self {
+            Output::Pipe(_) => Progress::beside_data(shows),
+            #[cfg(feature = "object-store")]
+            Output::Object(_) => Progress::begun(shows),
+        }
+    }
+
+    /// Begins to write it, unless one of the sources is read from it.
+    pub fn begin(self, _sources: &[Device]) -> Result<(Box<dyn StreamSink>, Begun), Failure> {
+        match self {
+            Output::Pipe(file) => Ok((Box::new(file), Begun::Pipe)),
+            #[cfg(feature = "object-store")]
+            Output::Object(store) => {
+                let name = store.name().as_os_str();
+                if same_file::reads_object(_sources, &store) {
+                    let (name, why) = (name.display(), same_file::READ_FROM);
+                    return Err(Failure::new(format!("{name}: {why}")));
+                }
+                let upload = store.upload(|| signals::stop_signal().is_some());
+                let upload = upload.map_err(|e| {
+                    let name = name.display();
+                    crate::progress::interrupted(&format!("nothing was written to '{name}'"))
+                        .unwrap_or_else(|| Failure::new(format!("Could not write '{name}': {e}")))
+                })?;
+                Ok((Box::new(upload.clone()), Begun::Object(upload)))
+            }
+        }
+    }
+}
+
+impl Begun {
+    /// Ends what has failed. Returns the state that the target of this name is left in.
+    pub fn give_up(self, name: &OsStr) -> String {
+        let name = name.display();
+        match self {
+            Begun::Pipe => format!("'{name}' is incomplete"),
+            #[cfg(feature = "object-store")]
+            Begun::Object(upload) => match upload.abort() {
+                Ok(()) => format!("the upload of '{name}' was aborted"),
+                Err(e) => {
+                    let why = zebu::strerror(&e);
+                    format!("the upload could not be aborted, so that its parts are left: {why}")
+                }
+            },
+        }
+    }
+}
+
 /// What is written.
-fn format(arguments: &Arguments) -> Result<ExportFormat, Failure> {
+fn format(arguments: &Arguments, target: &str) -> Result<ExportFormat, Failure> {
     let name = arguments.target_format();
     let format = parse_format(name).map_err(Failure::new)?;
     let create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
@@ -55,14 +155,14 @@ fn format(arguments: &Arguments) -> Result<ExportFormat, Failure> {
     if format.name() == "vmdk" {
         return match subformat {
             Some("streamOptimized") => Ok(ExportFormat::Vmdk(create.values(format))),
-            _ => Err(Failure::new(
-                "A VMDK that is written to a stream needs -o subformat=streamOptimized",
-            )),
+            _ => Err(Failure::new(format!(
+                "A VMDK that is written to {target} needs -o subformat=streamOptimized"
+            ))),
         };
     }
     if ![Format::RAW, Format::QCOW2].contains(&format) {
         return Err(Failure::new(format!(
-            "An image of format '{name}' cannot be written to a stream"
+            "An image of format '{name}' cannot be written to {target}"
         )));
     }
     // The size is set later.
@@ -72,22 +172,23 @@ fn format(arguments: &Arguments) -> Result<ExportFormat, Failure> {
             image,
             scan: arguments.sparse.is_some(),
         }),
+        _ if arguments.compress => Err(Failure::new(ConvertError::NotCompressible.to_string())),
         _ => Ok(ExportFormat::Raw),
     }
 }
 
-/// Converts images to a stream.
+/// Converts images to an output.
 pub fn convert(
     invocation: &Invocation,
-    queue: &Queue,
     arguments: &Arguments,
     sources: Vec<Device>,
-    output: File,
+    output: Output,
     options: &ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
-    let format = format(arguments)?;
+    let format = format(arguments, output.what())?;
+    let (sink, begun) = output.begin(&sources)?;
     let events = events(invocation, arguments, progress);
-    let result = jobs::convert_to_stream(sources, Box::new(output), &format, options, events);
-    ended(queue, arguments, None, result.map(drop))
+    let result = jobs::convert_to_stream(sources, sink, &format, options, events);
+    ended(result.map(drop), || begun.give_up(arguments.target()))
 }

@@ -6,7 +6,6 @@ mod stream;
 mod target;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -15,7 +14,7 @@ use clap::Parser;
 use zebu::block::Device;
 use zebu::jobs::{self, CompressOptions, ConvertError, ConvertEvent, ConvertOptions, Target};
 use zebu::qcow2::SnapshotName;
-use zebu::storage::{Queue, Storage};
+use zebu::storage::Queue;
 
 use crate::create_options;
 use crate::failure::{Failure, Outcome};
@@ -131,6 +130,12 @@ impl Arguments {
     fn target_format(&self) -> &str {
         self.target_format.as_deref().unwrap_or("raw")
     }
+
+    fn target(&self) -> &OsStr {
+        self.names
+            .last()
+            .map_or(OsStr::new(""), OsString::as_os_str)
+    }
 }
 
 /// What qemu-img allows for `-S`.
@@ -157,21 +162,21 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
     check_combinations(&arguments)?;
     let output = export::open(&arguments)?;
     let shows = arguments.progress && !arguments.quiet;
-    let mut progress = match output {
+    let mut progress = match &output {
         None => Progress::begun(shows),
-        Some(_) => Progress::beside_data(shows),
+        Some(output) => output.progress(shows),
     };
     let outcome = run_job(invocation, &arguments, options, output, &mut progress);
     progress.finish(outcome.is_ok());
     outcome
 }
 
-/// Converts files, or a stream. `output` is the stream that is written, if the target is one.
+/// Converts files, or a stream. `output` is the target, if it is written in order.
 fn run_job(
     invocation: &Invocation,
     arguments: &Arguments,
     mut options: ConvertOptions,
-    output: Option<File>,
+    output: Option<export::Output>,
     progress: &mut Progress,
 ) -> Outcome {
     let queue = open::queue()?;
@@ -189,9 +194,7 @@ fn run_job(
     let sizes = sources.iter().map(Device::size);
     progress.job(sizes.fold(0, u64::saturating_add));
     if let Some(output) = output {
-        return export::convert(
-            invocation, &queue, arguments, sources, output, &options, progress,
-        );
+        return export::convert(invocation, arguments, sources, output, &options, progress);
     }
     if arguments.bitmaps {
         options.bitmaps = bitmaps::of_source(invocation, &queue, arguments, &sources)?;
@@ -219,7 +222,8 @@ fn convert(
     };
     let events = events(invocation, arguments, progress);
     let result = jobs::convert(sources, target, options, events);
-    ended(queue, arguments, file.as_deref(), result)
+    let name = arguments.target();
+    ended(result, || incomplete(queue, name, file.as_deref()))
 }
 
 /// What is done with the events of a job.
@@ -242,26 +246,18 @@ fn events(
     }
 }
 
-/// The outcome of a job that writes to `file`, unless the target is another one or was there.
-fn ended(
-    queue: &Queue,
-    arguments: &Arguments,
-    file: Option<&dyn Storage>,
-    result: Result<(), ConvertError>,
-) -> Outcome {
+/// The outcome of a job. `give_up` returns the state that the target is left in by one that has
+/// failed.
+fn ended(result: Result<(), ConvertError>, give_up: impl FnOnce() -> String) -> Outcome {
     let error = match result {
         Ok(()) => return Ok(0),
-        // Nothing was written yet.
-        Err(e @ (ConvertError::TooLarge | ConvertError::NotCompressible)) => {
-            return Err(Failure::new(e.to_string()));
-        }
-        Err(e) => e,
+        Err(error) => error,
     };
-    let name = arguments
-        .names
-        .last()
-        .map_or(OsStr::new(""), OsString::as_os_str);
-    let state = incomplete(queue, name, file);
+    let state = give_up();
+    if let ConvertError::TooLarge | ConvertError::NotCompressible = error {
+        // Nothing was written yet.
+        return Err(Failure::new(error.to_string()));
+    }
     let is_cancelled = match &error {
         ConvertError::Engine(_) => true,
         // A write that waited for the reader of a stream.

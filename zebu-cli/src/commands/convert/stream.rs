@@ -9,10 +9,11 @@ use zebu::block::{Device, Format};
 use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Spill, StreamOptions, Target};
 use zebu::storage::{CacheMode, Queue, Storage};
 
+use super::export::{Begun, Output};
 use super::{Arguments, ended, target};
 use crate::create_options::CreateOptions;
 use crate::failure::{Failure, Outcome};
-use crate::progress::Progress;
+use crate::progress::{Progress, incomplete};
 use crate::streams::{self, Input};
 use crate::{open, size, untrusted};
 
@@ -160,7 +161,7 @@ pub fn convert(
     arguments: &Arguments,
     source: Source,
     name: &OsStr,
-    output: Option<File>,
+    output: Option<Output>,
     mut options: ConvertOptions,
     progress: &mut Progress,
 ) -> Outcome {
@@ -171,17 +172,15 @@ pub fn convert(
         Some(file) => Some(Spill::new(file, spill_size(arguments)?)),
         None => None,
     };
-    let target = match output {
-        Some(output) => Target::raw_stream(Box::new(output)),
+    let (target, begun) = match output {
+        Some(output) => {
+            let (sink, begun) = output.begin(&backing)?;
+            (Target::raw_stream(sink), begun)
+        }
         None => {
             let content = target::Content::stream(size, &backing);
-            Ok(target::open(
-                queue,
-                arguments,
-                name,
-                &content,
-                &mut options,
-            )?)
+            let target = target::open(queue, arguments, name, &content, &mut options)?;
+            (Ok(target), Begun::Pipe)
         }
     };
     let target = target.map_err(|e| Failure::new(e.to_string()))?;
@@ -213,7 +212,10 @@ pub fn convert(
             ConvertEvent::Unreadable { .. } => std::ops::ControlFlow::Continue(()),
         },
     );
-    ended(queue, arguments, file.as_deref(), result)
+    ended(result, || match &file {
+        Some(file) => incomplete(queue, name, Some(&**file)),
+        None => begun.give_up(name),
+    })
 }
 
 fn storage_len(storage: &dyn Storage) -> Result<u64, Failure> {

@@ -10,10 +10,10 @@ mod qcow2;
 mod stream;
 mod vmdk;
 
-use std::io::Write;
 use std::sync::Arc;
 
 use pipe::Pipe;
+pub use pipe::StreamSink;
 pub use qcow2::Layout;
 use stream::Order;
 pub use stream::OutStream;
@@ -58,10 +58,10 @@ pub enum ExportFormat {
 ///
 /// # Errors
 /// As for [`convert`](super::convert()). Then the stream is not complete, and what was written of
-/// it is no valid image, unless it is a raw one.
+/// it is no valid image, unless it is a raw one. An upload is to be aborted then.
 pub fn convert_to_stream<G: IntoControlFlow>(
     sources: Vec<Device>,
-    writer: Box<dyn Write + Send>,
+    sink: Box<dyn StreamSink>,
     format: &ExportFormat,
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
@@ -90,7 +90,7 @@ pub fn convert_to_stream<G: IntoControlFlow>(
         event => on_progress(event),
     };
     let order = plan(&sources, format, &options, |event| report(false, event))?;
-    let pipe = Pipe::new(writer).map_err(ConvertError::Engine)?;
+    let pipe = Pipe::new(sink).map_err(ConvertError::Engine)?;
     let stream = OutStream::new(order, pipe).map_err(failure)?;
     let target = Target::Stream(stream.clone());
     let report = |event| report(true, event);
@@ -195,8 +195,8 @@ impl Target {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn raw_stream(writer: Box<dyn Write + Send>) -> Result<Target> {
-        let stream = OutStream::new(Order::raw(0), Pipe::new(writer)?)?;
+    pub fn raw_stream(sink: Box<dyn StreamSink>) -> Result<Target> {
+        let stream = OutStream::new(Order::raw(0), Pipe::new(sink)?)?;
         Ok(Target::Stream(stream))
     }
 }

@@ -14,9 +14,54 @@ const WAITING: usize = 8 << 20;
 /// Zeroes that are written at a time.
 const ZEROES: usize = 1 << 20;
 
+/// Where a stream goes.
+pub trait StreamSink: Send {
+    /// The stream will have so many bytes. Called before the first of them, if that is known then.
+    fn expect(&mut self, _length: u64) {}
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// If they cannot be written: the stream ends.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// The stream is complete. Not called otherwise.
+    ///
+    /// # Errors
+    /// If it could not be written as a whole.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+impl<W: Write + Send> StreamSink for W {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.flush()
+    }
+}
+
+#[cfg(feature = "object-store")]
+impl StreamSink for crate::storage::Upload {
+    fn expect(&mut self, length: u64) {
+        crate::storage::Upload::expect(self, length);
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        crate::storage::Upload::send(self, bytes)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.complete()
+    }
+}
+
 /// What is to be written.
 #[derive(Debug)]
 enum Part {
+    /// How long the stream will be.
+    Length(u64),
     Bytes(Vec<u8>),
     Slice(Slice),
     Zeroes(u64),
@@ -61,8 +106,8 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// To a writer, which gets large pieces.
-    pub fn new(mut writer: Box<dyn Write + Send>) -> io::Result<Pipe> {
+    /// To a sink, which gets large pieces.
+    pub fn new(mut sink: Box<dyn StreamSink>) -> io::Result<Pipe> {
         let channel = Arc::new(Channel::new(WAITING));
         let failure: Arc<Mutex<Option<io::Error>>> = Arc::default();
         let spare = Arc::default();
@@ -72,7 +117,7 @@ impl Pipe {
             std::thread::Builder::new()
                 .name("zebu-stream".into())
                 .spawn(move || {
-                    if let Err(error) = write_all(&mut *writer, &channel, &spare) {
+                    if let Err(error) = write_all(&mut *sink, &channel, &spare) {
                         *lock(&failure) = Some(error);
                         channel.stop();
                     }
@@ -97,6 +142,11 @@ impl Pipe {
     /// Bytes that were sent.
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Says how many bytes there will be, before the first one.
+    pub fn expect(&self, length: u64) -> io::Result<()> {
+        self.send_part(0, Part::Length(length))
     }
 
     /// Sends bytes. Blocks while too many wait.
@@ -142,7 +192,7 @@ impl Pipe {
         self.send_zeroes(self.length.next_multiple_of(unit) - self.length)
     }
 
-    fn send_part(&mut self, bytes: usize, part: Part) -> io::Result<()> {
+    fn send_part(&self, bytes: usize, part: Part) -> io::Result<()> {
         let sent = self.channel.send(bytes, part);
         sent.map_err(|_| self.take_failure())
     }
@@ -177,27 +227,32 @@ impl Drop for Pipe {
 }
 
 fn write_all(
-    writer: &mut dyn Write,
+    sink: &mut dyn StreamSink,
     channel: &Channel<Part>,
     spare: &Mutex<Vec<Buffer>>,
 ) -> io::Result<()> {
     let mut zeroes = Vec::new();
     while let Some(part) = channel.receive() {
         match part {
-            Part::Bytes(bytes) => writer.write_all(&bytes)?,
+            Part::Length(length) => sink.expect(length),
+            Part::Bytes(bytes) => sink.send(&bytes)?,
             Part::Slice(Slice { buffer, range }) => {
-                writer.write_all(&buffer[range])?;
+                sink.send(&buffer[range])?;
                 lock(spare).extend(Arc::into_inner(buffer));
             }
             Part::Zeroes(mut count) => {
                 zeroes.resize(ZEROES, 0);
-                while count > 0 {
+                while count > 0 && !channel.is_stopped() {
                     let now = count.min(ZEROES as u64);
-                    writer.write_all(&zeroes[..now as usize])?;
+                    sink.send(&zeroes[..now as usize])?;
                     count -= now;
                 }
             }
         }
     }
-    writer.flush()
+    match channel.is_stopped() {
+        // It is not complete, and nobody asks why.
+        true => Ok(()),
+        false => sink.finish(),
+    }
 }

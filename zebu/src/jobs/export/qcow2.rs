@@ -307,6 +307,7 @@ impl Layout {
             0 => 0,
             _ => sections.l1 * cluster,
         };
+        pipe.expect(sections.end * cluster)?;
         pipe.send(header.encode()?)?;
         pipe.pad(cluster)?;
         for block in sections.blocks..sections.l1 {

@@ -115,7 +115,13 @@ impl OutStream {
     /// A stream that is written. Writes what precedes the data.
     pub fn new(mut order: Order, mut pipe: Pipe) -> Result<Self> {
         let (cluster_size, packing) = match &mut order {
-            Order::Raw { .. } => (1, None),
+            Order::Raw { size, .. } => {
+                // Of a stream whose size is not known, it is 0 yet.
+                if *size > 0 {
+                    pipe.expect(*size)?;
+                }
+                (1, None)
+            }
             Order::Qcow2(place) => {
                 place.layout.write_tables(&mut pipe)?;
                 place.start = pipe.length();

@@ -1,4 +1,5 @@
-//! Images on web servers and in object stores, which are only read.
+//! Objects on web servers and in object stores. Images in them are only read; a new object is
+//! written to a store in order.
 //!
 //! An object is read by blocks ([`blocks`]). Requests for them run on a thread of their own
 //! (`runtime.rs`); the tasks of queues wait for blocks and copy from them.
@@ -12,6 +13,7 @@
 //! | `source.rs` | what objects are read from |
 //! | `http/` | web servers |
 //! | `store.rs` | object stores |
+//! | `upload.rs` | objects that are written to a store |
 
 mod ahead;
 mod blocks;
@@ -23,6 +25,8 @@ mod runtime;
 mod source;
 #[cfg(feature = "object-store")]
 mod store;
+#[cfg(feature = "object-store")]
+mod upload;
 
 use std::io;
 use std::path::PathBuf;
@@ -39,6 +43,8 @@ use source::Opened;
 pub use store::StoreKind;
 #[cfg(feature = "object-store")]
 pub(crate) use store::StoreOptions;
+#[cfg(feature = "object-store")]
+pub use upload::Upload;
 
 /// What holds for objects of all kinds.
 #[derive(Clone, Debug)]

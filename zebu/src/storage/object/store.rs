@@ -16,6 +16,7 @@ use futures_core::Stream;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{
     ClientOptions, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, RetryConfig,
@@ -58,9 +59,14 @@ pub(crate) struct StoreOptions {
     pub key: String,
 }
 
+/// What a store can do.
+pub(super) trait Store: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> Store for T {}
+
 /// Opens an object: asks for its first block.
 pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Opened, Trouble> {
-    let store = store(options, timeout)?;
+    let store = connect(options, timeout)?;
     let path = Path::parse(&options.key).map_err(|e| Trouble::lasting(e.to_string()))?;
     let mut source = StoredObject {
         store,
@@ -92,7 +98,11 @@ pub(super) async fn open(options: &StoreOptions, timeout: Duration) -> Result<Op
     })
 }
 
-fn store(options: &StoreOptions, timeout: Duration) -> Result<Arc<dyn ObjectStore>, Trouble> {
+/// The store that an object is in. Asks it nothing.
+pub(super) fn connect(
+    options: &StoreOptions,
+    timeout: Duration,
+) -> Result<Arc<dyn Store>, Trouble> {
     let client = ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(timeout);
@@ -156,7 +166,7 @@ fn store(options: &StoreOptions, timeout: Duration) -> Result<Arc<dyn ObjectStor
 /// An object in a store.
 #[derive(Debug)]
 struct StoredObject {
-    store: Arc<dyn ObjectStore>,
+    store: Arc<dyn Store>,
     path: Path,
     /// None while it is being opened.
     meta: Option<ObjectMeta>,
@@ -227,7 +237,8 @@ fn changed() -> Trouble {
     Trouble::Changed("The object has changed since it was opened".into())
 }
 
-fn trouble(error: object_store::Error) -> Trouble {
+/// The trouble that an error means.
+pub(super) fn trouble(error: object_store::Error) -> Trouble {
     use object_store::Error;
     let what = text(&error);
     let lasting = |errno| Trouble::Lasting {
