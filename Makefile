@@ -40,4 +40,4 @@ reliability:
 	sh scripts/reliability.sh $(RELIABILITY)
 
 stores:
-	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores::
+	ZEBU_VERSITYGW=$$(sh scripts/get-s3.sh target/peers/s3) cargo test -p zebu-cli --test cli -- stores:: uploads::

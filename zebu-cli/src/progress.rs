@@ -75,6 +75,11 @@ impl Progress {
     /// The job over `total` bytes begins, which signals can stop.
     pub fn job(&mut self, total: u64) {
         signals::catch_stops();
+        self.resize(total);
+    }
+
+    /// The job turns out to be over `total` bytes.
+    pub fn resize(&mut self, total: u64) {
         self.total = total;
         if let Display::Bar(bar) = &self.display {
             bar.set_length(total);

@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod create;
 mod dd;
+mod import;
 mod info;
 pub mod io;
 mod map;
@@ -36,7 +37,7 @@ type Command = (
 );
 
 /// All commands, by name.
-const COMMANDS: [Command; 20] = [
+const COMMANDS: [Command; 21] = [
     (
         "amend",
         "<FILENAME>",
@@ -96,6 +97,12 @@ const COMMANDS: [Command; 20] = [
         "if=<INPUT> of=<OUTPUT> [OPERANDS]",
         "Copy a part of an image to another, with format conversion",
         dd::run,
+    ),
+    (
+        "import",
+        "<SOURCE> <TARGET>",
+        "Fetch, verify, unpack and convert an untrusted image",
+        import::run,
     ),
     (
         "info",

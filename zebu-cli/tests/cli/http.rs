@@ -201,7 +201,7 @@ fn memory_is_bounded() {
         let web = served(&lab, file, Behaviour::default());
         let format = &file[2..];
         let args = ["convert", "-f", format, "-O", "raw", &web.url(), "out.raw"];
-        let peak = peak_of(&lab, &args);
+        let peak = peak_of(&lab, &[], &args);
         assert!(peak < 128 << 10, "{file}: {peak} KiB");
         lab.assert_same_bytes("out.raw", "x.raw", file);
     }
@@ -209,9 +209,13 @@ fn memory_is_bounded() {
 
 /// The most memory that the program takes, in KiB. (What `wait4` counts begins with that of the
 /// tests.)
-fn peak_of(lab: &Lab, args: &[&str]) -> u64 {
-    let mut command = Command::new(program());
-    command.args(args).current_dir(lab.path(""));
+pub fn peak_of(lab: &Lab, variables: &[&str], args: &[&str]) -> u64 {
+    let mut command = Command::new("env");
+    command
+        .args(variables)
+        .arg(program())
+        .args(args)
+        .current_dir(lab.path(""));
     let mut child = command.spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0;

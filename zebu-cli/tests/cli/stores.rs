@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use super::http::{fails_with, images, served};
 use crate::common::server::wait_until;
@@ -11,7 +11,7 @@ use crate::common::web::Behaviour;
 use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
 
 /// Runs the program with these variables.
-fn run(lab: &Lab, variables: &str, args: &[&str]) -> Answer {
+pub fn run(lab: &Lab, variables: &str, args: &[&str]) -> Answer {
     let script = format!("{variables} exec \"$0\" \"$@\"");
     let mut all = vec!["-c", &script, program().to_str().unwrap()];
     all.extend(args);
@@ -20,7 +20,7 @@ fn run(lab: &Lab, variables: &str, args: &[&str]) -> Answer {
 
 /// Names of each dialect with its environment, and how the first line of a request begins. PORT is
 /// that of the server.
-const DIALECTS: [(&str, &str, &str); 3] = [
+pub const DIALECTS: [(&str, &str, &str); 3] = [
     (
         "s3://bucket/some dir/x.qcow2",
         "AWS_ACCESS_KEY_ID=id AWS_SECRET_ACCESS_KEY=key AWS_REGION=here \
@@ -76,7 +76,7 @@ fn each_dialect_is_spoken() {
         let options =
             format!("driver=qcow2,file.driver={driver},file.url={name},file.readahead=1M");
         run(&["info", "--image-opts", &options]).ok("options");
-        let answer = run(&["convert", "-O", "raw", "x.raw", name]);
+        let answer = run(&["create", "-f", "raw", name, "1M"]);
         fails_with(&answer, "does not support image creation");
         fails_with(&run(&["resize", name, "1G"]), "does not support writes");
         fs::write(lab.path("empty"), "").unwrap();
@@ -142,61 +142,92 @@ fn an_object_that_changes_is_noticed() {
     fails_with(&answer, "has changed since it was opened");
 }
 
+/// The SHA-256 of nothing.
+const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+/// versitygw, which serves the folder `root` of a lab with one bucket, until it is dropped.
+pub struct Versity {
+    child: Child,
+    port: u16,
+    /// How it is reached.
+    pub variables: String,
+}
+
+impl Versity {
+    /// None: `ZEBU_VERSITYGW` names no server.
+    pub fn start(lab: &Lab) -> Option<Versity> {
+        let Some(server) = std::env::var_os("ZEBU_VERSITYGW") else {
+            println!("skipped: ZEBU_VERSITYGW names no server");
+            return None;
+        };
+        fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let child = Command::new(server)
+            .args(["--access", "id", "--secret", "key"])
+            .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
+            .arg(lab.path("root"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("versitygw listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        let variables = DIALECTS[0].1.replace("PORT", &port.to_string());
+        Some(Versity {
+            child,
+            port,
+            variables: variables.replace("here", "us-east-1"),
+        })
+    }
+
+    /// How many uploads the bucket has that are neither completed nor aborted.
+    pub fn uploads(&self) -> usize {
+        let output = Command::new("curl")
+            .args(["-sf", "--aws-sigv4", "aws:amz:us-east-1:s3"])
+            .args([
+                "-u",
+                "id:key",
+                "-H",
+                &format!("x-amz-content-sha256: {EMPTY}"),
+            ])
+            .arg(format!("http://127.0.0.1:{}/bucket?uploads=", self.port))
+            .output()
+            .expect("curl");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("ListMultipartUploadsResult"), "{text}");
+        text.matches("<UploadId>").count()
+    }
+}
+
+impl Drop for Versity {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn versitygw_is_read() {
-    let Some(server) = std::env::var_os("ZEBU_VERSITYGW") else {
-        println!("skipped: ZEBU_VERSITYGW names no server");
+    let lab = images(256 << 20);
+    let Some(server) = Versity::start(&lab) else {
         return;
     };
-    let lab = images(256 << 20);
-    fs::create_dir_all(lab.path("root/bucket/some dir")).unwrap();
-    for file in ["x.raw", "x.qcow2"] {
-        fs::copy(
-            lab.path(file),
-            lab.path(&format!("root/bucket/some dir/{file}")),
-        )
-        .unwrap();
-    }
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
-    let mut child = Command::new(server)
-        .args([
-            "--access",
-            "id",
-            "--secret",
-            "key",
-            "--port",
-            &format!("127.0.0.1:{port}"),
-        ])
-        .arg("posix")
-        .arg(lab.path("root"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    wait_until("versitygw listens", || {
-        TcpStream::connect(("127.0.0.1", port)).is_ok()
-    });
-    let variables = DIALECTS[0]
-        .1
-        .replace("PORT", &port.to_string())
-        .replace("here", "us-east-1");
+    let variables = &server.variables;
     for format in ["raw", "qcow2"] {
-        let name = format!("s3://bucket/some dir/x.{format}");
+        let file = format!("x.{format}");
+        let object = format!("root/bucket/some dir/{file}");
+        fs::copy(lab.path(&file), lab.path(&object)).unwrap();
+        let name = format!("s3://bucket/some dir/{file}");
         let args = ["convert", "-f", format, "-O", "raw", &name, "out.raw"];
-        let answer = run(&lab, &variables, &args);
-        if answer.status != 0 {
-            let _ = child.kill();
-        }
-        answer.ok(&name);
+        run(&lab, variables, &args).ok(&name);
         lab.assert_same_bytes("out.raw", "x.raw", &name);
     }
     let wrong = variables.replace("SECRET_ACCESS_KEY=key", "SECRET_ACCESS_KEY=other");
     let answer = run(&lab, &wrong, &["info", "s3://bucket/some dir/x.raw"]);
-    let missing = run(&lab, &variables, &["info", "s3://bucket/none"]);
-    child.kill().unwrap();
-    child.wait().unwrap();
     fails_with(&answer, "403");
+    let missing = run(&lab, variables, &["info", "s3://bucket/none"]);
     fails_with(&missing, "not found");
 }

@@ -49,6 +49,7 @@ mod transfer;
 mod workers;
 mod zero;
 
+pub use crate::codec::StreamCompression;
 pub use amend::{AmendOptions, amend};
 pub use check::{CheckMessage, CheckReport, RepairMode, Use, check, repair, repair_image};
 pub use commit::{CommitError, CommitOptions, commit};
@@ -65,7 +66,7 @@ pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};
 pub use progress::{IntoControlFlow, Progress};
 pub use rebase::{RebaseError, RebaseOptions, check_no_loop, rebase, rebase_unsafe};
-pub use stream::{ImageStream, Spill, StreamOptions, convert_stream};
+pub use stream::{ImageStream, Spill, StreamOptions, convert_stream, unpacked};
 pub use target::Target;
 pub use transfer::TransferError;
 

@@ -2,8 +2,8 @@
 
 mod bitmaps;
 mod export;
-mod stream;
-mod target;
+pub mod stream;
+pub mod target;
 
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
@@ -26,12 +26,12 @@ use crate::progress::{Progress, incomplete, interrupted};
 use crate::{appliance, open, output, size};
 
 /// Copy one or more images to another, with format conversion
-#[derive(Parser)]
+#[derive(Default, Parser)]
 #[command(
     mut_arg("format", |a| a.long("source-format").alias("format")),
     mut_arg("image_opts", |a| a.long("source-image-opts").alias("image-opts"))
 )]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     source: SourceOptions,
     /// Cache mode of the sources: none, writeback, writethrough, directsync or
@@ -127,6 +127,24 @@ struct Arguments {
 }
 
 impl Arguments {
+    /// Those of an import: to a new image of this format.
+    pub fn of_import(
+        target_format: Option<String>,
+        options: Vec<OsString>,
+        names: [&OsStr; 2],
+        spill: Option<PathBuf>,
+        spill_size: Option<String>,
+    ) -> Arguments {
+        Arguments {
+            target_format,
+            options,
+            names: names.map(OsStr::to_owned).into(),
+            spill,
+            spill_size,
+            ..Arguments::default()
+        }
+    }
+
     fn target_format(&self) -> &str {
         self.target_format.as_deref().unwrap_or("raw")
     }

@@ -87,8 +87,8 @@ pub fn open(
     Ok(Opened::Files(Some(kept)))
 }
 
-/// The temporary file of `--spill`, which has no name.
-fn spill_file(arguments: &Arguments) -> Result<Option<File>, Failure> {
+/// The temporary file of `--spill`, which has no name; None: it was not given.
+pub fn spill_file(arguments: &Arguments) -> Result<Option<File>, Failure> {
     let Some(folder) = &arguments.spill else {
         return Ok(None);
     };
@@ -98,7 +98,8 @@ fn spill_file(arguments: &Arguments) -> Result<Option<File>, Failure> {
     })
 }
 
-fn spill_size(arguments: &Arguments) -> Result<u64, Failure> {
+/// Bytes of that file at most.
+pub fn spill_size(arguments: &Arguments) -> Result<u64, Failure> {
     match &arguments.spill_size {
         None => Ok(SPILL),
         Some(text) => size::parse_option("spill size", text),
@@ -106,7 +107,7 @@ fn spill_size(arguments: &Arguments) -> Result<u64, Failure> {
 }
 
 /// Why the stream must be kept as a file before it is converted; None: it need not.
-fn needs_file(arguments: &Arguments, stream: &ImageStream, to_stream: bool) -> Option<String> {
+pub fn needs_file(arguments: &Arguments, stream: &ImageStream, to_stream: bool) -> Option<String> {
     let options = [
         (arguments.snapshot.is_some(), "-l"),
         (arguments.disk.is_some(), "--disk"),
@@ -168,10 +169,7 @@ pub fn convert(
     let Source { stream, backing } = source;
     let size = stream.size();
     progress.job(size.unwrap_or(0));
-    let spill = match spill_file(arguments)? {
-        Some(file) => Some(Spill::new(file, spill_size(arguments)?)),
-        None => None,
-    };
+    let spill = spill(arguments)?;
     let (target, begun) = match output {
         Some(output) => {
             let (sink, begun) = output.begin(&backing)?;
@@ -184,19 +182,9 @@ pub fn convert(
         }
     };
     let target = target.map_err(|e| Failure::new(e.to_string()))?;
-    let (most, resize) = match (&target, size) {
-        (_, Some(_)) => (u64::MAX, false),
-        (Target::Raw(storage), None) if arguments.no_create || storage.is_device() => {
-            (storage_len(&**storage)?, false)
-        }
-        (Target::Image(device), None) => (device.size(), !arguments.no_create),
-        (_, None) => (u64::MAX, true),
-    };
-    let stream_options = StreamOptions::default()
+    let stream_options = stream_options(arguments, &target, size)?
         .backing(backing.into_iter().next())
-        .spill(spill)
-        .most(most)
-        .resize(resize);
+        .spill(spill);
     // It stays open, and locked, when the device is closed.
     let file = match arguments.no_create {
         true => None,
@@ -216,6 +204,31 @@ pub fn convert(
         Some(file) => incomplete(queue, name, Some(&**file)),
         None => begun.give_up(name),
     })
+}
+
+/// Where a stream is held, with `--spill`.
+pub fn spill(arguments: &Arguments) -> Result<Option<Spill>, Failure> {
+    Ok(match spill_file(arguments)? {
+        Some(file) => Some(Spill::new(file, spill_size(arguments)?)),
+        None => None,
+    })
+}
+
+/// How a stream, whose disk has `size` bytes if that is known, is converted to this target.
+pub fn stream_options(
+    arguments: &Arguments,
+    target: &Target,
+    size: Option<u64>,
+) -> Result<StreamOptions, Failure> {
+    let (most, resize) = match (target, size) {
+        (_, Some(_)) => (u64::MAX, false),
+        (Target::Raw(storage), None) if arguments.no_create || storage.is_device() => {
+            (storage_len(&**storage)?, false)
+        }
+        (Target::Image(device), None) => (device.size(), !arguments.no_create),
+        (_, None) => (u64::MAX, true),
+    };
+    Ok(StreamOptions::default().most(most).resize(resize))
 }
 
 fn storage_len(storage: &dyn Storage) -> Result<u64, Failure> {

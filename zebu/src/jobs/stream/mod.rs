@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use block::{Block, Pool};
 pub use held::Spill;
 use piece::{Fault, Piece, Sink, WAITING};
-pub use source::ImageStream;
+pub use source::{ImageStream, unpacked};
 use work::Job;
 
 use super::channel::Channel;

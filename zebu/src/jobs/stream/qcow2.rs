@@ -54,11 +54,6 @@ impl Qcow2Head {
         }
         image.refuse_encrypted()?;
         let (header, geometry) = (image.header().clone(), *image.geometry());
-        if header.has_data_file() {
-            return Err(Error::Refused(
-                "The image has an external data file: it can only be converted from a file".into(),
-            ));
-        }
         Ok(Qcow2Head { header, geometry })
     }
 
@@ -75,6 +70,17 @@ impl Qcow2Head {
     /// Bytes of a cluster.
     pub fn cluster_size(&self) -> u64 {
         self.geometry.cluster_size()
+    }
+
+    /// Whether data are in another file.
+    pub fn has_data_file(&self) -> bool {
+        self.header.has_data_file()
+    }
+
+    /// The name of that file.
+    pub fn data_file(&self) -> Option<&[u8]> {
+        let name = self.header.extensions.data_file();
+        name.filter(|_| self.has_data_file())
     }
 
     /// The backing file.

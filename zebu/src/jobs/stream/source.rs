@@ -40,29 +40,30 @@ enum Head {
 }
 
 impl ImageStream {
-    /// The image in a stream, which gzip, zstd, xz or bzip2 may have compressed: that is known by
-    /// its first bytes. None as the format: that is known by the content, too. Reads the start of
-    /// the stream; blocks.
+    /// The image in a stream, which may be compressed ([`unpacked`]). None as the format: that is
+    /// known by the content, too. Reads the start of the stream; blocks.
     ///
     /// # Errors
-    /// Those of the reader. If the image is refused by `policy`, damaged, or encrypted, or has its
-    /// data in another file.
+    /// Those of the reader. If the image is refused by `policy`, damaged, or encrypted.
     pub fn open(
+        queue: &Queue,
+        reader: Box<dyn Read + Send>,
+        format: Option<Format>,
+        policy: &Policy,
+    ) -> Result<ImageStream> {
+        ImageStream::open_unpacked(queue, unpacked(reader)?.0, format, policy)
+    }
+
+    /// As [`ImageStream::open`], of a stream that is not compressed.
+    ///
+    /// # Errors
+    /// Those of [`ImageStream::open`].
+    pub fn open_unpacked(
         queue: &Queue,
         mut reader: Box<dyn Read + Send>,
         format: Option<Format>,
         policy: &Policy,
     ) -> Result<ImageStream> {
-        let mut head = Vec::new();
-        fill(&mut *reader, &mut head, TOLD_BYTES)?;
-        if head.is_empty() {
-            return Err(Error::Refused("The stream is empty".into()));
-        }
-        let compression = StreamCompression::of(&head);
-        let mut reader: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(reader));
-        if let Some(compression) = compression {
-            reader = Box::new(Unpack::new(reader, compression)?);
-        }
         let mut head = Vec::new();
         fill(&mut *reader, &mut head, PROBED_BYTES)?;
         let format = match format {
@@ -113,12 +114,25 @@ impl ImageStream {
         }
     }
 
+    /// The data file that the image names, if its data are in another file.
+    pub fn data_file(&self) -> Option<&[u8]> {
+        match &self.head {
+            Head::Qcow2(head) => head.data_file(),
+            _ => None,
+        }
+    }
+
     /// Why it must be kept as a file before it is converted; None: it need not.
     pub fn needs_file(&self) -> Option<String> {
-        match self.head {
+        let only = |what| Some(format!("{what}: it can only be converted from a file"));
+        match &self.head {
             Head::Other(name) => Some(format!(
                 "An image of format '{name}' cannot be converted from a stream as it comes"
             )),
+            Head::Qcow2(head) if head.has_data_file() => {
+                only("The image has an external data file")
+            }
+            Head::Vmdk(head) if head.has_parent() => only("The image has a parent"),
             _ => None,
         }
     }
@@ -208,6 +222,27 @@ impl ImageStream {
         };
         (self.reader, reader)
     }
+}
+
+/// The content of a stream that gzip, zstd, xz or bzip2 may have compressed, which is told by its
+/// first bytes: what was undone, or None. Reads these bytes; blocks.
+///
+/// # Errors
+/// Those of the reader, and if the stream is empty.
+pub fn unpacked(
+    mut reader: Box<dyn Read + Send>,
+) -> Result<(Box<dyn Read + Send>, Option<StreamCompression>)> {
+    let mut head = Vec::new();
+    fill(&mut *reader, &mut head, TOLD_BYTES)?;
+    if head.is_empty() {
+        return Err(Error::Refused("The stream is empty".into()));
+    }
+    let compression = StreamCompression::of(&head);
+    let mut reader: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(reader));
+    if let Some(compression) = compression {
+        reader = Box::new(Unpack::new(reader, compression)?);
+    }
+    Ok((reader, compression))
 }
 
 /// Reads more of the stream, up to `length` bytes in all, as far as it has them.

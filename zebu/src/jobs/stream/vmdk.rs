@@ -33,6 +33,7 @@ const NO_PARENT: u32 = u32::MAX;
 pub struct VmdkHead {
     header: HostedHeader,
     layout: Layout,
+    has_parent: bool,
 }
 
 impl VmdkHead {
@@ -64,16 +65,23 @@ impl VmdkHead {
         let descriptor = header.embedded_descriptor().unwrap_or(0..0);
         let descriptor = head.get(descriptor.start as usize..descriptor.end as usize);
         let descriptor = descriptor.ok_or_else(|| cut_off(head.len() as u64))?;
-        if Identity::decode(text(descriptor))?.parent_cid != NO_PARENT {
-            return refused("The image has a parent: it can only be converted from a file");
-        }
+        let has_parent = Identity::decode(text(descriptor))?.parent_cid != NO_PARENT;
         if let Some(limits) = policy.limits() {
             limits.check_size(layout.sectors * SECTOR)?;
         }
         if layout.directory_len > MAX_DIRECTORY {
             return refused("The image's grain directory is too large for a stream");
         }
-        Ok(VmdkHead { header, layout })
+        Ok(VmdkHead {
+            header,
+            layout,
+            has_parent,
+        })
+    }
+
+    /// Whether it is a part of a chain.
+    pub fn has_parent(&self) -> bool {
+        self.has_parent
     }
 
     /// Bytes of the disk.

@@ -1,0 +1,321 @@
+//! The steps of an import.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zebu::Limits;
+use zebu::block::{Device, Format};
+use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream};
+use zebu::names::Source;
+use zebu::storage::Queue;
+
+use super::source::{Bounded, Opened};
+use super::verdict::{Cause, Record, Trouble};
+use super::{Bounds, Digests, Wanted, Watch};
+use crate::commands::convert::{self, stream, target};
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::{open, untrusted};
+
+/// Bytes of a list of checksums at most.
+const LIST: usize = 4 << 20;
+/// Bytes at the start and at the end of a device that tell what is on it.
+const ENDS: u64 = 1 << 20;
+
+/// How much is done, for the thread that shows it.
+#[derive(Clone, Debug, Default)]
+pub struct Done(Arc<[AtomicU64; 2]>);
+
+impl Done {
+    fn set(&self, done: u64, total: u64) {
+        self.0[0].store(done, Ordering::Relaxed);
+        self.0[1].store(total, Ordering::Relaxed);
+    }
+
+    /// Shows it.
+    pub fn show(&self, progress: &mut Progress) {
+        let [done, total] = &*self.0;
+        progress.resize(total.load(Ordering::Relaxed));
+        // What signals do is looked at elsewhere.
+        let _ = progress.set(done.load(Ordering::Relaxed));
+    }
+}
+
+/// An import.
+pub struct Job {
+    wanted: Wanted,
+    record: Record,
+    watch: Watch,
+    /// How much is done.
+    pub progress: Done,
+}
+
+impl Job {
+    pub fn new(wanted: Wanted, record: Record, watch: Watch) -> Job {
+        Job {
+            wanted,
+            record,
+            watch,
+            progress: Done::default(),
+        }
+    }
+
+    /// Does all of it. What fails leaves no image.
+    pub fn run(self) -> Result<(), Trouble> {
+        self.steps().map_err(|trouble| self.cause_of(trouble))
+    }
+
+    /// What has led to this: what a thread has met that reads, or a stop.
+    fn cause_of(&self, trouble: Trouble) -> Trouble {
+        let first = self.record.lock().trouble.clone();
+        first.or_else(|| self.watch.stopped()).unwrap_or(trouble)
+    }
+
+    fn steps(&self) -> Result<(), Trouble> {
+        let wanted = &self.wanted;
+        let queue = open::queue().map_err(other)?;
+        let source = Opened::open(&wanted.source, &wanted.arguments.name)?;
+        let target = Path::new(super::path(&wanted.target));
+        if source.is_file(target) {
+            let why = "The source and the target are the same file";
+            return Err(Trouble::new(Cause::Other, why));
+        }
+        let digests = self.digests(&source)?;
+        let format = self.format(&source)?;
+        let bounds = Bounds::new(wanted.max_download);
+        let fetched = source.fetch(wanted.max_download, digests, &self.record)?;
+        let refused = |e: zebu::Error| Trouble::of_image(&e);
+        let (reader, compression) = jobs::unpacked(Box::new(fetched)).map_err(refused)?;
+        self.record.lock().compression = Some(compression.map_or("none", |c| c.name()));
+        let reader = Bounded::new(reader, &self.record, bounds.clone());
+        let policy = untrusted::policy();
+        let stream = ImageStream::open_unpacked(&queue, Box::new(reader), format, &policy);
+        let stream = stream.map_err(refused)?;
+        self.note(stream.format(), stream.size());
+        self.record
+            .note_stream_names(stream.backing(), stream.data_file());
+        if let Some(trouble) = self.record.refused_names() {
+            return Err(trouble);
+        }
+        let arguments = convert::Arguments::of_import(
+            wanted.arguments.target_format.clone(),
+            wanted.arguments.options.clone(),
+            [&wanted.source, &wanted.target],
+            wanted.arguments.spill.clone(),
+            wanted.arguments.spill_size.clone(),
+        );
+        match stream::needs_file(&arguments, &stream, false) {
+            None => self.as_it_comes(&queue, &arguments, stream, &bounds),
+            Some(why) => self.after_spill(&queue, &arguments, stream, &why),
+        }
+    }
+
+    /// The checksums that the source must have.
+    fn digests(&self, source: &Opened) -> Result<Digests, Trouble> {
+        let mut digests = self.wanted.digests.clone();
+        let Some(list) = &self.wanted.arguments.sums else {
+            return Ok(digests);
+        };
+        let Some(name) = &source.base_name else {
+            let why = "--sums needs a source that has a name";
+            return Err(Trouble::new(Cause::Other, why));
+        };
+        let bytes = Opened::open(list, &Default::default())?.read_all(LIST);
+        let bytes = bytes.map_err(|e| {
+            let why = format!("'{}': {}", list.display(), zebu::strerror(&e));
+            Trouble::new(Cause::Source, why)
+        })?;
+        let listed = digests.add_listed(&bytes, name);
+        listed
+            .map_err(|why| Trouble::new(Cause::Checksum, format!("'{}': {why}", list.display())))?;
+        Ok(digests)
+    }
+
+    /// The format that was given.
+    fn format(&self, source: &Opened) -> Result<Option<Format>, Trouble> {
+        match &self.wanted.arguments.name.format {
+            None => Ok(source.format),
+            Some(name) => match name.parse() {
+                Ok(format) => Ok(Some(format)),
+                Err(e) => Err(Trouble::new(Cause::Other, format!("{e}"))),
+            },
+        }
+    }
+
+    fn note(&self, format: Format, size: Option<u64>) {
+        let mut known = self.record.lock();
+        known.format = Some(format.name());
+        known.virtual_size = size;
+    }
+
+    /// Converts a stream while it comes.
+    fn as_it_comes(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        stream: ImageStream,
+        bounds: &Bounds,
+    ) -> Result<(), Trouble> {
+        let size = stream.size();
+        let is_raw = size.is_none();
+        if is_raw {
+            // As the disk has whole sectors.
+            bounds.is_disk_of(limits().virtual_size / 512 * 512);
+        }
+        let content = target::Content::stream(size, &[]);
+        let spill = stream::spill(arguments).map_err(other)?;
+        self.fill_target(|options| {
+            let target = target::open(queue, arguments, &self.wanted.target, &content, options);
+            let target = target.map_err(|e| failed(Cause::Target, e))?;
+            let how = stream::stream_options(arguments, &target, size).map_err(other)?;
+            let how = how.spill(spill);
+            if is_raw {
+                bounds.fits_in(how.most);
+            }
+            let result = jobs::convert_stream(stream, target, how, options, |event| {
+                self.watched(&event, size)
+            });
+            result.map_err(|e| Trouble::of_conversion(&e))?;
+            match self.record.lock().digests {
+                Some(_) => Ok(()),
+                None => Err(Trouble::new(
+                    Cause::Refused,
+                    "The image ends before the source",
+                )),
+            }
+        })?;
+        if is_raw {
+            let mut known = self.record.lock();
+            known.virtual_size = Some(known.image_bytes.next_multiple_of(512));
+        }
+        Ok(())
+    }
+
+    /// Keeps a stream in a file, which is verified before it is converted.
+    fn after_spill(
+        &self,
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        stream: ImageStream,
+        why: &str,
+    ) -> Result<(), Trouble> {
+        let Some(file) = stream::spill_file(arguments).map_err(other)? else {
+            let why = format!("{why}; --spill DIR keeps it in a temporary file there");
+            return Err(Trouble::new(Cause::Other, why));
+        };
+        let most = stream::spill_size(arguments).map_err(other)?;
+        let format = stream.format();
+        stream.keep(&file, most).map_err(|e| {
+            let cause = match (e.kind(), e.raw_os_error()) {
+                (io::ErrorKind::FileTooLarge, _) => Cause::Limit,
+                (_, Some(_)) => Cause::Other,
+                // What cannot be decompressed.
+                (_, None) => Cause::Refused,
+            };
+            Trouble::new(cause, zebu::strerror(&e).to_string())
+        })?;
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let source = Source::Name(name.into());
+        let how = untrusted::defaults().format(Some(format));
+        let refused = |e: zebu::Error| Trouble::of_image(&e);
+        // First only its header, to report what that names.
+        let named = how.clone().inspect(true);
+        if let Ok(device) = Device::open(queue, &source, &named) {
+            self.note(format, Some(device.size()));
+            self.record.note_names(&device);
+        }
+        if let Some(trouble) = self.record.refused_names() {
+            return Err(trouble);
+        }
+        let device = Device::open(queue, &source, &how.l2_cache_size(Some(open::ONCE_THROUGH)));
+        let sources = [device.map_err(refused)?];
+        let size = sources[0].size();
+        self.fill_target(|options| {
+            let content = target::Content::of(&sources);
+            let target = target::open(queue, arguments, &self.wanted.target, &content, options);
+            let target = target.map_err(|e| failed(Cause::Target, e))?;
+            let result = jobs::convert(sources.into(), target, options, |event| {
+                self.watched(&event, Some(size))
+            });
+            result.map_err(|e| Trouble::of_conversion(&e))
+        })
+    }
+
+    /// What is done with an event of a conversion.
+    fn watched(&self, event: &ConvertEvent, size: Option<u64>) -> ControlFlow<()> {
+        if let ConvertEvent::Progress(now) = event {
+            self.progress.set(now.done, size.unwrap_or(0));
+        }
+        match self.watch.stopped() {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Fills the target. If that fails, it holds no image.
+    fn fill_target(
+        &self,
+        fill: impl FnOnce(&mut ConvertOptions) -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
+        let path = Path::new(super::path(&self.wanted.target));
+        let existed = path.exists();
+        self.watch.begin()?;
+        let trouble = match fill(&mut ConvertOptions::default()) {
+            Ok(()) => return Ok(()),
+            Err(trouble) => self.cause_of(trouble),
+        };
+        if let Err(e) = clear(path, existed) {
+            let (name, why) = (path.display(), zebu::strerror(&e));
+            let state = format!("'{name}' is incomplete, and could not be cleared: {why}");
+            let reason = format!("{}; {state}", trouble.reason);
+            self.record.lock().trouble = Some(Trouble::new(trouble.cause, reason));
+        }
+        Err(trouble)
+    }
+}
+
+/// The limits of strict mode, which is on.
+fn limits() -> Limits {
+    untrusted::policy().limits().copied().unwrap_or_default()
+}
+
+fn other(failure: Failure) -> Trouble {
+    failed(Cause::Other, failure)
+}
+
+fn failed(cause: Cause, failure: Failure) -> Trouble {
+    match failure {
+        Failure::Message { text, .. } => Trouble::new(cause, text),
+        Failure::Said(_) => Trouble::new(cause, "The import has failed"),
+    }
+}
+
+/// Removes what was written: a file that was not there before, or the content of one that was; of a
+/// device the ends, which tell what is on it.
+fn clear(path: &Path, existed: bool) -> io::Result<()> {
+    let kind = match fs::metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    if !kind.is_block_device() {
+        return match existed {
+            true => File::options().write(true).open(path)?.set_len(0),
+            false => fs::remove_file(path),
+        };
+    }
+    let mut device = File::options().write(true).open(path)?;
+    let length = device.seek(SeekFrom::End(0))?;
+    let zeroes = vec![0; ENDS.min(length) as usize];
+    for at in [0, length - zeroes.len() as u64] {
+        device.seek(SeekFrom::Start(at))?;
+        device.write_all(&zeroes)?;
+    }
+    device.sync_all()
+}

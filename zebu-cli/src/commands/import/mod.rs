@@ -1,0 +1,234 @@
+//! `import`: an image that nobody trusts, from anywhere, to a file or a device: fetched, verified,
+//! unpacked and converted in one pass, within limits, with a verdict for the program that asked.
+//!
+//! A thread does it; the one that began it watches the limits and signals, and reports.
+
+mod digest;
+mod job;
+mod limits;
+mod source;
+mod verdict;
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use clap::Parser;
+use zebu::block::Format;
+
+use crate::create_options::{self, CreateOptions};
+use crate::failure::{Failure, Outcome};
+use crate::invocation::Invocation;
+use crate::known_options::option_help;
+use crate::options::{NameOptions, SourceOptions};
+use crate::progress::Progress;
+use crate::{output, signals, size, untrusted};
+use digest::{Digest, Digests};
+use job::Job;
+use limits::{Bounds, Watch};
+use verdict::{Cause, Record, Trouble};
+
+/// Import an untrusted image: fetch, verify, unpack and convert it in one pass
+#[derive(Clone, Parser)]
+#[command(after_help = EXAMPLES)]
+struct Arguments {
+    #[command(flatten)]
+    name: NameOptions,
+    /// Format of the target: raw (default) or qcow2
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    target_format: Option<String>,
+    /// Options of the target's format; help lists them
+    #[arg(short = 'o', long = "target-options", value_name = "OPTIONS")]
+    options: Vec<OsString>,
+    /// SHA-256 that the source must have
+    #[arg(long, value_name = "HEX")]
+    sha256: Option<String>,
+    /// SHA-512 that the source must have
+    #[arg(long, value_name = "HEX")]
+    sha512: Option<String>,
+    /// List of checksums, as sha256sum and sha512sum write them, with that of the source's name:
+    /// a file or a URL
+    #[arg(long, value_name = "FILE|URL")]
+    sums: Option<OsString>,
+    /// Bytes of the disk at most (default 64T)
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    max_virtual_size: Option<String>,
+    /// Bytes of the source at most, and of the image in it after decompression
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    max_download: Option<String>,
+    /// Seconds that it may take
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    max_time: Option<String>,
+    /// Seconds of processor time that it may take
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    max_cpu: Option<String>,
+    /// Folder for a temporary file, which images need that cannot be converted as they come
+    #[arg(long, value_name = "DIR")]
+    spill: Option<PathBuf>,
+    /// Bytes of that file at most (default 64G)
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    spill_size: Option<String>,
+    /// Show progress on standard error, if that is a terminal
+    #[arg(short, long)]
+    progress: bool,
+    /// The source: a file, `-`, or a URL (http, https, s3, gs, az); then a file or a block device
+    #[arg(value_name = "FILENAME")]
+    names: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  zebu import https://host/disk.qcow2 disk.raw --sums https://host/SHA256SUMS
+  zebu import --sha256 HEX --max-virtual-size 100G --max-time 600 s3://bucket/disk.img.xz /dev/vg/disk
+  curl -sf URL | zebu import -O qcow2 --max-download 10G - disk.qcow2
+
+Exit status: 0 imported, 1 usage and others, 2 the image is refused, 3 another checksum,
+4 a limit, 5 the source could not be read, 6 the target could not be written, 128 + n signal n";
+
+/// What the arguments mean.
+#[derive(Clone)]
+struct Wanted {
+    arguments: Arguments,
+    source: OsString,
+    target: OsString,
+    digests: Digests,
+    max_download: u64,
+}
+
+/// How often limits and signals are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs the command.
+pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
+    let arguments: Arguments = super::parse(invocation, arguments)?;
+    let format = target_format(&arguments)?;
+    for list in &arguments.options {
+        create_options::check_list(list)?;
+    }
+    if create_options::asks_for_help(&arguments.options) {
+        let target = arguments.names.last().map(OsString::as_os_str);
+        return output::report(&option_help(format, target));
+    }
+    let seconds = |what, text: &Option<String>| {
+        let text = text.as_ref();
+        text.map(|text| size::parse_number(what, text, 1..=u64::from(u32::MAX)))
+            .transpose()
+    };
+    let watch = Watch::new(
+        seconds("time limit", &arguments.max_time)?,
+        seconds("limit of processor time", &arguments.max_cpu)?,
+    );
+    let wanted = wanted(arguments, format)?;
+    signals::catch_stops();
+    let mut progress = Progress::beside_data(wanted.arguments.progress);
+    let record = Record::default();
+    let result = supervised(&wanted, &record, &watch, &mut progress);
+    progress.finish(result.is_ok());
+    let trouble = result.err();
+    let verdict = record.verdict(&wanted.source, &wanted.target, trouble.as_ref());
+    let said = output::report(&verdict);
+    match trouble {
+        None => said,
+        Some(trouble) => Err(Failure::new(trouble.reason).with_status(trouble.cause.status())),
+    }
+}
+
+fn target_format(arguments: &Arguments) -> Result<Format, Failure> {
+    match arguments.target_format.as_deref() {
+        None | Some("raw") => Ok(Format::RAW),
+        Some("qcow2") => Ok(Format::QCOW2),
+        Some(other) => {
+            let why = format!("An image is imported as raw or qcow2, not as '{other}'");
+            Err(Failure::new(why))
+        }
+    }
+}
+
+/// Checks the arguments, and turns strict mode on.
+fn wanted(arguments: Arguments, format: Format) -> Result<Wanted, Failure> {
+    let [source, target] = &arguments.names[..] else {
+        return Err(Failure::new("Expecting a source and a target").with_hint());
+    };
+    let (source, target) = (source.clone(), target.clone());
+    if zebu::names::protocol(&target).is_some_and(|protocol| protocol != "file") || target == "-" {
+        let name = target.display();
+        let why = format!("'{name}': the target must be a file or a block device");
+        return Err(Failure::new(why));
+    }
+    let create = CreateOptions::parse(format, &arguments.options).map_err(Failure::new)?;
+    for option in ["backing_file", "data_file"] {
+        if create.value(option).is_some() {
+            let why = format!("An image is not imported with the option '{option}'");
+            return Err(Failure::new(why));
+        }
+    }
+    SourceOptions::from(arguments.name.clone()).validate()?;
+    if arguments.spill_size.is_some() && arguments.spill.is_none() {
+        return Err(Failure::new("--spill-size requires --spill"));
+    }
+    let bytes = |what, text: &Option<String>| {
+        let text = text.as_ref();
+        text.map(|text| size::parse_option(what, text)).transpose()
+    };
+    // Whatever was said of it before the command.
+    match bytes("virtual size", &arguments.max_virtual_size)? {
+        Some(most) => untrusted::set(&format!("virtual-size={most}"))?,
+        None => untrusted::set("")?,
+    }
+    let mut digests = Digests::default();
+    let given = [
+        (Digest::Sha256, &arguments.sha256),
+        (Digest::Sha512, &arguments.sha512),
+    ];
+    for (kind, hex) in given {
+        if let Some(hex) = hex {
+            let wrong = |why| Failure::new(format!("--{}: {why}", kind.name()));
+            digests.add(kind, hex).map_err(wrong)?;
+        }
+    }
+    Ok(Wanted {
+        max_download: bytes("download size", &arguments.max_download)?.unwrap_or(u64::MAX),
+        arguments,
+        source,
+        target,
+        digests,
+    })
+}
+
+/// Runs the job on a thread of its own. One that waits for the source is left, if that is too late:
+/// it ends with the process.
+fn supervised(
+    wanted: &Wanted,
+    record: &Record,
+    watch: &Watch,
+    progress: &mut Progress,
+) -> Result<(), Trouble> {
+    let (sender, receiver) = channel();
+    let job = Job::new(wanted.clone(), record.clone(), watch.clone());
+    let done = job.progress.clone();
+    std::thread::Builder::new()
+        .name("zebu-import-job".into())
+        .spawn(move || sender.send(job.run()))
+        .map_err(|e| Trouble::new(Cause::Other, zebu::strerror(&e).to_string()))?;
+    loop {
+        let result = receiver.recv_timeout(LOOK);
+        done.show(progress);
+        match result {
+            Ok(result) => return result,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Trouble::new(Cause::Other, "The import has panicked"));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(trouble) = watch.look() {
+                    return Err(trouble);
+                }
+            }
+        }
+    }
+}
+
+/// What follows `file:`, or the name.
+fn path(name: &OsStr) -> &OsStr {
+    crate::file_name::after_file(name).unwrap_or(name)
+}

@@ -1,0 +1,317 @@
+//! The source: a file, a stream or an object, read once, from its start to its end.
+//!
+//! A thread reads it, counts it and computes its checksums. What it read goes through a channel to
+//! whoever converts it. The end of the source is passed on as such only if the checksums are right,
+//! so that nothing is finished of a source that is not verified.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use zebu::block::{FileDriver, FileOptions, FileSpec, Format, ImageSpec};
+use zebu::names::Source;
+use zebu::storage::{self, OpenFile, Queue, QueueOptions, Storage};
+
+use super::digest::{Digests, Hashing};
+use super::verdict::{Cause, Record, Trouble};
+use crate::options::NameOptions;
+use crate::streams::{self, Input};
+use crate::{objects, same_file, size};
+
+/// Bytes that are read at a time, and pieces of that size that wait for whoever converts them.
+const PIECE: usize = 1 << 20;
+const WAITING: usize = 4;
+
+/// A source that was opened.
+pub struct Opened {
+    bytes: Bytes,
+    /// The format that its name says.
+    pub format: Option<Format>,
+    /// The name of its file, without folders.
+    pub base_name: Option<OsString>,
+    /// Its path, if it is a file.
+    path: Option<OsString>,
+}
+
+enum Bytes {
+    File(File),
+    Object(Arc<dyn Storage>),
+}
+
+impl Opened {
+    /// Opens what a name means, or with `--image-opts` the options of a file.
+    pub fn open(name: &OsStr, options: &NameOptions) -> Result<Opened, Trouble> {
+        let (file, format) = match options.image_opts {
+            true => described(name).map_err(|why| Trouble::new(Cause::Other, why))?,
+            false => (named(name)?, None),
+        };
+        let trouble = |e: zebu::Error| {
+            let name = name.display();
+            Trouble::new(Cause::Source, format!("Could not open '{name}': {e}"))
+        };
+        if let Some(file) = file.as_ref().filter(|file| file.is_object()) {
+            let opened = file.open(OpenFile::default(), &objects::all());
+            let storage = opened.map_err(trouble)?.storage();
+            return Ok(Opened {
+                bytes: Bytes::Object(storage),
+                format,
+                base_name: base_name_of_url(file.name()),
+                path: None,
+            });
+        }
+        let path = file.map_or_else(|| name.to_owned(), |file| file.path.into());
+        let base_name = Path::new(&path)
+            .file_name()
+            .filter(|_| path != streams::STANDARD);
+        let base_name = base_name.map(OsStr::to_owned);
+        let (file, path) = match streams::input(&path) {
+            Ok(Input::Stream(file)) => (Ok(file), None),
+            Ok(Input::File(path)) => (File::open(&path), Some(path)),
+            Err(e) => (Err(e), None),
+        };
+        Ok(Opened {
+            bytes: Bytes::File(file.map_err(|e| trouble(e.into()))?),
+            format,
+            base_name,
+            path,
+        })
+    }
+
+    /// Whether it is the file of this path.
+    pub fn is_file(&self, path: &Path) -> bool {
+        let own = self.path.as_ref().map(Path::new);
+        own.is_some_and(|own| same_file::is_same(own, path))
+    }
+
+    /// All of it, if it has no more than `most` bytes.
+    pub fn read_all(self, most: usize) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut reader = self.bytes.reader()?;
+        reader
+            .by_ref()
+            .take(most as u64 + 1)
+            .read_to_end(&mut all)?;
+        match all.len() > most {
+            true => Err(io::Error::other(format!("it has more than {most} bytes"))),
+            false => Ok(all),
+        }
+    }
+
+    /// Begins to read it. It may have `most` bytes, and must have the checksums `wanted`.
+    pub fn fetch(self, most: u64, wanted: Digests, record: &Record) -> Result<Fetched, Trouble> {
+        let failed = |e: io::Error| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
+        if let Bytes::Object(storage) = &self.bytes
+            && storage.len().map_err(failed)? > most
+        {
+            return Err(too_long(most));
+        }
+        let (sender, receiver) = sync_channel(WAITING);
+        let record = record.clone();
+        std::thread::Builder::new()
+            .name("zebu-import".into())
+            .spawn(move || {
+                let fetched = fetch(self.bytes, most, &wanted, &record, &sender);
+                if let Err(trouble) = fetched {
+                    // What follows is an error for the reader.
+                    record.fail(trouble);
+                }
+            })
+            .map_err(|e| Trouble::new(Cause::Other, zebu::strerror(&e).to_string()))?;
+        Ok(Fetched {
+            receiver,
+            piece: io::Cursor::default(),
+            has_ended: false,
+        })
+    }
+}
+
+/// The name of a file or an object.
+fn named(name: &OsStr) -> Result<Option<FileSpec>, Trouble> {
+    match zebu::names::protocol(name).as_deref() {
+        Some("http" | "https" | "s3" | "gs" | "az") => FileSpec::resolve(name, None)
+            .map(Some)
+            .map_err(|e| Trouble::new(Cause::Other, e.to_string())),
+        None | Some("file") => Ok(None),
+        Some(protocol) => {
+            let why = format!("'{protocol}:' names no source that can be imported");
+            Err(Trouble::new(Cause::Other, why))
+        }
+    }
+}
+
+/// The file and the format that options describe.
+fn described(options: &OsStr) -> Result<(Option<FileSpec>, Option<Format>), String> {
+    let spec = Source::Options(options.to_owned()).resolve(None, None);
+    let spec = spec.map_err(|e| e.to_string())?;
+    let mut plain = ImageSpec::new(spec.format, spec.file.clone());
+    plain.bare = spec.bare;
+    if spec != plain {
+        return Err("The source has no options but those of its file and 'driver'".into());
+    }
+    let is_file = matches!(spec.file.driver, FileDriver::Any | FileDriver::File);
+    if spec.file.options != FileOptions::default() || !is_file && !spec.file.is_object() {
+        return Err("The source must be a file or an object".into());
+    }
+    let format = spec.format.filter(|_| !spec.bare);
+    Ok((Some(spec.file), format))
+}
+
+/// What follows the last slash of a URL.
+fn base_name_of_url(url: &OsStr) -> Option<OsString> {
+    let is_web = url.as_bytes().starts_with(b"http");
+    let end = url
+        .as_bytes()
+        .iter()
+        .position(|byte| is_web && b"?#".contains(byte));
+    let path = &url.as_bytes()[..end.unwrap_or(url.len())];
+    let base = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    (!base.is_empty()).then(|| OsStr::from_bytes(base).to_owned())
+}
+
+impl Bytes {
+    /// To be used on the thread that calls.
+    fn reader(self) -> io::Result<Box<dyn Read>> {
+        Ok(match self {
+            Bytes::File(file) => {
+                streams::widen(&file);
+                Box::new(file)
+            }
+            Bytes::Object(storage) => Box::new(ObjectReader {
+                queue: Queue::new(QueueOptions::default())?,
+                end: storage.len()?,
+                storage,
+                at: 0,
+            }),
+        })
+    }
+}
+
+/// Reads an object in order. The object itself reads ahead.
+struct ObjectReader {
+    queue: Queue,
+    storage: Arc<dyn Storage>,
+    at: u64,
+    end: u64,
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = (out.len() as u64).min(self.end - self.at) as usize;
+        if count > 0 {
+            let read = storage::read_vec(&*self.storage, &self.queue, self.at, count);
+            out[..count].copy_from_slice(&self.queue.block_on(read)?);
+            self.at += count as u64;
+        }
+        Ok(count)
+    }
+}
+
+fn too_long(most: u64) -> Trouble {
+    let most = size::human(most);
+    let why = format!("The source has more than the {most} of --max-download");
+    Trouble::new(Cause::Limit, why)
+}
+
+/// Reads all, and sends it: pieces, and an empty one at the end.
+fn fetch(
+    bytes: Bytes,
+    most: u64,
+    wanted: &Digests,
+    record: &Record,
+    sender: &SyncSender<Vec<u8>>,
+) -> Result<(), Trouble> {
+    let failed = |e: io::Error| Trouble::new(Cause::Source, zebu::strerror(&e).to_string());
+    let mut reader = bytes.reader().map_err(failed)?;
+    let mut hashing = Hashing::new(wanted);
+    let mut read = 0;
+    loop {
+        let mut piece = vec![0; PIECE];
+        let count = match reader.read(&mut piece) {
+            Ok(count) => count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(failed(e)),
+        };
+        piece.truncate(count);
+        read += count as u64;
+        record.lock().bytes_read = read;
+        if read > most {
+            return Err(too_long(most));
+        }
+        if count == 0 {
+            break;
+        }
+        hashing.add(&piece);
+        if sender.send(piece).is_err() {
+            // It was refused.
+            return Ok(());
+        }
+    }
+    let found = hashing.finish();
+    let verified = wanted.verify(&found);
+    let mut known = record.lock();
+    known.digests = Some(found);
+    known.verified = verified.map_err(|why| Trouble::new(Cause::Checksum, why))?;
+    drop(known);
+    let _ = sender.send(Vec::new());
+    Ok(())
+}
+
+/// What the thread has read. Its end comes only if the source is verified; otherwise there is an
+/// error, whose cause is in the record.
+pub struct Fetched {
+    receiver: Receiver<Vec<u8>>,
+    piece: io::Cursor<Vec<u8>>,
+    has_ended: bool,
+}
+
+impl Read for Fetched {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.piece.position() == self.piece.get_ref().len() as u64 && !self.has_ended {
+            let piece = self.receiver.recv();
+            let piece = piece.map_err(|_| io::Error::other("the source could not be read"))?;
+            self.has_ended = piece.is_empty();
+            self.piece = io::Cursor::new(piece);
+        }
+        self.piece.read(out)
+    }
+}
+
+/// The image in the source, after decompression, which may have so many bytes.
+pub struct Bounded<R> {
+    reader: R,
+    record: Record,
+    read: u64,
+    /// The number, and what exceeding it means.
+    bounds: super::Bounds,
+}
+
+impl<R: Read> Bounded<R> {
+    pub fn new(reader: R, record: &Record, bounds: super::Bounds) -> Self {
+        Bounded {
+            reader,
+            record: record.clone(),
+            read: 0,
+            bounds,
+        }
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(out)?;
+        self.read += count as u64;
+        self.record.lock().image_bytes = self.read;
+        match self.bounds.exceeded(self.read) {
+            None => Ok(count),
+            Some(trouble) => {
+                let error = io::Error::other(trouble.reason.clone());
+                self.record.fail(trouble);
+                Err(error)
+            }
+        }
+    }
+}

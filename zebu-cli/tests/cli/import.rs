@@ -1,0 +1,521 @@
+//! `import`. Guards against an image that is taken although its source has another checksum, names
+//! other files or exceeds a limit; against a target that is left as an image by what fails; and
+//! against an exit status or a verdict that says something else.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::http::{images, peak_of, served};
+use crate::common::server::wait_until;
+use crate::common::web::{Behaviour, Web};
+use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
+
+/// Runs a shell script in which `$0` is the program under test.
+fn shell(lab: &Lab, script: &str) -> Answer {
+    let args = ["-c", script, program().to_str().expect("UTF-8")];
+    lab.run(Path::new("bash"), &args, b"", &Limits::default())
+}
+
+/// Imports to `out`, which is removed before. Returns the verdict.
+#[track_caller]
+fn import(lab: &Lab, args: &[&str], status: i32) -> Value {
+    let _ = fs::remove_file(lab.path("out"));
+    let verdict = verdict(&lab.zebu(&[&["import"], args, &["out"]].concat()), status);
+    assert_eq!(lab.path("out").exists(), status == 0, "{args:?}");
+    verdict
+}
+
+/// The verdict of an answer, whose exit status fits it.
+#[track_caller]
+fn verdict(answer: &Answer, status: i32) -> Value {
+    assert_eq!(answer.status, status, "{answer:#?}");
+    let verdict: Value = serde_json::from_str(&answer.out).expect("a verdict");
+    let result = match status {
+        0 => "ok",
+        1 => "failed",
+        2 => "refused",
+        3 => "checksum-mismatch",
+        4 => "limit",
+        5 => "source-failed",
+        6 => "target-failed",
+        _ => "interrupted",
+    };
+    assert_eq!(verdict["result"], result, "{verdict:#}");
+    match status {
+        0 => assert!(answer.err.is_empty(), "{answer:#?}"),
+        _ => {
+            answer.failed_with_one_line(status, "import");
+            let reason = verdict["reason"].as_str().expect("a reason");
+            assert!(answer.err.trim_end().ends_with(reason), "{answer:#?}");
+        }
+    }
+    verdict
+}
+
+#[track_caller]
+fn says(verdict: &Value, text: &str) {
+    let reason = verdict["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains(text), "{text}: {verdict:#}");
+}
+
+/// The checksum of a file, by the tool that is told.
+fn sum(lab: &Lab, tool: &str, file: &str) -> String {
+    let answer = lab.run(Path::new(tool), &[file], b"", &Limits::default());
+    answer.out.split_whitespace().next().expect(tool).into()
+}
+
+/// A server with this file.
+fn web(lab: &Lab, file: &str) -> Web {
+    served(lab, file, Behaviour::default())
+}
+
+#[test]
+fn images_come_from_anywhere() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(24 << 20);
+    for (nth, compressor) in ["cat", "gzip -c", "zstd -qc", "xz -c -1", "bzip2 -c"]
+        .iter()
+        .enumerate()
+    {
+        for file in ["x.raw", "x.qcow2"] {
+            shell(&lab, &format!("{compressor} {file} > packed")).ok(compressor);
+            let web = web(&lab, "packed");
+            let url = web.url();
+            let sha256 = sum(&lab, "sha256sum", "packed");
+            let target = ["raw", "qcow2"][nth % 2];
+            for source in [&*url, "packed"] {
+                let args = ["--sha256", &sha256, "-O", target, source];
+                let verdict = import(&lab, &args, 0);
+                let compare = ["compare", "-f", target, "-F", "raw", "out", "x.raw"];
+                lab.qemu_img(&compare).ok(compressor);
+                let name = compressor.split(' ').next().unwrap();
+                let compression = if name == "cat" { "none" } else { name };
+                assert_eq!(verdict["compression"], compression);
+                assert_eq!(verdict["format"], &file[2..]);
+                assert_eq!(verdict["virtual-size"], 24 << 20);
+                assert_eq!(verdict["checksums"]["sha256"], sha256);
+                assert_eq!(verdict["verified"][0], "sha256");
+                let length = |file| fs::metadata(lab.path(file)).unwrap().len();
+                assert_eq!(verdict["bytes-read"], length("packed"));
+                assert_eq!(verdict["image-bytes"], length(file));
+            }
+            let script = format!("cat packed | \"$0\" import -O {target} - piped");
+            verdict(&shell(&lab, &script), 0);
+            lab.qemu_img(&["compare", "-f", target, "-F", "raw", "piped", "x.raw"])
+                .ok("from a pipe");
+            fs::remove_file(lab.path("piped")).unwrap();
+        }
+    }
+    // Into what is there, which is longer and not zero.
+    fs::write(lab.path("old"), vec![0xaa; 30 << 20]).unwrap();
+    verdict(&lab.zebu(&["import", "x.qcow2", "old"]), 0);
+    lab.assert_same_bytes("old", "x.raw", "into a file that was there");
+}
+
+#[test]
+fn checksums_are_verified() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(12 << 20);
+    for file in ["x.raw", "x.qcow2"] {
+        let web = web(&lab, file);
+        let url = web.url();
+        let (sha256, sha512) = (sum(&lab, "sha256sum", file), sum(&lab, "sha512sum", file));
+        let upper = sha512.to_uppercase();
+        let verdict = import(&lab, &["--sha512", &upper, "--sha256", &sha256, &url], 0);
+        assert_eq!(verdict["verified"].as_array().unwrap().len(), 2);
+        assert_eq!(verdict["checksums"]["sha512"], sha512);
+        // Lists, as the tools write them, here and on a server. The URL's name is `object`.
+        fs::copy(lab.path(file), lab.path("object")).unwrap();
+        for tool in ["sha256sum", "sha512sum", "sha256sum --tag", "sha256sum -b"] {
+            let script = format!("({tool} x.raw x.qcow2; {tool} ./object) > sums");
+            shell(&lab, &script).ok(tool);
+            let list = served(&lab, "sums", Behaviour::default());
+            for sums in ["sums", &list.url()] {
+                let verdict = import(&lab, &["--sums", sums, &url], 0);
+                assert_eq!(verdict["verified"][0], tool[..9].trim_end_matches("sum"));
+                import(&lab, &["--sums", sums, file], 0);
+            }
+        }
+        // Another byte, also the last one, and one less.
+        let wrong = sum(&lab, "sha256sum", "sums");
+        let verdict = import(&lab, &["--sha256", &wrong, &url], 3);
+        says(&verdict, &wrong);
+        says(&verdict, &sha256);
+        assert_eq!(verdict["verified"].as_array().unwrap().len(), 0);
+        for other in ["x.raw", "x.qcow2"] {
+            if other != file {
+                let args = ["--sha512", &sum(&lab, "sha512sum", other), file];
+                import(&lab, &args, 3);
+            }
+        }
+        fs::write(lab.path("old"), vec![7; 1 << 20]).unwrap();
+        let answer = lab.zebu(&["import", "-O", "qcow2", "--sha256", &wrong, file, "old"]);
+        self::verdict(&answer, 3);
+        assert_eq!(fs::read(lab.path("old")).unwrap(), b"");
+        shell(&lab, "sha256sum x.raw x.qcow2 > sums").ok("sums");
+        says(
+            &import(&lab, &["--sums", "sums", &url], 3),
+            "none for 'object'",
+        );
+        let gone = served(
+            &lab,
+            "sums",
+            Behaviour {
+                status: Some(404),
+                ..Behaviour::default()
+            },
+        );
+        import(&lab, &["--sums", &gone.url(), &url], 5);
+        says(&import(&lab, &["--sums", "sums", "-"], 1), "has a name");
+    }
+}
+
+#[test]
+fn images_that_name_files_are_refused() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = Lab::new();
+    fs::write(lab.path("secret"), vec![0x5a; 1 << 20]).unwrap();
+    lab.qemu_img(&[
+        "create", "-f", "qcow2", "-b", "secret", "-F", "raw", "backed",
+    ])
+    .ok("backed");
+    lab.qemu_img(&[
+        "create",
+        "-f",
+        "qcow2",
+        "-o",
+        "data_file=data",
+        "with-data",
+        "1M",
+    ])
+    .ok("with-data");
+    let descriptor = "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\n\
+                      createType=\"monolithicFlat\"\n\nRW 2048 FLAT \"secret\" 0\n";
+    fs::write(lab.path("vmdk"), descriptor).unwrap();
+    for (image, key, name) in [
+        ("backed", "backing-file", "secret"),
+        ("with-data", "data-file", "data"),
+    ] {
+        let verdict = import(&lab, &[image], 2);
+        assert_eq!(verdict[key], name, "{verdict:#}");
+        says(&verdict, "may not open");
+        shell(&lab, &format!("gzip -c {image} > packed")).ok("gzip");
+        let web = web(&lab, "packed");
+        let verdict = import(&lab, &["-O", "qcow2", "--spill", ".", &web.url()], 2);
+        assert_eq!(verdict[key], name);
+        assert_eq!(verdict["compression"], "gzip");
+    }
+    says(&import(&lab, &["vmdk"], 1), "--spill");
+    let verdict = import(&lab, &["--spill", ".", "vmdk"], 2);
+    assert_eq!(verdict["format"], "vmdk");
+    // The target that was there is as it was.
+    fs::write(lab.path("old"), "before").unwrap();
+    verdict_of_old(&lab, "backed");
+    verdict_of_old(&lab, "with-data");
+}
+
+/// Imports what is refused into a file that is there.
+#[track_caller]
+fn verdict_of_old(lab: &Lab, image: &str) {
+    verdict(&lab.zebu(&["import", image, "old"]), 2);
+    assert_eq!(fs::read(lab.path("old")).unwrap(), b"before");
+}
+
+#[test]
+fn damaged_images_are_refused() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let whole = fs::read(lab.path("x.qcow2")).unwrap();
+    fs::write(lab.path("cut"), &whole[..whole.len() - 70_000]).unwrap();
+    import(&lab, &["cut"], 2);
+    shell(
+        &lab,
+        "gzip -c x.raw > gz; head -c 100000 gz > cut.gz; (cat gz; echo x) > more.gz",
+    )
+    .ok("gzip");
+    says(&import(&lab, &["cut.gz"], 2), "cut off");
+    says(&import(&lab, &["more.gz"], 2), "followed by something else");
+    fs::write(lab.path("empty"), "").unwrap();
+    says(&import(&lab, &["empty"], 2), "empty");
+    fs::write(
+        lab.path("luks"),
+        [b"LUKS\xba\xbe\0\x01".as_slice(), &[0; 4096]].concat(),
+    )
+    .unwrap();
+    import(&lab, &["luks"], 2);
+    // An image of another format is verified before the target is touched.
+    lab.qemu_img(&["convert", "-f", "raw", "-O", "vdi", "x.raw", "x.vdi"])
+        .ok("vdi");
+    says(&import(&lab, &["x.vdi"], 1), "--spill");
+    let verdict = import(&lab, &["--spill", ".", "x.vdi"], 0);
+    assert_eq!(verdict["format"], "vdi");
+    assert_eq!(verdict["virtual-size"], 4 << 20);
+    lab.assert_same_bytes("out", "x.raw", "vdi");
+    fs::write(lab.path("old"), "before").unwrap();
+    let wrong = sum(&lab, "sha256sum", "x.raw");
+    let args = ["import", "--spill", ".", "--sha256", &wrong, "x.vdi", "old"];
+    self::verdict(&lab.zebu(&args), 3);
+    assert_eq!(fs::read(lab.path("old")).unwrap(), b"before");
+    let args = ["--spill", ".", "--spill-size", "1M", "x.vdi"];
+    says(&import(&lab, &args, 4), "may be kept");
+}
+
+#[test]
+fn limits_hold() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(8 << 20);
+    // A disk of zeroes is small when it is compressed.
+    shell(
+        &lab,
+        "truncate -s 2G zeroes; zstd -qc zeroes > bomb.zst; head -c 64M zeroes | gzip -c > bomb.gz",
+    )
+    .ok("bombs");
+    lab.qemu_img(&["create", "-f", "qcow2", "big.qcow2", "1T"])
+        .ok("big");
+    let limits: [(&[&str], &str); 9] = [
+        (
+            &["--max-virtual-size", "1G", "bomb.zst"],
+            "--max-virtual-size",
+        ),
+        (
+            &["--max-virtual-size", "1G", "-O", "qcow2", "bomb.zst"],
+            "--max-virtual-size",
+        ),
+        (&["--max-download", "1G", "bomb.zst"], "--max-download"),
+        (
+            &["--max-virtual-size", "67108863", "bomb.gz"],
+            "--max-virtual-size",
+        ),
+        (&["--max-virtual-size", "1G", "big.qcow2"], "'virtual-size'"),
+        (
+            &["--untrusted=virtual-size=1G", "big.qcow2"],
+            "'virtual-size'",
+        ),
+        (&["--max-download", "1M", "x.qcow2"], "--max-download"),
+        (
+            &["--max-download", "1M", "-O", "qcow2", "x.raw"],
+            "--max-download",
+        ),
+        (&["--max-cpu", "1", "/dev/zero"], "--max-cpu"),
+    ];
+    for (args, text) in limits {
+        says(&import(&lab, args, 4), text);
+    }
+    import(
+        &lab,
+        &[
+            "--max-virtual-size",
+            "64M",
+            "--max-download",
+            "64M",
+            "bomb.gz",
+        ],
+        0,
+    );
+    let server = web(&lab, "x.raw");
+    says(
+        &import(&lab, &["--max-download", "1M", &server.url()], 4),
+        "--max-download",
+    );
+    assert!(server.bytes() < 2 << 20);
+    // Time, wherever it is spent.
+    for stalls_after in [1, 100_000, 3 << 20] {
+        let stalling = served(
+            &lab,
+            "x.raw",
+            Behaviour {
+                stalls_after,
+                ranges: false,
+                ..Behaviour::default()
+            },
+        );
+        let begun = Instant::now();
+        says(
+            &import(&lab, &["--max-time", "1", &stalling.url()], 4),
+            "--max-time",
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+}
+
+#[test]
+fn sources_that_cannot_be_read_are_errors() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(24 << 20);
+    let with = |behaviour| served(&lab, "x.raw", behaviour);
+    let plain = Behaviour::default;
+    import(&lab, &["nothing"], 5);
+    import(&lab, &["http://127.0.0.1:1/x"], 5);
+    let missing = with(Behaviour {
+        status: Some(404),
+        ..plain()
+    });
+    says(&import(&lab, &[&missing.url()], 5), "404");
+    let unknown = with(Behaviour {
+        ranges: false,
+        length: false,
+        ..plain()
+    });
+    says(&import(&lab, &[&unknown.url()], 5), "length");
+    let huge = with(Behaviour {
+        header: Some(format!("X-Long: {}", "x".repeat(4 << 20))),
+        ..plain()
+    });
+    import(&lab, &["--max-time", "60", &huge.url()], 5);
+    // One that cuts is asked again, with ranges and without.
+    for ranges in [true, false] {
+        let cuts = with(Behaviour {
+            cut: 3,
+            ranges,
+            ..plain()
+        });
+        import(&lab, &[&cuts.url()], 0);
+        lab.assert_same_bytes("out", "x.raw", "cuts");
+    }
+    // One that ends in the middle, or has another image then.
+    type Change = fn(&mut Behaviour);
+    let changes: [(Change, &str); 2] = [
+        (|behaviour| behaviour.status = Some(404), "404"),
+        (
+            |behaviour| behaviour.etag = Some("\"second\"".into()),
+            "has changed",
+        ),
+    ];
+    for (change, text) in changes {
+        let web = with(Behaviour {
+            delay: Duration::from_millis(20),
+            ..plain()
+        });
+        let url = web.url();
+        let options = format!("driver=http,url={url},connections=1,readahead=64k");
+        let answer = std::thread::scope(|scope| {
+            let lab = &lab;
+            let importing =
+                scope.spawn(move || lab.zebu(&["import", "--image-opts", &options, "out"]));
+            wait_until("some bytes", || web.bytes() > 2 << 20);
+            web.change(change);
+            importing.join().unwrap()
+        });
+        says(&verdict(&answer, 5), text);
+        assert!(!lab.path("out").exists());
+    }
+}
+
+#[test]
+fn targets_that_cannot_be_written_are_errors() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(8 << 20);
+    let answer = lab.zebu(&["import", "x.raw", "nowhere/out"]);
+    says(&verdict(&answer, 6), "No such file");
+    for format in ["raw", "qcow2"] {
+        let script = format!("ulimit -f 2000; \"$0\" import -O {format} x.raw out");
+        verdict(&shell(&lab, &script), 6);
+        assert!(!lab.path("out").exists());
+    }
+    let refused: [(&[&str], &str); 8] = [
+        (&["x.raw", "x.raw"], "same file"),
+        (&["x.raw", "nbd://host/x"], "a file or a block device"),
+        (&["x.raw", "-"], "a file or a block device"),
+        (&["-O", "vdi", "x.raw", "out"], "raw or qcow2"),
+        (&["--sha256", "12", "x.raw", "out"], "no sha256 checksum"),
+        (&["--max-time", "0", "x.raw", "out"], "time limit"),
+        (
+            &["-o", "backing_file=x.raw", "-O", "qcow2", "x.raw", "out"],
+            "'backing_file'",
+        ),
+        (&["x.raw"], "a source and a target"),
+    ];
+    for (args, text) in refused {
+        let answer = lab.zebu(&[&["import"], args].concat());
+        assert_eq!(answer.status, 1, "{answer:#?}");
+        assert!(answer.err.contains(text), "{text}: {answer:#?}");
+        assert!(!lab.path("out").exists());
+    }
+    assert_eq!(fs::metadata(lab.path("x.raw")).unwrap().len(), 8 << 20);
+    let help = lab.zebu(&["import", "--help"]).ok("help");
+    assert!(help.out.contains("Exit status:"), "{help:#?}");
+}
+
+#[test]
+fn a_signal_leaves_no_image() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(16 << 20);
+    for (stalls_after, format) in [(100, "raw"), (5 << 20, "raw"), (5 << 20, "qcow2")] {
+        let web = served(
+            &lab,
+            "x.raw",
+            Behaviour {
+                stalls_after,
+                ranges: false,
+                ..Behaviour::default()
+            },
+        );
+        let child = Command::new(program())
+            .args(["import", "-f", "raw", "-O", format, &web.url(), "out"])
+            .current_dir(lab.path(""))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until("bytes", || web.bytes() >= stalls_after);
+        std::thread::sleep(Duration::from_millis(300));
+        // SAFETY: the child was not waited for, so the id is its own.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+        let output = child.wait_with_output().unwrap();
+        let answer = Answer {
+            status: output.status.code().unwrap_or(255),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        };
+        verdict(&answer, 143);
+        assert!(!lab.path("out").exists(), "{format}");
+    }
+}
+
+#[test]
+fn memory_is_bounded() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(256 << 20);
+    shell(
+        &lab,
+        "zstd -qc --long=27 x.raw > x.zst; xz -c -1 x.raw > x.xz",
+    )
+    .ok("packed");
+    for (file, most) in [
+        ("x.raw", 144),
+        ("x.qcow2", 144),
+        ("x.zst", 288),
+        ("x.xz", 224),
+    ] {
+        let web = web(&lab, file);
+        let peak = peak_of(&lab, &[], &["import", &web.url(), "out"]);
+        println!("{file}: {peak} KiB");
+        assert!(peak < most << 10, "{file}: {peak} KiB");
+    }
+}
