@@ -498,6 +498,45 @@ fn a_signal_leaves_no_image() {
 }
 
 #[test]
+fn a_device_holds_a_disk_or_none() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(4 << 20);
+    let device = shell(&lab, "truncate -s 8M device; losetup -f --show device");
+    if device.status != 0 {
+        println!("skipped: no loop devices");
+        return;
+    }
+    let device = device.out.trim();
+    let imports = [
+        (&["x.qcow2", device][..], 0),
+        (&["--sha256", &"0".repeat(64), "x.raw", device], 3),
+        (&["--max-download", "1M", "x.raw", device], 4),
+    ];
+    let answers = imports.map(|(args, status)| {
+        let answer = lab.zebu(&[&["import"], args].concat());
+        (answer, status, fs::read(device).unwrap())
+    });
+    // Larger than the device, which is told at the end of a stream only.
+    let large = shell(
+        &lab,
+        &format!("cat x.raw x.raw x.raw | \"$0\" import - {device}"),
+    );
+    shell(&lab, &format!("losetup -d {device}")).ok("losetup");
+    for (answer, status, bytes) in &answers {
+        verdict(answer, *status);
+        let disk = fs::read(lab.path("x.raw")).unwrap();
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        match status {
+            0 => assert!(bytes.starts_with(&disk)),
+            _ => assert!(is_zero(&bytes[..1 << 20]) && is_zero(&bytes[7 << 20..])),
+        }
+    }
+    says(&verdict(&large, 6), "of the target");
+}
+
+#[test]
 fn memory_is_bounded() {
     if beyond_qemu("import") {
         return;
