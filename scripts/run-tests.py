@@ -42,7 +42,7 @@ def run(binary):
 def main():
     binaries = built()
     failed = []
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)) + 1) as workers:
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as workers:
         for done in as_completed([workers.submit(run, binary) for binary in binaries]):
             name, ended, seconds = done.result()
             print(f"==== {name}, {seconds:.0f} s", flush=True)

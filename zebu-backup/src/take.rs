@@ -184,7 +184,10 @@ impl Set {
                 None => last = last.max(number_in(&file).unwrap_or(0)),
             }
         }
-        Ok(last + 1)
+        match last.checked_add(1) {
+            Some(next) => Ok(next),
+            None => refuse(format!("no point can follow point {last}")),
+        }
     }
 
     /// The files of the directory that have the names of backups, finished or not.

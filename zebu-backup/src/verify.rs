@@ -28,9 +28,9 @@ pub struct Finding {
 }
 
 impl Set {
-    /// Compares the files of all points with the manifest, and so does it with the files' backing
-    /// files; with `content` also the content of the
-    /// disks, where the manifest has a hash of it. Returns what is wrong.
+    /// Compares the files of all points, and the names of their backing files, with the manifest;
+    /// with `content` also the content of the disks, where the manifest has a hash of it. Returns
+    /// what is wrong.
     ///
     /// # Errors
     ///

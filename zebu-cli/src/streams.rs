@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use zebu::names::protocol;
 
@@ -95,7 +95,6 @@ fn real_name(name: &OsStr, standard: RawFd) -> OsString {
     };
     let link = format!("/proc/self/fd/{number}");
     let same = |path: &fs::Metadata, file: &fs::Metadata| {
-        use std::os::unix::fs::MetadataExt;
         (path.dev(), path.ino()) == (file.dev(), file.ino())
     };
     match (fs::read_link(&link), fs::metadata(&link)) {
@@ -116,7 +115,8 @@ fn duplicate(number: RawFd) -> io::Result<File> {
     open.try_clone_to_owned().map(File::from)
 }
 
-/// Lets a pipe have as much as the kernel allows anybody. Nothing depends on it.
+/// Enlarges the buffer of a pipe to the size that the kernel grants unprivileged processes by
+/// default. Errors are ignored: only the speed depends on it.
 pub fn widen(pipe: &File) {
     const BYTES: usize = 1 << 20;
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, BYTES);

@@ -1,5 +1,6 @@
 //! Appliances that are read.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::ControlFlow;
@@ -65,19 +66,19 @@ impl Appliance {
     /// If the file is no appliance or a damaged one. If it is a descriptor whose disks are files
     /// and `opens_files` is false.
     pub fn open(path: &Path, opens_files: bool) -> Result<Self> {
-        let failure = |source| Error::Io {
-            file: path.to_owned(),
-            source,
-        };
-        let file = File::open(path).map_err(failure)?;
+        let found = fs::metadata(path).map_err(Error::io(path))?;
+        if !found.is_file() {
+            // To open a FIFO would wait for its writer.
+            return refused(format!("'{}' is no regular file", path.display()));
+        }
+        let file = File::open(path).map_err(Error::io(path))?;
         let mut block = [0; BLOCK as usize];
-        let is_long = file.metadata().map_err(failure)?.len() >= BLOCK;
-        if is_long {
-            file.read_exact_at(&mut block, 0).map_err(failure)?;
+        if found.len() >= BLOCK {
+            file.read_exact_at(&mut block, 0).map_err(Error::io(path))?;
         }
         let container = match archive::is_header(&block) {
             true => {
-                let members = archive::members(&file).map_err(failure)?;
+                let members = archive::members(&file).map_err(Error::io(path))?;
                 Container::Archive(path, file, members)
             }
             false => Container::Folder(path, opens_files),
@@ -95,20 +96,22 @@ impl Stored {
         let Some(expected) = &self.checksum else {
             return Ok(());
         };
-        let file = File::open(&self.path).map_err(|source| Error::Io {
-            file: self.path.clone(),
-            source,
-        })?;
+        let file = File::open(&self.path).map_err(Error::io(&self.path))?;
         let range = self.offset..self.offset + self.length;
         let found = Checksum::of_file(expected.algorithm, &file, &self.path, range, progress)?;
         expected.expect(&found, &self.name)
+    }
+
+    /// The algorithm of the checksum in the manifest.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.checksum.as_ref().map(|checksum| checksum.algorithm)
     }
 }
 
 /// What the files of an appliance are in.
 enum Container<'a> {
     /// An archive, and its members.
-    Archive(&'a Path, File, Vec<Member>),
+    Archive(&'a Path, File, HashMap<String, Member>),
     /// The directory of a descriptor, and whether other files of it are opened.
     Folder(&'a Path, bool),
 }
@@ -120,10 +123,12 @@ impl Container<'_> {
             return refused(format!("There is no '{name}'"));
         };
         let stem = name.rsplit_once('.').map_or(&*name, |(stem, _)| stem);
-        let manifest = match self.text(&format!("{stem}.mf"))? {
-            Some(manifest) => Manifest::parse(&utf8(manifest, "manifest")?)?,
-            None => Manifest::default(),
-        };
+        let mut manifest = Manifest::default();
+        for ending in ["MF", "mf"] {
+            if let Some(text) = self.text(&format!("{stem}.{ending}"))? {
+                manifest = Manifest::parse(&utf8(text, "manifest")?)?;
+            }
+        }
         if let Some(expected) = manifest.of(&name) {
             expected.expect(&Checksum::of_bytes(expected.algorithm, &text), &name)?;
         }
@@ -140,9 +145,9 @@ impl Container<'_> {
         match self {
             Container::Archive(_, _, members) => {
                 let is_descriptor = |name: &str| name.to_ascii_lowercase().ends_with(".ovf");
-                let found = members.iter().find(|member| is_descriptor(&member.name));
-                match found {
-                    Some(member) => Ok(member.name.clone()),
+                let descriptors = members.iter().filter(|(name, _)| is_descriptor(name));
+                match descriptors.min_by_key(|(_, member)| member.offset) {
+                    Some((name, _)) => Ok(name.clone()),
                     None => refused("The archive has no OVF descriptor"),
                 }
             }
@@ -158,6 +163,7 @@ impl Container<'_> {
 
     fn disk(&self, entry: DiskEntry, manifest: &Manifest) -> Result<Disk> {
         let stored = entry.file.map(|name| {
+            let name = in_folder(&name).to_owned();
             let Some((path, offset, length)) = self.find(&name)? else {
                 return refused(format!(
                     "There is no '{name}', the file of disk '{}'",
@@ -185,7 +191,7 @@ impl Container<'_> {
     fn find(&self, name: &str) -> Result<Option<(PathBuf, u64, u64)>> {
         match self {
             Container::Archive(path, _, members) => {
-                let found = members.iter().find(|member| member.name == name);
+                let found = members.get(name);
                 Ok(found.map(|member| (path.to_path_buf(), member.offset, member.length)))
             }
             Container::Folder(path, opens_files) => {
@@ -205,7 +211,7 @@ impl Container<'_> {
                     Ok(found) if found.is_file() => Ok(Some((path, 0, found.len()))),
                     Ok(_) => refused(format!("'{}' is no regular file", path.display())),
                     Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                    Err(source) => Err(Error::Io { file: path, source }),
+                    Err(e) => Err(Error::io(&path)(e)),
                 }
             }
         }
@@ -214,8 +220,8 @@ impl Container<'_> {
     /// The bytes of a file, if there is one of this name.
     fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let found = match self {
-            // Whoever opens nothing does without the manifest.
-            Container::Folder(_, false) if name.ends_with(".mf") => None,
+            // Where no other file is opened, the manifest is not read, and nothing is verified.
+            Container::Folder(_, false) if name.to_ascii_lowercase().ends_with(".mf") => None,
             _ => self.find(name)?,
         };
         let Some((path, offset, length)) = found else {
@@ -231,20 +237,16 @@ impl Container<'_> {
                 File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, offset))
             }
         };
-        match read {
-            Ok(()) => Ok(Some(bytes)),
-            Err(source) => Err(Error::Io { file: path, source }),
-        }
+        read.map_err(Error::io(&path))?;
+        Ok(Some(bytes))
     }
+}
+
+/// A name without what says that it is in the directory of the descriptor.
+pub(crate) fn in_folder(name: &str) -> &str {
+    name.strip_prefix("./").unwrap_or(name)
 }
 
 fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
     String::from_utf8(bytes).or_else(|_| refused(format!("The {what} is not UTF-8")))
-}
-
-impl Stored {
-    /// The algorithm of the checksum in the manifest.
-    pub fn algorithm(&self) -> Option<Algorithm> {
-        self.checksum.as_ref().map(|checksum| checksum.algorithm)
-    }
 }

@@ -1,11 +1,14 @@
 //! Members of a tar archive: ustar, and the extensions of GNU and pax for long names and sizes.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, Header, PaxExtensions};
+
+use crate::printable;
 
 /// Bytes of a block.
 pub(crate) const BLOCK: u64 = 512;
@@ -17,20 +20,20 @@ const MAX_EXTENSION: u64 = 64 << 10;
 /// A regular file in an archive, inside the archive's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    pub name: String,
     /// Its first byte.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
 }
 
-fn invalid<T>(why: impl Into<String>) -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, why.into()))
+fn invalid<T>(why: impl AsRef<str>) -> io::Result<T> {
+    let why = printable(why.as_ref());
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
 /// Whether this is a header: its checksum is right.
 pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
-    // Signed characters were used by some programs; these are not found here.
+    // Sums of signed characters, which some old programs wrote, are not accepted.
     let field = 148..156;
     let bytes = block.iter().enumerate();
     let sum = bytes.map(|(at, byte)| match field.contains(&at) {
@@ -44,18 +47,18 @@ pub(crate) fn is_header(block: &[u8; BLOCK as usize]) -> bool {
             .is_ok_and(|found| found == sum)
 }
 
-/// What extensions say of the next member.
+/// The name and the size that extended headers give the next member.
 #[derive(Default)]
 struct Extended {
     name: Option<Vec<u8>>,
     size: Option<u64>,
 }
 
-/// The members of an archive, in order. Two of the same name are refused, and so is what is no
+/// The members of an archive by name. Two of the same name are refused, and so is what is no
 /// regular file, except for directories.
-pub(crate) fn members(file: &File) -> io::Result<Vec<Member>> {
+pub(crate) fn members(file: &File) -> io::Result<HashMap<String, Member>> {
     let end = file.metadata()?.len();
-    let (mut members, mut names) = (Vec::new(), HashSet::new());
+    let mut members = HashMap::new();
     let mut extended = Extended::default();
     let mut at = 0;
     for _ in 0..MAX_HEADERS {
@@ -104,14 +107,13 @@ pub(crate) fn members(file: &File) -> io::Result<Vec<Member>> {
                 let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
                 let name = String::from_utf8_lossy(&name);
                 let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
-                if !names.insert(name.clone()) {
-                    return invalid(format!("The archive has two members '{name}'"));
-                }
-                members.push(Member {
-                    name,
-                    offset,
-                    length,
-                });
+                match members.entry(name) {
+                    Entry::Vacant(entry) => entry.insert(Member { offset, length }),
+                    Entry::Occupied(entry) => {
+                        let name = entry.key();
+                        return invalid(format!("The archive has two members '{name}'"));
+                    }
+                };
                 extended = Extended::default();
             }
             EntryType::Directory => extended = Extended::default(),
@@ -199,13 +201,25 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
+    /// Name, offset and length of each member, in the order of the archive.
+    fn listed(bytes: &[u8]) -> Vec<(String, u64, u64)> {
+        let members = members(&file(bytes)).unwrap().into_iter();
+        let mut listed: Vec<_> = members
+            .map(|(name, m)| (name, m.offset, m.length))
+            .collect();
+        listed.sort_by_key(|(_, offset, _)| *offset);
+        listed
+    }
+
     #[test]
     fn long_names() {
         let long = format!("{}/{}", "d".repeat(90), "n".repeat(200));
-        let members = members(&file(&archive(&["./a.ovf", &long, "b"]))).unwrap();
-        let found: Vec<_> = members.iter().map(|m| (&*m.name, m.length)).collect();
+        let found = listed(&archive(&["./a.ovf", &long, "b"]));
+        let found: Vec<_> = found
+            .iter()
+            .map(|(name, _, length)| (&**name, *length))
+            .collect();
         assert_eq!(found, [("a.ovf", 0), (&*long, 300), ("b", 600)]);
-        assert_eq!(members[0].offset, 512);
     }
 
     #[test]
@@ -223,12 +237,8 @@ mod tests {
         bytes.extend(header("short", 0, 0).unwrap());
         bytes.resize(1536 + 1024, 1);
         bytes.extend(header("next", 0, 0).unwrap());
-        let members = members(&file(&bytes)).unwrap();
-        let found: Vec<_> = members
-            .iter()
-            .map(|m| (&*m.name, m.offset, m.length))
-            .collect();
-        assert_eq!(found, [("x/y.vmdk", 1536, 700), ("next", 3072, 0)]);
+        let expected = [("x/y.vmdk".into(), 1536, 700), ("next".into(), 3072, 0)];
+        assert_eq!(listed(&bytes), expected);
     }
 
     #[test]
@@ -272,7 +282,7 @@ mod tests {
                 }
             }
             bytes.truncate(length);
-            for member in members(&file(&bytes)).unwrap_or_default() {
+            for member in members(&file(&bytes)).unwrap_or_default().values() {
                 prop_assert!(member.offset + member.length <= length as u64);
             }
         }

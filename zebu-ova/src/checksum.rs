@@ -104,10 +104,7 @@ impl Checksum {
         while at < range.end {
             let count = (range.end - at).min(PIECE as u64) as usize;
             let piece = &mut buffer[..count];
-            file.read_exact_at(piece, at).map_err(|source| Error::Io {
-                file: path.to_owned(),
-                source,
-            })?;
+            file.read_exact_at(piece, at).map_err(Error::io(path))?;
             digest.update(piece);
             at += count as u64;
             if progress(at - range.start).is_break() {

@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, XmlVersion};
 
-use crate::{Error, Result, refused};
+use crate::{Error, Result, printable, refused};
 
 /// Disks and files at most.
 const MAX_ENTRIES: usize = 10_000;
+/// Bytes of a file's name at most, as of a path. Each disk of a file has a copy of it.
+const MAX_NAME: usize = 4096;
 
-/// What a descriptor says.
+/// The parts of a descriptor that are used.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     /// The name of the virtual system.
@@ -65,7 +67,6 @@ impl Descriptor {
             let local = tag.local_name();
             let local = local.into_inner();
             if !is_envelope {
-                // The first element is the whole.
                 is_envelope = local == "Envelope";
                 match is_envelope {
                     true => continue,
@@ -100,7 +101,7 @@ impl Descriptor {
 }
 
 fn invalid(error: impl std::fmt::Display) -> Error {
-    Error::Refused(format!("The descriptor is invalid: {error}"))
+    Error::Refused(printable(&format!("The descriptor is invalid: {error}")))
 }
 
 /// The values of these attributes, whatever their prefix.
@@ -134,6 +135,11 @@ fn file(tag: &BytesStart<'_>) -> Result<Option<(String, FileEntry)>> {
         (None | Some("" | "identity"), None) => None,
         (Some(_), None) => Some("it is compressed as a whole"),
     };
+    if href.len() > MAX_NAME {
+        return refused(format!(
+            "The name of a file is longer than {MAX_NAME} bytes"
+        ));
+    }
     let href = href.into_owned();
     Ok(Some((id.into_owned(), FileEntry { href, packed })))
 }
@@ -284,6 +290,24 @@ mod tests {
         ] {
             Descriptor::parse(bad).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_file_has_a_name_of_4096_bytes_at_most() {
+        let text =
+            |length: usize| envelope(&format!("<File id='a' href='{}'/>", "x".repeat(length)));
+        Descriptor::parse(&text(4096)).unwrap();
+        Descriptor::parse(&text(4097)).unwrap_err();
+    }
+
+    #[test]
+    fn messages_have_no_control_characters() {
+        let text = envelope("<Disk diskId='&#27;[2J' fileRef='&#10;'/>");
+        let message = Descriptor::parse(&text).unwrap_err().to_string();
+        assert!(
+            message.contains(r"'\u{1b}[2J'") && message.contains(r"'\n'"),
+            "{message}"
+        );
     }
 
     proptest! {

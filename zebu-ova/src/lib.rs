@@ -17,6 +17,7 @@ mod manifest;
 mod new;
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 pub use appliance::{Appliance, Disk, Stored};
 pub use checksum::{Algorithm, Checksum};
@@ -30,8 +31,8 @@ pub enum Error {
     #[error("{}: {source}", file.display())]
     Io {
         /// The path of the file.
-        file: std::path::PathBuf,
-        /// What the system says.
+        file: PathBuf,
+        /// The error of the operating system.
         source: io::Error,
     },
     /// It is no appliance, a damaged one, or it needs what is not supported.
@@ -42,9 +43,33 @@ pub enum Error {
     Stopped,
 }
 
+impl Error {
+    /// Adds the path of a file to an error of it.
+    fn io(file: &Path) -> impl Fn(io::Error) -> Error + '_ {
+        |source| Error::Io {
+            file: file.to_owned(),
+            source,
+        }
+    }
+}
+
 /// The result of an operation on an appliance.
 pub type Result<T> = std::result::Result<T, Error>;
 
-fn refused<T>(why: impl Into<String>) -> Result<T> {
-    Err(Error::Refused(why.into()))
+fn refused<T>(why: impl AsRef<str>) -> Result<T> {
+    Err(Error::Refused(printable(why.as_ref())))
+}
+
+/// A message, which may have names of the appliance in it, on one line: control characters, which
+/// could drive a terminal, become escapes. A very long one is cut off.
+fn printable(text: &str) -> String {
+    const MAX: usize = 4096;
+    let mut out = String::new();
+    for c in text.chars().take(MAX) {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
 }

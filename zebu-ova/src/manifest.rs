@@ -1,45 +1,38 @@
 //! Manifests: a line `SHA256(name)= digits` for each file.
 
+use std::collections::HashMap;
+
+use crate::appliance::in_folder;
 use crate::checksum::{Algorithm, Checksum};
 use crate::{Result, refused};
 
-/// The checksums of files by name.
+/// The checksums of files by name. Of several of one file the last counts.
 #[derive(Debug, Default)]
-pub(crate) struct Manifest(Vec<(String, Checksum)>);
+pub(crate) struct Manifest(HashMap<String, Checksum>);
 
 impl Manifest {
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let mut list = Vec::new();
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            match entry(line) {
-                Some(entry) => list.push(entry),
-                None => {
-                    let shown: String = line.chars().take(80).collect();
-                    return refused(format!("The manifest has an invalid line: {shown:?}"));
-                }
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let entries = lines.map(|line| match entry(line) {
+            Some(entry) => Ok(entry),
+            None => {
+                let shown: String = line.chars().take(80).collect();
+                refused(format!("The manifest has an invalid line: {shown:?}"))
             }
-        }
-        Ok(Manifest(list))
-    }
-
-    /// The checksum of a file. Of several the last.
-    pub(crate) fn of(&self, name: &str) -> Option<&Checksum> {
-        let found = self.0.iter().rev().find(|(other, _)| other == name);
-        found.map(|(_, checksum)| checksum)
-    }
-
-    /// With one more file.
-    pub(crate) fn add(&mut self, name: &str, checksum: Checksum) {
-        self.0.push((name.to_owned(), checksum));
-    }
-
-    pub(crate) fn text(&self) -> String {
-        let lines = self.0.iter().map(|(name, checksum)| {
-            let algorithm = checksum.algorithm.name();
-            format!("{algorithm}({name})= {checksum}\n")
         });
-        lines.collect()
+        entries.collect::<Result<_>>().map(Manifest)
     }
+
+    /// The checksum of a file.
+    pub(crate) fn of(&self, name: &str) -> Option<&Checksum> {
+        self.0.get(name)
+    }
+}
+
+/// The line of a file.
+pub(crate) fn line(name: &str, checksum: &Checksum) -> String {
+    let algorithm = checksum.algorithm.name();
+    format!("{algorithm}({name})= {checksum}\n")
 }
 
 fn entry(line: &str) -> Option<(String, Checksum)> {
@@ -47,7 +40,10 @@ fn entry(line: &str) -> Option<(String, Checksum)> {
     let (name, digits) = rest.rsplit_once(')')?;
     let algorithm = Algorithm::by_name(&algorithm.trim().to_ascii_uppercase())?;
     let digits = digits.trim_start().strip_prefix('=')?.trim();
-    Some((name.to_owned(), Checksum::parse(algorithm, digits)?))
+    Some((
+        in_folder(name).to_owned(),
+        Checksum::parse(algorithm, digits)?,
+    ))
 }
 
 #[cfg(test)]
@@ -66,12 +62,15 @@ mod tests {
         assert_eq!(manifest.of("a (1).vmdk"), Some(&empty));
         assert_eq!(manifest.of("b"), Some(&empty));
         assert_eq!(manifest.of("c"), None);
+        let here = Manifest::parse(&format!("SHA1(./d)= {sha1}")).unwrap();
+        assert_eq!(here.of("d"), Some(&empty));
         assert_eq!(empty.to_string(), sha1);
-        let mut again = Manifest::default();
-        again.add("x", Checksum::of_bytes(Algorithm::Sha256, b"abc"));
+        let checksum = Checksum::of_bytes(Algorithm::Sha256, b"abc");
         let digits = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(again.text(), format!("SHA256(x)= {digits}\n"));
-        Manifest::parse(&again.text()).unwrap();
+        let written = line("x", &checksum);
+        assert_eq!(written, format!("SHA256(x)= {digits}\n"));
+        let twice = line("x", &empty) + &written;
+        assert_eq!(Manifest::parse(&twice).unwrap().of("x"), Some(&checksum));
     }
 
     #[test]

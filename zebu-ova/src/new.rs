@@ -14,7 +14,7 @@ use quick_xml::escape::escape;
 
 use crate::archive::{self, BLOCK};
 use crate::checksum::{Algorithm, Checksum};
-use crate::manifest::Manifest;
+use crate::manifest;
 use crate::{Error, Result, refused};
 
 /// Bytes of the longest name, so that those of all members fit into their headers.
@@ -87,7 +87,7 @@ impl<'a> NewAppliance<'a> {
         // With the longest numbers.
         new.descriptor = new.text(&vec![u64::MAX; disks.len()]).len();
         let checksum = Checksum::of_bytes(Algorithm::Sha256, b"");
-        let manifest = new.manifest(checksum.clone(), &vec![checksum; disks.len()]);
+        let manifest = new.manifest(&checksum, &vec![checksum.clone(); disks.len()]);
         new.next = member_end(new.descriptor) + member_end(manifest.len());
         new.io(|file| file.set_len(0))?;
         new.io(|file| file.set_len(new.next + BLOCK))?;
@@ -144,7 +144,7 @@ impl<'a> NewAppliance<'a> {
         let mut text = self.text(&self.lengths).into_bytes();
         text.resize(self.descriptor, b'\n');
         let checksum = Checksum::of_bytes(Algorithm::Sha256, &text);
-        let manifest = self.manifest(checksum, &self.checksums);
+        let manifest = self.manifest(&checksum, &self.checksums);
         let mut head = Vec::new();
         for (name, bytes) in [("ovf", &text[..]), ("mf", manifest.as_bytes())] {
             let name = format!("{}.{name}", self.name);
@@ -160,10 +160,7 @@ impl<'a> NewAppliance<'a> {
     }
 
     fn io<T>(&self, action: impl FnOnce(&File) -> io::Result<T>) -> Result<T> {
-        action(&self.file).map_err(|source| Error::Io {
-            file: self.path.clone(),
-            source,
-        })
+        action(&self.file).map_err(Error::io(&self.path))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -180,13 +177,12 @@ impl<'a> NewAppliance<'a> {
         format!("{}-disk{}.vmdk", self.name, disk + 1)
     }
 
-    fn manifest(&self, descriptor: Checksum, disks: &[Checksum]) -> String {
-        let mut manifest = Manifest::default();
-        manifest.add(&format!("{}.ovf", self.name), descriptor);
+    fn manifest(&self, descriptor: &Checksum, disks: &[Checksum]) -> String {
+        let mut text = manifest::line(&format!("{}.ovf", self.name), descriptor);
         for (nth, checksum) in disks.iter().enumerate() {
-            manifest.add(&self.name_of(nth), checksum.clone());
+            text += &manifest::line(&self.name_of(nth), checksum);
         }
-        manifest.text()
+        text
     }
 
     /// The descriptor with disks of these lengths.
@@ -265,7 +261,7 @@ const FORMAT: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#
 /// The virtual hardware of ESX 5.5 and later.
 const HARDWARE: &str = "vmx-10";
 
-/// An item of virtual hardware. The schema wants its parts in the order of the alphabet.
+/// An item of virtual hardware. The schema requires its elements in alphabetical order.
 fn item(parts: &[(&str, &str)]) -> String {
     let parts = parts
         .iter()

@@ -1,11 +1,13 @@
-//! `measure`: how large a file a new image would need.
+//! `measure`: how large a file a new image would need, or how long it is as a stream.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use clap::Parser;
-use zebu::jobs::{self, Measure, MeasureTarget, Qcow2Target};
+use zebu::jobs::{
+    self, ConvertError, ConvertOptions, ExportFormat, Measure, MeasureTarget, Qcow2Target,
+};
 use zebu::storage::CacheMode;
 
 use crate::create_options::{CreateOptions, check_list};
@@ -30,6 +32,17 @@ struct Arguments {
     /// Size of the disk, without an image to copy
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<String>,
+    /// Say how long a stream `convert` would write, exactly
+    #[arg(long)]
+    stream: bool,
+    /// Shortest run of zeroes in bytes that the stream leaves out, as for `convert`; 0: all is stored
+    #[arg(
+        short = 'S',
+        long = "sparse-size",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
+    sparse: Option<String>,
     /// Internal snapshot to measure
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     snapshot: Option<OsString>,
@@ -80,25 +93,32 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
             ));
         }
     };
-    let measured = match (name, size) {
+    if arguments.sparse.is_some() && !arguments.stream {
+        return Err(Failure::new("-S requires --stream"));
+    }
+    if arguments.stream && name.is_none() {
+        return Err(Failure::new("--stream requires a filename argument"));
+    }
+    let (measured, stream) = match (name, size) {
         (Some(name), _) => measure_image(invocation, &arguments, name)?,
         (None, size) => {
-            let target = target(invocation, &arguments)?;
-            jobs::measure_size(size.unwrap_or(0), &target)
-                .map_err(|e| Failure::new(e.to_string()))?
+            let target = measured_as(&target(invocation, &arguments)?);
+            let measured = jobs::measure_size(size.unwrap_or(0), &target);
+            (measured.map_err(|e| Failure::new(e.to_string()))?, None)
         }
     };
     output::report(&match format {
-        OutputFormat::Human => to_text(&measured),
-        OutputFormat::Json => to_json(&measured),
+        OutputFormat::Human => to_text(&measured, stream),
+        OutputFormat::Json => to_json(&measured, stream),
     })
 }
 
+/// The sizes for a copy of an image, and the length of the stream if it is asked for.
 fn measure_image(
     invocation: &Invocation,
     arguments: &Arguments,
     name: &OsStr,
-) -> Result<Measure, Failure> {
+) -> Result<(Measure, Option<u64>), Failure> {
     let queue = open::queue()?;
     let mut options = open::options(name, &arguments.source, CacheMode::WriteBack)?;
     options.l2_cache_size = Some(open::ONCE_THROUGH);
@@ -109,12 +129,30 @@ fn measure_image(
         .map(Into::into);
     let device = open::device_with(&queue, name, &arguments.source, &options)?;
     let target = target(invocation, arguments)?;
-    queue
-        .block_on(jobs::measure(&queue, &device, &target, |_| {}))
-        .map_err(|e| Failure::new(e.to_string()))
+    let measured = queue
+        .block_on(jobs::measure(
+            &queue,
+            &device,
+            &measured_as(&target),
+            |_| {},
+        ))
+        .map_err(|e| Failure::new(e.to_string()))?;
+    if !arguments.stream {
+        return Ok((measured, None));
+    }
+    let sparse = super::convert::sparse_size(arguments.sparse.as_deref())?;
+    let options = ConvertOptions::default().sparse(sparse);
+    let length = jobs::measure_stream(vec![device], &target, &options, |_| {});
+    let length = length.map_err(|error| match error {
+        // Nothing is written here.
+        ConvertError::Write { source, .. } => Failure::new(source.to_string()),
+        error => Failure::new(error.to_string()),
+    })?;
+    Ok((measured, Some(length)))
 }
 
-fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarget, Failure> {
+/// The image that is to be made.
+fn target(invocation: &Invocation, arguments: &Arguments) -> Result<ExportFormat, Failure> {
     let name = arguments.target_format.as_deref().unwrap_or("raw");
     let unsupported = || {
         Failure::new(format!(
@@ -133,12 +171,22 @@ fn target(invocation: &Invocation, arguments: &Arguments) -> Result<MeasureTarge
     let image = NewImage::new(format, Path::new(""), 0, &options, None);
     match image.map_err(|e| Failure::new(e.to_string()))? {
         NewImage::Planned(_) => Err(unsupported()),
-        NewImage::Raw { .. } => Ok(MeasureTarget::Raw),
-        NewImage::Qcow2(image) => Ok(MeasureTarget::Qcow2(Qcow2Target::from(&*image))),
+        NewImage::Raw { .. } => Ok(ExportFormat::Raw),
+        NewImage::Qcow2(image) => Ok(ExportFormat::Qcow2 {
+            image,
+            scan: arguments.sparse.is_some(),
+        }),
     }
 }
 
-fn to_text(measured: &Measure) -> String {
+fn measured_as(target: &ExportFormat) -> MeasureTarget {
+    match target {
+        ExportFormat::Qcow2 { image, .. } => MeasureTarget::Qcow2(Qcow2Target::from(&**image)),
+        _ => MeasureTarget::Raw,
+    }
+}
+
+fn to_text(measured: &Measure, stream: Option<u64>) -> String {
     let mut text = format!(
         "required size: {}\nfully allocated size: {}\n",
         measured.required, measured.fully_allocated
@@ -146,15 +194,21 @@ fn to_text(measured: &Measure) -> String {
     if let Some(bitmaps) = measured.bitmaps {
         text += &format!("bitmaps size: {bitmaps}\n");
     }
+    if let Some(stream) = stream {
+        text += &format!("stream size: {stream}\n");
+    }
     text
 }
 
-fn to_json(measured: &Measure) -> String {
+fn to_json(measured: &Measure, stream: Option<u64>) -> String {
     let mut map = Map::new();
     if let Some(bitmaps) = measured.bitmaps {
         map.add("bitmaps", bitmaps);
     }
     map.add("required", measured.required);
     map.add("fully-allocated", measured.fully_allocated);
+    if let Some(stream) = stream {
+        map.add("stream", stream);
+    }
     json::pretty(&map.into())
 }

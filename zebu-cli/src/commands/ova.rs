@@ -77,6 +77,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         })
         .collect();
     let file = OutputFile::open(output, &sources)?;
+    let failure = |why: String| Failure::new(format!("{}: {why}", output.display()));
     let new = NewAppliance::begin(
         &file.path,
         file.file,
@@ -85,6 +86,7 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         arguments.cpus,
         arguments.memory,
     );
+    let new = new.map_err(|e| failure(e.to_string()))?;
     let mut job = Job {
         queue: &queue,
         storage: file.storage,
@@ -92,15 +94,12 @@ pub fn run(invocation: &Invocation, arguments: Vec<OsString>) -> Outcome {
         progress: Progress::new(arguments.progress, sources.iter().map(Device::size).sum()),
         done: 0,
     };
-    let result = new
-        .map_err(|e| e.to_string())
-        .and_then(|new| job.fill(new, sources));
+    let result = job.fill(new, sources);
     job.progress.finish(result.is_ok());
     let state = format!("'{}' is incomplete", output.display());
     match result {
         Ok(()) => Ok(0),
-        Err(why) => Err(interrupted(&state)
-            .unwrap_or_else(|| Failure::new(format!("{}: {why}; {state}", output.display())))),
+        Err(why) => Err(interrupted(&state).unwrap_or_else(|| failure(format!("{why}; {state}")))),
     }
 }
 

@@ -814,6 +814,11 @@ fn wrong_input_loses_nothing() {
         "no disk 'x'",
     );
     fails(&["backup", "keep", "set", "0"], "at least one point");
+    // No point follows the largest number.
+    let largest = format!("set/other.{}.qcow2", u64::MAX);
+    fs::write(lab.path(&largest), "").unwrap();
+    fails(&take, "no point can follow point 18446744073709551615");
+    fs::remove_file(lab.path(&largest)).unwrap();
     // An image that another program writes.
     let held = lab.held_by_qemu(&["disk.qcow2"]);
     let answer = lab.zebu(&take);

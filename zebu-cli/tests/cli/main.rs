@@ -26,6 +26,7 @@ mod io_language;
 mod io_write;
 mod killed;
 mod lock;
+mod measure;
 mod names;
 mod nbd;
 mod nbd_bad_input;

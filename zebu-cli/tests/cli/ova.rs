@@ -345,6 +345,7 @@ fn what_cannot_be_read_or_made_is_said() {
     lab.zebu(&raw).ok("a format that is given");
     lab.assert_same_bytes("new.raw", "src.raw", "a format that is given");
     fs::write(lab.path("text.ova"), "no appliance").unwrap();
+    run(&lab, ".", "mkfifo", &["fifo.ova"]);
     fs::write(lab.path("long.ovf"), vec![b' '; (16 << 20) + 1]).unwrap();
     for (args, says) in [
         (
@@ -384,6 +385,7 @@ fn what_cannot_be_read_or_made_is_said() {
             "read from this file",
         ),
         ("info text.ova", "The descriptor is"),
+        ("info fifo.ova", "is no regular file"),
         ("info long.ovf", "longer than 16 MiB"),
         ("ova src.raw", "Expecting the new appliance"),
         ("ova --output y.ova", "Expecting at least one disk"),
@@ -412,6 +414,12 @@ fn what_cannot_be_read_or_made_is_said() {
         assert!(!lab.path("y").exists(), "{args}");
     }
     assert_eq!(fs::read(lab.path("src.raw")).unwrap(), disk);
+    // What is refused before the appliance begins leaves the file as it was.
+    fs::write(lab.path("old.ova"), "old").unwrap();
+    let answer = lab.zebu(&["ova", "--output", "old.ova", "--name", "a/b", "src.raw"]);
+    answer.failed_with_one_line(1, "a wrong name");
+    assert!(!answer.err.contains("incomplete"), "{answer:?}");
+    assert_eq!(fs::read(lab.path("old.ova")).unwrap(), b"old");
 }
 
 #[test]

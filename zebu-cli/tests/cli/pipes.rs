@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Answer, Lab, Limits, Rng, beyond_qemu, env_number, part, program};
 
 /// Runs a shell script in which `$0` is the program under test. Any part of a pipe may fail it.
-fn shell(lab: &Lab, script: &str) -> Answer {
+pub fn shell(lab: &Lab, script: &str) -> Answer {
     let program = program().canonicalize().expect("the program under test");
     let script = format!("set -o pipefail; {script}");
     let args = ["-c", &script, program.to_str().expect("UTF-8")];

@@ -198,8 +198,7 @@ impl Device {
         let default = cluster.map_or(64 << 10, |size| size.clamp(4 << 10, 64 << 10));
         let granularity_bits = check_new(name.as_ref(), granularity.unwrap_or(default))?;
         if self.top().as_qcow2().is_none() {
-            let error = Error::Io(std::io::Error::from_raw_os_error(libc::ENOTSUP));
-            return Err(error.during("Can't store persistent bitmaps"));
+            return Err(Error::os(libc::ENOTSUP).during("Can't store persistent bitmaps"));
         }
         let change = BitmapChange::Add {
             granularity_bits,

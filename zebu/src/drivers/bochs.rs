@@ -6,30 +6,23 @@
 
 use std::sync::Arc;
 
-use super::pieces::{PIECE, Pieces};
+use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK, Mapping,
-    OpenRequest, StorageId, disk_size, spend,
+    OpenRequest, StorageId, disk_size, refused, spend,
 };
-use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "bochs",
-    probe: Some(|head| head.starts_with(SIGNATURE)),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "bochs",
+        |head| head.starts_with(SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SIGNATURE: &[u8] = b"Bochs Virtual HD Image\0";
@@ -46,9 +39,8 @@ const MAX_CATALOG: u32 = 1 << 20;
 const MAX_EXTENT: u32 = 8 << 20;
 /// The entry of an extent that is not stored.
 const NO_EXTENT: u32 = u32::MAX;
-/// Extents of the image that one extent covers at most, which bounds the work for callers that use
-/// only its start.
-const MAX_RUN: u64 = 1024;
+/// What sectors are that are not stored.
+const MISSING: Mapping = Mapping::Zero { host: None };
 
 /// The fields of the header that are used.
 struct Header {
@@ -72,31 +64,8 @@ struct Bochs {
     data_offset: u64,
     /// By extent of the disk: its number in the file, or [`NO_EXTENT`].
     catalog: Vec<u32>,
-    bitmaps: Pieces,
+    bitmaps: SectorBitmaps,
     work: Option<Arc<Work>>,
-}
-
-/// The bits of the sectors of an extent that is stored.
-struct BitsAt {
-    /// Offset of the bitmap, and the bytes of it that are needed.
-    at: u64,
-    need: u64,
-    /// The sector in the extent, and how many there are from that one on.
-    sector: u64,
-    sectors: u64,
-    /// Where the data are, if they are stored.
-    host: u64,
-}
-
-/// The result of a look-up in the catalog.
-enum Found {
-    Extent(Extent),
-    /// The bits decide.
-    Bits(BitsAt),
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {
@@ -142,7 +111,7 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
     let header = Header::decode(&bytes)?;
@@ -151,7 +120,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     }
     header.check()?;
     let size = disk_size(header.sectors)?;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The catalog's length", u64::from(header.catalog) * 4)?;
     }
@@ -161,7 +130,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     // A bitmap has at least one sector. QEMU's arithmetic has 32 bits.
     let bitmap_sectors = 1 + u64::from(header.bitmap.wrapping_sub(1)) / SECTOR;
     Ok(AnyImage::new(Box::new(Bochs {
-        bitmaps: Pieces::new(file.clone()),
+        bitmaps: SectorBitmaps::new(file.clone(), |byte, bit| byte >> bit & 1 != 0, MISSING),
         file_len: file.len()?,
         file,
         size,
@@ -169,7 +138,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         bitmap_size: bitmap_sectors * SECTOR,
         data_offset: at + count * 4,
         catalog,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 
@@ -182,52 +151,21 @@ impl Bochs {
         (entry != NO_EXTENT).then(|| self.data_offset.saturating_add(place()))
     }
 
-    fn find(&self, guest: u64, limit: u64) -> Found {
-        let size = self.extent_size;
-        let (first, within) = (guest / size, guest % size);
-        let Some(at) = self.bitmap(first) else {
-            let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-            let missing = |index: &u64| self.bitmap(*index).is_none();
-            let extents = 1 + (first + 1..last).take_while(missing).count() as u64;
-            return Found::Extent(Extent {
-                length: limit.min(extents * size - within),
-                storage: StorageId::FILE,
-                mapping: Mapping::Zero { host: None },
-            });
-        };
-        let sector = within / SECTOR;
-        Found::Bits(BitsAt {
-            at,
-            need: (size / SECTOR).div_ceil(8).min(PIECE),
-            sector,
-            sectors: size / SECTOR - sector,
-            host: at.saturating_add(self.bitmap_size + within),
+    /// The extent of the image that `guest` is in, if it is stored.
+    fn stored(&self, guest: u64) -> Option<BlockWithBitmap> {
+        let bitmap = self.bitmap(guest / self.extent_size)?;
+        Some(BlockWithBitmap {
+            bitmap,
+            data: bitmap.saturating_add(self.bitmap_size),
+            size: self.extent_size,
         })
     }
-}
 
-impl BitsAt {
-    /// The extent at `guest` by the bits of `piece`.
-    fn extent(&self, piece: &[u8], guest: u64, limit: u64) -> Extent {
-        let is_stored = |sector: u64| {
-            let byte = piece.get((sector / 8) as usize);
-            byte.is_some_and(|byte| byte >> (sector % 8) & 1 != 0)
-        };
-        let stored = is_stored(self.sector);
-        let within = guest % SECTOR;
-        let sectors = (within + limit).div_ceil(SECTOR).min(self.sectors);
-        let alike = (1..sectors).take_while(|n| is_stored(self.sector + n) == stored);
-        let sectors = 1 + alike.count() as u64;
-        Extent {
-            length: limit.min(sectors * SECTOR - within),
-            storage: StorageId::FILE,
-            mapping: match stored {
-                true => Mapping::Data {
-                    host: HostOffset(self.host),
-                },
-                false => Mapping::Zero { host: None },
-            },
-        }
+    /// The range from `guest` on of which no extent is stored.
+    fn missing(&self, guest: u64, limit: u64) -> Extent {
+        by_blocks(guest, limit, self.extent_size, MISSING, |index| {
+            self.bitmap(index)
+        })
     }
 }
 
@@ -253,12 +191,9 @@ impl FormatImage for Bochs {
         if let Err(error) = self.spend(LOOKUP_WORK) {
             return Some(Err(error));
         }
-        match self.find(guest, limit) {
-            Found::Extent(extent) => Some(Ok(extent)),
-            Found::Bits(bits) => {
-                let piece = self.bitmaps.get(bits.at, bits.need)?;
-                Some(Ok(bits.extent(&piece, guest, limit)))
-            }
+        match self.stored(guest) {
+            Some(block) => self.bitmaps.cached(block, guest, limit).map(Ok),
+            None => Some(Ok(self.missing(guest, limit))),
         }
     }
 
@@ -269,17 +204,9 @@ impl FormatImage for Bochs {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>> {
         Box::pin(async move {
-            match self.find(guest, limit) {
-                Found::Extent(extent) => Ok(extent),
-                Found::Bits(bits) => {
-                    let what = "An extent's bitmap";
-                    let piece = self.bitmaps.load(queue, what, bits.at, bits.need).await;
-                    let piece = piece.map_err(|e| match e {
-                        Error::Refused(what) => Error::Corrupt { guest, what },
-                        other => other,
-                    })?;
-                    Ok(bits.extent(&piece, guest, limit))
-                }
+            match self.stored(guest) {
+                Some(block) => self.bitmaps.load(queue, block, guest, limit).await,
+                None => Ok(self.missing(guest, limit)),
             }
         })
     }

@@ -9,27 +9,20 @@ use super::inflate::Inflated;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
+use crate::Result;
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "cloop",
-    probe: Some(|head| head.starts_with(SCRIPT)),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
-    checks_data: false,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "cloop",
+        |head| head.starts_with(SCRIPT),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// What an image begins with.
@@ -57,12 +50,8 @@ struct Cloop {
     work: Option<Arc<Work>>,
 }
 
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
-}
-
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let numbers = storage::read_vec(&*file, queue, NUMBERS, 8).await?;
     let block_size = u32::from_be_bytes(array(&numbers, 0));
@@ -71,7 +60,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let sectors = u64::from(blocks) * u64::from(block_size / SECTOR);
     let size = disk_size(sectors)?;
     let count = u64::from(blocks) + 1;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The length of the list of offsets", count * 8)?;
     }
@@ -79,11 +68,10 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     let offsets = read_table(queue, &*file, what, OFFSETS, count, decode).await?;
     let longest = check_offsets(&offsets)?;
     let largest = u64::from(block_size) + longest.min(most(block_size));
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Cloop {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file,
@@ -140,7 +128,7 @@ fn check_offsets(offsets: &[u64]) -> Result<u64> {
     Ok(longest)
 }
 
-/// Bytes of a compressed block that are looked at. Some may be longer than what they inflate to.
+/// Bytes of a compressed block that are read at most. It may be longer than what it inflates to.
 fn most(block_size: u32) -> u64 {
     2 * u64::from(block_size) + (64 << 10)
 }
@@ -163,11 +151,7 @@ impl Cloop {
                 size: self.block_size,
             },
         };
-        Extent {
-            length: limit.min(size - skip),
-            storage: StorageId::FILE,
-            mapping: Mapping::Compressed { data, skip },
-        }
+        Extent::in_file(limit.min(size - skip), Mapping::Compressed { data, skip })
     }
 }
 
@@ -191,15 +175,6 @@ impl FormatImage for Cloop {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     fn inflated<'a>(

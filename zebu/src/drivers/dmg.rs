@@ -11,30 +11,25 @@ use std::sync::Arc;
 use chunks::{Chunk, Kind};
 
 use super::inflate::Inflated;
+use super::sectors::MAX_RUN;
 use super::table::array;
 use super::{
     AnyImage, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "dmg",
-    // The content is not recognized, but the name of the file is: see `guess.rs`.
-    probe: Some(|_| false),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "dmg",
+        // The content is not recognized, but the name of the file is: see `guess.rs`.
+        |_| false,
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SECTOR: u64 = 512;
@@ -45,9 +40,6 @@ const TRAILER: usize = 512;
 const SEARCHED: (u64, u64) = (1023, 515);
 /// Bytes of a property list at most, as in QEMU.
 const MAX_LIST: u64 = 16 << 20;
-/// Chunks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: usize = 1024;
 
 /// An open DMG image.
 #[derive(Debug)]
@@ -67,10 +59,6 @@ struct Trailer {
     resources: (u64, u64),
     list: (u64, u64),
     sectors: u64,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Trailer {
@@ -105,12 +93,12 @@ impl Trailer {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let trailer = Trailer::find(queue, &*file).await?;
     let size = disk_size(trailer.sectors)?;
     let (resources, list) = (trailer.resources, trailer.list);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The resource fork's length", resources.1)?;
         limits.check_kept_table("The property list's length", list.1)?;
@@ -127,11 +115,10 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         return Err(refused("Chunks of the dmg file overlap"));
     }
     let largest = chunks.iter().map(Chunk::memory).max().unwrap_or(0);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         // One is kept, and one is inflated at a time.
         check_limit("memory", "The need for memory", 2 * largest, limits.memory)?;
     }
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Dmg {
         inflated: Inflated::new(file.clone(), largest, work.clone()),
         file_len: file.len()?,
@@ -155,7 +142,7 @@ impl Dmg {
         let mut end = chunk.end();
         let mapping = match chunk.kind {
             Kind::Zero => {
-                let following = self.chunks[after..].iter().take(MAX_RUN);
+                let following = self.chunks[after..].iter().take(MAX_RUN as usize);
                 for next in following.take_while(|next| next.kind == Kind::Zero) {
                     if next.first != end {
                         break;
@@ -184,11 +171,8 @@ impl Dmg {
                 )));
             }
         };
-        Ok(Extent {
-            length: limit.min(end.saturating_mul(SECTOR) - guest),
-            storage: StorageId::FILE,
-            mapping,
-        })
+        let length = limit.min(end.saturating_mul(SECTOR) - guest);
+        Ok(Extent::in_file(length, mapping))
     }
 }
 
@@ -214,15 +198,6 @@ impl FormatImage for Dmg {
             Ok(()) => self.extent(guest, limit),
             Err(error) => Err(error),
         })
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(self.extent(guest, limit)))
     }
 
     fn data_before_end(&self, _storage: StorageId, host: u64, length: u64) -> Result<u64> {

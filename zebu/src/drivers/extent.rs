@@ -95,3 +95,14 @@ pub struct Extent {
     /// To what.
     pub mapping: Mapping,
 }
+
+impl Extent {
+    /// An extent whose host offsets are in the image's own file.
+    pub(super) const fn in_file(length: u64, mapping: Mapping) -> Self {
+        Extent {
+            length,
+            storage: StorageId::FILE,
+            mapping,
+        }
+    }
+}

@@ -39,6 +39,32 @@ pub struct Driver {
     pub open: OpenFormat,
 }
 
+impl Driver {
+    /// The driver of a format whose images are not opened for writing, with none of the abilities
+    /// that a format may have.
+    pub(super) const fn read_only(
+        name: &'static str,
+        probe: fn(&[u8]) -> bool,
+        open: OpenFormat,
+    ) -> Self {
+        Driver {
+            name,
+            probe: Some(probe),
+            is_writable: false,
+            has_backing: false,
+            has_data_file: false,
+            can_compress: false,
+            checks_data: false,
+            create_options: None,
+            plan: None,
+            open_options: &[],
+            // Those of any format but raw.
+            locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
+            open,
+        }
+    }
+}
+
 /// An option of a new image.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]

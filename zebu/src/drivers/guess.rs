@@ -44,8 +44,7 @@ fn format_of(head: &[u8]) -> Option<Format> {
     Format::all().find(|format| format.driver().probe.is_some_and(|probe| probe(head)))
 }
 
-/// Whether the name of a file says that it is a DMG image. Its first bytes do not, and QEMU goes by
-/// the name, too.
+/// Whether a file is a DMG image by its name, as in QEMU: its first bytes do not tell.
 fn is_dmg(file: &dyn Storage) -> bool {
     let name = file.path().as_os_str().as_bytes();
     name.len() > 4 && name.ends_with(b".dmg")

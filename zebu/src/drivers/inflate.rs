@@ -29,7 +29,7 @@ pub(super) async fn inflate(
 #[derive(Debug)]
 pub(super) struct Inflated(Arc<Shared>);
 
-/// What the tasks share that inflate.
+/// The state that the tasks which inflate share.
 #[derive(Debug)]
 struct Shared {
     file: Arc<dyn Storage>,

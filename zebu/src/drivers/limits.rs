@@ -9,7 +9,7 @@ use crate::{Error, LimitExceeded, Result};
 /// Work of looking up one run of a mapping, in bytes.
 pub(crate) const LOOKUP_WORK: u64 = 512;
 /// The size of the largest disk in bytes, as in QEMU.
-const MAX_DISK: u64 = (i64::MAX as u64) >> 30 << 30;
+pub(super) const MAX_DISK: u64 = (i64::MAX as u64) >> 30 << 30;
 
 options! {
     /// Bounds on an image that is opened under

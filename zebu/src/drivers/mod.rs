@@ -20,6 +20,7 @@ mod extent;
 mod format;
 mod guess;
 mod inflate;
+mod levels;
 mod limits;
 mod open;
 mod options;
@@ -30,6 +31,7 @@ pub mod qcow2;
 mod qed;
 mod raw;
 mod registry;
+mod sectors;
 mod sync;
 mod table;
 mod vdi;
@@ -95,13 +97,16 @@ pub trait FormatImage: Debug + Send + Sync {
     /// `limit` bytes (at least 1). None if that needs I/O. Must not allocate.
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>>;
 
-    /// [`FormatImage::cached_extent`] with I/O, for where that was None.
+    /// [`FormatImage::cached_extent`] with I/O, for where that was None. Not called for an image
+    /// whose extents are all known.
     fn load_extent<'a>(
         &'a self,
-        queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>>;
+        _queue: &'a Queue,
+        _guest: u64,
+        _limit: u64,
+    ) -> BoxFuture<'a, Result<Extent>> {
+        unreachable!("every extent is known")
+    }
 
     /// How many of the `length` bytes of data from `host` of `storage` on may be read: those before
     /// the end of the storage, and those that read as zeroes behind it.
@@ -112,15 +117,10 @@ pub trait FormatImage: Debug + Send + Sync {
     /// Refuses data that are partly missing by [`FormatImage::data_before_end`]. Only called if
     /// [`Driver::checks_data`] is set.
     fn check_data(&self, guest: u64, storage: StorageId, host: u64, length: u64) -> Result<()> {
-        let there = self.data_before_end(storage, host, length)?;
-        if there == length {
-            return Ok(());
+        match self.data_before_end(storage, host, length)? {
+            there if there == length => Ok(()),
+            there => Err(past_end(guest + there, host + there)),
         }
-        let offset = host + there;
-        Err(Error::Corrupt {
-            guest: guest + there,
-            what: format!("Data offset {offset:#x} is past the end of the file"),
-        })
     }
 
     /// The inflated cluster that is mapped at `guest`, of compressed data in `storage`. A driver may
@@ -212,6 +212,19 @@ pub trait FormatImage: Debug + Send + Sync {
     /// The image exclusively, if it is raw.
     fn as_raw_mut(&mut self) -> Option<&mut Raw> {
         None
+    }
+}
+
+/// The error of an image, or of options, that a driver refuses.
+fn refused(why: impl Into<String>) -> Error {
+    Error::Refused(why.into())
+}
+
+/// The error of data at `guest` that would be at `host`, past the end of the file.
+fn past_end(guest: u64, host: u64) -> Error {
+    Error::Corrupt {
+        guest,
+        what: format!("Data offset {host:#x} is past the end of the file"),
     }
 }
 

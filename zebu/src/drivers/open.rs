@@ -75,16 +75,25 @@ pub trait OtherFiles {
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Storage>>>>;
 }
 
+/// The path of a file, with the prefix `./` if it would be taken for a name with a protocol.
+pub(super) fn as_path(name: &str) -> String {
+    let first = name.split('/').next().unwrap_or_default();
+    match first.contains(':') {
+        true => format!("./{name}"),
+        false => name.to_owned(),
+    }
+}
+
 impl OpenRequest<'_> {
     /// The limits of an untrusted image, and the counter of its work. Reads of `file` count from
     /// now on.
-    pub(crate) fn count_work(&mut self) -> Result<Option<(Limits, Arc<Work>)>> {
+    pub(crate) fn count_work(&mut self) -> Result<(Option<Limits>, Option<Arc<Work>>)> {
         let Some(limits) = self.limits else {
-            return Ok(None);
+            return Ok((None, None));
         };
         let bytes = self.file.allocated().or_else(|_| self.file.len())?;
         let work = Arc::new(Work::new(limits.work_for(bytes)));
         self.file = Arc::new(Counted::new(self.file.clone(), work.clone()));
-        Ok(Some((*limits, work)))
+        Ok((Some(*limits), Some(work)))
     }
 }

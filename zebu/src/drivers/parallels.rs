@@ -2,35 +2,31 @@
 //! little-endian.
 //!
 //! The format is that of `docs/interop/parallels.rst` in QEMU. The format extension (dirty bitmaps)
-//! is not looked at.
+//! is not read.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::sectors::by_blocks;
 use super::table::{array, check_clusters, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, disk_size, spend,
+    Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
-use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "parallels",
-    probe: Some(|head| Magic::of(head).is_some() && version(head) == VERSION),
-    is_writable: false,
     // The format has no name of one, but options may name one.
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
     open_options: &["prealloc-mode", "prealloc-size"],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "parallels",
+        |head| Magic::of(head).is_some() && version(head) == VERSION,
+        |request| Box::pin(open(request)),
+    )
 };
 
 const VERSION: u32 = 2;
@@ -43,9 +39,6 @@ const MAX_CLUSTER: u32 = i32::MAX as u32 / 513;
 const MAX_ENTRIES: u32 = i32::MAX as u32 / 4;
 /// The mark of an image that is open for writing, or was not closed.
 const IN_USE: u32 = 0x746f_6e59;
-/// Clusters that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
 
 /// The two kinds of images, by what they begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +74,6 @@ struct Parallels {
     /// By cluster of the disk: where it is in the file; 0: nowhere.
     table: Vec<u32>,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Magic {
@@ -148,7 +137,7 @@ impl Header {
         }
     }
 
-    /// The sector at which data begin, and whether the header says so too.
+    /// The sector at which data begin, and whether the field of the header is valid.
     fn data_start(&self, file_sectors: u64) -> (u64, bool) {
         let table_end = HEADER + u64::from(self.entries) * 4;
         let least = match self.magic {
@@ -168,14 +157,14 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER as usize).await?;
     let header = Header::decode(&bytes)?;
     let size = disk_size(header.sectors)?;
     let entries = u64::from(header.entries);
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_kept_table("The block allocation table's length", entries * 4)?;
     }
@@ -187,7 +176,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         header,
         size,
         table,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 
@@ -199,25 +188,10 @@ impl Parallels {
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
-        let size = self.header.cluster_size();
-        let (first, within) = (guest / size, guest % size);
-        let start = self.cluster(first);
-        let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-        let follows = |index: &u64| {
-            let expected = start.map(|start| start + (index - first) * size);
-            self.cluster(*index) == expected
-        };
-        let clusters = 1 + (first + 1..last).take_while(follows).count() as u64;
-        Extent {
-            length: limit.min(clusters * size - within),
-            storage: StorageId::FILE,
-            mapping: match start {
-                None => Mapping::Unallocated { host: None },
-                Some(start) => Mapping::Data {
-                    host: HostOffset(start + within),
-                },
-            },
-        }
+        let missing = Mapping::Unallocated { host: None };
+        by_blocks(guest, limit, self.header.cluster_size(), missing, |index| {
+            self.cluster(index)
+        })
     }
 
     /// The check of QEMU, in its words. Each table entry must lead to a cluster of its own that is
@@ -314,15 +288,6 @@ impl FormatImage for Parallels {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         Some(self.spend(LOOKUP_WORK).map(|()| self.extent(guest, limit)))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     /// Refuses clusters past the end of the file, which QEMU reads as zeroes.

@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::cache::Cache;
-use super::table::check_inside;
+use super::table::check_in_file;
 use crate::storage::{self, Queue, Storage};
 use crate::{Error, Result};
 
@@ -84,7 +84,7 @@ impl Pieces {
         need: u64,
     ) -> Result<Arc<Vec<u8>>> {
         let file_len = self.file.len()?;
-        check_inside(what, at, need, file_len)?;
+        check_in_file(what, at, need, file_len)?;
         // The same for each user of the offset, so that a piece in the cache serves all.
         let length = (file_len - at).min(PIECE) as usize;
         let (file, cache) = (self.file.clone(), self.cache.clone());

@@ -6,31 +6,27 @@
 use std::sync::Arc;
 
 use super::inflate::Inflated;
+use super::levels::{DecodeEntry, TwoLevels};
 use super::pieces::{Pieces, Table};
-use super::table::{array, check_clusters, check_inside};
+use super::table::{array, check_clusters, check_in_file, read_backing_name};
 use super::{
     AnyImage, BackingName, BoxFuture, CompressedData, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, spend,
+    LOOKUP_WORK, Mapping, OpenRequest, StorageId, disk_size, refused, spend,
 };
 use crate::codec::{Compression, Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "qcow",
-    probe: Some(|head| head.starts_with(b"QFI\xfb\0\0\0\x01")),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "qcow",
+        |head| head.starts_with(b"QFI\xfb\0\0\0\x01"),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// Bytes of the header.
@@ -65,14 +61,9 @@ struct Qcow {
     header: Header,
     size: u64,
     backing: Option<Vec<u8>>,
-    /// Of the L1 table and the L2 tables.
-    tables: Pieces,
+    tables: TwoLevels,
     inflated: Inflated,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {
@@ -137,7 +128,7 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
@@ -148,15 +139,23 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
     // An incomplete sector at the end is not part of the disk.
     let size = disk_size(header.size / SECTOR)?;
     let l1_bytes = header.l1_entries() * ENTRY;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_table("The L1 table's length", l1_bytes)?;
     }
-    check_inside("The L1 table", header.l1_offset, l1_bytes, file_len)?;
+    check_in_file("The L1 table", header.l1_offset, l1_bytes, file_len)?;
     let backing = backing(queue, &*file, &header, file_len).await?;
-    let work = limits.map(|(_, work)| work);
     Ok(AnyImage::new(Box::new(Qcow {
-        tables: Pieces::new(file.clone()),
+        tables: TwoLevels {
+            pieces: Pieces::new(file.clone()),
+            l1: Table {
+                what: "The L1 table",
+                start: header.l1_offset,
+                count: header.l1_entries(),
+            },
+            cluster_size: header.cluster_size(),
+            l2_range: header.l2_range(),
+        },
         inflated: Inflated::new(file.clone(), header.cluster_size(), work.clone()),
         file,
         file_len,
@@ -181,86 +180,10 @@ async fn backing(
         return Err(refused("Backing file name too long"));
     }
     let (at, length) = (header.backing_offset, header.backing_length);
-    check_inside("The backing file's name", at, length.into(), file_len)?;
-    let bytes = storage::read_vec(file, queue, at, length as usize).await?;
-    // A string of C.
-    let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
-    Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
+    read_backing_name(queue, file, at, length, file_len).await
 }
 
 impl Qcow {
-    fn l1(&self) -> Table {
-        Table {
-            what: "The L1 table",
-            start: self.header.l1_offset,
-            count: self.header.l1_entries(),
-        }
-    }
-
-    /// The L2 table for `guest`, by its entry in the L1 table.
-    fn l2(&self, guest: u64, entry: [u8; 8]) -> Result<Table> {
-        let table = Table {
-            what: "The L2 table",
-            start: u64::from_be_bytes(entry),
-            count: 1 << self.header.l2_bits,
-        };
-        let bytes = table.count * ENTRY;
-        match check_inside(table.what, table.start, bytes, self.file_len) {
-            Ok(_) => Ok(table),
-            Err(error) => Err(Error::Corrupt {
-                guest,
-                what: error.to_string(),
-            }),
-        }
-    }
-
-    fn l1_index(&self, guest: u64) -> u64 {
-        guest / self.header.l2_range()
-    }
-
-    fn l2_index(&self, guest: u64) -> u64 {
-        guest % self.header.l2_range() / self.header.cluster_size()
-    }
-
-    /// The extent at `guest` by the L1 entries from there on, if the first of them has no table.
-    fn by_l1(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Option<Extent> {
-        let range = self.header.l2_range();
-        let within = guest % range;
-        let wanted = (within + limit).div_ceil(range) as usize;
-        let missing = entries.iter().take(wanted);
-        let missing = missing.take_while(|entry| **entry == [0; 8]).count() as u64;
-        let length = limit.min((missing * range).saturating_sub(within));
-        let mapping = Mapping::Unallocated { host: None };
-        (missing > 0).then(|| extent(length, mapping))
-    }
-
-    /// The extent at `guest` by the L2 entries from there on.
-    fn by_l2(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Extent {
-        let size = self.header.cluster_size();
-        let within = guest % size;
-        let wanted = (within + limit).div_ceil(size) as usize;
-        let number = |at: usize| u64::from_be_bytes(entries[at]);
-        let first = number(0);
-        // How many clusters have entries in steps of `step`.
-        let alike = |step: u64| {
-            let follows = |at: &usize| number(*at) == first.wrapping_add(*at as u64 * step);
-            let rest = 1..wanted.min(entries.len());
-            1 + rest.take_while(follows).count() as u64
-        };
-        let (clusters, mapping) = match first {
-            0 => (alike(0), Mapping::Unallocated { host: None }),
-            _ if first & COMPRESSED != 0 => {
-                let data = self.compressed(first);
-                (1, Mapping::Compressed { data, skip: within })
-            }
-            _ => {
-                let host = HostOffset(first + within);
-                (alike(size), Mapping::Data { host })
-            }
-        };
-        extent(limit.min(clusters * size - within), mapping)
-    }
-
     /// The data of a compressed cluster. The entry has the flag, their length, and their offset.
     fn compressed(&self, entry: u64) -> CompressedData {
         let shift = 63 - self.header.cluster_bits;
@@ -276,38 +199,36 @@ impl Qcow {
             },
         }
     }
-
-    fn find_cached(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        let l1 = self.tables.entries(&self.l1(), self.l1_index(guest))?;
-        if let Some(extent) = self.by_l1(&l1, guest, limit) {
-            return Some(Ok(extent));
-        }
-        match self.l2(guest, l1[0]) {
-            Ok(table) => {
-                let l2 = self.tables.entries(&table, self.l2_index(guest))?;
-                Some(Ok(self.by_l2(&l2, guest, limit)))
-            }
-            Err(error) => Some(Err(error)),
-        }
-    }
-
-    async fn find(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
-        let (tables, index) = (&self.tables, self.l1_index(guest));
-        let l1 = tables.load_entries(queue, &self.l1(), index).await?;
-        if let Some(extent) = self.by_l1(&l1, guest, limit) {
-            return Ok(extent);
-        }
-        let (table, index) = (self.l2(guest, l1[0])?, self.l2_index(guest));
-        let l2 = tables.load_entries(queue, &table, index).await?;
-        Ok(self.by_l2(&l2, guest, limit))
-    }
 }
 
-fn extent(length: u64, mapping: Mapping) -> Extent {
-    Extent {
-        length,
-        storage: StorageId::FILE,
-        mapping,
+impl DecodeEntry for Qcow {
+    fn l2_table(&self, guest: u64, entry: [u8; 8]) -> Result<Table> {
+        let table = Table {
+            what: "The L2 table",
+            start: u64::from_be_bytes(entry),
+            count: 1 << self.header.l2_bits,
+        };
+        let bytes = table.count * ENTRY;
+        match check_in_file(table.what, table.start, bytes, self.file_len) {
+            Ok(_) => Ok(table),
+            Err(error) => Err(Error::Corrupt {
+                guest,
+                what: error.to_string(),
+            }),
+        }
+    }
+
+    fn cluster(&self, _guest: u64, entry: [u8; 8]) -> Result<Mapping> {
+        Ok(match u64::from_be_bytes(entry) {
+            0 => Mapping::Unallocated { host: None },
+            entry if entry & COMPRESSED != 0 => Mapping::Compressed {
+                data: self.compressed(entry),
+                skip: 0,
+            },
+            offset => Mapping::Data {
+                host: HostOffset(offset),
+            },
+        })
     }
 }
 
@@ -330,7 +251,7 @@ impl FormatImage for Qcow {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         match self.spend(LOOKUP_WORK) {
-            Ok(()) => self.find_cached(guest, limit),
+            Ok(()) => self.tables.cached(self, guest, limit),
             Err(error) => Some(Err(error)),
         }
     }
@@ -341,7 +262,7 @@ impl FormatImage for Qcow {
         guest: u64,
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(self.find(queue, guest, limit))
+        Box::pin(self.tables.load(queue, self, guest, limit))
     }
 
     /// Refuses clusters past the end of the file, which QEMU reads as zeroes, and those at no

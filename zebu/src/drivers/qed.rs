@@ -4,30 +4,25 @@
 
 use std::sync::Arc;
 
-use super::pieces::{Entries, Pieces, Table};
-use super::table::{array, check_inside, read_table};
+use super::levels::{DecodeEntry, TwoLevels};
+use super::pieces::{Pieces, Table};
+use super::table::{array, read_backing_name, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, spend,
+    LOOKUP_WORK, Limits, Mapping, OpenRequest, StorageId, check_limit, disk_size, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "qed",
-    probe: Some(|head| head.starts_with(SIGNATURE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
-    checks_data: false,
-    create_options: None,
-    plan: None,
-    open_options: &[],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "qed",
+        |head| head.starts_with(SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 const SIGNATURE: &[u8; 4] = b"QED\0";
@@ -79,14 +74,9 @@ struct Qed {
     file_size: u64,
     size: u64,
     backing: Option<Vec<u8>>,
-    /// Of the L1 table and the L2 tables.
-    tables: Pieces,
+    tables: TwoLevels,
     limits: Option<Limits>,
     work: Option<Arc<Work>>,
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
 }
 
 impl Header {
@@ -170,21 +160,29 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     // In whole sectors, as in QEMU.
     let file_len = file.len()?.next_multiple_of(SECTOR);
     let bytes = storage::read_vec(&*file, queue, 0, HEADER).await?;
     let header = Header::decode(&bytes, file_len)?;
     let size = disk_size(header.size / SECTOR)?;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
         limits.check_table("The L1 table's length", header.entries() * ENTRY)?;
     }
     let backing = backing(queue, &*file, &header, file_len).await?;
-    let (limits, work) = limits.unzip();
     Ok(AnyImage::new(Box::new(Qed {
-        tables: Pieces::new(file.clone()),
+        tables: TwoLevels {
+            pieces: Pieces::new(file.clone()),
+            l1: Table {
+                what: "The L1 table",
+                start: header.l1_offset,
+                count: header.entries(),
+            },
+            cluster_size: header.cluster_size,
+            l2_range: header.l2_range(),
+        },
         file,
         header,
         file_size: header.whole_clusters(file_len),
@@ -209,112 +207,16 @@ async fn backing(
     if length > MAX_NAME {
         return Err(refused("Failed to read backing filename"));
     }
-    check_inside("The backing file's name", at, length.into(), file_len)?;
-    let bytes = storage::read_vec(file, queue, at, length as usize).await?;
-    // A string of C.
-    let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
-    Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
+    read_backing_name(queue, file, at, length, file_len).await
 }
 
 impl Qed {
-    fn l1(&self) -> Table {
-        self.table("The L1 table", self.header.l1_offset)
-    }
-
     fn table(&self, what: &'static str, start: u64) -> Table {
         Table {
             what,
             start,
             count: self.header.entries(),
         }
-    }
-
-    /// The L2 table for `guest`, by the L1 entries from there on.
-    fn l2(&self, l1: &Entries, guest: u64) -> Result<Table> {
-        let start = u64::from_le_bytes(l1[0]);
-        match self.header.is_table(start, self.file_size) {
-            true => Ok(self.table("The L2 table", start)),
-            false => Err(Error::Corrupt {
-                guest,
-                what: format!("Invalid L2 table offset {start:#x}"),
-            }),
-        }
-    }
-
-    fn l1_index(&self, guest: u64) -> u64 {
-        guest / self.header.l2_range()
-    }
-
-    fn l2_index(&self, guest: u64) -> u64 {
-        guest % self.header.l2_range() / self.header.cluster_size
-    }
-
-    /// The extent at `guest` by the L1 entries from there on, if the first of them has no table.
-    fn by_l1(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Option<Extent> {
-        let range = self.header.l2_range();
-        let within = guest % range;
-        let wanted = (within + limit).div_ceil(range) as usize;
-        let missing = entries.iter().take(wanted);
-        let missing = missing.take_while(|entry| **entry == [0; 8]).count() as u64;
-        let length = limit.min((missing * range).saturating_sub(within));
-        let mapping = Mapping::Unallocated { host: None };
-        (missing > 0).then(|| extent(length, mapping))
-    }
-
-    /// The extent at `guest` by the L2 entries from there on.
-    fn by_l2(&self, entries: &[[u8; 8]], guest: u64, limit: u64) -> Result<Extent> {
-        let size = self.header.cluster_size;
-        let within = guest % size;
-        let wanted = (within + limit).div_ceil(size) as usize;
-        let number = |at: usize| u64::from_le_bytes(entries[at]);
-        let first = number(0);
-        let is_cluster = |entry| self.header.is_cluster(entry, self.file_size);
-        let (step, mapping) = match first {
-            UNALLOCATED => (0, Mapping::Unallocated { host: None }),
-            ZERO => (0, Mapping::Zero { host: None }),
-            offset if is_cluster(offset) => {
-                let host = HostOffset(offset + within);
-                (size, Mapping::Data { host })
-            }
-            offset => {
-                return Err(Error::Corrupt {
-                    guest,
-                    what: format!("Invalid cluster offset {offset:#x}"),
-                });
-            }
-        };
-        let follows = |at: &usize| {
-            let entry = number(*at);
-            entry == first.wrapping_add(*at as u64 * step) && (step == 0 || is_cluster(entry))
-        };
-        let rest = 1..wanted.min(entries.len());
-        let clusters = 1 + rest.take_while(follows).count() as u64;
-        Ok(extent(limit.min(clusters * size - within), mapping))
-    }
-
-    fn find_cached(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        let l1 = self.tables.entries(&self.l1(), self.l1_index(guest))?;
-        if let Some(extent) = self.by_l1(&l1, guest, limit) {
-            return Some(Ok(extent));
-        }
-        match self.l2(&l1, guest) {
-            Ok(table) => {
-                let l2 = self.tables.entries(&table, self.l2_index(guest))?;
-                Some(self.by_l2(&l2, guest, limit))
-            }
-            Err(error) => Some(Err(error)),
-        }
-    }
-
-    async fn find(&self, queue: &Queue, guest: u64, limit: u64) -> Result<Extent> {
-        let (tables, index) = (&self.tables, self.l1_index(guest));
-        let l1 = tables.load_entries(queue, &self.l1(), index).await?;
-        if let Some(extent) = self.by_l1(&l1, guest, limit) {
-            return Ok(extent);
-        }
-        let (table, index) = (self.l2(&l1, guest)?, self.l2_index(guest));
-        let l2 = tables.load_entries(queue, &table, index).await?;
-        self.by_l2(&l2, guest, limit)
     }
 
     /// Entries of a table from `first` on, as many as are checked at a time.
@@ -336,7 +238,7 @@ impl Qed {
     /// clusters that are not used.
     async fn find_errors(&self, queue: &Queue) -> Result<CheckReport> {
         let mut check = Check::new(self)?;
-        let l1 = self.l1();
+        let l1 = self.tables.l1;
         check.mark(l1.start, self.header.table_size);
         for first in (0..l1.count).step_by(CHECKED as usize) {
             for start in self.read(queue, &l1, first).await? {
@@ -424,11 +326,30 @@ impl Check {
     }
 }
 
-fn extent(length: u64, mapping: Mapping) -> Extent {
-    Extent {
-        length,
-        storage: StorageId::FILE,
-        mapping,
+impl DecodeEntry for Qed {
+    fn l2_table(&self, guest: u64, entry: [u8; 8]) -> Result<Table> {
+        let start = u64::from_le_bytes(entry);
+        match self.header.is_table(start, self.file_size) {
+            true => Ok(self.table("The L2 table", start)),
+            false => Err(Error::Corrupt {
+                guest,
+                what: format!("Invalid L2 table offset {start:#x}"),
+            }),
+        }
+    }
+
+    fn cluster(&self, guest: u64, entry: [u8; 8]) -> Result<Mapping> {
+        match u64::from_le_bytes(entry) {
+            UNALLOCATED => Ok(Mapping::Unallocated { host: None }),
+            ZERO => Ok(Mapping::Zero { host: None }),
+            offset if self.header.is_cluster(offset, self.file_size) => Ok(Mapping::Data {
+                host: HostOffset(offset),
+            }),
+            offset => Err(Error::Corrupt {
+                guest,
+                what: format!("Invalid cluster offset {offset:#x}"),
+            }),
+        }
     }
 }
 
@@ -451,7 +372,7 @@ impl FormatImage for Qed {
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
         match self.spend(LOOKUP_WORK) {
-            Ok(()) => self.find_cached(guest, limit),
+            Ok(()) => self.tables.cached(self, guest, limit),
             Err(error) => Some(Err(error)),
         }
     }
@@ -462,7 +383,7 @@ impl FormatImage for Qed {
         guest: u64,
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(self.find(queue, guest, limit))
+        Box::pin(self.tables.load(queue, self, guest, limit))
     }
 
     fn spend(&self, work: u64) -> Result<()> {

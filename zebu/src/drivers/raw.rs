@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::{
-    AnyImage, BoxFuture, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping,
-    OpenRequest, StorageId,
+    AnyImage, CreateOption, Driver, Extent, Format, FormatImage, Gate, Holes, Mapping, OpenRequest,
+    StorageId,
 };
 use crate::format::HostOffset;
 use crate::storage::{self, Event, LockRequest, Queue, Storage};
@@ -65,22 +65,8 @@ impl FormatImage for Raw {
     }
 
     fn cached_extent(&self, guest: u64, limit: u64) -> Option<Result<Extent>> {
-        Some(Ok(Extent {
-            length: limit,
-            storage: StorageId::FILE,
-            mapping: Mapping::Data {
-                host: HostOffset(self.offset + guest),
-            },
-        }))
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        _guest: u64,
-        _limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        unreachable!("every extent is known")
+        let host = HostOffset(self.offset + guest);
+        Some(Ok(Extent::in_file(limit, Mapping::Data { host })))
     }
 
     fn cached_holes(&self, _storage: StorageId) -> Option<Holes> {

@@ -1,7 +1,8 @@
 //! Tables of numbers that a driver keeps in memory, and numbers in headers.
 
+use super::{past_end, refused};
+use crate::Result;
 use crate::storage::{self, Queue, Storage};
-use crate::{Error, Result};
 
 /// Bytes of a table that are read at a time: it is kept in another form.
 const PIECE: u64 = 1 << 20;
@@ -22,7 +23,7 @@ pub(super) async fn read_table<const N: usize, T>(
     count: u64,
     decode: impl Fn([u8; N]) -> T,
 ) -> Result<Vec<T>> {
-    let end = check_inside(what, at, count.saturating_mul(N as u64), file.len()?)?;
+    let end = check_in_file(what, at, count.saturating_mul(N as u64), file.len()?)?;
     let mut table = Vec::with_capacity(count as usize);
     let mut at = at;
     while at < end {
@@ -37,13 +38,28 @@ pub(super) async fn read_table<const N: usize, T>(
 
 /// The end of a table of `bytes` bytes at `at`. Refuses one that is not in the file: QEMU would
 /// read zeroes, which may be valid entries.
-pub(super) fn check_inside(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
+pub(super) fn check_in_file(what: &str, at: u64, bytes: u64, file_len: u64) -> Result<u64> {
     match at.checked_add(bytes) {
         Some(end) if end <= file_len => Ok(end),
-        _ => Err(Error::Refused(format!(
+        _ => Err(refused(format!(
             "{what} at {at:#x} ({bytes} bytes) reaches past the end of the file"
         ))),
     }
+}
+
+/// The name of a backing file, of `length` bytes at `at`: what precedes the first zero byte. None:
+/// it is empty.
+pub(super) async fn read_backing_name(
+    queue: &Queue,
+    file: &dyn Storage,
+    at: u64,
+    length: u32,
+    file_len: u64,
+) -> Result<Option<Vec<u8>>> {
+    check_in_file("The backing file's name", at, length.into(), file_len)?;
+    let bytes = storage::read_vec(file, queue, at, length as usize).await?;
+    let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
 }
 
 /// Refuses data of which a whole cluster is past the end of the file. The cluster in which the file
@@ -64,11 +80,7 @@ pub(super) fn check_clusters(
         return Ok(());
     }
     let missing = (there * cluster_size).saturating_sub(within);
-    let offset = host.saturating_add(missing);
-    Err(Error::Corrupt {
-        guest: guest + missing,
-        what: format!("Data offset {offset:#x} is past the end of the file"),
-    })
+    Err(past_end(guest + missing, host.saturating_add(missing)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 //! `()`, or a [`ControlFlow`](std::ops::ControlFlow): if it breaks before all is done, the job
 //! ends with the error `ECANCELED`.
 //!
-//! Jobs that use all cores block: [`convert`], [`convert_stream`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
+//! Jobs that use all cores block: [`convert`], [`convert_stream`], [`convert_to_stream`],
+//! [`measure_stream`], [`compare`], [`commit`], [`rebase`], [`copy`]; so
 //! does [`amend`]. The others are futures of a queue: [`check`], [`repair`], [`create_qcow2`],
 //! [`create_raw`], [`create_image`], [`measure`]. Dropping such a future cancels the job, too.
 //!
@@ -59,7 +60,7 @@ pub use create::{
     CreateQcow2, NewBacking, NewDataFile, Preallocation, begin_image, create_image, create_qcow2,
     create_raw,
 };
-pub use export::{ExportFormat, StreamSink, convert_to_stream};
+pub use export::{ExportFormat, StreamSink, convert_to_stream, measure_stream};
 pub use incomplete::mark_incomplete;
 pub use measure::{Measure, MeasureTarget, Qcow2Target, measure, measure_size};
 pub use open::{open, open_spec};

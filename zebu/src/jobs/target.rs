@@ -121,7 +121,8 @@ impl Target {
             Target::Raw(storage) => Ok(storage::write(&**storage, queue, offset, &iov).await?),
             Target::Image(device) => device.write(queue, offset, &iov).await,
             Target::New(image) => image.write(queue, offset, iov).await,
-            Target::Stream(stream) => stream.write(offset, &iov),
+            // A conversion hands over its buffers.
+            Target::Stream(_) => Err(Error::Refused("A stream is not written in parts".into())),
         }
     }
 

@@ -462,16 +462,18 @@ pub fn streams(queue: &Queue, bytes: &[u8]) -> bool {
     };
     let compress = rng.one_in(2).then(CompressOptions::default);
     let written = Written::default();
-    let sources = vec![source().expect("it opened before")];
+    let sources = || vec![source().expect("it opened before")];
     let how = options.clone().compress(compress);
+    let measured = jobs::measure_stream(sources(), &format, &how, |_| {});
     let writer = Box::new(written.clone());
-    let exported = jobs::convert_to_stream(sources, writer, &format, &how, |_| {});
+    let exported = jobs::convert_to_stream(sources(), writer, &format, &how, |_| {});
     if !is_readable {
         assert!(exported.is_err(), "what cannot be read is written");
         return got.is_some();
     }
     let written = written.0.lock().expect("no panic").clone();
     assert_eq!(exported.expect("it can be read"), written.len() as u64);
+    assert_eq!(measured.expect("it can be read"), written.len() as u64);
     assert!(is_sound(queue, &written), "the written stream is not sound");
     let again = from_stream(&written).expect("its own stream is read");
     assert!(again == whole, "the written stream differs");

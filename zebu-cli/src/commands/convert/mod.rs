@@ -294,19 +294,7 @@ fn ended(result: Result<(), ConvertError>, give_up: impl FnOnce() -> String) -> 
 
 /// The options of the job.
 fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
-    let sparse = match &arguments.sparse {
-        None => 4096,
-        Some(text) => size::parse_option("buffer size for sparse output", text).and_then(|n| {
-            match n % 512 == 0 && n <= MAX_SPARSE {
-                true => Ok(n),
-                false => Err(Failure::new(format!(
-                    "Invalid buffer size for sparse output specified. Valid sizes are multiples \
-                     of 512 up to {MAX_SPARSE}. Select 0 to disable sparse detection (fully \
-                     allocates output)."
-                ))),
-            }
-        })?,
-    };
+    let sparse = sparse_size(arguments.sparse.as_deref())?;
     let workers = match &arguments.workers {
         None => None,
         Some(text) => Some(size::parse_number(
@@ -329,6 +317,21 @@ fn job_options(arguments: &Arguments) -> Result<ConvertOptions, Failure> {
         .copy_range(arguments.copy_range)
         .salvage(arguments.salvage)
         .rate(rate))
+}
+
+/// The value of `-S`.
+pub fn sparse_size(text: Option<&str>) -> Result<u64, Failure> {
+    let Some(text) = text else {
+        return Ok(4096);
+    };
+    let size = size::parse_option("buffer size for sparse output", text)?;
+    match size % 512 == 0 && size <= MAX_SPARSE {
+        true => Ok(size),
+        false => Err(Failure::new(format!(
+            "Invalid buffer size for sparse output specified. Valid sizes are multiples of 512 up \
+             to {MAX_SPARSE}. Select 0 to disable sparse detection (fully allocates output)."
+        ))),
+    }
 }
 
 /// Refuses invalid combinations, and what is not supported.

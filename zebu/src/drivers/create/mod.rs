@@ -2,7 +2,7 @@
 //! (raw and qcow2 images can be opened for writing; they have jobs of their own.)
 //!
 //! [`Driver::plan`](super::Driver::plan) checks size and options without I/O, so that wrong ones
-//! cost nothing. [`ImagePlan::begin`] turns empty files into a [`NewImage`]. Any number of workers
+//! are refused before any file is created. [`ImagePlan::begin`] turns empty files into a [`NewImage`]. Any number of workers
 //! fill it, and [`NewImage::finish`] writes the tables and makes it a whole image.
 //!
 //! # An image that was cut off
@@ -53,7 +53,7 @@ use crate::{Error, Result};
 /// a size beyond the limits of the format is that of QEMU.
 pub type PlanImage = fn(&PlanRequest<'_>) -> Result<Box<dyn ImagePlan>>;
 
-/// A new image that is asked for.
+/// The request for a new image.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanRequest<'a> {
     /// The path of its file, from which the names of further files follow.

@@ -2,6 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 
+use crate::Result;
+use crate::drivers::refused;
+
 /// The value of an option; its kind is that of
 /// [`CreateOption::kind`](crate::block::CreateOption::kind).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,18 @@ impl CreateValues {
         match self.get(name)? {
             CreateValue::Text(text) => Some(text),
             _ => None,
+        }
+    }
+
+    /// Whether the `subformat` is `fixed`; otherwise it is `dynamic`, the default.
+    pub(crate) fn is_fixed(&self) -> Result<bool> {
+        let subformat = self.text("subformat").map(OsStr::to_string_lossy);
+        match subformat.as_deref() {
+            None | Some("dynamic") => Ok(false),
+            Some("fixed") => Ok(true),
+            Some(other) => Err(refused(format!(
+                "Parameter 'subformat' does not accept value '{other}'"
+            ))),
         }
     }
 

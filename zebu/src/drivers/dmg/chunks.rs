@@ -231,7 +231,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     bytes.windows(what.len()).position(|part| part == what)
 }
 
-/// The bytes of a text in base64. Characters that have no place in one are passed over.
+/// The bytes of a text in base64. Other characters are skipped.
 fn from_base64(text: &[u8]) -> Vec<u8> {
     let value = |c: &u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),

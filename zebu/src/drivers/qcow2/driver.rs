@@ -47,7 +47,7 @@ fn probe(head: &[u8]) -> bool {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let OpenRequest {
         queue,
         file,
@@ -62,8 +62,8 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         false => OpenImage::new(queue, file).await?,
         true => OpenImage::for_check(queue, file).await?,
     };
-    if let Some((limits, work)) = &limits {
-        image.limit(*limits, work.clone())?;
+    if let Some((limits, work)) = limits.zip(work.clone()) {
+        image.limit(limits, work)?;
     }
     let header = image.header();
     if header.is_corrupt() && write && !for_check {
@@ -83,8 +83,8 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         .has_data_file()
         .then(|| header.extensions.data_file());
     let data = others.data_file(named).await?;
-    let data: Option<Arc<dyn Storage>> = match (data, &limits) {
-        (Some(data), Some((_, work))) => Some(Arc::new(Counted::new(data, work.clone()))),
+    let data: Option<Arc<dyn Storage>> = match (data, work) {
+        (Some(data), Some(work)) => Some(Arc::new(Counted::new(data, work))),
         (data, _) => data,
     };
     if purpose.needs_data() {

@@ -8,30 +8,22 @@ mod create;
 
 use std::sync::Arc;
 
+use super::sectors::by_blocks;
 use super::table::{array, read_table};
 use super::{
     AnyImage, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, spend,
+    Mapping, OpenRequest, StorageId, refused, spend,
 };
-use crate::format::{FormatError, HostOffset};
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
+use crate::format::FormatError;
+use crate::storage::{self, Queue, Storage, Work};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vdi",
-    probe: Some(probe),
-    is_writable: false,
-    has_backing: false,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only("vdi", probe, |request| Box::pin(open(request)))
 };
 
 const SIGNATURE: u32 = 0xbeda_107f;
@@ -51,9 +43,6 @@ const STATIC: u32 = 2;
 /// Entries from here on have no block: 0xfffffffe was discarded, 0xffffffff
 /// never written.
 const NO_BLOCK: u32 = 0xffff_fffe;
-/// Blocks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
 
 /// The fields of the header that are used.
 #[derive(Clone, Copy, Debug)]
@@ -79,10 +68,6 @@ struct Vdi {
 
 fn probe(head: &[u8]) -> bool {
     head.get(0x40..0x44) == Some(&SIGNATURE.to_le_bytes())
-}
-
-fn refused(why: String) -> Error {
-    Error::Refused(why)
 }
 
 /// Refuses a disk that is too large.
@@ -168,13 +153,13 @@ impl Header {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let bytes = storage::read_vec(&*file, queue, 0, HEADER_BYTES).await?;
     let header = Header::decode(&bytes)?;
     let map_bytes = u64::from(header.blocks) * 4;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(header.size)?;
         limits.check_kept_table("The block map's length", map_bytes)?;
     }
@@ -193,7 +178,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         file_len,
         header,
         map,
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 
@@ -205,25 +190,10 @@ impl Vdi {
     }
 
     fn extent(&self, guest: u64, limit: u64) -> Extent {
-        let size = u64::from(BLOCK);
-        let (first, within) = (guest / size, guest % size);
-        let start = self.block(first);
-        let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-        let follows = |index: &u64| match start {
-            None => self.block(*index).is_none(),
-            Some(start) => self.block(*index) == Some(start + (index - first) * size),
-        };
-        let blocks = 1 + (first + 1..last).take_while(follows).count() as u64;
-        Extent {
-            length: limit.min(blocks * size - within),
-            storage: StorageId::FILE,
-            mapping: match start {
-                None => Mapping::Zero { host: None },
-                Some(start) => Mapping::Data {
-                    host: HostOffset(start + within),
-                },
-            },
-        }
+        let missing = Mapping::Zero { host: None };
+        by_blocks(guest, limit, BLOCK.into(), missing, |index| {
+            self.block(index)
+        })
     }
 
     /// Checks that every mapped block is inside the image and used once, and that their number is
@@ -282,15 +252,6 @@ impl FormatImage for Vdi {
 
     fn spend(&self, work: u64) -> Result<()> {
         spend(self.work.as_deref(), work)
-    }
-
-    fn load_extent<'a>(
-        &'a self,
-        _queue: &'a Queue,
-        guest: u64,
-        limit: u64,
-    ) -> BoxFuture<'a, Result<Extent>> {
-        Box::pin(std::future::ready(Ok(self.extent(guest, limit))))
     }
 
     /// A block that begins before the end of the file is there. QEMU reads missing ones as zeroes.

@@ -70,7 +70,7 @@ impl Vhdx {
         for pair in used.windows(2) {
             let [(start, one), (next, other)] = [pair[0], pair[1]];
             if next - start < size(one) {
-                findings.wrong(format!("{other} shares its place with entry {one}"));
+                findings.wrong(format!("{other} overlaps that of entry {one}"));
             }
         }
         Ok(findings.errors)
@@ -95,7 +95,9 @@ impl Vhdx {
         }
         let is_partial = matches!(Block::decode(entry), Ok(Block::PartiallyPresent(_)));
         if is_partial && self.parent.is_none() {
-            findings.wrong(format!("{number} is for a part, and there is no parent"));
+            findings.wrong(format!(
+                "{number} is partially present, and there is no parent"
+            ));
         }
         is_partial && self.parent.is_some()
     }

@@ -1,6 +1,5 @@
 //! New VHDX images: dynamic and fixed ones with sectors of 512 bytes.
 
-use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -70,16 +69,7 @@ struct Plan {
 
 pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
     let options = request.options;
-    let subformat = options.text("subformat").map(OsStr::to_string_lossy);
-    let is_fixed = match subformat.as_deref() {
-        None | Some("dynamic") => false,
-        Some("fixed") => true,
-        Some(other) => {
-            return Err(refused(format!(
-                "Parameter 'subformat' does not accept value '{other}'"
-            )));
-        }
-    };
+    let is_fixed = options.is_fixed()?;
     let size = request.size.checked_next_multiple_of(SECTOR.into());
     let size = size.filter(|size| *size <= metadata::MAX_SIZE);
     let size = size.ok_or_else(|| refused("Image size too large; max of 64TB"))?;
@@ -229,9 +219,10 @@ impl NewImage for NewVhdx {
                 Data::Dynamic(_, blocks) => blocks.write(queue, offset, &iov).await,
                 Data::Fixed(disk, is_written) => {
                     disk.write(queue, offset, &iov).await?;
-                    let bits = self.plan.geometry.block_bits;
-                    let (start, end) = (offset >> bits, (offset + iov.len() as u64 - 1) >> bits);
-                    for block in &is_written[start as usize..=end as usize] {
+                    let block_size = self.plan.geometry.block_size();
+                    let start = offset / block_size;
+                    let end = (offset + iov.len() as u64).div_ceil(block_size);
+                    for block in &is_written[start as usize..end as usize] {
                         block.store(true, Ordering::Relaxed);
                     }
                     Ok(())

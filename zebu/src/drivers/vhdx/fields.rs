@@ -2,30 +2,27 @@
 
 use std::fmt;
 
+use crate::drivers::table::array;
+
 /// The bytes of a structure. What is past their end reads as zero.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub &'a [u8]);
 
 impl Fields<'_> {
-    fn array<const N: usize>(self, at: usize) -> [u8; N] {
-        let bytes = self.0.get(at..).and_then(|rest| rest.first_chunk());
-        bytes.copied().unwrap_or([0; N])
-    }
-
     pub(super) fn u16(self, at: usize) -> u16 {
-        u16::from_le_bytes(self.array(at))
+        u16::from_le_bytes(array(self.0, at))
     }
 
     pub(super) fn u32(self, at: usize) -> u32 {
-        u32::from_le_bytes(self.array(at))
+        u32::from_le_bytes(array(self.0, at))
     }
 
     pub(super) fn u64(self, at: usize) -> u64 {
-        u64::from_le_bytes(self.array(at))
+        u64::from_le_bytes(array(self.0, at))
     }
 
     pub(super) fn guid(self, at: usize) -> Guid {
-        Guid(self.array(at))
+        Guid(array(self.0, at))
     }
 }
 
@@ -71,7 +68,7 @@ impl fmt::Display for Guid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = Fields(&self.0);
         let (a, b, c) = (fields.u32(0), fields.u16(4), fields.u16(6));
-        let rest = u64::from_be_bytes(fields.array(8));
+        let rest = u64::from_be_bytes(array(&self.0, 8));
         let (d, e) = (rest >> 48, rest & 0xffff_ffff_ffff);
         write!(f, "{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
     }

@@ -14,7 +14,7 @@ pub(super) const SIGNATURE: &[u8] = b"vhdxfile";
 pub(super) const OFFSETS: [u64; 2] = [64 << 10, 128 << 10];
 /// Bytes of a header, all of which its checksum covers.
 pub(super) const BYTES: usize = 4096;
-/// The program that has made an image, which is for people only.
+/// The creator of an image, a field that no reader interprets.
 const CREATOR: &str = "zebu";
 /// Bytes of a header that have a meaning.
 const USED: usize = 80;

@@ -231,7 +231,7 @@ impl Log<'_> {
             let sector = self.sector(entry.at + index * SECTOR).await?;
             let descriptors: Vec<_> = entry.descriptors_in(index, sector).collect();
             for descriptor in descriptors {
-                // It was looked at before, but the file may have changed.
+                // It was checked before, but the file may have changed.
                 match descriptor.ok_or_else(damaged)? {
                     (offset, Descriptor::Zero(length)) => {
                         count(RANGE_MEMORY)?;

@@ -5,22 +5,20 @@ use std::sync::Arc;
 
 use super::tables::{PIECE, Piece};
 use super::{MIB, Vhdx};
-use crate::drivers::{Extent, Mapping, StorageId};
+use crate::drivers::sectors::MAX_RUN;
+use crate::drivers::{Extent, Mapping};
 use crate::format::HostOffset;
 use crate::storage::Queue;
 use crate::{Error, Result};
 
-/// Blocks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
-/// The same for words of the sector bitmap.
+/// Words of the sector bitmap that one extent covers at most, for the same reason as [`MAX_RUN`].
 const MAX_WORDS: usize = 1024;
 /// The state of an entry.
 const STATE: u64 = 7;
 /// The offset in an entry. The bits between are reserved.
 const OFFSET: u64 = !(MIB - 1);
 
-/// What the table says of a block.
+/// The state of a block, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
     /// Not in this image.
@@ -29,7 +27,7 @@ pub(super) enum Block {
     Zero,
     /// All of it at this offset.
     Present(u64),
-    /// At this offset, as far as the sector bitmap says so.
+    /// At this offset; the sector bitmap tells which sectors are.
     PartiallyPresent(u64),
 }
 
@@ -158,17 +156,15 @@ impl Vhdx {
             }
         };
         let blocks = 1 + (first + 1..=end).take_while(follows).count() as u64;
-        Ok(Extent {
-            length: limit.min(blocks * block_size - within),
-            storage: StorageId::FILE,
-            mapping: match block {
-                Block::NotPresent if self.parent.is_some() => Mapping::Unallocated { host: None },
-                Block::Present(host) => Mapping::Data {
-                    host: HostOffset(host + within),
-                },
-                _ => Mapping::Zero { host: None },
+        let mapping = match block {
+            Block::NotPresent if self.parent.is_some() => Mapping::Unallocated { host: None },
+            Block::Present(host) => Mapping::Data {
+                host: HostOffset(host + within),
             },
-        })
+            _ => Mapping::Zero { host: None },
+        };
+        let length = limit.min(blocks * block_size - within);
+        Ok(Extent::in_file(length, mapping))
     }
 
     /// The extent at `guest` in a block of which the parent has a part: `limit` bytes of it are at
@@ -213,16 +209,14 @@ impl Vhdx {
         let words = &words[(at % PIECE / 8) as usize..];
         let (is_present, run) = run(words, bit % 64, sectors);
         let within = guest & ((1 << geometry.sector_bits) - 1);
-        Ok(Extent {
-            length: limit.min((run << geometry.sector_bits) - within),
-            storage: StorageId::FILE,
-            mapping: match is_present {
-                true => Mapping::Data {
-                    host: HostOffset(host),
-                },
-                false => Mapping::Unallocated { host: None },
+        let mapping = match is_present {
+            true => Mapping::Data {
+                host: HostOffset(host),
             },
-        })
+            false => Mapping::Unallocated { host: None },
+        };
+        let length = limit.min((run << geometry.sector_bits) - within);
+        Ok(Extent::in_file(length, mapping))
     }
 
     /// How many of `length` bytes at `host` the file has.

@@ -29,10 +29,10 @@ use std::sync::Arc;
 
 use super::{
     AnyImage, BackingName, BoxFuture, CheckReport, Driver, Extent, Format, FormatImage, Holes,
-    LOOKUP_WORK, OpenRequest, StorageId, check_limit,
+    LOOKUP_WORK, OpenRequest, StorageId, check_limit, refused, spend,
 };
-use crate::storage::{LockRequest, Queue, Storage, Work};
-use crate::{Error, Result};
+use crate::Result;
+use crate::storage::{Queue, Storage, Work};
 
 use fields::Guid;
 use header::Header;
@@ -43,27 +43,19 @@ use tables::Tables;
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vhdx",
-    probe: Some(|head| head.starts_with(header::SIGNATURE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
-    can_compress: false,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "vhdx",
+        |head| head.starts_with(header::SIGNATURE),
+        |request| Box::pin(open(request)),
+    )
 };
 
 /// The unit of all places in the file, in bytes.
 const MIB: u64 = 1 << 20;
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
-}
 
 /// An open VHDX image.
 #[derive(Debug)]
@@ -83,11 +75,10 @@ struct Vhdx {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let counted = request.count_work()?;
-    let limits = counted.as_ref().map(|(limits, _)| limits);
+    let (limits, work) = request.count_work()?;
     let (queue, mut file) = (request.queue, request.file);
     let header = Header::read(queue, &*file).await?;
-    if let Some(replayed) = log::replay(queue, &file, &header, limits).await? {
+    if let Some(replayed) = log::replay(queue, &file, &header, limits.as_ref()).await? {
         file = Arc::new(replayed);
     }
     let file_len = file.len()?;
@@ -121,7 +112,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         parent,
         regions,
         bat,
-        work: counted.map(|(_, work)| work),
+        work,
     })))
 }
 
@@ -163,10 +154,7 @@ impl FormatImage for Vhdx {
     }
 
     fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
+        spend(self.work.as_deref(), work)
     }
 
     /// A block is allocated as a whole. Most of it may be a hole.

@@ -4,6 +4,7 @@
 use super::fields::{Fields, Guid};
 use super::refused;
 use crate::Result;
+use crate::drivers::open::as_path;
 
 /// The only type of locators that the specification defines.
 const VHDX: Guid = Guid::new(0xb04a_efb7_d19e_4a81_b789_25b8_e944_5913);
@@ -25,10 +26,15 @@ impl Parent {
         if kind != VHDX {
             return Err(refused(format!("Unknown type {kind} of a VHDX parent")));
         }
+        let entries = (0..usize::from(fields.u16(18))).map(|index| 20 + index * 12);
+        // Texts that overlap would make decoding take quadratic time.
+        let lengths = |at| usize::from(fields.u16(at + 8)) + usize::from(fields.u16(at + 10));
+        if entries.clone().map(lengths).sum::<usize>() > bytes.len() {
+            return Err(refused("Entries of a VHDX parent overlap"));
+        }
         let mut ids = Vec::new();
         let (mut relative, mut volume, mut absolute) = (None, None, None);
-        for index in 0..usize::from(fields.u16(18)) {
-            let at = 20 + index * 12;
+        for (index, at) in entries.enumerate() {
             let text = |offset: usize, length: usize| {
                 let text = text(bytes, fields.u32(offset), fields.u16(length));
                 text.ok_or_else(|| refused(format!("Invalid entry {index} of a VHDX parent")))
@@ -54,7 +60,7 @@ impl Parent {
             (None, None) => return Err(refused("The path of the VHDX parent is missing")),
         };
         Ok(Parent {
-            name: as_path(name),
+            name: as_path(&name),
             ids,
         })
     }
@@ -71,15 +77,6 @@ fn text(bytes: &[u8], offset: u32, length: u16) -> Option<String> {
     let units: Vec<u16> = units.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
     let text = String::from_utf16(&units).ok()?;
     (!text.contains('\0')).then_some(text)
-}
-
-/// A name that is a path, also if it looks as if it began with a protocol.
-fn as_path(name: String) -> String {
-    let before_slash = name.split('/').next().unwrap_or_default();
-    match before_slash.contains(':') {
-        true => format!("./{name}"),
-        false => name,
-    }
 }
 
 #[cfg(test)]
@@ -136,6 +133,15 @@ mod tests {
         for length in 0..sound.len() {
             assert!(Parent::decode(&sound[..length]).is_err(), "{length}");
         }
+        let mut entries = vec![("parent_linkage", ID), ("relative_path", "a")];
+        entries.resize(200, ("key", "value"));
+        let mut overlapping = locator(&entries);
+        assert!(Parent::decode(&overlapping).is_ok());
+        let first = overlapping[20..32].to_vec();
+        for at in (44..20 + 200 * 12).step_by(12) {
+            overlapping[at..at + 12].copy_from_slice(&first);
+        }
+        assert!(Parent::decode(&overlapping).is_err());
         for entries in [
             &[("parent_linkage", ID)][..],
             &[("relative_path", "a")],

@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::DRIVER;
-use super::header::{MAX_SIZE, SECTOR};
+use super::header::SECTOR;
 use super::new_extent::{DESCRIPTOR, DESCRIPTOR_SECTORS, GRAIN_BYTES, Kind, NewExtent};
 use super::open::{MAX_DESCRIPTOR, MAX_EXTENTS};
+use super::{DRIVER, refused};
+use crate::Result;
+use crate::drivers::limits::MAX_DISK;
 use crate::drivers::{
     BoxFuture, CreateOption, CreateValue, CreateValues, ImagePlan, NewImage, OptionKind,
     PlanRequest, check_inside, make_valid, random_uuid, too_large,
 };
 use crate::format::printable;
 use crate::storage::{self, Iov, Queue, Storage};
-use crate::{Error, Result};
 
 /// In the order in which they are shown.
 pub(super) static CREATE_OPTIONS: [CreateOption; 12] = [
@@ -69,6 +70,8 @@ const SPLIT: u64 = 2 << 30;
 const MAX_SPARSE: u64 = 64 << 40;
 /// Bytes of the largest disk in pieces.
 const MAX_SPLIT: u64 = MAX_EXTENTS as u64 * SPLIT;
+/// The type of an image whose grains are zlib streams.
+pub(super) const STREAM_TYPE: &str = "streamOptimized";
 /// The type of an image that is not finished.
 const UNFINISHED: &str = "unfinished";
 
@@ -109,7 +112,7 @@ const SUBFORMATS: [Subformat; 5] = [
         is_one_file: false,
     },
     Subformat {
-        name: "streamOptimized",
+        name: STREAM_TYPE,
         kind: Kind::Stream,
         is_split: false,
         is_one_file: true,
@@ -124,10 +127,6 @@ struct Plan {
     /// The ranges of the disk, and the files that they are stored in.
     extents: Vec<(Range<u64>, PathBuf)>,
     descriptor: String,
-}
-
-fn refused<T>(why: impl Into<String>) -> Result<T> {
-    Err(Error::Refused(why.into()))
 }
 
 /// The one of `all` that has this name; the first one if no name is given.
@@ -153,15 +152,13 @@ pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
 }
 
 /// The size in bytes and the descriptor of a streamOptimized image.
-pub(super) fn one_file_descriptor(
+pub(super) fn stream_descriptor(
     path: &Path,
     size: u64,
     options: &CreateValues,
 ) -> Result<(u64, String)> {
-    let stream = SUBFORMATS[4].name;
-    let options = &options
-        .clone()
-        .with("subformat", CreateValue::Text(stream.into()));
+    let subformat = CreateValue::Text(STREAM_TYPE.into());
+    let options = &options.clone().with("subformat", subformat);
     let plan = planned(&PlanRequest {
         path,
         size,
@@ -202,7 +199,7 @@ fn planned(request: &PlanRequest<'_>) -> Result<Plan> {
     }
     let most = match (subformat.is_split, subformat.kind) {
         (true, _) => MAX_SPLIT,
-        (false, Kind::Flat) => MAX_SIZE,
+        (false, Kind::Flat) => MAX_DISK,
         (false, _) => MAX_SPARSE,
     };
     let size = request.size.checked_next_multiple_of(SECTOR);

@@ -1,8 +1,8 @@
 //! The descriptor of a VMDK: a text that names the extents of the disk and the parent image.
 //!
 //! A value is what follows the first occurrence of its name, and the text ends at the first zero
-//! byte, as in QEMU. Lines of extents are read strictly: QEMU passes over those that it does not
-//! understand, and so moves what follows.
+//! byte, as in QEMU. An invalid line of an extent is an error: QEMU skips it, so that the extents after it
+//! begin too early on the disk.
 
 use crate::format::printable;
 use crate::{Error, Result};
@@ -26,7 +26,7 @@ const TYPES: [&[u8]; 6] = [
     b"twoGbMaxExtentFlat",
 ];
 
-/// What a descriptor says of the image, besides its extents.
+/// The identity of an image and of its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The content ID, which changes when the image is first written after it was opened.
@@ -102,7 +102,7 @@ fn quoted<'a>(text: &'a [u8], name: &[u8], most: usize) -> Result<Option<&'a [u8
     let Some(rest) = after(text, name) else {
         return Ok(None);
     };
-    // Both characters before the text are passed over, whatever they are.
+    // The two characters before the text, `=` and a quotation mark, are not checked.
     let rest = rest.get(2..).unwrap_or_default();
     let end = rest.iter().position(|b| *b == b'"').ok_or_else(invalid)?;
     match end <= most {
@@ -127,7 +127,7 @@ impl Identity {
     /// The identity in a descriptor.
     pub fn decode(text: &[u8]) -> Result<Self> {
         let cid = |name: &'static str| {
-            // The character after the name is passed over, whatever it is.
+            // The character after the name, `=`, is not checked.
             let number = after(text, name.as_bytes()).and_then(|rest| hexadecimal(rest.get(1..)?));
             number.ok_or_else(|| Error::Refused(format!("The descriptor has no valid {name}")))
         };
@@ -282,7 +282,7 @@ impl<'a> Scanner<'a> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against numbers that are read other than by scanf(3), and extents that are passed over.
+    //! Guards against numbers that are read other than by scanf(3), and extents that are skipped.
     use super::*;
 
     #[test]

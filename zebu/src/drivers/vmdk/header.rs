@@ -6,7 +6,10 @@
 
 use std::ops::Range;
 
-use crate::{Error, Result};
+use super::refused;
+use crate::Result;
+use crate::drivers::disk_size;
+use crate::drivers::table::array;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;
@@ -25,10 +28,8 @@ const MAX_GRAIN: u64 = 0x20_0000;
 const MAX_COMPRESSED_GRAIN: u64 = 4096;
 /// Entries of the longest grain directory, as in QEMU.
 const MAX_DIRECTORY: u64 = 32 << 20;
-/// Bytes of the largest disk, as in QEMU.
-pub const MAX_SIZE: u64 = (i64::MAX as u64) >> 30 << 30;
-/// A grain directory that only the footer locates.
-const AT_END: u64 = u64::MAX;
+/// The sector of a grain directory that only the footer locates.
+pub const AT_END: u64 = u64::MAX;
 
 /// Flag of an extent whose grain table entry 1 is a grain of zeroes.
 pub const ZERO_GRAINS: u32 = 1 << 2;
@@ -36,6 +37,12 @@ pub const ZERO_GRAINS: u32 = 1 << 2;
 pub const MARKERS: u32 = 1 << 17;
 /// Bytes of the marker before a compressed grain: its sector on the disk, and its length.
 pub const MARKER_BYTES: u64 = 12;
+/// Type of the marker before a grain table.
+pub const TABLE_MARKER: u32 = 1;
+/// Type of the marker before the grain directory.
+pub const DIRECTORY_MARKER: u32 = 2;
+/// Type of the marker before the footer.
+pub const FOOTER_MARKER: u32 = 3;
 
 /// Where the tables of a sparse extent are, and what their entries mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,40 +117,22 @@ impl Layout {
             false => MAX_GRAIN,
         };
         if self.grain == 0 || self.grain > most {
-            return refused("Invalid granularity, image may be corrupt".into());
+            return refused("Invalid granularity, image may be corrupt");
         }
         if self.directory_len > MAX_DIRECTORY {
-            return refused("L1 size too big".into());
+            return refused("L1 size too big");
         }
-        if self.sectors > MAX_SIZE / SECTOR {
-            return too_large();
-        }
+        disk_size(self.sectors)?;
         Ok(self)
     }
 }
 
-fn refused<T>(why: String) -> Result<T> {
-    Err(Error::Refused(why))
-}
-
-/// The error of a disk that is too large, in QEMU's words.
-pub fn too_large<T>() -> Result<T> {
-    refused("Could not refresh total sector count: File too large".into())
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    let field = bytes.get(at..at + 2).and_then(|b| b.try_into().ok());
-    u16::from_le_bytes(field.unwrap_or_default())
-}
-
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let field = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-    u32::from_le_bytes(field.unwrap_or_default())
+    u32::from_le_bytes(array(bytes, at))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let field = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
-    u64::from_le_bytes(field.unwrap_or_default())
+    u64::from_le_bytes(array(bytes, at))
 }
 
 /// The header of a sparse extent of VMware's hosted products.
@@ -162,7 +151,7 @@ pub struct HostedHeader {
 }
 
 impl HostedHeader {
-    /// The header in a sector, whose magic number was looked at.
+    /// Decodes a sector that begins with [`HOSTED_MAGIC`].
     pub fn decode(bytes: &[u8]) -> Self {
         HostedHeader {
             version: u32_at(bytes, 4),
@@ -174,7 +163,7 @@ impl HostedHeader {
             table_len: u32_at(bytes, 44),
             directory: u64_at(bytes, 56),
             overhead: u64_at(bytes, 64),
-            compression: u16_at(bytes, 77),
+            compression: u16::from_le_bytes(array(bytes, 77)),
         }
     }
 
@@ -183,17 +172,16 @@ impl HostedHeader {
         // A marker is a number, the size of data, and a type.
         const MARKER_SIZE: usize = 8;
         const MARKER_TYPE: usize = 12;
-        const FOOTER: u32 = 3;
         let mut sectors = bytes.chunks(SECTOR as usize);
         let mut sector = || sectors.next().unwrap_or_default();
         let (marker, header, end) = (sector(), sector(), sector());
         let is_valid = header.starts_with(HOSTED_MAGIC)
             && u32_at(marker, MARKER_SIZE) == 0
-            && u32_at(marker, MARKER_TYPE) == FOOTER
+            && u32_at(marker, MARKER_TYPE) == FOOTER_MARKER
             && end.starts_with(&[0; MARKER_TYPE + 4]);
         match is_valid {
             true => Ok(Self::decode(header)),
-            false => refused("Invalid footer".into()),
+            false => refused("Invalid footer"),
         }
     }
 
@@ -248,12 +236,12 @@ impl HostedHeader {
             return refused(format!("Unsupported VMDK version {}", self.version));
         }
         if self.table_len > 512 {
-            return refused("L2 table size too big".into());
+            return refused("L2 table size too big");
         }
         // In 32 bits, as in QEMU; the granularity is checked below.
         let covered = (self.grain as u32).wrapping_mul(self.table_len);
         if covered == 0 {
-            return refused("L1 entry size is invalid".into());
+            return refused("L1 entry size is invalid");
         }
         if file_len.div_ceil(SECTOR) < self.overhead {
             return refused(format!(
@@ -276,7 +264,7 @@ impl HostedHeader {
     }
 }
 
-/// The layout of a sparse extent of ESX, whose magic number was looked at.
+/// The layout of a sparse extent of ESX, by a sector that begins with [`ESX_MAGIC`].
 pub fn esx(bytes: &[u8]) -> Result<Layout> {
     Layout {
         sectors: u32_at(bytes, 12).into(),
@@ -322,7 +310,7 @@ pub fn se_sparse(bytes: &[u8]) -> Result<(Layout, u64)> {
         return refused(format!("Unsupported reserved bits: {words}"));
     }
     if bytes.iter().skip(208).any(|b| *b != 0) {
-        return refused("Unsupported non-zero const header padding".into());
+        return refused("Unsupported non-zero const header padding");
     }
     let layout = Layout {
         sectors: field(2),
@@ -346,10 +334,10 @@ pub fn check_volatile(bytes: &[u8]) -> Result<()> {
         return refused(format!("Bad volatile header magic: 0x{:016x}", field(0)));
     }
     if field(3) != 0 {
-        return refused("Image is dirty, Replaying journal not supported".into());
+        return refused("Image is dirty, Replaying journal not supported");
     }
     match bytes.iter().skip(32).any(|b| *b != 0) {
-        true => refused("Unsupported non-zero volatile header padding".into()),
+        true => refused("Unsupported non-zero volatile header padding"),
         false => Ok(()),
     }
 }

@@ -19,11 +19,11 @@ use std::sync::Arc;
 use super::cache::Cache;
 use super::{
     BackingName, BoxFuture, CheckReport, CompressedData, Driver, Extent, Format, FormatImage,
-    Holes, LOOKUP_WORK, Mapping, StorageId, inflate,
+    Holes, LOOKUP_WORK, Mapping, StorageId, inflate, past_end, spend,
 };
 use crate::codec::{Inflater, Stream};
 use crate::format::HostOffset;
-use crate::storage::{LockRequest, Queue, Storage, Work};
+use crate::storage::{Queue, Storage, Work};
 use crate::{Error, Result};
 use descriptor::Identity;
 use header::SECTOR;
@@ -31,19 +31,12 @@ use sparse::{Group, Span, Sparse, Stored};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vmdk",
-    probe: Some(probe),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
     can_compress: true,
     checks_data: true,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
-    open_options: &[],
-    // The locks of any format but raw.
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open::open(request)),
+    ..Driver::read_only("vmdk", probe, |request| Box::pin(open::open(request)))
 };
 
 /// Bytes of inflated grains that are kept for small reads.
@@ -171,7 +164,7 @@ fn is_descriptor(head: &[u8]) -> bool {
         [b' ', ..] => line.iter().all(|b| *b == b' '),
         _ => false,
     };
-    // The last piece has no end in what is looked at.
+    // The last line is not complete.
     let mut lines: Vec<&[u8]> = head.split(|b| *b == b'\n').collect();
     lines.pop();
     let mut lines = lines
@@ -270,15 +263,16 @@ impl Shared {
     }
 
     fn spend(&self, work: u64) -> Result<()> {
-        match &self.work {
-            None => Ok(()),
-            Some(left) => Ok(left.spend(work)?),
-        }
+        spend(self.work.as_deref(), work)
     }
 }
 
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(super::refused(why))
+}
+
 fn closed() -> Error {
-    Error::Refused("The image's extents are not open".into())
+    super::refused("The image's extents are not open")
 }
 
 impl Region {
@@ -416,14 +410,10 @@ impl FormatImage for Vmdk {
                 end.saturating_sub(host).min(length)
             }
         };
-        if there == length {
-            return Ok(());
+        match there == length {
+            true => Ok(()),
+            false => Err(past_end(guest + there, host + there)),
         }
-        let offset = host + there;
-        Err(Error::Corrupt {
-            guest: guest + there,
-            what: format!("Data offset {offset:#x} is past the end of the file"),
-        })
     }
 
     /// Holes are zeroes in flat extents.

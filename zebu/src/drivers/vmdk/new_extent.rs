@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::header::{HOSTED_MAGIC, MARKERS, SECTOR, ZERO_GRAINS};
+use super::stream::push_grain;
 use crate::drivers::{BlockLayout, Linear, NewBlocks, make_valid, write_table};
 use crate::format::INCOMPLETE_VERSION;
 use crate::storage::{self, Iov, Queue, Storage, is_zero};
@@ -175,10 +176,7 @@ impl StreamGrains {
         let mut starts = Vec::new();
         for (offset, range) in blocks {
             starts.push(((offset / GRAIN_BYTES) as usize, bytes.len() as u64 / SECTOR));
-            bytes.extend((offset / SECTOR).to_le_bytes());
-            bytes.extend((range.len() as u32).to_le_bytes());
-            bytes.extend(&data[range.clone()]);
-            bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
+            push_grain(&mut bytes, *offset, &data[range.clone()]);
         }
         let start = {
             let mut places = crate::lock(&self.0);

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use super::create::STREAM_TYPE;
 use super::descriptor::{self, Identity, Kind, Line};
 use super::header::{
-    self, ESX_MAGIC, FOOTER_BYTES, HEADER_BYTES, HOSTED_MAGIC, HostedHeader, Layout, MAX_SIZE,
-    SECTOR,
+    self, ESX_MAGIC, FOOTER_BYTES, HEADER_BYTES, HOSTED_MAGIC, HostedHeader, Layout, SECTOR,
 };
 use super::sparse::{GROUPS, Sparse};
-use super::{Content, INFLATED_CACHE, Region, Shared, Vmdk};
+use super::{Content, INFLATED_CACHE, Region, Shared, Vmdk, refused};
+use crate::Result;
 use crate::drivers::cache::Cache;
-use crate::drivers::{AnyImage, Limits, OpenRequest, OtherFiles, StorageId};
+use crate::drivers::{AnyImage, Limits, OpenRequest, OtherFiles, StorageId, disk_size};
 use crate::storage::{self, Queue, Storage};
-use crate::{Error, Result};
 
 /// Bytes of the longest descriptor that lists extents, as in QEMU.
 pub const MAX_DESCRIPTOR: u64 = (1 << 20) - 1;
@@ -23,17 +23,9 @@ const IDENTITY_OFFSET: u64 = 512;
 /// Extents at most: 64 TiB in pieces of 2 GiB.
 pub const MAX_EXTENTS: usize = 32 << 10;
 
-fn refused<T>(why: impl Into<String>) -> Result<T> {
-    Err(Error::Refused(why.into()))
-}
-
 /// Opens an image.
 pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let counted = request.count_work()?;
-    let (limits, work) = match counted {
-        Some((limits, work)) => (Some(limits), Some(work)),
-        None => (None, None),
-    };
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file.clone());
     if file.len()? == 0 {
         return refused("File is too small, not a valid image");
@@ -77,7 +69,7 @@ pub async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         content_id: identity.cid.to_be_bytes(),
         identity,
         create_type: match is_compressed {
-            true => "streamOptimized".into(),
+            true => STREAM_TYPE.into(),
             false => create_type,
         },
         shared: Arc::new(Shared {
@@ -243,16 +235,10 @@ impl Opening<'_> {
         kind: Option<&'static str>,
         content: Content,
     ) -> Result<()> {
-        let size = sectors.saturating_mul(SECTOR);
-        let start = self.size;
-        self.size = start.saturating_add(size);
-        if self.size > MAX_SIZE {
-            return header::too_large();
-        }
-        if let Content::Flat { host, .. } = content
-            && host.saturating_add(size) > i64::MAX as u64
-        {
-            return header::too_large();
+        let (start, size) = (self.size, disk_size(sectors)?);
+        self.size = disk_size(start / SECTOR + sectors)?;
+        if let Content::Flat { host, .. } = content {
+            disk_size(host / SECTOR + sectors)?;
         }
         if let Some(limits) = self.limits {
             limits.check_size(self.size)?;

@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 
-use super::header::{Entries, Layout, MARKER_BYTES, MAX_SIZE, SECTOR};
+use super::header::{Entries, Layout, MARKER_BYTES, SECTOR};
+use crate::Result;
 use crate::drivers::cache::Cache;
+use crate::drivers::limits::MAX_DISK;
+use crate::drivers::table::read_table;
 use crate::drivers::{Limits, check_limit};
 use crate::storage::{self, Queue, Storage};
-use crate::{Error, Result};
 
 /// Bytes of the tables in a group, unless one table has more.
 const GROUP_BYTES: u64 = 64 << 10;
@@ -18,12 +20,10 @@ const GROUP_TABLES: u64 = 32;
 /// Groups that are kept of an image: a disk of 128 GiB with grains of 64 KiB. At worst a group takes
 /// 384 KiB, if no grain follows another one.
 pub const GROUPS: usize = 128;
-/// Bytes of the directory that are read at a time.
-const PIECE: u64 = 1 << 20;
 /// Bytes of tables that are read at a time, and of the gap between two tables read together.
 const READ_TABLES: u64 = 256 << 10;
 const READ_GAP: u64 = 4 << 10;
-/// Entries of the directory without a table that are passed over at a time.
+/// Entries of the directory without a table that one span covers at most.
 const MAX_EMPTY: usize = 4096;
 /// A directory entry that leads nowhere. No valid one is so large where there are invalid ones.
 const INVALID: u32 = u32::MAX;
@@ -123,7 +123,8 @@ impl Sparse {
             .sectors
             .div_ceil(layout.grain)
             .div_ceil(layout.table_len);
-        let length = tables.min(layout.directory_len) * layout.entry_bytes();
+        let count = tables.min(layout.directory_len);
+        let length = count * layout.entry_bytes();
         if let Some(limits) = limits {
             limits.check_size(layout.sectors * SECTOR)?;
             limits.check_table("The grain directory's length", length)?;
@@ -131,30 +132,23 @@ impl Sparse {
             let memory = length + worst.min(layout.sectors.div_ceil(layout.grain) * RUN_BYTES);
             check_limit("memory", "The need for memory", memory, limits.memory)?;
         }
-        let start = layout.directory.saturating_mul(SECTOR);
-        if start.saturating_add(length) > file_len {
-            return Err(Error::Refused(format!(
-                "Could not read l1 table from extent '{}': it reaches past the end of the file",
-                file.path().display()
-            )));
-        }
-        let mut directory = Vec::with_capacity((length / layout.entry_bytes()) as usize);
-        let mut at = 0;
-        while at < length {
-            let count = (length - at).min(PIECE);
-            let bytes = storage::read_vec(&*file, queue, start + at, count as usize).await?;
-            match layout.entries {
-                Entries::Sectors { .. } => {
-                    let entries = bytes.as_chunks().0.iter();
-                    directory.extend(entries.map(|entry| u32::from_le_bytes(*entry)));
-                }
-                Entries::Typed { tables, .. } => {
-                    let entries = bytes.as_chunks().0.iter().map(|e| u64::from_le_bytes(*e));
-                    directory.extend(entries.map(|entry| table_sector(entry, tables)));
-                }
+        let (what, start) = (
+            "The grain directory",
+            layout.directory.saturating_mul(SECTOR),
+        );
+        let directory = match layout.entries {
+            Entries::Sectors { .. } => {
+                read_table(queue, &*file, what, start, count, u32::from_le_bytes).await
             }
-            at += count;
-        }
+            Entries::Typed { tables, .. } => {
+                let decode = |entry| table_sector(u64::from_le_bytes(entry), tables);
+                read_table(queue, &*file, what, start, count, decode).await
+            }
+        };
+        let directory = directory.map_err(|e| {
+            let path = file.path().display();
+            e.during(format!("Could not read l1 table from extent '{path}'"))
+        })?;
         Ok(Sparse {
             file,
             file_len,
@@ -368,7 +362,7 @@ impl Sparse {
                 let most = (end - host).min(self.longest().into());
                 Stored::Compressed {
                     host,
-                    // A stream past the end of the file is an error of whoever reads it.
+                    // A stream past the end of the file is refused when it is read.
                     length: most.min(self.file_len.saturating_sub(host).max(1)) as u32,
                 }
             }
@@ -490,7 +484,7 @@ fn typed(entry: u64, grains: u64) -> Stored {
             let nth = entry >> 48 & 0xfff | (entry & 0xffff_ffff_ffff) << 12;
             let sector = nth.saturating_mul(GRAIN).saturating_add(grains);
             // One that is too large is past the end of any file.
-            Stored::Data(sector.min(MAX_SIZE / SECTOR) * SECTOR)
+            Stored::Data(sector.min(MAX_DISK / SECTOR) * SECTOR)
         }
         _ => Stored::Damaged(Damage::Grain),
     }

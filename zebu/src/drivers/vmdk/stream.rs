@@ -1,10 +1,10 @@
 //! streamOptimized VMDKs that are written from the start to the end: the tables follow the grains,
-//! and a footer says where.
+//! and the footer has the sector of the grain directory.
 
 use std::path::Path;
 
-use super::create::one_file_descriptor;
-use super::header::SECTOR;
+use super::create::stream_descriptor;
+use super::header::{AT_END, DIRECTORY_MARKER, FOOTER_MARKER, SECTOR, TABLE_MARKER};
 use super::new_extent::{DESCRIPTOR, DESCRIPTOR_SECTORS, Layout, too_long};
 use crate::Result;
 use crate::drivers::CreateValues;
@@ -13,8 +13,6 @@ pub use super::new_extent::{GRAIN_BYTES, TABLE};
 
 /// The name of the image in its descriptor.
 const NAME: &str = "disk.vmdk";
-/// The grain directory is where the footer says.
-const AT_END: u64 = u64::MAX;
 /// Sectors before the first grain.
 const OVERHEAD: u64 = 128;
 
@@ -31,7 +29,7 @@ impl StreamStart {
     /// # Errors
     /// Those of a new image with them.
     pub fn new(size: u64, values: &CreateValues) -> Result<Self> {
-        let (size, descriptor) = one_file_descriptor(Path::new(NAME), size, values)?;
+        let (size, descriptor) = stream_descriptor(Path::new(NAME), size, values)?;
         Ok(StreamStart {
             layout: Layout::in_order(size / SECTOR, OVERHEAD),
             descriptor,
@@ -60,7 +58,7 @@ impl StreamStart {
 
     /// What follows the directory, which starts at a sector.
     pub fn end(&self, directory: u32) -> Vec<u8> {
-        let mut bytes = Marker::metadata(1, FOOTER);
+        let mut bytes = marker(1, FOOTER_MARKER);
         bytes.extend(self.layout.stream_header(directory.into()));
         // The marker of the end.
         bytes.resize(bytes.len() + SECTOR as usize, 0);
@@ -68,48 +66,36 @@ impl StreamStart {
     }
 }
 
-/// Types of metadata.
-const GRAIN_TABLE: u32 = 1;
-const GRAIN_DIRECTORY: u32 = 2;
-const FOOTER: u32 = 3;
+/// Appends a compressed grain with its marker, in whole sectors. It is at `offset` of the disk.
+pub fn push_grain(bytes: &mut Vec<u8>, offset: u64, data: &[u8]) {
+    bytes.extend((offset / SECTOR).to_le_bytes());
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
+}
 
-/// Parts of a stream that begin with a marker.
-pub struct Marker;
+/// A grain table with its marker, in whole sectors.
+pub fn grain_table(entries: &[u32]) -> Vec<u8> {
+    marked_entries(entries, TABLE_MARKER)
+}
 
-impl Marker {
-    /// A compressed grain, which is at `offset` of the disk, in whole sectors.
-    pub fn grain(offset: u64, data: &[u8]) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(data.len() + 2 * SECTOR as usize);
-        bytes.extend((offset / SECTOR).to_le_bytes());
-        bytes.extend((data.len() as u32).to_le_bytes());
-        bytes.extend(data);
-        bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
-        bytes
-    }
+/// The grain directory with its marker, in whole sectors.
+pub fn grain_directory(entries: &[u32]) -> Vec<u8> {
+    marked_entries(entries, DIRECTORY_MARKER)
+}
 
-    /// A grain table.
-    pub fn table(entries: &[u32]) -> Vec<u8> {
-        Self::entries(entries, GRAIN_TABLE)
-    }
+fn marked_entries(entries: &[u32], kind: u32) -> Vec<u8> {
+    let sectors = (entries.len() as u64 * 4).div_ceil(SECTOR);
+    let mut bytes = marker(sectors, kind);
+    bytes.extend(entries.iter().flat_map(|entry| entry.to_le_bytes()));
+    bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
+    bytes
+}
 
-    /// The grain directory.
-    pub fn directory(entries: &[u32]) -> Vec<u8> {
-        Self::entries(entries, GRAIN_DIRECTORY)
-    }
-
-    fn entries(entries: &[u32], kind: u32) -> Vec<u8> {
-        let sectors = (entries.len() as u64 * 4).div_ceil(SECTOR);
-        let mut bytes = Self::metadata(sectors, kind);
-        bytes.extend(entries.iter().flat_map(|entry| entry.to_le_bytes()));
-        bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
-        bytes
-    }
-
-    /// The marker of metadata of so many sectors.
-    fn metadata(sectors: u64, kind: u32) -> Vec<u8> {
-        let mut bytes = vec![0; SECTOR as usize];
-        bytes[..8].copy_from_slice(&sectors.to_le_bytes());
-        bytes[12..16].copy_from_slice(&kind.to_le_bytes());
-        bytes
-    }
+/// The marker of metadata of so many sectors.
+fn marker(sectors: u64, kind: u32) -> Vec<u8> {
+    let mut bytes = vec![0; SECTOR as usize];
+    bytes[..8].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..16].copy_from_slice(&kind.to_le_bytes());
+    bytes
 }

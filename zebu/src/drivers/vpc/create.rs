@@ -1,11 +1,10 @@
 //! New VHD images.
 
-use std::ffi::OsStr;
 use std::iter::repeat;
 use std::sync::Arc;
 
-use super::COOKIE;
 use super::geometry::{Geometry, SECTOR};
+use super::{CHECKSUM, COOKIE, DYNAMIC_COOKIE, DYNAMIC_HEADER, NO_BLOCK, checksum};
 use crate::drivers::{
     BlockLayout, BoxFuture, CreateOption, ImagePlan, Linear, NewBlocks, NewImage, OptionKind,
     PlanRequest, make_valid, random_uuid, seconds_since, write_table,
@@ -42,10 +41,6 @@ const FOOTER_BYTES: usize = 512;
 /// Where the second header of a dynamic image is, and the table of its blocks.
 const HEADER_OFFSET: u64 = 512;
 const TABLE_OFFSET: u64 = 1536;
-/// Bytes of that header.
-const HEADER_BYTES: usize = 1024;
-/// The value of an entry of the table without a block.
-const UNALLOCATED: u32 = u32::MAX;
 /// The start of the year 2000, in seconds since 1970.
 const EPOCH: u64 = 946_684_800;
 
@@ -60,19 +55,7 @@ struct Plan {
 }
 
 pub(super) fn plan(request: &PlanRequest<'_>) -> Result<Box<dyn ImagePlan>> {
-    let subformat = request
-        .options
-        .text("subformat")
-        .map(OsStr::to_string_lossy);
-    let is_fixed = match subformat.as_deref() {
-        None | Some("dynamic") => false,
-        Some("fixed") => true,
-        Some(other) => {
-            return Err(Error::Refused(format!(
-                "Parameter 'subformat' does not accept value '{other}'"
-            )));
-        }
-    };
+    let is_fixed = request.options.is_fixed()?;
     let force_size = request.options.is_on("force_size");
     let (geometry, sectors) = Geometry::for_disk(request.size.div_ceil(SECTOR), force_size)?;
     Ok(Box::new(Plan {
@@ -182,15 +165,15 @@ impl Plan {
         let kind: u32 = if self.is_fixed { 2 } else { 3 };
         put(60, &kind.to_be_bytes());
         put(68, &random_uuid()?);
-        put_checksum(&mut bytes, 64);
+        put_checksum(&mut bytes, CHECKSUM);
         Ok(bytes)
     }
 
     /// The second header of a dynamic image.
-    fn header(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
+    fn header(&self) -> [u8; DYNAMIC_HEADER] {
+        let mut bytes = [0; DYNAMIC_HEADER];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-        put(0, b"cxsparse");
+        put(0, DYNAMIC_COOKIE);
         // No header follows.
         put(8, &u64::MAX.to_be_bytes());
         put(16, &TABLE_OFFSET.to_be_bytes());
@@ -202,10 +185,10 @@ impl Plan {
     }
 }
 
-/// Sets the checksum at `at`, which is zero so far: the complement of the sum of all bytes.
+/// Sets the checksum at `at`.
 fn put_checksum(bytes: &mut [u8], at: usize) {
-    let sum: u32 = bytes.iter().map(|byte| u32::from(*byte)).sum();
-    bytes[at..at + 4].copy_from_slice(&(!sum).to_be_bytes());
+    let checksum = checksum(bytes, at);
+    bytes[at..at + 4].copy_from_slice(&checksum.to_be_bytes());
 }
 
 /// A fixed image that is being filled: the disk, and a footer.
@@ -236,7 +219,7 @@ impl NewImage for NewFixed {
 #[derive(Debug)]
 struct NewDynamic {
     file: Arc<dyn Storage>,
-    header: [u8; HEADER_BYTES],
+    header: [u8; DYNAMIC_HEADER],
     footer: [u8; FOOTER_BYTES],
     layout: BlockLayout,
     blocks: NewBlocks,
@@ -267,10 +250,10 @@ impl NewImage for NewDynamic {
             let offsets = blocks.into_places().map(|place| match place {
                 // At most 2040 GiB and the bitmaps, in sectors.
                 Some(place) => (layout.offset(place) / SECTOR) as u32,
-                None => UNALLOCATED,
+                None => NO_BLOCK,
             });
             let space = (layout.start - TABLE_OFFSET) / 4;
-            let entries = offsets.chain(repeat(UNALLOCATED)).take(space as usize);
+            let entries = offsets.chain(repeat(NO_BLOCK)).take(space as usize);
             let entries = entries.map(u32::to_be_bytes);
             write_table(file, queue, TABLE_OFFSET, entries).await?;
             make_valid(file, queue, 0, &footer).await

@@ -5,10 +5,10 @@ use crate::drivers::too_large;
 
 /// Bytes of a sector.
 pub(super) const SECTOR: u64 = 512;
-/// Sectors of the largest geometry.
-const MAX_CHS: u64 = 65535 * 16 * 255;
+/// Sectors of the largest geometry. A disk with this geometry may have more.
+pub(super) const MAX_CHS: u64 = 65535 * 16 * 255;
 /// Most sectors of a disk: 2040 GiB.
-const MAX_SECTORS: u64 = 2040 << 30 >> 9;
+pub(super) const MAX_SECTORS: u64 = 2040 << 30 >> 9;
 
 /// Cylinders, heads, and sectors of a track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The largest one. A disk with this geometry has the size that its footer says.
+    /// The largest one. A disk with this geometry has the size in the footer.
     pub(super) const MAX: Geometry = Geometry {
         cylinders: 65535,
         heads: 16,

@@ -3,7 +3,7 @@
 //! table of blocks, and the blocks, each behind a bitmap of its sectors. Numbers are big-endian.
 //!
 //! The format is that of the "Virtual Hard Disk Image Format Specification" 1.0: fixed, dynamic and
-//! differencing images. In dynamic images bitmaps are not looked at, as in QEMU. In differencing
+//! differencing images. In dynamic images bitmaps are not read, as in QEMU. In differencing
 //! images they say which sectors are the parent's. (QEMU reads these as if they were dynamic.)
 
 mod create;
@@ -12,50 +12,47 @@ mod parent;
 
 use std::sync::Arc;
 
-use super::pieces::{PIECE, Pieces};
+use super::sectors::{BlockWithBitmap, SectorBitmaps, by_blocks};
 use super::table::{array, read_table};
 use super::{
     AnyImage, BackingName, BoxFuture, Driver, Extent, Format, FormatImage, Holes, LOOKUP_WORK,
-    Mapping, OpenRequest, StorageId, VhdSize, spend,
+    Mapping, OpenRequest, StorageId, VhdSize, refused, spend,
 };
 use crate::format::HostOffset;
-use crate::storage::{self, LockRequest, Queue, Storage, Work};
+use crate::storage::{self, Queue, Storage, Work};
 use crate::{Error, Result};
+
+use geometry::{MAX_CHS, MAX_SECTORS, SECTOR};
 
 /// The driver.
 pub static DRIVER: Driver = Driver {
-    name: "vpc",
-    // A fixed image has the cookie only at its end, and is not recognized.
-    probe: Some(|head| head.starts_with(COOKIE)),
-    is_writable: false,
     has_backing: true,
-    has_data_file: false,
     checks_data: true,
-    can_compress: false,
     create_options: Some(&create::CREATE_OPTIONS),
     plan: Some(create::plan),
     open_options: &["force_size_calc"],
-    locks: [LockRequest::QCOW2_READ, LockRequest::QCOW2_WRITE],
-    open: |request| Box::pin(open(request)),
+    ..Driver::read_only(
+        "vpc",
+        // A fixed image has the cookie only at its end, and is not recognized.
+        |head| head.starts_with(COOKIE),
+        |request| Box::pin(open(request)),
+    )
 };
 
+/// What a footer begins with.
 const COOKIE: &[u8; 8] = b"conectix";
+/// Where a footer has its checksum.
+const CHECKSUM: usize = 64;
 /// What the second header begins with.
 const DYNAMIC_COOKIE: &[u8; 8] = b"cxsparse";
 /// Bytes of the second header.
 const DYNAMIC_HEADER: usize = 1024;
-const SECTOR: u64 = 512;
-/// The largest disk in sectors: 2040 GiB.
-const MAX_SECTORS: u64 = 0xff00_0000;
-/// The sectors of the largest geometry. The disk may have more then.
-const MAX_GEOMETRY: u64 = 65535 * 16 * 255;
 /// Entries of the table of blocks at most, as in QEMU.
 const MAX_BLOCKS: u32 = i32::MAX as u32 / 4;
 /// The entry of a block that is not stored.
 const NO_BLOCK: u32 = u32::MAX;
-/// Blocks that one extent covers at most, which bounds the work for callers that use only its
-/// start.
-const MAX_RUN: u64 = 1024;
+/// What sectors of a differencing image are that are not stored.
+const IN_PARENT: Mapping = Mapping::Unallocated { host: None };
 
 /// Disk types.
 const FIXED: u32 = 2;
@@ -113,39 +110,12 @@ struct Parent {
     name: Vec<u8>,
     /// What identifies it.
     id: [u8; 16],
-    bitmaps: Pieces,
-}
-
-/// The bits of the sectors from some guest offset on.
-struct BitsAt {
-    /// Offset of the piece of the bitmap, and the bytes of it that are needed.
-    piece: u64,
-    need: u64,
-    /// The bit of the first sector in the piece, from its start.
-    first: u64,
-    /// Sectors that it has the bits of, from that one on.
-    sectors: u64,
-    /// Where the data are, if they are in this file.
-    host: u64,
-}
-
-/// The result of a look-up in the table of blocks.
-enum Found {
-    Extent(Extent),
-    /// The bits decide.
-    Bits(BitsAt),
-}
-
-fn refused(why: impl Into<String>) -> Error {
-    Error::Refused(why.into())
+    bitmaps: SectorBitmaps,
 }
 
 impl Footer {
     fn decode(bytes: &[u8]) -> Result<Self> {
-        // Of all bytes but its own.
-        let sum = |range: std::ops::Range<usize>| bytes[range].iter().map(|b| u32::from(*b)).sum();
-        let (before, after): (u32, u32) = (sum(0..64), sum(68..bytes.len()));
-        if u32::from_be_bytes(array(bytes, 64)) != !(before + after) {
+        if u32::from_be_bytes(array(bytes, CHECKSUM)) != checksum(bytes, CHECKSUM) {
             return Err(refused("Incorrect header checksum"));
         }
         let cylinders = u64::from(u16::from_be_bytes(array(bytes, 56)));
@@ -159,16 +129,23 @@ impl Footer {
         })
     }
 
-    /// Sectors of the disk. Virtual PC goes by the geometry, which may be less than the size;
-    /// others go by the size. Who made the image decides, as in QEMU.
+    /// Sectors of the disk. Virtual PC uses the geometry, which may be smaller than the size field;
+    /// other programs use that field. The creator of the image decides, as in QEMU.
     fn sectors(&self, by: VhdSize) -> u64 {
         let by_geometry = by == VhdSize::Chs || [*b"vpc ", *b"qemu"].contains(&self.creator);
-        let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_GEOMETRY;
+        let by_size = by == VhdSize::CurrentSize || self.geometry == MAX_CHS;
         match by_geometry && !by_size {
             true => self.geometry,
             false => self.current_size / SECTOR,
         }
     }
+}
+
+/// The checksum of a footer or header that has it at `at`: the complement of the sum of all other
+/// bytes.
+fn checksum(bytes: &[u8], at: usize) -> u32 {
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
+    !(sum(&bytes[..at]) + sum(&bytes[at + 4..]))
 }
 
 fn disk_type(footer: &[u8]) -> u32 {
@@ -207,7 +184,7 @@ impl DynamicHeader {
 }
 
 async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
-    let limits = request.count_work()?;
+    let (limits, work) = request.count_work()?;
     let (queue, file) = (request.queue, request.file);
     let file_len = file.len()?;
     let mut bytes = storage::read_vec(&*file, queue, 0, SECTOR as usize).await?;
@@ -228,7 +205,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         return Err(Error::os(libc::EFBIG).during(context));
     }
     let size = sectors * SECTOR;
-    if let Some((limits, _)) = &limits {
+    if let Some(limits) = limits {
         limits.check_size(size)?;
     }
     let mut blocks = None;
@@ -239,7 +216,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         }
         let bytes = storage::read_vec(&*file, queue, at, DYNAMIC_HEADER).await?;
         let header = DynamicHeader::decode(&bytes, sectors)?;
-        if let Some((limits, _)) = &limits {
+        if let Some(limits) = limits {
             let bytes = u64::from(header.blocks) * 4;
             limits.check_kept_table("The block allocation table's length", bytes)?;
         }
@@ -248,7 +225,11 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
             DIFFERENCING => Some(Parent {
                 name: parent::name(queue, &*file, &bytes).await?,
                 id: array(&bytes, 40),
-                bitmaps: Pieces::new(file.clone()),
+                bitmaps: SectorBitmaps::new(
+                    file.clone(),
+                    |byte, bit| byte & 0x80 >> bit != 0,
+                    IN_PARENT,
+                ),
             }),
             _ => None,
         };
@@ -266,7 +247,7 @@ async fn open(mut request: OpenRequest<'_>) -> Result<AnyImage> {
         size,
         id: footer.id,
         blocks: blocks.filter(|_| footer.disk_type != FIXED),
-        work: limits.map(|(_, work)| work),
+        work,
     })))
 }
 
@@ -316,81 +297,41 @@ impl Blocks {
         (entry != NO_BLOCK).then(|| u64::from(entry) * SECTOR)
     }
 
-    fn find(&self, guest: u64, limit: u64) -> Found {
-        let size = self.block_size;
-        let (first, within) = (guest / size, guest % size);
-        let extent = |length, mapping| {
-            Found::Extent(Extent {
-                length,
-                storage: StorageId::FILE,
-                mapping,
-            })
+    /// The extent at `guest`, unless the bitmap of its block decides.
+    fn extent(&self, guest: u64, limit: u64) -> Extent {
+        let missing = match self.parent {
+            None => Mapping::Zero { host: None },
+            Some(_) => IN_PARENT,
         };
-        let Some(bitmap) = self.bitmap(first) else {
-            let last = (guest + limit).div_ceil(size).min(first + MAX_RUN);
-            let missing = |index: &u64| self.bitmap(*index).is_none();
-            let blocks = 1 + (first + 1..last).take_while(missing).count() as u64;
-            let mapping = match self.parent {
-                None => Mapping::Zero { host: None },
-                Some(_) => Mapping::Unallocated { host: None },
-            };
-            return extent(limit.min(blocks * size - within), mapping);
-        };
-        let host = bitmap + self.bitmap_size + within;
-        if self.parent.is_none() {
-            let host = HostOffset(host);
-            return extent(limit.min(size - within), Mapping::Data { host });
-        }
-        let sector = within / SECTOR;
-        let piece = sector / 8 / PIECE * PIECE;
-        let need = (size / SECTOR).div_ceil(8).min(piece + PIECE) - piece;
-        let first = sector - piece * 8;
-        Found::Bits(BitsAt {
-            piece: bitmap + piece,
-            need,
-            first,
-            sectors: (need * 8).min(size / SECTOR - piece * 8) - first,
-            host,
+        by_blocks(guest, limit, self.block_size, missing, |index| {
+            self.bitmap(index).map(|bitmap| bitmap + self.bitmap_size)
         })
     }
-}
 
-impl BitsAt {
-    /// The extent at `guest` by the bits of `piece`.
-    fn extent(&self, piece: &[u8], guest: u64, limit: u64) -> Extent {
-        let is_here = |bit: u64| {
-            let byte = piece.get((bit / 8) as usize);
-            byte.is_some_and(|byte| byte & 0x80 >> (bit % 8) != 0)
-        };
-        let here = is_here(self.first);
-        let within = guest % SECTOR;
-        let sectors = (within + limit).div_ceil(SECTOR).min(self.sectors);
-        let alike = (1..sectors).take_while(|n| is_here(self.first + n) == here);
-        let sectors = 1 + alike.count() as u64;
-        Extent {
-            length: limit.min(sectors * SECTOR - within),
-            storage: StorageId::FILE,
-            mapping: match here {
-                true => Mapping::Data {
-                    host: HostOffset(self.host),
-                },
-                false => Mapping::Unallocated { host: None },
-            },
-        }
+    /// The parent, and the block with `guest`, if it is stored: its bitmap says of which sectors
+    /// the data are the parent's.
+    fn with_bitmap(&self, guest: u64) -> Option<(&Parent, BlockWithBitmap)> {
+        let parent = self.parent.as_ref()?;
+        let bitmap = self.bitmap(guest / self.block_size)?;
+        let data = bitmap + self.bitmap_size;
+        let size = self.block_size;
+        Some((parent, BlockWithBitmap { bitmap, data, size }))
     }
 }
 
 impl Vpc {
-    fn find(&self, guest: u64, limit: u64) -> Found {
+    fn with_bitmap(&self, guest: u64) -> Option<(&Parent, BlockWithBitmap)> {
+        self.blocks.as_ref()?.with_bitmap(guest)
+    }
+
+    /// The extent at `guest`, unless a bitmap decides.
+    fn extent(&self, guest: u64, limit: u64) -> Extent {
         match &self.blocks {
-            Some(blocks) => blocks.find(guest, limit),
-            None => Found::Extent(Extent {
-                length: limit,
-                storage: StorageId::FILE,
-                mapping: Mapping::Data {
-                    host: HostOffset(guest),
-                },
-            }),
+            Some(blocks) => blocks.extent(guest, limit),
+            None => {
+                let host = HostOffset(guest);
+                Extent::in_file(limit, Mapping::Data { host })
+            }
         }
     }
 
@@ -420,12 +361,9 @@ impl FormatImage for Vpc {
         if let Err(error) = self.spend(LOOKUP_WORK) {
             return Some(Err(error));
         }
-        match self.find(guest, limit) {
-            Found::Extent(extent) => Some(Ok(extent)),
-            Found::Bits(bits) => {
-                let piece = self.parent()?.bitmaps.get(bits.piece, bits.need)?;
-                Some(Ok(bits.extent(&piece, guest, limit)))
-            }
+        match self.with_bitmap(guest) {
+            Some((parent, block)) => parent.bitmaps.cached(block, guest, limit).map(Ok),
+            None => Some(Ok(self.extent(guest, limit))),
         }
     }
 
@@ -436,15 +374,9 @@ impl FormatImage for Vpc {
         limit: u64,
     ) -> BoxFuture<'a, Result<Extent>> {
         Box::pin(async move {
-            match (self.find(guest, limit), self.parent()) {
-                (Found::Extent(extent), _) => Ok(extent),
-                (Found::Bits(bits), Some(parent)) => {
-                    let what = "A block's bitmap";
-                    let pieces = &parent.bitmaps;
-                    let piece = pieces.load(queue, what, bits.piece, bits.need).await?;
-                    Ok(bits.extent(&piece, guest, limit))
-                }
-                (Found::Bits(_), None) => unreachable!("only looked at for a parent"),
+            match self.with_bitmap(guest) {
+                Some((parent, block)) => parent.bitmaps.load(queue, block, guest, limit).await,
+                None => Ok(self.extent(guest, limit)),
             }
         })
     }

@@ -5,6 +5,7 @@
 //! path with a drive or a server is reduced to its last part, since the parent was moved anyway.
 
 use crate::Result;
+use crate::drivers::open::as_path;
 use crate::drivers::table::array;
 use crate::storage::{self, Queue, Storage};
 
@@ -96,7 +97,7 @@ fn from_url(bytes: &[u8]) -> String {
             None => name.push(*first),
         }
     }
-    as_file(&String::from_utf8_lossy(&name))
+    relative(&String::from_utf8_lossy(&name))
 }
 
 /// The name of this system for a path of Windows.
@@ -104,19 +105,14 @@ fn from_windows(path: &str) -> String {
     let has_drive = path.chars().nth(1) == Some(':');
     let path = path.replace('\\', "/");
     match has_drive || path.starts_with('/') {
-        true => as_file(path.rsplit(['/', ':']).next().unwrap_or_default()),
-        false => as_file(&path),
+        true => relative(path.rsplit(['/', ':']).next().unwrap_or_default()),
+        false => relative(&path),
     }
 }
 
-/// The name of a file, which must not look like one with a protocol.
-fn as_file(name: &str) -> String {
-    let name = name.strip_prefix("./").unwrap_or(name);
-    let first = name.split('/').next().unwrap_or_default();
-    match first.contains(':') {
-        true => format!("./{name}"),
-        false => name.to_owned(),
-    }
+/// The path of a file without the prefix `./`, unless it needs one.
+fn relative(name: &str) -> String {
+    as_path(name.strip_prefix("./").unwrap_or(name))
 }
 
 #[cfg(test)]

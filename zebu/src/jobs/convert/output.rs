@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{Content, Part};
 use super::{ConvertError, ConvertOptions, Target, ZERO_BLOCK};
+use crate::jobs::export::OutStream;
 use crate::jobs::join_set::JoinSet;
 use crate::jobs::sequencer::{Sequencer, Ticket};
 use crate::jobs::zero;
@@ -136,9 +137,17 @@ impl Output {
         buffer: &'a mut Buffer,
     ) -> Operations<'a> {
         let runs = self.runs(chunk, parts, buffer);
+        let mut operations = JoinSet::new();
+        if let Target::Stream(stream) = &self.target {
+            let data = runs.into_iter().filter(|run| !run.zero);
+            let ranges: Vec<_> = data.map(|run| run.range).collect();
+            if !ranges.is_empty() {
+                operations.push(write_to_stream(stream, chunk.start, ranges, buffer));
+            }
+            return operations;
+        }
         // SAFETY: the operations borrow `buffer`, which nothing writes to until they have ended.
         let iov = unsafe { buffer.iov() };
-        let mut operations = JoinSet::new();
         for Run { range, zero } in runs {
             let data = (!zero).then(|| {
                 let at = (range.start - chunk.start) as usize;
@@ -224,4 +233,16 @@ impl Output {
             .await;
         written.map_err(|source| ConvertError::Write { offset, source })
     }
+}
+
+/// Writes ranges of a buffer, which begins at `start`, to a stream.
+pub(super) async fn write_to_stream(
+    stream: &OutStream,
+    start: u64,
+    ranges: Vec<Range<u64>>,
+    buffer: &mut Buffer,
+) -> Result<(), ConvertError> {
+    let offset = ranges.first().map_or(start, |range| range.start);
+    let written = stream.write(start, ranges, buffer);
+    written.map_err(|source| ConvertError::Write { offset, source })
 }

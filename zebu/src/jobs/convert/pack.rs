@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::content::{Content, Part};
-use super::output::{Operations, Output};
-use super::{CompressOptions, ConvertError, Packing};
+use super::output::{Operations, Output, write_to_stream};
+use super::{CompressOptions, ConvertError, Packing, Target};
 use crate::Error;
 use crate::codec::{CodecError, Compressor, zlib_bound};
 use crate::jobs::join_set::JoinSet;
@@ -106,8 +106,6 @@ impl Output {
         packed: &'a Packed,
         buffer: &'a mut Buffer,
     ) -> Operations<'a> {
-        // SAFETY: the operations borrow `buffer`, which nothing writes to until they have ended.
-        let iov = unsafe { buffer.iov() };
         let mut operations = JoinSet::new();
         if let Some((offset, _)) = packed.clusters.first() {
             operations.push(async move {
@@ -119,6 +117,15 @@ impl Output {
                 })
             });
         }
+        if let Target::Stream(stream) = &self.target {
+            if !packed.plain.is_empty() {
+                let ranges = packed.plain.clone();
+                operations.push(write_to_stream(stream, chunk.start, ranges, buffer));
+            }
+            return operations;
+        }
+        // SAFETY: the operations borrow `buffer`, which nothing writes to until they have ended.
+        let iov = unsafe { buffer.iov() };
         for cluster in &packed.plain {
             let at = (cluster.start - chunk.start) as usize;
             let iov = iov.slice(at, (cluster.end - cluster.start) as usize);

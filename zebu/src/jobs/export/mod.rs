@@ -66,17 +66,10 @@ pub fn convert_to_stream<G: IntoControlFlow>(
     options: &ConvertOptions,
     mut on_progress: impl FnMut(ConvertEvent) -> G,
 ) -> Result<u64, ConvertError> {
-    let mut options = options.clone();
-    options.zero_from = (options.sparse > 0).then_some(0);
-    options.any_order = false;
-    options.copy_range = false;
-    let sizes = sources.iter().map(Device::size);
-    let size = sizes.into_iter().try_fold(0u64, u64::checked_add);
-    let size = size.ok_or(ConvertError::TooLarge)?;
-    let failure = |source: Error| ConvertError::Write { offset: 0, source };
+    let options = in_order(options);
+    let size = total(&sources)?;
     let sources = Arc::new(sources);
-    let scan = options.compress.is_some() || options.sparse == 0;
-    let scan = matches!(format, ExportFormat::Qcow2 { scan: asked, .. } if scan || *asked);
+    let scan = is_scanned(format, &options);
     // The first pass over the data is one half of the work, if there is one.
     let mut report = |second: bool, event: ConvertEvent| match event {
         ConvertEvent::Progress(Progress { done, total }) if scan => {
@@ -96,41 +89,104 @@ pub fn convert_to_stream<G: IntoControlFlow>(
         }
         event => on_progress(event),
     };
-    let order = match format {
-        ExportFormat::Raw if options.compress.is_some() => {
-            return Err(ConvertError::NotCompressible);
-        }
-        ExportFormat::Raw => Order::raw(size),
-        ExportFormat::Qcow2 { image, .. } => {
-            let mut image = (**image).clone();
-            image.size = size;
-            let packing = options.compress.map(|_| {
-                Packing::Shorter(match image.compression {
-                    Compression::Zlib => codec::Compression::Zlib,
-                    Compression::Zstd => codec::Compression::Zstd,
-                })
-            });
-            let mut layout = Layout::new(&image, packing).map_err(failure)?;
-            if scan {
-                let survey = OutStream::survey(layout);
-                let target = Target::Stream(survey.clone());
-                let report = |event| report(false, event);
-                convert::convert_shared(&sources, target, &options, report)?;
-                layout = survey.into_layout();
-            } else {
-                let queue = workers::queue(options.engine).map_err(ConvertError::Engine)?;
-                queue.block_on(layout.survey_map(&queue, &sources))?;
-            }
-            Order::qcow2(layout)
-        }
-        ExportFormat::Vmdk(values) => Order::vmdk(StreamStart::new(size, values).map_err(failure)?),
-    };
+    let order = plan(&sources, format, &options, |event| report(false, event))?;
     let pipe = Pipe::new(sink).map_err(ConvertError::Engine)?;
     let stream = OutStream::new(order, pipe).map_err(failure)?;
     let target = Target::Stream(stream.clone());
     let report = |event| report(true, event);
     convert::convert_shared(&sources, target, &options, report)?;
     Ok(stream.length())
+}
+
+/// The length in bytes of what [`convert_to_stream`] writes with the same arguments. Reads what is
+/// needed to know it: the data only if they are compressed or looked at for zeroes.
+///
+/// # Errors
+/// As for [`convert_to_stream`]. The length of a VMDK is known only when it is written.
+pub fn measure_stream<G: IntoControlFlow>(
+    sources: Vec<Device>,
+    format: &ExportFormat,
+    options: &ConvertOptions,
+    on_progress: impl FnMut(ConvertEvent) -> G,
+) -> Result<u64, ConvertError> {
+    let order = plan(&Arc::new(sources), format, &in_order(options), on_progress)?;
+    order.length().ok_or_else(|| {
+        failure(Error::Refused(
+            "The length of a streamOptimized VMDK is known only when it is written".into(),
+        ))
+    })
+}
+
+/// The options of a job whose target reads as zeroes and is written in order.
+fn in_order(options: &ConvertOptions) -> ConvertOptions {
+    let mut options = options.clone();
+    options.zero_from = (options.sparse > 0).then_some(0);
+    options.any_order = false;
+    options.copy_range = false;
+    options
+}
+
+/// Whether a first pass reads the data.
+fn is_scanned(format: &ExportFormat, options: &ConvertOptions) -> bool {
+    match format {
+        ExportFormat::Qcow2 { scan, .. } => {
+            options.compress.is_some() || *scan && options.sparse > 0
+        }
+        ExportFormat::Raw | ExportFormat::Vmdk(_) => false,
+    }
+}
+
+fn total(sources: &[Device]) -> Result<u64, ConvertError> {
+    let mut sizes = sources.iter().map(Device::size);
+    let size = sizes.try_fold(0u64, u64::checked_add);
+    size.ok_or(ConvertError::TooLarge)
+}
+
+fn failure(source: Error) -> ConvertError {
+    ConvertError::Write { offset: 0, source }
+}
+
+/// What is written where. `on_progress` is called if a pass over the data is needed.
+fn plan<G: IntoControlFlow>(
+    sources: &Arc<Vec<Device>>,
+    format: &ExportFormat,
+    options: &ConvertOptions,
+    on_progress: impl FnMut(ConvertEvent) -> G,
+) -> Result<Order, ConvertError> {
+    let size = total(sources)?;
+    let image = match format {
+        ExportFormat::Raw if options.compress.is_some() => {
+            return Err(ConvertError::NotCompressible);
+        }
+        ExportFormat::Raw => return Ok(Order::raw(size)),
+        ExportFormat::Vmdk(values) => {
+            let start = StreamStart::new(size, values).map_err(failure)?;
+            return Ok(Order::vmdk(start));
+        }
+        ExportFormat::Qcow2 { image, .. } => CreateQcow2 {
+            size,
+            ..(**image).clone()
+        },
+    };
+    let packing = options.compress.map(|_| {
+        Packing::Shorter(match image.compression {
+            Compression::Zlib => codec::Compression::Zlib,
+            Compression::Zstd => codec::Compression::Zstd,
+        })
+    });
+    let mut layout = Layout::new(&image, packing).map_err(failure)?;
+    if is_scanned(format, options) {
+        let survey = OutStream::survey(layout);
+        let target = Target::Stream(survey.clone());
+        convert::convert_shared(sources, target, options, on_progress)?;
+        layout = survey.into_layout();
+    } else if options.sparse == 0 {
+        layout.push_range(0, size);
+    } else {
+        let queue = workers::queue(options.engine).map_err(ConvertError::Engine)?;
+        queue.block_on(layout.survey_map(&queue, sources))?;
+    }
+    Ok(Order::qcow2(layout))
 }
 
 impl Target {

@@ -1,11 +1,13 @@
 //! Bytes on their way into a stream, which a thread writes.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::jobs::channel::Channel;
 use crate::lock;
+use crate::storage::Buffer;
 
 /// Bytes that wait to be written at most.
 const WAITING: usize = 8 << 20;
@@ -61,7 +63,31 @@ enum Part {
     /// How long the stream will be.
     Length(u64),
     Bytes(Vec<u8>),
+    Slice(Slice),
     Zeroes(u64),
+}
+
+/// A range of a buffer, which is used again once all its ranges are written.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    buffer: Arc<Buffer>,
+    range: Range<usize>,
+}
+
+impl Slice {
+    /// Bytes of the range.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// A range of it.
+    pub fn slice(&self, range: Range<usize>) -> Slice {
+        let start = self.range.start;
+        Slice {
+            buffer: self.buffer.clone(),
+            range: start + range.start..start + range.end,
+        }
+    }
 }
 
 /// A stream that is written in order.
@@ -70,9 +96,13 @@ pub struct Pipe {
     channel: Arc<Channel<Part>>,
     /// Why it could not be written.
     failure: Arc<Mutex<Option<io::Error>>>,
+    /// Buffers that were written.
+    spare: Arc<Mutex<Vec<Buffer>>>,
     thread: Option<JoinHandle<()>>,
     /// Bytes that were sent.
     length: u64,
+    /// Bytes of the buffer that was taken last, if nothing of it was sent.
+    taken: usize,
 }
 
 impl Pipe {
@@ -80,12 +110,14 @@ impl Pipe {
     pub fn new(mut sink: Box<dyn StreamSink>) -> io::Result<Pipe> {
         let channel = Arc::new(Channel::new(WAITING));
         let failure: Arc<Mutex<Option<io::Error>>> = Arc::default();
+        let spare = Arc::default();
         let thread = {
             let (channel, failure) = (channel.clone(), failure.clone());
+            let spare = Arc::clone(&spare);
             std::thread::Builder::new()
                 .name("zebu-stream".into())
                 .spawn(move || {
-                    if let Err(error) = write_all(&mut *sink, &channel) {
+                    if let Err(error) = write_all(&mut *sink, &channel, &spare) {
                         *lock(&failure) = Some(error);
                         channel.stop();
                     }
@@ -94,8 +126,10 @@ impl Pipe {
         Ok(Pipe {
             channel,
             failure,
+            spare,
             thread: Some(thread),
             length: 0,
+            taken: 0,
         })
     }
 
@@ -122,6 +156,26 @@ impl Pipe {
             0 => Ok(()),
             count => self.send_part(count, Part::Bytes(bytes)),
         }
+    }
+
+    /// Takes a buffer of which slices are to be sent, in exchange for one of the same length.
+    pub fn exchange(&mut self, buffer: &mut Buffer) -> Slice {
+        let length = buffer.len();
+        let spare = lock(&self.spare).pop().filter(|b| b.len() == length);
+        let spare = spare.unwrap_or_else(|| Buffer::new(length));
+        self.taken = length;
+        Slice {
+            buffer: Arc::new(std::mem::replace(buffer, spare)),
+            range: 0..length,
+        }
+    }
+
+    /// Sends a slice of the buffer that was taken last. Blocks while too many bytes wait.
+    pub fn send_slice(&mut self, slice: Slice) -> io::Result<()> {
+        self.length += slice.len() as u64;
+        // However little is sent of a buffer, all of it waits.
+        let waiting = std::mem::take(&mut self.taken);
+        self.send_part(waiting, Part::Slice(slice))
     }
 
     /// Sends so many zeroes.
@@ -172,12 +226,20 @@ impl Drop for Pipe {
     }
 }
 
-fn write_all(sink: &mut dyn StreamSink, channel: &Channel<Part>) -> io::Result<()> {
+fn write_all(
+    sink: &mut dyn StreamSink,
+    channel: &Channel<Part>,
+    spare: &Mutex<Vec<Buffer>>,
+) -> io::Result<()> {
     let mut zeroes = Vec::new();
     while let Some(part) = channel.receive() {
         match part {
             Part::Length(length) => sink.expect(length),
             Part::Bytes(bytes) => sink.send(&bytes)?,
+            Part::Slice(Slice { buffer, range }) => {
+                sink.send(&buffer[range])?;
+                lock(spare).extend(Arc::into_inner(buffer));
+            }
             Part::Zeroes(mut count) => {
                 zeroes.resize(ZEROES, 0);
                 while count > 0 && !channel.is_stopped() {

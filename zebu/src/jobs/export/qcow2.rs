@@ -75,6 +75,16 @@ pub struct Layout {
     entries: Vec<Entry>,
 }
 
+/// Where the sections of an image begin, in clusters: a header and a refcount table precede them.
+struct Sections {
+    /// Refcount blocks.
+    blocks: u64,
+    l1: u64,
+    l2: u64,
+    data: u64,
+    end: u64,
+}
+
 /// Where data lie behind the tables, in bytes from the first data on.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -208,7 +218,9 @@ impl Layout {
     pub fn push_range(&mut self, start: u64, end: u64) {
         let first = start / self.cluster_size();
         let count = end.div_ceil(self.cluster_size()) - first;
-        self.push(Stored::Plain { first, count });
+        if count > 0 {
+            self.push(Stored::Plain { first, count });
+        }
     }
 
     /// Adds the clusters of which the mapping does not say that they are zero.
@@ -248,13 +260,17 @@ impl Layout {
         }
     }
 
-    /// Writes all that precedes the data.
-    pub fn write_tables(&self, pipe: &mut Pipe) -> Result<()> {
+    /// Bytes of the whole image.
+    pub fn length(&self) -> u64 {
+        let (data, _, l1) = self.measure();
+        self.sections(data, &l1).end * self.cluster_size()
+    }
+
+    /// The sections of an image with so many host clusters of data and these L2 tables.
+    fn sections(&self, data: u64, l1: &[bool]) -> Sections {
         let geometry = &self.geometry;
-        let cluster = geometry.cluster_size();
-        let (data, counts, mut l1) = self.measure()?;
         let l2_tables = l1.iter().filter(|used| **used).count() as u64;
-        let l1_clusters = (geometry.l1_entries() * 8).div_ceil(cluster);
+        let l1_clusters = (geometry.l1_entries() * 8).div_ceil(geometry.cluster_size());
         let target = Qcow2Target {
             version: self.header.version,
             cluster_bits: geometry.cluster_bits(),
@@ -265,39 +281,49 @@ impl Layout {
         };
         let others = 1 + l1_clusters + l2_tables + data;
         let refcounts = refcount_clusters(others, &target);
-        let total = others + refcounts;
-        let per_block = geometry.refcount_block_entries() as u64;
-        let blocks = total.div_ceil(per_block);
-        let table = refcounts - blocks;
+        let end = others + refcounts;
+        let blocks = end.div_ceil(geometry.refcount_block_entries() as u64);
+        let blocks_start = 1 + refcounts - blocks;
+        Sections {
+            blocks: blocks_start,
+            l1: blocks_start + blocks,
+            l2: blocks_start + blocks + l1_clusters,
+            data: end - data,
+            end,
+        }
+    }
+
+    /// Writes all that precedes the data.
+    pub fn write_tables(&self, pipe: &mut Pipe) -> Result<()> {
+        let geometry = &self.geometry;
+        let cluster = geometry.cluster_size();
+        let (data, counts, l1) = self.measure();
+        let sections = self.sections(data, &l1);
         let mut header = self.header.clone();
         header.l1_size = geometry.l1_entries() as u32; // At most 2^22, by CreateQcow2::check.
         header.refcount_table_offset = cluster;
-        header.refcount_table_clusters = u32::try_from(table).unwrap_or(u32::MAX);
-        let first_block = 1 + table;
-        let first_l1 = first_block + blocks;
-        let first_l2 = first_l1 + l1_clusters;
-        let first_data = first_l2 + l2_tables;
-        header.l1_offset = match l1_clusters {
+        header.refcount_table_clusters = u32::try_from(sections.blocks - 1).unwrap_or(u32::MAX);
+        header.l1_offset = match sections.l2 - sections.l1 {
             0 => 0,
-            _ => first_l1 * cluster,
+            _ => sections.l1 * cluster,
         };
-        pipe.expect(total * cluster)?;
+        pipe.expect(sections.end * cluster)?;
         pipe.send(header.encode()?)?;
         pipe.pad(cluster)?;
-        for block in 0..blocks {
-            let offset = HostOffset((first_block + block) * cluster);
-            let entry = RefcountTableEntry::new(offset, geometry)?;
+        for block in sections.blocks..sections.l1 {
+            let entry = RefcountTableEntry::new(HostOffset(block * cluster), geometry)?;
             pipe.send(entry.to_be_bytes().to_vec())?;
         }
         pipe.pad(cluster)?;
-        for block in 0..blocks {
+        let per_block = geometry.refcount_block_entries() as u64;
+        for block in 0..sections.l1 - sections.blocks {
             let mut bytes = RefcountBlock::new(vec![0; cluster as usize], geometry);
             for index in 0..per_block {
                 let host = block * per_block + index;
-                if host >= total {
+                if host >= sections.end {
                     break;
                 }
-                let count = match (host.checked_sub(first_data), &counts) {
+                let count = match (host.checked_sub(sections.data), &counts) {
                     (Some(data), Some(counts)) => counts[data as usize].into(),
                     _ => 1,
                 };
@@ -305,9 +331,9 @@ impl Layout {
             }
             pipe.send(bytes.into_inner())?;
         }
-        let mut next = first_l2;
+        let mut next = sections.l2;
         let mut entries = Vec::new();
-        for used in l1.drain(..) {
+        for used in l1 {
             let entry = match used {
                 true => L1Entry::new(HostOffset(next * cluster), true, geometry)?,
                 false => L1Entry::UNALLOCATED,
@@ -317,12 +343,12 @@ impl Layout {
         }
         pipe.send(entries)?;
         pipe.pad(cluster)?;
-        self.write_l2(pipe, first_data * cluster)
+        self.write_l2(pipe, sections.data * cluster)
     }
 
     /// The number of host clusters of data, their refcounts if these are not all 1, and which L2
     /// tables there are.
-    fn measure(&self) -> Result<(u64, Option<Vec<u16>>, Vec<bool>)> {
+    fn measure(&self) -> (u64, Option<Vec<u16>>, Vec<bool>) {
         let cluster = self.cluster_size();
         let mut l1 = vec![false; self.geometry.l1_entries() as usize];
         let mut places = self.places();
@@ -353,7 +379,7 @@ impl Layout {
         if let Some(counts) = &mut counts {
             counts.resize(data as usize, 0);
         }
-        Ok((data, counts, l1))
+        (data, counts, l1)
     }
 
     /// Writes the L2 tables of data that begin at `start`.

@@ -4,13 +4,13 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::pipe::Pipe;
+use super::pipe::{Pipe, Slice};
 use super::qcow2::{Layout, Places, Stored};
 use super::vmdk::Grains;
 use crate::drivers::vmdk::stream::StreamStart;
 use crate::jobs::target::Packing;
 use crate::lock;
-use crate::storage::Iov;
+use crate::storage::Buffer;
 use crate::{Error, Result};
 
 /// Bytes of a grain of a VMDK.
@@ -77,6 +77,27 @@ impl Order {
     /// Grains, which `start` precedes.
     pub fn vmdk(start: StreamStart) -> Self {
         Order::Vmdk(Box::new(Grains::new(start)))
+    }
+
+    fn write(&mut self, pipe: &mut Pipe, offset: u64, slice: &Slice) -> Result<()> {
+        match self {
+            Order::Raw { at, .. } => {
+                pipe.send_zeroes(offset.checked_sub(*at).ok_or_else(changed)?)?;
+                *at = offset + slice.len() as u64;
+                Ok(pipe.send_slice(slice.clone())?)
+            }
+            Order::Qcow2(place) => place.write(pipe, offset, slice),
+            Order::Vmdk(_) => Err(changed()),
+        }
+    }
+
+    /// Bytes of the stream; None: they are known when it is written.
+    pub fn length(&self) -> Option<u64> {
+        match self {
+            Order::Raw { size, .. } => Some(*size),
+            Order::Qcow2(place) => Some(place.layout.length()),
+            Order::Vmdk(_) => None,
+        }
     }
 }
 
@@ -159,22 +180,22 @@ impl OutStream {
         }
     }
 
-    /// Writes data at `offset` of the disk.
-    pub fn write(&self, offset: u64, iov: &Iov) -> Result<()> {
-        let end = offset + iov.len() as u64;
-        match &mut *lock(&self.0.state) {
-            State::Survey(layout) => {
-                layout.push_range(offset, end);
-                Ok(())
+    /// Writes ranges of the disk. Their bytes are in `buffer`, which begins at `start` of the disk;
+    /// its content is unspecified afterwards.
+    pub fn write(&self, start: u64, ranges: Vec<Range<u64>>, buffer: &mut Buffer) -> Result<()> {
+        let mut taken: Option<Slice> = None;
+        for range in ranges {
+            match &mut *lock(&self.0.state) {
+                State::Survey(layout) => layout.push_range(range.start, range.end),
+                State::Writing(order, pipe) => {
+                    let taken = taken.get_or_insert_with(|| pipe.exchange(buffer));
+                    let at = (range.start - start) as usize..(range.end - start) as usize;
+                    order.write(pipe, range.start, &taken.slice(at))?;
+                }
+                State::Finished(_) => return Err(changed()),
             }
-            State::Writing(Order::Raw { at, .. }, pipe) => {
-                pipe.send_zeroes(offset.checked_sub(*at).ok_or_else(changed)?)?;
-                *at = end;
-                Ok(pipe.send(bytes(iov))?)
-            }
-            State::Writing(Order::Qcow2(place), pipe) => place.write(pipe, offset, iov),
-            State::Writing(Order::Vmdk(_), _) | State::Finished(_) => Err(changed()),
         }
+        Ok(())
     }
 
     /// Writes compressed clusters.
@@ -229,12 +250,6 @@ pub fn changed() -> Error {
     Error::Refused("The source has changed while it was converted".into())
 }
 
-fn bytes(iov: &Iov) -> Vec<u8> {
-    let mut bytes = vec![0; iov.len()];
-    iov.copy_to(&mut bytes);
-    bytes
-}
-
 impl InLayout {
     /// Ends the present entry with zeroes, and begins the next one. Returns it.
     fn advance(&mut self, pipe: &mut Pipe) -> Result<Option<Stored>> {
@@ -253,9 +268,9 @@ impl InLayout {
         Ok(Some(stored))
     }
 
-    fn write(&mut self, pipe: &mut Pipe, offset: u64, iov: &Iov) -> Result<()> {
+    fn write(&mut self, pipe: &mut Pipe, offset: u64, slice: &Slice) -> Result<()> {
         let mut done = 0;
-        while done < iov.len() {
+        while done < slice.len() {
             let at = offset + done as u64;
             if at >= self.rest.end {
                 match self.advance(pipe)? {
@@ -264,8 +279,8 @@ impl InLayout {
                 }
             }
             pipe.send_zeroes(at.checked_sub(self.rest.start).ok_or_else(changed)?)?;
-            let count = (iov.len() - done).min((self.rest.end - at) as usize);
-            pipe.send(bytes(&iov.slice(done, count)))?;
+            let count = (slice.len() - done).min((self.rest.end - at) as usize);
+            pipe.send_slice(slice.slice(done..done + count))?;
             done += count;
             self.rest.start = at + count as u64;
         }

@@ -4,7 +4,10 @@
 use super::pipe::Pipe;
 use super::stream::changed;
 use crate::Result;
-use crate::drivers::vmdk::stream::{GRAIN_BYTES, Marker, StreamStart, TABLE};
+use crate::drivers::vmdk::header::SECTOR;
+use crate::drivers::vmdk::stream::{
+    GRAIN_BYTES, StreamStart, TABLE, grain_directory, grain_table, push_grain,
+};
 
 /// Grains that are written in the order of the disk.
 pub struct Grains {
@@ -42,7 +45,9 @@ impl Grains {
         }
         self.table.resize(entry, 0);
         self.table.push(self.start.sector(pipe.length())?);
-        pipe.send(Marker::grain(offset, data))?;
+        let mut bytes = Vec::with_capacity(data.len() + 2 * SECTOR as usize);
+        push_grain(&mut bytes, offset, data);
+        pipe.send(bytes)?;
         Ok(())
     }
 
@@ -52,7 +57,7 @@ impl Grains {
             true => 0,
             false => {
                 self.table.resize(TABLE as usize, 0);
-                let bytes = Marker::table(&self.table);
+                let bytes = grain_table(&self.table);
                 let sector = self.start.sector(pipe.length())? + 1;
                 pipe.send(bytes)?;
                 sector
@@ -69,7 +74,7 @@ impl Grains {
             self.end_table(pipe)?;
         }
         let sector = self.start.sector(pipe.length())? + 1;
-        pipe.send(Marker::directory(&self.directory))?;
+        pipe.send(grain_directory(&self.directory))?;
         pipe.send(self.start.end(sector))?;
         Ok(())
     }

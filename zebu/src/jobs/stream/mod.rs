@@ -29,7 +29,7 @@ use super::rate_limiter::RateLimiter;
 use super::target::{Packing, Target};
 use super::workers::{self, Cursor};
 use crate::block::{Device, Preallocation};
-use crate::storage::{self, EngineKind};
+use crate::storage::{self, EngineKind, Storage};
 use crate::{Error, Result, lock};
 
 /// Reads a format as a stream.
@@ -104,6 +104,14 @@ pub fn convert_stream<G: IntoControlFlow>(
     let mut stream_options = stream_options;
     let backing = stream_options.backing.take();
     let (bytes, reader) = stream.into_reader(stream_options, backing.is_some(), pool.clone());
+    let mut ahead = match &target {
+        Target::Raw(storage) if resize => Some(Ahead {
+            storage: storage.clone(),
+            length: 0,
+            engine,
+        }),
+        _ => None,
+    };
     let channel = Arc::new(Channel::new(WAITING));
     let job = Arc::new(Job {
         channel: channel.clone(),
@@ -119,7 +127,7 @@ pub fn convert_stream<G: IntoControlFlow>(
         std::thread::Builder::new()
             .name("zebu-stream".into())
             .spawn(move || {
-                let result = read(bytes, reader, &pool, &channel);
+                let result = read(bytes, reader, &pool, ahead.as_mut(), &channel);
                 *lock(&ended) = result;
                 channel.end();
             })
@@ -155,11 +163,37 @@ pub fn convert_stream<G: IntoControlFlow>(
     })
 }
 
+/// A raw file that grows before it is written to. A write past the end of a file waits for others,
+/// and others for it.
+struct Ahead {
+    storage: Arc<dyn Storage>,
+    length: u64,
+    engine: EngineKind,
+}
+
+impl Ahead {
+    /// The bytes before `end` are to be written; those that are written already are before the
+    /// length that the file has.
+    fn reach(&mut self, end: u64) {
+        const LEAST: u64 = 64 << 20;
+        if end <= self.length {
+            return;
+        }
+        self.length = end.saturating_mul(2).max(LEAST);
+        // If it fails, writes make the file longer.
+        if let Ok(queue) = workers::queue(self.engine) {
+            let grown = storage::set_len(&*self.storage, &queue, self.length);
+            let _ = queue.block_on(grown);
+        }
+    }
+}
+
 /// Reads the stream to its end. None: the workers have stopped.
 fn read(
     mut bytes: Box<dyn std::io::Read + Send>,
     mut reader: Box<dyn Reader>,
     pool: &Arc<Pool>,
+    mut ahead: Option<&mut Ahead>,
     channel: &Channel<Piece>,
 ) -> Option<Ended> {
     let mut sink = Sink::new(channel);
@@ -172,6 +206,9 @@ fn read(
             }
             let (at, is_last) = (offset, block.len() < pool.block_len());
             offset += block.len() as u64;
+            if let Some(ahead) = &mut ahead {
+                ahead.reach(offset);
+            }
             reader.block(at, block, &mut sink)?;
             if is_last {
                 break;

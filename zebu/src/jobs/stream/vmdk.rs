@@ -13,7 +13,8 @@ use crate::block::Policy;
 use crate::codec::{Inflater, Stream};
 use crate::drivers::vmdk::descriptor::{Identity, text};
 use crate::drivers::vmdk::header::{
-    Entries, HOSTED_MAGIC, HostedHeader, Layout, MARKER_BYTES, SECTOR,
+    DIRECTORY_MARKER, Entries, FOOTER_MARKER, HOSTED_MAGIC, HostedHeader, Layout, MARKER_BYTES,
+    SECTOR, TABLE_MARKER,
 };
 use crate::{Error, Result};
 
@@ -278,10 +279,12 @@ impl VmdkReader {
             (0, 0) if self.header.is_in_footer() => Ok((Next::End, 1)),
             // Space between grains.
             (0, 0) => Ok((Next::Marker, 1)),
-            (1, sectors) if sectors == table => Ok((Next::Table, sectors)),
-            (2, sectors) if sectors == directory => Ok((Next::Directory, sectors)),
-            (3, 1) => Ok((Next::Footer, 1)),
-            (1..=3, _) => Err(self.damaged("A marker has a wrong length").into()),
+            (TABLE_MARKER, sectors) if sectors == table => Ok((Next::Table, sectors)),
+            (DIRECTORY_MARKER, sectors) if sectors == directory => Ok((Next::Directory, sectors)),
+            (FOOTER_MARKER, 1) => Ok((Next::Footer, 1)),
+            (TABLE_MARKER..=FOOTER_MARKER, _) => {
+                Err(self.damaged("A marker has a wrong length").into())
+            }
             // Of a kind that is not known here.
             (_, 1..=0xffff) => Ok((Next::Other, value)),
             _ => Err(self.damaged("A marker is not valid").into()),
