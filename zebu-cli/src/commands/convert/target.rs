@@ -106,7 +106,11 @@ fn open_qcow2_size(arguments: &Arguments) -> u64 {
         false => 8,
     };
     let tables = cluster.max(65536) / 8;
-    let most = 1 << 60;
+    // In strict mode a larger one would not be opened.
+    let limits = untrusted::policy();
+    let most = limits
+        .limits()
+        .map_or(1 << 60, |l| l.virtual_size / 512 * 512);
     tables
         .saturating_mul(cluster / entry)
         .saturating_mul(cluster)

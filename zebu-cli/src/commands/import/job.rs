@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use zebu::Limits;
 use zebu::block::{Device, Format};
-use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream};
+use zebu::jobs::{self, ConvertEvent, ConvertOptions, ImageStream, Target};
 use zebu::names::Source;
 use zebu::storage::Queue;
 
@@ -170,26 +170,25 @@ impl Job {
         }
         let content = target::Content::stream(size, &[]);
         let spill = stream::spill(arguments).map_err(other)?;
-        self.fill_target(|options| {
-            let target = target::open(queue, arguments, &self.wanted.target, &content, options);
-            let target = target.map_err(|e| failed(Cause::Target, e))?;
-            let how = stream::stream_options(arguments, &target, size).map_err(other)?;
-            let how = how.spill(spill);
+        let (target, options, existed) = self.open_target(queue, arguments, &content)?;
+        let how = stream::stream_options(arguments, &target, size).map(|how| how.spill(spill));
+        let result = how.map_err(other).and_then(|how| {
             if is_raw {
                 bounds.fits_in(how.most);
             }
-            let result = jobs::convert_stream(stream, target, how, options, |event| {
-                self.watched(&event, size)
-            });
-            result.map_err(|e| Trouble::of_conversion(&e))?;
-            match self.record.lock().digests {
-                Some(_) => Ok(()),
-                None => Err(Trouble::new(
-                    Cause::Refused,
-                    "The image ends before the source",
-                )),
-            }
-        })?;
+            let watched = |event| self.watched(&event, size);
+            let result = jobs::convert_stream(stream, target, how, &options, watched);
+            result.map_err(|e| Trouble::of_conversion(&e))
+        });
+        let is_read = || self.record.lock().digests.is_some();
+        let result = result.and_then(|()| match is_read() {
+            true => Ok(()),
+            false => Err(Trouble::new(
+                Cause::Refused,
+                "The image ends before the source",
+            )),
+        });
+        self.close_target(existed, result)?;
         if is_raw {
             let mut known = self.record.lock();
             known.virtual_size = Some(known.image_bytes.next_multiple_of(512));
@@ -236,15 +235,11 @@ impl Job {
         let device = Device::open(queue, &source, &how.l2_cache_size(Some(open::ONCE_THROUGH)));
         let sources = [device.map_err(refused)?];
         let size = sources[0].size();
-        self.fill_target(|options| {
-            let content = target::Content::of(&sources);
-            let target = target::open(queue, arguments, &self.wanted.target, &content, options);
-            let target = target.map_err(|e| failed(Cause::Target, e))?;
-            let result = jobs::convert(sources.into(), target, options, |event| {
-                self.watched(&event, Some(size))
-            });
-            result.map_err(|e| Trouble::of_conversion(&e))
-        })
+        let content = target::Content::of(&sources);
+        let (target, options, existed) = self.open_target(queue, arguments, &content)?;
+        let watched = |event| self.watched(&event, Some(size));
+        let result = jobs::convert(sources.into(), target, &options, watched);
+        self.close_target(existed, result.map_err(|e| Trouble::of_conversion(&e)))
     }
 
     /// What is done with an event of a conversion.
@@ -258,15 +253,35 @@ impl Job {
         }
     }
 
-    /// Fills the target. If that fails, it holds no image.
-    fn fill_target(
+    /// Opens the target, unless all was stopped. Says whether its file was there before. If that
+    /// fails, a file that was there is left alone: another program may use it.
+    fn open_target(
         &self,
-        fill: impl FnOnce(&mut ConvertOptions) -> Result<(), Trouble>,
-    ) -> Result<(), Trouble> {
-        let path = Path::new(super::path(&self.wanted.target));
+        queue: &Queue,
+        arguments: &convert::Arguments,
+        content: &target::Content<'_>,
+    ) -> Result<(Target, ConvertOptions, bool), Trouble> {
+        let name = &self.wanted.target;
+        let path = Path::new(super::path(name));
         let existed = path.exists();
         self.watch.begin()?;
-        let trouble = match fill(&mut ConvertOptions::default()) {
+        let mut options = ConvertOptions::default();
+        match target::open(queue, arguments, name, content, &mut options) {
+            Ok(target) => Ok((target, options, existed)),
+            Err(e) => {
+                if !existed {
+                    // It may have been made by then.
+                    let _ = clear(path, false);
+                }
+                Err(failed(Cause::Target, e))
+            }
+        }
+    }
+
+    /// The result of filling the target. If that has failed, the target holds no image any more.
+    fn close_target(&self, existed: bool, result: Result<(), Trouble>) -> Result<(), Trouble> {
+        let path = Path::new(super::path(&self.wanted.target));
+        let trouble = match result {
             Ok(()) => return Ok(()),
             Err(trouble) => self.cause_of(trouble),
         };

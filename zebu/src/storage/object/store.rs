@@ -255,6 +255,7 @@ pub(super) fn trouble(error: object_store::Error) -> Trouble {
                 pause: Some(Pause { length: None }),
             },
             Some(408 | 500..) | None => Trouble::passing(what),
+            Some(404 | 410) => lasting(libc::ENOENT),
             Some(_) => lasting(libc::EIO),
         },
         _ => lasting(libc::EIO),
