@@ -425,15 +425,23 @@ impl NewFile {
     }
 }
 
+/// Refuses objects on other machines, in which no image is created.
+pub fn refuse_object(spec: &FileSpec) -> Result<(), String> {
+    if !spec.is_object() {
+        return Ok(());
+    }
+    let driver = spec.driver.name();
+    let why = format!("Protocol driver '{driver}' does not support image creation");
+    Err(match driver {
+        "http" | "https" => why,
+        _ => format!("{why}: only 'zebu convert' writes to it"),
+    })
+}
+
 /// Why, in QEMU's words.
 fn could_not_create(spec: &FileSpec, error: zebu::Error) -> String {
-    if spec.is_object() {
-        let driver = spec.driver.name();
-        let why = format!("Protocol driver '{driver}' does not support image creation");
-        return match driver {
-            "http" | "https" => why,
-            _ => format!("{why}: only 'zebu convert' writes to it"),
-        };
+    if let Err(why) = refuse_object(spec) {
+        return why;
     }
     match (spec.nbd(), error) {
         (Some(_), e) => format!(

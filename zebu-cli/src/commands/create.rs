@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::file_name::{as_value, beside, file_of};
 use crate::invocation::Invocation;
 use crate::known_options::{number, option_help};
-use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format};
+use crate::new_image::{NewFiles, NewImage, new_format_help, parse_format, refuse_object};
 use crate::{objects, open, output, same_file, size, untrusted};
 
 /// Create and format new image file
@@ -89,6 +89,7 @@ fn create(
 ) -> Result<(), String> {
     let format = parse_format(format)?;
     let file = file_of(name)?;
+    refuse_object(&file)?;
     let mut options = CreateOptions::parse(format, &arguments.options)?;
     if let Some(size) = size {
         if options.get("size").is_some() {
