@@ -840,7 +840,7 @@ fn names_and_messages_are_those_of_qemu() {
 /// Converts compressed images, as they are published, when each request takes 20 ms. Prints how long
 /// both programs take; `ZEBU_HTTP_BENCH` is the size in MiB.
 #[test]
-fn late_answers_cost_less_than_with_qemu() {
+fn late_answers_take_fewer_requests_than_with_qemu() {
     let Some(modules) = qemu_modules().filter(|_| !beyond_qemu("a comparison")) else {
         println!("skipped: QEMU's driver for HTTP is not installed");
         return;
@@ -877,10 +877,10 @@ fn late_answers_cost_less_than_with_qemu() {
     lab.assert_same_bytes("out.raw", "x.raw", "late answers");
     // Its driver may hang: then it is ended by the time limit.
     let theirs = median(&|| drop(qemu_img(&lab, &modules, &args)));
+    let more = web.requests() / 3 - requests;
     let ratio = theirs / ours;
     println!(
-        "{ours:.3} s with {requests} requests, QEMU {theirs:.3} s with {}: {ratio:.1} times",
-        web.requests() / 3 - requests
+        "{ours:.3} s with {requests} requests, QEMU {theirs:.3} s with {more}: {ratio:.1} times"
     );
-    assert!(ratio >= 3.0, "{ratio:.1} times");
+    assert!(requests < more, "{requests} requests, QEMU {more}");
 }
