@@ -423,7 +423,7 @@ fn redirects_are_followed_within_limits() {
     let answer = held.command("read 3M 64k");
     assert!(answer.contains("read 65536/65536"), "{answer}");
     drop(held);
-    // Who asks is told to the server that was named only.
+    // Credentials are sent only to the server that was named.
     fs::write(lab.path("secret"), "geheim").unwrap();
     let wanted = Some("Basic dTpnZWhlaW0=".to_string());
     mover.change(|behaviour| behaviour.authorization = wanted.clone());

@@ -18,7 +18,7 @@ use crate::common::{Answer, Lab, Limits, beyond_qemu, program};
 fn dialects(store: &Store) -> [(String, String); 3] {
     DIALECTS.map(|(name, variables, _)| {
         let (scheme, _) = name.split_once(':').unwrap();
-        // Whoever writes must say who it is.
+        // Writes need credentials.
         let account = "GOOGLE_SERVICE_ACCOUNT_KEY='{\"gcs_base_url\":\"http://127.0.0.1:PORT\",\
                        \"disable_oauth\":true,\"client_email\":\"\",\"private_key\":\"\",\
                        \"private_key_id\":\"\"}'";

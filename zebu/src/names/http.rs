@@ -129,7 +129,7 @@ fn url(options: &OptionSet, driver: &str, name: Option<&OsStr>) -> Result<String
     }
     let parsed = reqwest::Url::parse(text).map_err(|e| format!("'{text}' is no URL: {e}"))?;
     if parsed.password().is_some() {
-        // It would be seen by all who see the command, a header, or a message.
+        // It would be visible in the list of processes, a header, or a message.
         return Err("a URL has no password: use 'username' and 'password-secret'".into());
     }
     Ok(text.into())

@@ -1,7 +1,7 @@
 //! The source: a file, a stream or an object, read once, from its start to its end.
 //!
 //! A thread reads it, counts it and computes its checksums. What it read goes through a channel to
-//! whoever converts it. The end of the source is passed on as such only if the checksums are right,
+//! the conversion. The end of the source is passed on as such only if the checksums are right,
 //! so that nothing is finished of a source that is not verified.
 
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,7 @@ use crate::options::NameOptions;
 use crate::streams::{self, Input};
 use crate::{objects, same_file, size};
 
-/// Bytes that are read at a time, and pieces of that size that wait for whoever converts them.
+/// Bytes that are read at a time, and pieces of that size that wait for the conversion.
 const PIECE: usize = 1 << 20;
 const WAITING: usize = 4;
 
