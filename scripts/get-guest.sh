@@ -1,17 +1,14 @@
 #!/bin/sh
 # Makes a small Linux guest in a directory, without installing anything: the
 # kernel of Debian's cloud images, and an initramfs with busybox, e2fsprogs and
-# what else is named (fio) that runs the file /job of a second archive behind it. The tests with
+# storm (guest/storm.c) that runs the file /job of a second archive behind it. The tests with
 # guests (zebu-cli/tests/common/guest.rs) boot it.
 #
-# usage: get-guest.sh DIRECTORY [PROGRAM...]
+# usage: get-guest.sh DIRECTORY
 set -eu
+source=$(cd "$(dirname "$0")" && pwd)/guest/storm.c
 mkdir -p "$1"
-dir=$(cd "$1" && pwd)
-shift
-# Under names that busybox does not take for its own.
-[ $# -gt 0 ] || set -- mkfs.ext4 fsck.ext4 fio
-cd "$dir"
+cd "$1"
 # Several tests may want it at once: the first makes it.
 exec 9>lock
 flock 9
@@ -42,14 +39,17 @@ done
 
 # Programs with the libraries that they ask for.
 cp "$busybox" root/bin/busybox
-for program in "$@"; do
+# Under names that busybox does not take for its own.
+for program in mkfs.ext4 fsck.ext4; do
     path=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")
-    cp -L "$path" "root/bin/$program"
+    cp -L "$path" root/bin/
     ldd "$path" | sed -n 's/^.*[[:space:]]\(\/[^ ]*\) (.*$/\1/p' | while read -r library; do
         mkdir -p "root$(dirname "$library")"
         cp -L "$library" "root$library"
     done
 done
+
+cc -O2 -static -pthread -o root/bin/storm "$source"
 
 cat >root/init <<'INIT'
 #!/bin/busybox sh

@@ -169,16 +169,15 @@ fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Makes a file system with a copy of this system. Then two processes write and verify, each on a
-/// queue.
+/// Makes a file system with a copy of this system, writes a file with many requests in flight, and
+/// verifies it.
 pub const INSTALL: &str = r#"
     mkfs.ext4 -q -E discard /dev/vda
     mount /dev/vda /mnt
-    cp -a /bin /lib /lib64 /usr /etc /init /modules /mnt/
+    cp -a /bin /lib /lib64 /etc /init /modules /mnt/
     mkdir /mnt/proc /mnt/sys /mnt/dev /mnt/tmp /mnt/mnt /mnt/new
-    fio --name=w --directory=/mnt/tmp --size=6M --rw=randwrite --bsrange=4k-64k --numjobs=2 \
-        --ioengine=libaio --iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --thread \
-        --minimal --end_fsync=1 >/dev/null
+    storm write /mnt/tmp/storm 12 direct
+    storm verify /mnt/tmp/storm 12 direct
     umount /mnt
     fsck.ext4 -fn /dev/vda
 "#;
@@ -186,8 +185,7 @@ pub const INSTALL: &str = r#"
 /// The job of a guest with its root on the disk.
 pub const LIVE: &str = r#"
     grep -q '^/dev/vda / ext4' /proc/mounts
-    fio --name=w --directory=/tmp --size=6M --rw=randread --bsrange=4k-64k --numjobs=2 \
-        --ioengine=libaio --iodepth=8 --verify=crc32c --verify_only --thread --minimal >/dev/null
+    storm verify /tmp/storm 12
     dd if=/dev/urandom of=/tmp/more bs=1M count=8 conv=fsync 2>/dev/null
     cp /tmp/more /tmp/again
     sync
