@@ -2,7 +2,8 @@
 """Builds all tests of the workspace, and runs the test binaries, several at once.
 
 `cargo test` runs one binary after another, and most tests wait for other programs. The output of a
-binary is printed when it has ended. Arguments are passed on to each binary.
+binary is printed when it has ended. Arguments are passed on to each binary. The tests `breaks` of
+`crash`, which break each rule of the order on the disk in turn, have a process of their own.
 """
 
 import json
@@ -13,11 +14,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 # The longest first.
-FIRST = ["cli", "small_formats", "crash", "sessions"]
+FIRST = ["cli", "small_formats", "breaks", "crash", "sessions"]
 
 
 def built():
-    """The test binaries, each with the directory of its package, in which cargo would run it."""
+    """The test binaries, each with the directory of its package, where cargo would run it, and its
+    arguments."""
     command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     build = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     binaries = []
@@ -25,16 +27,20 @@ def built():
         message = json.loads(line)
         if message.get("executable") and message["profile"]["test"]:
             folder = os.path.dirname(message["manifest_path"])
-            binaries.append((message["target"]["name"], message["executable"], folder))
+            name = message["target"]["name"]
+            binaries.append((name, message["executable"], folder, sys.argv[1:]))
+            if name == "crash":
+                alone = ["breaks", "--ignored", "--nocapture"]
+                binaries.append(("breaks", message["executable"], folder, alone))
     place = {name: n for n, name in enumerate(FIRST)}
     return sorted(binaries, key=lambda binary: place.get(binary[0], len(FIRST)))
 
 
 def run(binary):
-    name, executable, folder = binary
+    name, executable, folder, arguments = binary
     start = time.monotonic()
     environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
-    ended = subprocess.run([executable, *sys.argv[1:]], cwd=folder, env=environment,
+    ended = subprocess.run([executable, *arguments], cwd=folder, env=environment,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return name, ended, time.monotonic() - start
 

@@ -283,7 +283,7 @@ fn luks_headers_are_shown_as_qemu_shows_them() {
         ",encrypt.cipher-mode=ctr,encrypt.ivgen-hash-alg=sha512",
         ",encrypt.cipher-mode=cbc,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=sha256",
     ];
-    for options in part(3, all) {
+    for options in part(6, all) {
         let lab = luks(options);
         for args in [
             &["info", "x.qcow2"][..],
