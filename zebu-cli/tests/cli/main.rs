@@ -9,6 +9,7 @@ mod backup_power_cut;
 mod bad_input;
 mod bench;
 mod bitmap;
+mod bitmap_damage;
 mod blkdebug;
 mod commit;
 mod convert;
