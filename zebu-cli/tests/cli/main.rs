@@ -18,6 +18,7 @@ mod corpus;
 mod create;
 mod data_file;
 mod dd;
+mod empty_disk;
 mod full_disk;
 mod guessed_format;
 mod http;
