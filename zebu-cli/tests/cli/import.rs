@@ -226,6 +226,51 @@ fn verdict_of_old(lab: &Lab, image: &str) {
 }
 
 #[test]
+fn archives_are_no_disks() {
+    if beyond_qemu("import") {
+        return;
+    }
+    let lab = images(1 << 20);
+    lab.zebu(&["ova", "--output", "x.ova", "x.qcow2"]).ok("ova");
+    fs::write(lab.path("old"), "before").unwrap();
+    for format in ["ustar", "gnu", "pax", "v7"] {
+        lab.shell(&format!("tar --format={format} -cf x.{format} x.raw"))
+            .ok(format);
+    }
+    for archive in ["x.ova", "x.ustar", "x.gnu", "x.pax", "x.v7"] {
+        for compressor in ["cat", "gzip -c", "zstd -qc", "xz -c", "bzip2 -c"] {
+            lab.shell(&format!("{compressor} {archive} > packed"))
+                .ok(compressor);
+            let verdict = import(&lab, &["packed"], 2);
+            says(&verdict, "'zebu convert FILE.ova --disk N'");
+        }
+        let web = web(&lab, archive);
+        says(&import(&lab, &[&web.url()], 2), "is a tar archive");
+        verdict_of_old(&lab, archive);
+        // So it is whenever the format of an untrusted image is guessed, and only then.
+        fs::copy(lab.path(archive), lab.path("x.img")).unwrap();
+        for script in [
+            "info x.img",
+            "convert x.img new",
+            "convert - new < x.img",
+            "map x.img",
+        ] {
+            let (command, rest) = script.split_once(' ').unwrap();
+            let strict = lab.shell(&format!("\"$0\" {command} --untrusted {rest}"));
+            strict.fails_with("is a tar archive");
+            assert!(!lab.path("new").exists(), "{script}");
+        }
+        lab.zebu(&["convert", "x.img", "new"]).ok("not strict");
+        lab.assert_same_bytes("new", "x.img", "not strict");
+        lab.zebu(&["convert", "--untrusted", "-f", "raw", "x.img", "new"])
+            .ok("the user's word");
+        import(&lab, &["-f", "raw", archive], 0);
+        lab.assert_same_bytes("out", archive, "the user's word");
+        fs::remove_file(lab.path("new")).unwrap();
+    }
+}
+
+#[test]
 fn damaged_images_are_refused() {
     if beyond_qemu("import") {
         return;
